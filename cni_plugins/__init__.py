@@ -1,0 +1,1 @@
+"""CNI plugins (bridge, host-local, loopback, portmap) and the protocol they speak."""

@@ -1,0 +1,1 @@
+"""The CRI endpoint: sandboxes, containers, images, streaming, built on `pyrunc`."""

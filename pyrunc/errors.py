@@ -1,0 +1,150 @@
+"""What can go wrong, sorted by who must act.
+
+The caller acts on a bad request (`InvalidSpec`, `InvalidArgument`, `NotFound`, `AlreadyExists`, `WrongState`), the node's
+owner on `KernelError` and `ResourceExhausted`, a peer's owner on `PeerError`; `Unsupported` says that this build or this
+kernel cannot do it, `DeadlineExceeded` that the time was up. Every error knows its `kind`, which travels between our
+processes and is turned into an exit code or a gRPC code in one table at the edge.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+
+Wire = dict[str, object]
+
+
+class Error(Exception):
+    """The base of all errors that are meant to be read by a person. `message` is one line without a full stop."""
+
+    kind = "internal"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def to_wire(self) -> Wire:
+        """The error as a JSON object: `{"kind": …, "message": …}` and what the class adds."""
+        return {"kind": self.kind, "message": self.message}
+
+
+class InvalidArgument(Error):
+    """The caller's request cannot be right, whatever the node's state."""
+
+    kind = "invalid_argument"
+
+
+class InvalidSpec(InvalidArgument):
+    """A value of a configuration file is wrong; `path` is its JSON path, such as `process.rlimits[0].type`."""
+
+    kind = "invalid_spec"
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+        self.detail = message
+
+    def to_wire(self) -> Wire:
+        return {"kind": self.kind, "message": self.message, "path": self.path, "detail": self.detail}
+
+
+class NotFound(Error):
+    """The thing that the caller names does not exist."""
+
+    kind = "not_found"
+
+
+class AlreadyExists(Error):
+    """The name is taken by something else."""
+
+    kind = "already_exists"
+
+
+class WrongState(Error):
+    """The thing exists, but not in the state that the operation needs."""
+
+    kind = "wrong_state"
+
+
+class KernelError(Error):
+    """A system call failed: `mount 'proc' on '/proc': EPERM`.
+
+    `call` is the manual page's name, `subject` the object it was about, `errno` the number; `note` an optional explanation.
+    """
+
+    kind = "kernel"
+
+    def __init__(self, call: str, subject: str, errno: int, note: str = "") -> None:
+        self.call, self.subject, self.errno, self.note = call, subject, errno, note
+        where = f"{call} {subject}" if subject else call
+        super().__init__(f"{where}: {self.symbol}" + (f" ({note})" if note else ""))
+
+    @property
+    def symbol(self) -> str:
+        """The errno's name, such as `EPERM`, or its number where it has none."""
+        return _errno.errorcode.get(self.errno, str(self.errno))
+
+    def to_wire(self) -> Wire:
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "call": self.call,
+            "subject": self.subject,
+            "errno": self.errno,
+            "note": self.note,
+        }
+
+
+class ResourceExhausted(Error):
+    """Out of disk, addresses, tokens or another bounded thing; `message` says which."""
+
+    kind = "resource_exhausted"
+
+
+class Unsupported(Error):
+    """Neither this build nor this kernel can do it."""
+
+    kind = "unsupported"
+
+
+class PeerError(Error):
+    """A registry, a CNI plugin or another program broke its contract."""
+
+    kind = "peer"
+
+
+class DeadlineExceeded(Error):
+    """The time that the caller gave was up."""
+
+    kind = "deadline"
+
+
+_BY_KIND: dict[str, type[Error]] = {
+    c.kind: c
+    for c in (
+        Error,
+        InvalidArgument,
+        NotFound,
+        AlreadyExists,
+        WrongState,
+        ResourceExhausted,
+        Unsupported,
+        PeerError,
+        DeadlineExceeded,
+    )
+}
+
+
+def from_wire(wire: Wire) -> Error:
+    """The error that `to_wire` described; an unknown kind becomes a plain `Error`."""
+    kind, message = str(wire.get("kind", "")), str(wire.get("message", ""))
+    if kind == InvalidSpec.kind:
+        return InvalidSpec(str(wire.get("path", "")), str(wire.get("detail", message)))
+    if kind == KernelError.kind:
+        number = wire.get("errno", 0)
+        return KernelError(
+            str(wire.get("call", "")),
+            str(wire.get("subject", "")),
+            number if isinstance(number, int) else 0,
+            str(wire.get("note", "")),
+        )
+    return _BY_KIND.get(kind, Error)(message)

@@ -1,0 +1,58 @@
+"""Everything acquired pushes its undo on one stack; when the work fails, all of it runs in reverse.
+
+What could not be undone is added to the exception as a note, so that nobody has to guess what was left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal
+
+
+class Undo:
+    """A stack of undo steps around a piece of work::
+
+    with Undo() as undo:
+        os.mkdir(path)
+        undo.push(f"directory {path}", os.rmdir, path)
+        …
+        undo.commit()
+
+    Leaving without `commit`, by an exception or not, undoes.
+    """
+
+    __slots__ = ("_steps",)
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, Callable[..., object], tuple[Any, ...]]] = []
+
+    def push(self, name: str, function: Callable[..., object], *arguments: Any) -> None:
+        """`function(*arguments)` takes back what `name` describes."""
+        self._steps.append((name, function, arguments))
+
+    def commit(self) -> None:
+        """The work is done: forget all steps."""
+        self._steps.clear()
+
+    def run(self) -> list[str]:
+        """Undo all, last first; each step runs whatever the others did. Returns a line for each that failed."""
+        failed = []
+        while self._steps:
+            name, function, arguments = self._steps.pop()
+            try:
+                function(*arguments)
+            except Exception as error:
+                failed.append(f"could not undo {name}: {error}")
+        return failed
+
+    def __enter__(self) -> Undo:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        for line in self.run():
+            if error is not None:
+                error.add_note(line)
+        return False

@@ -1,0 +1,114 @@
+"""Imports go one way, and the parts that must start fast or stay small load what is listed here and no more."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# What a file may import of ours, by the first matching prefix of its module name.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "pyrunc": ("pyrunc",),
+    "cni_plugins": ("cni_plugins", "pyrunc.errors", "pyrunc.kernel"),
+    "cri_server": ("cri_server", "pyrunc", "cni_plugins.protocol"),
+}
+FOREIGN_OF_PYRUNC = {"prctl", "jeepney", "click"}
+ONLY_IN_KERNEL = {"ctypes", "prctl"}
+
+
+def modules(package: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted((ROOT / package).rglob("*.py")):
+        if "api" in path.parts or "__pycache__" in path.parts:
+            continue
+        yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def begins(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == p or name.startswith(p + ".") for p in prefixes)
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_imports_go_one_way(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for _, path in modules(package)
+        for name, line in imports(path)
+        if begins(name, tuple(MAY_IMPORT)) and not begins(name, MAY_IMPORT[package])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pyrunc_needs_the_standard_library_and_its_named_dependencies() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for _, path in modules("pyrunc")
+        for name, line in imports(path)
+        if (top := name.split(".")[0]) not in sys.stdlib_module_names
+        and top not in FOREIGN_OF_PYRUNC | {"pyrunc"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_only_the_kernel_folder_talks_to_libc(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for module, path in modules(package)
+        if not module.startswith("pyrunc.kernel")
+        for name, line in imports(path)
+        if name.split(".")[0] in ONLY_IN_KERNEL
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def loaded_by(module: str) -> set[str]:
+    """Top-level names of what importing `module` in an isolated interpreter loads beyond a bare start."""
+    script = (
+        "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); sys.path.extend(sys.argv[3:]);"
+        "__import__(sys.argv[2]); print('\\n'.join(sorted(set(sys.modules) - before)))"
+    )
+    site = [p for p in sys.path if p.endswith("site-packages")]
+    listing = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script, str(ROOT), module, *site],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(listing.stdout.split())
+
+
+FORBIDDEN = {
+    # The fast verbs, the shim and the zygote never pay for these; the number is what importing each costs at least.
+    "asyncio", "click", "grpc", "google", "pyroute2", "subprocess", "threading", "logging", "dataclasses", "inspect",
+    "typing", "re", "urllib", "http", "ssl", "email", "argparse", "tempfile", "shutil", "pathlib", "concurrent",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "allowed"),
+    [
+        ("pyrunc.cli.fast", {"ctypes"}),
+        ("pyrunc.shim.main", {"ctypes"}),
+        ("pyrunc.zygote.__main__", set()),
+    ],
+)
+def test_the_import_list_of_what_must_be_small(module: str, allowed: set[str]) -> None:
+    path = ROOT / (module.replace(".", "/") + ".py")
+    assert path.exists(), f"{module} is pinned here, but does not exist"
+    tops = {name.split(".")[0] for name in loaded_by(module)}
+    assert not (tops & FORBIDDEN) - allowed

@@ -1,0 +1,66 @@
+"""What holds for every test: it leaves nothing behind, and a skip that nobody expected is a failure in CI."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ledger
+
+TESTS = Path(__file__).parent
+INTEGRATION = ("kernel", "system", "cri", "kube")
+# Reasons that may skip a test in CI; everything else that skips there fails the run.
+EXPECTED_SKIPS: tuple[str, ...] = ()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault(ledger.MARK, f"{os.getpid()}-{time.time_ns()}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails an integration test that leaks descriptors, children, mounts, links, cgroups or processes."""
+    part = request.path.relative_to(TESTS).parts[0]
+    if part not in INTEGRATION:
+        yield
+        return
+    before = ledger.take()
+    yield
+    left = ledger.settle(before)
+    if left:
+        pytest.fail("left behind:\n  " + "\n  ".join(left))
+
+
+class _Skips:
+    def __init__(self) -> None:
+        self.unexpected: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(expected in reason for expected in EXPECTED_SKIPS):
+            self.unexpected.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if os.environ.get("CI"):
+        session.config.pluginmanager.register(_Skips(), "unexpected-skips")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    skips = session.config.pluginmanager.get_plugin("unexpected-skips")
+    if skips is not None and skips.unexpected:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skips = config.pluginmanager.get_plugin("unexpected-skips")
+    if skips is not None and skips.unexpected:
+        terminalreporter.section("skips that were not expected: the run fails")
+        for line in skips.unexpected:
+            terminalreporter.line(line)

@@ -1,0 +1,176 @@
+"""What a test may leave behind, counted: one snapshot before, one after, and the difference is a leak.
+
+Always: descriptors and children of the test's process, and processes that carry the session's mark in their environment.
+With `PYRUNC_LEDGER=machine` (how `make test` runs; nothing else must be testing on the machine then) also what belongs to
+the machine: mounts, named network namespaces, links, nftables tables with their elements, cgroups of the v2 tree, and every
+process that runs one of our programs. State entries are counted for the folders that a test names.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MARK = "PYRUNC_TEST_SESSION"
+OURS = ("pyrunc", "cri_server", "cni_plugins", "/memfd:launcher", "/memfd:pause", "pyrunc/native/")
+
+Entries = dict[str, set[str]]
+
+
+@dataclass
+class Ledger:
+    """One snapshot: the kind of thing -> its names."""
+
+    entries: Entries = field(default_factory=dict)
+
+    def leaks(self, earlier: Ledger) -> list[str]:
+        """What is here and was not there, a line each."""
+        return [
+            f"{kind}: {name}"
+            for kind, names in sorted(self.entries.items())
+            for name in sorted(names - earlier.entries.get(kind, set()))
+        ]
+
+
+def take(folders: Iterable[Path] = ()) -> Ledger:
+    """Count now."""
+    entries: Entries = {"descriptor": descriptors(), "child": children(), "process": marked_processes()}
+    if os.environ.get("PYRUNC_LEDGER") == "machine":
+        entries |= {
+            "mount": mounts(),
+            "network namespace": set(_listing("/run/netns")),
+            "link": {name for _, name in socket.if_nameindex()},
+            "nftables": nftables(),
+            "cgroup": cgroups(),
+            "process of ours": our_processes(),
+        }
+    for folder in folders:
+        entries[f"state in {folder}"] = {str(p.relative_to(folder)) for p in folder.rglob("*")}
+    return Ledger(entries)
+
+
+def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 5.0) -> list[str]:
+    """The leaks that are still there when the kernel had `timeout_s` to finish what it does in the background."""
+    folders, deadline = list(folders), time.monotonic() + timeout_s
+    while True:
+        found = take(folders).leaks(earlier)
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def descriptors() -> set[str]:
+    """`number -> target` of this process, without what listing them opens."""
+    found = set()
+    for number in _listing("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if not target.startswith("/proc/"):
+            found.add(f"{number} -> {target}")
+    return found
+
+
+def children() -> set[str]:
+    """Living and dead children of this process, zombies included."""
+    found = set()
+    for task in _listing("/proc/self/task"):
+        try:
+            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
+        except OSError:
+            continue
+        found |= {_describe(pid) for pid in pids}
+    return found
+
+
+def marked_processes() -> set[str]:
+    """Processes, wherever they ended up, whose environment carries this session's mark."""
+    mark = os.environ.get(MARK)
+    if not mark:
+        return set()
+    wanted = f"{MARK}={mark}".encode()
+    found = set()
+    for pid in _pids():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                marked = wanted in file.read().split(b"\0")
+        except OSError:
+            continue
+        if marked and int(pid) != os.getpid():
+            found.add(_describe(pid))
+    return found
+
+
+def our_processes() -> set[str]:
+    """Processes that run one of our programs, by executable or command line."""
+    found = set()
+    for pid in _pids():
+        try:
+            what = os.readlink(f"/proc/{pid}/exe") + Path(f"/proc/{pid}/cmdline").read_bytes().decode(
+                "utf-8", "replace"
+            )
+        except OSError:
+            continue
+        if (
+            any(word in what for word in OURS)
+            and "pytest" not in what
+            and int(pid) not in (os.getpid(), os.getppid())
+        ):
+            found.add(_describe(pid))
+    return found
+
+
+def mounts() -> set[str]:
+    """Mount points of this mount namespace with their type and source."""
+    found = set()
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        found.add(f"{left.split()[4]} ({right.split()[0]} {right.split()[1]})")
+    return found
+
+
+def cgroups() -> set[str]:
+    """Every group of the v2 tree."""
+    root = Path("/sys/fs/cgroup/unified")
+    if not root.is_dir():
+        root = Path("/sys/fs/cgroup")
+    return {str(Path(base) / name) for base, names, _ in os.walk(root) for name in names}
+
+
+def nftables() -> set[str]:
+    """The ruleset, a line each, with the place where the line stands."""
+    listing = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=False).stdout
+    found, place = set(), []
+    for line in listing.splitlines():
+        word = line.strip()
+        found.add(" / ".join([*place, word]))
+        if word.endswith("{"):
+            place.append(word.removesuffix(" {"))
+        elif word == "}" and place:
+            place.pop()
+    return found
+
+
+def _describe(pid: str) -> str:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text()
+        return f"{pid} {fields[fields.index('(') : fields.rindex(')') + 3]}"
+    except OSError:
+        return f"{pid} (gone)"
+
+
+def _pids() -> list[str]:
+    return [name for name in _listing("/proc") if name.isdigit()]
+
+
+def _listing(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
