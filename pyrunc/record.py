@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 from pyrunc.errors import Error, NotFound
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class DamagedRecord(Error):

@@ -5,9 +5,11 @@ What could not be undone is added to the exception as a note, so that nobody has
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Literal
+TYPE_CHECKING = False  # importing typing costs more than the whole module (it is on the path of the fast verbs)
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, Literal
 
 
 class Undo:

@@ -1,0 +1,69 @@
+# The door to the project: what a person or CI runs. Everything that can be reused lives in the cache folder.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= /usr/bin/python3
+BIN := .venv/bin
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pyrunc
+API := cri_server/api/api_pb2.py cri_server/api/api_pb2_grpc.py
+
+# Debian's packages: to build and run; to test.
+RUN_PACKAGES := gcc libc6-dev libcap-dev make python3-dev python3-venv libseccomp2 nftables busybox-static ca-certificates
+TEST_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static qemu-system-x86 mmdebstrap xz-utils \
+	e2fsprogs openssh-client openssl strace git iproute2 iptables conntrack procps libseccomp-dev pkg-config zstd
+# $(call packages,NAMES): installs those of NAMES that are missing, and says so only then.
+packages = missing=$$(for p in $(1); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q '^install ok installed' || echo $$p; done); \
+	if [ -n "$$missing" ]; then echo "installing:" $$missing; apt-get update -qq; \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+.PHONY: build
+build: .venv/built $(API) native ## compile the C programs, generate the CRI modules, install into .venv
+	@$(BIN)/python -m pyrunc.cli.entry install $(BIN)
+
+.PHONY: native
+native:
+	@$(MAKE) -s -C pause
+
+.venv/built: pyproject.toml
+	@$(call packages,$(RUN_PACKAGES))
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check wheel
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[build]'
+	@touch $@
+
+.venv/tested: .venv/built
+	@$(call packages,$(TEST_PACKAGES))
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[build,test]'
+	@touch $@
+
+$(API) &: proto/api.proto .venv/built
+	@mkdir -p cri_server/api
+	@$(BIN)/python -m grpc_tools.protoc -Icri_server/api=proto --python_out=. --pyi_out=. --grpc_python_out=. cri_server/api/api.proto
+
+.PHONY: demo
+demo: build ## run pod.yaml on a server of its own, show what came to be, clean up
+	@$(BIN)/pyrunc-cri demo pod.yaml
+
+.PHONY: lint
+lint: build .venv/tested ## ruff and mypy
+	@$(BIN)/ruff format -q --check . || { $(BIN)/ruff format --diff -q . | head -40; exit 1; }
+	@$(BIN)/ruff check -q .
+	@$(BIN)/mypy
+
+# PYTEST holds more arguments, such as PYTEST='-k shim'.
+.PHONY: test
+test: lint ## all that CI runs: lint, unit, kernel, CRI, Kubernetes, guest
+	@PYRUNC_LEDGER=machine $(BIN)/python -m pytest -m 'not slow' $(PYTEST)
+
+.PHONY: test-all
+test-all: lint ## what CI runs and what takes too long for it
+	@PYRUNC_LEDGER=machine $(BIN)/python -m pytest $(PYTEST)
+
+.PHONY: clean
+clean: ## remove what was built here; the cache stays
+	rm -rf .venv build dist *.egg-info pause/build pyrunc/native/launcher pyrunc/native/pause $(API) cri_server/api/api_pb2.pyi
