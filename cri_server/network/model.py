@@ -1,0 +1,100 @@
+"""The values that the server and its network exchange: what a pod asks for and what it got."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class PortMapping:
+    """A port of the host that leads to a port of the pod. `protocol` is tcp, udp or sctp; an empty `host_ip` means all."""
+
+    host_port: int
+    container_port: int
+    protocol: str = "tcp"
+    host_ip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dns:
+    """The pod's resolver configuration as kubelet sent it."""
+
+    servers: tuple[str, ...] = ()
+    searches: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Limits in bits per second and bursts in bits; 0 is no limit (CNI capability `bandwidth`)."""
+
+    ingress_rate: int = 0
+    ingress_burst: int = 0
+    egress_rate: int = 0
+    egress_burst: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PodNetwork:
+    """What `Network.attach` needs to know about a pod.
+
+    `netns_path` names its network namespace: `/proc/<pid>/fd/<n>` or a bind mount. Port mappings with host port 0 are
+    ignored. Without `bandwidth` the annotations `kubernetes.io/{ingress,egress}-bandwidth` are used.
+    """
+
+    sandbox_id: str
+    name: str
+    namespace: str
+    uid: str
+    netns_path: str
+    port_mappings: tuple[PortMapping, ...] = ()
+    dns: Dns | None = None
+    bandwidth: Bandwidth | None = None
+    annotations: dict[str, str] = field(default_factory=dict)
+    cgroup_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkResult:
+    """The pod's addresses without prefix length, the primary one first (never empty), and the chain's CNI result.
+
+    `raw` is the validated result in the configuration's cniVersion, for `PodSandboxStatus` with `verbose`.
+    """
+
+    ips: tuple[str, ...]
+    raw: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """The CRI condition `NetworkReady`; reason and message are empty when it is true."""
+
+    ready: bool
+    reason: str = ""
+    message: str = ""
+
+
+class ErrandOutcome(Protocol):
+    """How an errand ended. `exit_code` is 128 + n after signal n."""
+
+    @property
+    def exit_code(self) -> int: ...
+    @property
+    def stdout(self) -> bytes: ...
+    @property
+    def stderr(self) -> bytes: ...
+
+
+class Errands(Protocol):
+    """Runs `module:function` in a process of its own with stdin, stdout, stderr on pipes (the zygote's client)."""
+
+    async def run(
+        self,
+        task: str,
+        arguments: dict[str, Any],
+        fds: tuple[int, ...] = (),
+        timeout_s: float = 60.0,
+        stdin: bytes = b"",
+        env: dict[str, str] | None = None,
+    ) -> ErrandOutcome: ...
