@@ -1,0 +1,219 @@
+"""OCI `linux.resources` to the contents of cgroup v2 files: pure, and the list's order is the order of the writes.
+
+A `Setting` is one write(2). Where a new content depends on the old one (a quota without a period keeps the period) the caller
+hands in how to read the group's file. Swap goes before the limit, cpu.idle before the weight, `unified` last, verbatim.
+Sources: runtime-spec config-linux.md; the shares formula is runc's of 2025 (1024 shares are the default weight 100).
+"""
+
+from __future__ import annotations
+
+import math
+
+from pyrunc.errors import InvalidSpec, Unsupported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
+
+    Reader = Callable[[str], str | None]
+
+DEFAULT_PERIOD_US = 100_000
+RESOURCES = "linux.resources"
+V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useHierarchy")
+
+
+class Setting:
+    """`content` for `file`. `dispensable`: without the file there is nothing to limit, so a missing one is fine."""
+
+    __slots__ = ("content", "dispensable", "file")
+
+    def __init__(self, file: str, content: str, dispensable: bool = False) -> None:
+        self.file, self.content, self.dispensable = file, content, dispensable
+
+    @property
+    def controller(self) -> str:
+        """The controller that the file belongs to: `memory` for `memory.max`."""
+        return self.file.partition(".")[0]
+
+    def __repr__(self) -> str:
+        return f"Setting({self.file!r}, {self.content!r}{', True' if self.dispensable else ''})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Setting) and (self.file, self.content, self.dispensable) == (
+            other.file,
+            other.content,
+            other.dispensable,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.file, self.content, self.dispensable))
+
+
+def settings(resources: Mapping[str, Any], read: Reader) -> list[Setting]:
+    """All writes that `resources` asks for. Raises InvalidSpec for contradictions, Unsupported for what only v1 had."""
+    _refuse_v1_only(resources)
+    return [
+        *_cpu(_part(resources, "cpu"), read),
+        *_memory(_part(resources, "memory"), read),
+        *_pids(_part(resources, "pids")),
+        *_block_io(_part(resources, "blockIO"), read),
+        *_huge_pages(resources.get("hugepageLimits") or []),
+        *_rdma(_part(resources, "rdma")),
+        *_unified(_part(resources, "unified")),
+    ]
+
+
+def warnings(resources: Mapping[str, Any]) -> list[str]:
+    """What is left out without harm: settings of cgroup v1 that callers still send."""
+    memory = _part(resources, "memory")
+    return [
+        f"memory.{name} has no effect on cgroup v2"
+        for name in V1_ONLY_MEMORY
+        if memory.get(name) not in (None, False)
+    ]
+
+
+def weight(shares: int) -> int:
+    """cpu.shares (2..262144) -> cpu.weight (1..10000): a quadratic through 2 -> 1, 1024 -> 100, 262144 -> 10000 in log2."""
+    if shares <= 2:
+        return 1
+    if shares >= 262144:
+        return 10000
+    log = math.log2(shares)
+    exponent = (log * log + 125 * log) / 612.0 - 7.0 / 34.0
+    return math.ceil(round(10**exponent, 9))  # 1024 gives 100.00000000000001: not 101
+
+
+def io_weight(blkio_weight: int) -> int:
+    """blkio.weight (10..1000) -> io.weight (1..10000), linear."""
+    return 1 + (blkio_weight - 10) * 9999 // 990
+
+
+def swap_max(memory: Mapping[str, Any]) -> int | None:
+    """memory.swap.max in bytes from `limit` and `swap` (the sum of both); -1 unlimited, None leave alone."""
+    limit, swap = int(memory.get("limit") or 0), int(memory.get("swap") or 0)
+    if limit == -1 and swap == 0:
+        return -1
+    if swap in (-1, 0):
+        return swap or None
+    if limit == -1:
+        return swap
+    if limit == 0:
+        raise InvalidSpec(f"{RESOURCES}.memory.swap", "unable to set swap limit without memory limit")
+    if swap < limit:
+        raise InvalidSpec(f"{RESOURCES}.memory.swap", "memory+swap limit should be >= memory limit")
+    return swap - limit
+
+
+def _part(resources: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part: Mapping[str, Any] = resources.get(name) or {}
+    return part
+
+
+def _amount(value: int) -> str:
+    return "max" if value == -1 else str(value)
+
+
+def _refuse_v1_only(resources: Mapping[str, Any]) -> None:
+    network, cpu = _part(resources, "network"), _part(resources, "cpu")
+    if network.get("classID") or network.get("priorities"):
+        raise Unsupported("network.classID and network.priorities need cgroup v1")
+    if cpu.get("realtimeRuntime") or cpu.get("realtimePeriod"):
+        raise Unsupported("cpu.realtimeRuntime and cpu.realtimePeriod need cgroup v1")
+
+
+def _cpu(cpu: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
+    shares = int(cpu.get("shares") or 0)
+    if cpu.get("idle") is not None:
+        yield Setting("cpu.idle", str(int(cpu["idle"])), dispensable=not cpu["idle"])
+    if shares:
+        yield Setting("cpu.weight", str(weight(shares)))
+    if (maximum := _cpu_max(cpu, read)) is not None:
+        yield Setting("cpu.max", maximum, dispensable=maximum.startswith("max"))
+    if cpu.get("burst") is not None:
+        yield Setting("cpu.max.burst", str(int(cpu["burst"])), dispensable=not cpu["burst"])
+    for key, file in (("cpus", "cpuset.cpus"), ("mems", "cpuset.mems")):
+        if cpu.get(key):
+            yield Setting(file, str(cpu[key]))
+
+
+def _cpu_max(cpu: Mapping[str, Any], read: Reader) -> str | None:
+    quota, period = int(cpu.get("quota") or 0), int(cpu.get("period") or 0)
+    if not quota and not period:
+        return None
+    old = (read("cpu.max") or f"max {DEFAULT_PERIOD_US}").split()
+    amount = old[0] if not quota else "max" if quota < 0 else str(quota)
+    return f"{amount} {period or old[1]}"
+
+
+def _memory(memory: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
+    limit, reservation = int(memory.get("limit") or 0), int(memory.get("reservation") or 0)
+    swap = swap_max(memory)
+    if limit > 0 and memory.get("checkBeforeUpdate"):
+        usage = int(read("memory.current") or 0)
+        if usage > limit:
+            raise InvalidSpec(
+                f"{RESOURCES}.memory.limit", f"rejecting memory limit {limit} below the usage of {usage}"
+            )
+    if swap is not None:
+        yield Setting("memory.swap.max", _amount(swap), dispensable=swap in (0, -1))
+    if limit:
+        yield Setting("memory.max", _amount(limit), dispensable=limit == -1)
+    if reservation:
+        yield Setting("memory.low", _amount(reservation), dispensable=reservation == -1)
+
+
+def _pids(pids: Mapping[str, Any]) -> Iterator[Setting]:
+    limit = pids.get("limit")
+    if limit is not None:  # 0 is 1, as in systemd: a pointer since runtime-spec 1.3, no longer "unset"
+        yield Setting("pids.max", _amount(int(limit)) if limit else "1", dispensable=limit == -1)
+
+
+def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
+    bfq = read("io.bfq.weight") is not None
+    if io.get("weight"):
+        value = int(io["weight"])
+        yield Setting("io.bfq.weight", str(value)) if bfq else Setting("io.weight", str(io_weight(value)))
+    for device in io.get("weightDevice") or []:
+        if device.get("weight"):
+            where, value = f"{device['major']}:{device['minor']}", int(device["weight"])
+            file, content = ("io.bfq.weight", value) if bfq else ("io.weight", io_weight(value))
+            yield Setting(file, f"{where} {content}")
+    for key, word in (
+        ("throttleReadBpsDevice", "rbps"),
+        ("throttleWriteBpsDevice", "wbps"),
+        ("throttleReadIOPSDevice", "riops"),
+        ("throttleWriteIOPSDevice", "wiops"),
+    ):
+        for device in io.get(key) or []:
+            rate = int(device["rate"])
+            yield Setting("io.max", f"{device['major']}:{device['minor']} {word}={rate or 'max'}")
+
+
+def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[Setting]:
+    for index, limit in enumerate(limits):
+        size = str(limit.get("pageSize", ""))
+        if not size or not size.isalnum():
+            raise InvalidSpec(f"{RESOURCES}.hugepageLimits[{index}].pageSize", f"not a page size: {size!r}")
+        yield Setting(f"hugetlb.{size}.max", str(int(limit["limit"])))
+        yield Setting(f"hugetlb.{size}.rsvd.max", str(int(limit["limit"])), dispensable=True)
+
+
+def _rdma(rdma: Mapping[str, Any]) -> Iterator[Setting]:
+    for device, limit in rdma.items():
+        handles, objects = limit.get("hcaHandles"), limit.get("hcaObjects")
+        words = [device]
+        words += [f"hca_handle={handles}"] if handles is not None else []
+        words += [f"hca_object={objects}"] if objects is not None else []
+        yield Setting("rdma.max", " ".join(words))
+
+
+def _unified(unified: Mapping[str, Any]) -> Iterator[Setting]:
+    for file, content in unified.items():
+        controller, dot, parameter = file.partition(".")
+        if "/" in file or "\0" in file or not controller or not dot or not parameter:
+            raise InvalidSpec(f"{RESOURCES}.unified", f"{file!r} is not of the form controller.parameter")
+        for line in str(content).split("\n"):
+            if line or content == "":
+                yield Setting(file, line)

@@ -1,0 +1,68 @@
+"""What a container's cgroup is called: from `linux.cgroupsPath`, the container's id and the driver to a `Cgroup`.
+
+cgroupfs: an absolute path counts from the root of the v2 tree, a relative one and none from the parent of our own group
+(processes may not live beside a group that hands controllers down). systemd: `slice:prefix:name`, where the scope
+`prefix-name.scope` lives beneath the slice, and the slice `a-b.slice` lives in `a.slice` (systemd.slice(5)).
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.errors import InvalidArgument, InvalidSpec
+from pyrunc.kernel import cgroup as tree
+
+PREFIX = "pyrunc"
+WHERE = "linux.cgroupsPath"
+
+
+def place(cgroups_path: str, container_id: str, driver: str) -> Cgroup:
+    """The container's group; nothing is created. Raises InvalidSpec for a path that the driver cannot use."""
+    if driver == "cgroupfs":
+        return Cgroup(_beneath(cgroups_path, container_id), driver)
+    if driver == "systemd":
+        return _scope(cgroups_path or f":{PREFIX}:{container_id}")
+    raise InvalidArgument(f"cgroup driver {driver!r}: one of cgroupfs, systemd")
+
+
+def _beneath(cgroups_path: str, container_id: str) -> str:
+    if "\0" in cgroups_path:
+        raise InvalidSpec(WHERE, "holds a NUL byte")
+    if cgroups_path.startswith("/"):
+        path = os.path.normpath("/" + cgroups_path.lstrip("/"))
+    else:
+        base = os.path.dirname(tree.own_path() or "/")
+        path = base.rstrip("/") + os.path.normpath("/" + (cgroups_path or container_id))
+    if path == "/":
+        raise InvalidSpec(WHERE, f"{cgroups_path!r} is the root of the cgroup tree")
+    return path
+
+
+def _scope(cgroups_path: str) -> Cgroup:
+    parts = cgroups_path.split(":")
+    if len(parts) != 3:
+        raise InvalidSpec(
+            WHERE,
+            f'expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups, got "{cgroups_path}"',
+        )
+    parent, prefix, name = parts
+    if not name or "/" in prefix + name or "\0" in cgroups_path:
+        raise InvalidSpec(WHERE, f"{cgroups_path!r} does not name a systemd unit")
+    parent = parent or ("system.slice" if os.geteuid() == 0 else "user.slice")
+    base = expand_slice(parent)
+    if name.endswith(".slice"):
+        return Cgroup(expand_slice(name), "systemd", slice=parent, unit=name)
+    unit = f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
+    return Cgroup(f"{base.rstrip('/')}/{unit}", "systemd", slice=parent, unit=unit)
+
+
+def expand_slice(name: str) -> str:
+    """`a-b-c.slice` -> `/a.slice/a-b.slice/a-b-c.slice`; `-.slice` is the root. Raises InvalidSpec (systemd.slice(5))."""
+    if name in ("-.slice", "-"):
+        return "/"
+    stem = name.removesuffix(".slice")
+    if stem == name or "/" in name or not all(stem.split("-")):
+        raise InvalidSpec(WHERE, f"invalid slice name {name!r}")
+    parts = stem.split("-")
+    return "".join(f"/{'-'.join(parts[: n + 1])}.slice" for n in range(len(parts)))

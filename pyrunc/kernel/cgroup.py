@@ -1,0 +1,191 @@
+"""The cgroup v2 tree as files: where it is mounted, and one file of one group read or written whole.
+
+A group is named by its directory's absolute path. File names never hold a slash: they come from configurations
+(`unified` keys, huge page sizes), and a name that could climb out of the group is refused here, at the door. cgroupfs holds
+no symbolic links and nobody can make one, so a plain open is as good as a resolved one. Source: cgroups(7), and the
+kernel's Documentation/admin-guide/cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+
+from pyrunc.errors import InvalidArgument, KernelError, Unsupported
+
+USUAL_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+MARK = "trusted.pyrunc"
+GONE = (errno.ENOENT, errno.ENODEV)
+
+_root = ""
+
+
+def root() -> str:
+    """Where the v2 tree is mounted; on a hybrid host that is `/sys/fs/cgroup/unified`. Raises Unsupported."""
+    global _root
+    if not _root:
+        _root = _find_root()
+    return _root
+
+
+def _find_root() -> str:
+    for candidate in USUAL_ROOTS:
+        if os.path.exists(f"{candidate}/cgroup.controllers"):
+            return candidate
+    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
+        for line in (file.readall() or b"").splitlines():
+            left, _, right = line.partition(b" - ")
+            if right.startswith(b"cgroup2 "):
+                return os.fsdecode(left.split()[4])
+    raise Unsupported("no cgroup v2 tree is mounted (looked for /sys/fs/cgroup and /sys/fs/cgroup/unified)")
+
+
+def controllers(directory: str) -> list[str]:
+    """The controllers that the group `directory` has (its cgroup.controllers)."""
+    return (read(directory, "cgroup.controllers") or "").split()
+
+
+def own_path(pid: int | str = "self") -> str | None:
+    """The v2 path of a process (`/a/b`), as seen from our cgroup namespace; None if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:
+            lines = (file.readall() or b"").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    for line in lines:
+        if line.startswith(b"0::"):
+            return os.fsdecode(line[3:]).removesuffix(" (deleted)")
+    return None
+
+
+def read(directory: str, file: str) -> str | None:
+    """What the group's file holds; None when there is no such file or group. Raises KernelError."""
+    path = _file(directory, file)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = os.read(descriptor, 65536)
+            while len(content) and len(content) % 4096 == 0 and (more := os.read(descriptor, 65536)):
+                content += more
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in GONE:
+            return None
+        raise KernelError("read", repr(path), error.errno or 0) from None
+    return content.decode("utf-8", "surrogateescape")
+
+
+def write(directory: str, file: str, content: str) -> None:
+    """Write `content` to the group's file with one write(2). Raises KernelError; ENOENT when there is no such file."""
+    path = _file(directory, file)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, content.encode("utf-8", "surrogateescape"))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise KernelError("write", f"{content!r} to {path!r}", error.errno or 0) from None
+
+
+def keyed(content: str | None) -> dict[str, int]:
+    """A flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) as numbers."""
+    found = {}
+    for line in (content or "").splitlines():
+        key, _, value = line.partition(" ")
+        if value.isdigit():
+            found[key] = int(value)
+    return found
+
+
+def open_group(directory: str) -> int:
+    """A descriptor of the group, good for CLONE_INTO_CGROUP and for bpf(2). The caller closes it."""
+    try:
+        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise KernelError("open", repr(directory), error.errno or 0) from None
+
+
+def make(directory: str) -> bool:
+    """mkdir; True if this call made the group, which then carries our mark. Raises KernelError, ENOENT without a parent."""
+    try:
+        os.mkdir(directory, 0o755)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise KernelError("mkdir", repr(directory), error.errno or 0) from None
+    try:
+        os.setxattr(directory, MARK, b"1")
+    except OSError:
+        pass  # without the mark (no CAP_SYS_ADMIN) an empty parent is left to its owner
+    return True
+
+
+def is_ours(directory: str) -> bool:
+    """Whether `make` made the group: only such parents may be removed with their last child."""
+    try:
+        return os.getxattr(directory, MARK) == b"1"
+    except OSError:
+        return False
+
+
+def remove(directory: str) -> bool:
+    """rmdir; False while something is inside (EBUSY), True when the group is gone. Raises KernelError."""
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+            return False
+        raise KernelError("rmdir", repr(directory), error.errno or 0) from None
+    return True
+
+
+def children(directory: str) -> list[str]:
+    """The directories of the groups right below; none when the group is gone."""
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        if error.errno in GONE:
+            return []
+        raise KernelError("open", repr(directory), error.errno or 0) from None
+
+
+def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
+    """Wait until `key` of cgroup.events has `value` (or the group is gone); False when the time is up first."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        descriptor = os.open(f"{directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in GONE:
+            return True
+        raise KernelError("open", repr(f"{directory}/cgroup.events"), error.errno or 0) from None
+    try:
+        waiter = select.poll()
+        waiter.register(descriptor, select.POLLPRI)
+        while True:
+            try:
+                events = keyed(os.pread(descriptor, 4096, 0).decode())
+            except OSError as error:
+                if error.errno in GONE:
+                    return True
+                raise
+            if events.get(key) == value:
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            waiter.poll(min(left_s, 0.5) * 1000)
+    finally:
+        os.close(descriptor)
+
+
+def _file(directory: str, file: str) -> str:
+    if "/" in file or file in ("", ".", "..") or "\0" in file:
+        raise InvalidArgument(f"cgroup file name {file!r}")
+    return f"{directory}/{file}"
