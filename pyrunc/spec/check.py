@@ -1,0 +1,247 @@
+"""What fields of a configuration demand of each other and of their words, before anything is created.
+
+`check` raises InvalidSpec for the first fault. What only a kernel can judge (a namespace path of the wrong kind, an LSM that
+is off) is judged where it is used. Rules: runtime-spec 1.3 config.md and config-linux.md.
+"""
+
+from __future__ import annotations
+
+from pyrunc.errors import InvalidSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.spec.model import Device, Hook, Linux, Mount, Process, Spec
+
+NAMESPACES = ("mount", "pid", "network", "ipc", "uts", "user", "cgroup", "time")
+PROPAGATIONS = ("shared", "slave", "private", "unbindable", "rshared", "rslave", "rprivate", "runbindable")
+RLIMITS = {
+    "RLIMIT_CPU": 0, "RLIMIT_FSIZE": 1, "RLIMIT_DATA": 2, "RLIMIT_STACK": 3, "RLIMIT_CORE": 4, "RLIMIT_RSS": 5,
+    "RLIMIT_NPROC": 6, "RLIMIT_NOFILE": 7, "RLIMIT_MEMLOCK": 8, "RLIMIT_AS": 9, "RLIMIT_LOCKS": 10,
+    "RLIMIT_SIGPENDING": 11, "RLIMIT_MSGQUEUE": 12, "RLIMIT_NICE": 13, "RLIMIT_RTPRIO": 14, "RLIMIT_RTTIME": 15,
+}  # fmt: skip
+SCHEDULERS = {
+    "SCHED_OTHER": 0, "SCHED_FIFO": 1, "SCHED_RR": 2, "SCHED_BATCH": 3, "SCHED_ISO": 4, "SCHED_IDLE": 5,
+    "SCHED_DEADLINE": 6,
+}  # fmt: skip
+SCHEDULER_FLAGS = {
+    "SCHED_FLAG_RESET_ON_FORK": 1, "SCHED_FLAG_RECLAIM": 2, "SCHED_FLAG_DL_OVERRUN": 4, "SCHED_FLAG_KEEP_POLICY": 8,
+    "SCHED_FLAG_KEEP_PARAMS": 16, "SCHED_FLAG_UTIL_CLAMP_MIN": 32, "SCHED_FLAG_UTIL_CLAMP_MAX": 64,
+}  # fmt: skip
+IO_CLASSES = {"IOPRIO_CLASS_RT": 1, "IOPRIO_CLASS_BE": 2, "IOPRIO_CLASS_IDLE": 3}
+PERSONALITIES = {"LINUX": 0, "LINUX32": 8}
+MEMORY_MODES = {
+    "MPOL_DEFAULT": 0, "MPOL_PREFERRED": 1, "MPOL_BIND": 2, "MPOL_INTERLEAVE": 3, "MPOL_LOCAL": 4,
+    "MPOL_PREFERRED_MANY": 5, "MPOL_WEIGHTED_INTERLEAVE": 6,
+}  # fmt: skip
+MEMORY_FLAGS = {
+    "MPOL_F_STATIC_NODES": 1 << 15,
+    "MPOL_F_RELATIVE_NODES": 1 << 14,
+    "MPOL_F_NUMA_BALANCING": 1 << 13,
+}
+IPC_SYSCTLS = frozenset(
+    f"kernel.{name}"
+    for name in ("msgmax", "msgmnb", "msgmni", "sem", "shmall", "shmmax", "shmmni", "shm_rmid_forced")
+)
+
+
+def check(spec: Spec) -> None:
+    """Raise InvalidSpec for the first rule that `spec` breaks."""
+    if spec.root is None:
+        raise InvalidSpec("root", "is required")
+    if not spec.root.path:
+        raise InvalidSpec("root.path", "must not be empty")
+    _namespaces(spec.linux)
+    _names(spec)
+    for i, mount in enumerate(spec.mounts):
+        _mount(mount, spec, f"mounts[{i}]")
+    if spec.process is not None:
+        check_process(spec.process)
+    for kind, hooks in (
+        ("prestart", spec.hooks.prestart),
+        ("createRuntime", spec.hooks.create_runtime),
+        ("createContainer", spec.hooks.create_container),
+        ("startContainer", spec.hooks.start_container),
+        ("poststart", spec.hooks.poststart),
+        ("poststop", spec.hooks.poststop),
+    ):
+        for i, hook in enumerate(hooks):
+            _hook(hook, f"hooks.{kind}[{i}]")
+    _linux(spec.linux)
+
+
+def check_process(process: Process, path: str = "process") -> None:
+    """The same for a process alone (exec)."""
+    if not process.args:
+        raise InvalidSpec(f"{path}.args", "must not be empty")
+    if not process.cwd.startswith("/"):
+        raise InvalidSpec(f"{path}.cwd", "Cwd must be an absolute path")
+    for i, variable in enumerate(process.env):
+        if variable.find("=") < 1:
+            raise InvalidSpec(f"{path}.env[{i}]", f"{variable!r} is not NAME=VALUE")
+    seen: set[str] = set()
+    for i, limit in enumerate(process.rlimits):
+        at = f"{path}.rlimits[{i}]"
+        if limit.type not in RLIMITS:
+            raise InvalidSpec(f"{at}.type", f"unknown resource limit {limit.type!r}")
+        if limit.type in seen:
+            raise InvalidSpec(f"{at}.type", f"{limit.type} is given twice")
+        if limit.soft > limit.hard:
+            raise InvalidSpec(at, f"soft limit {limit.soft} is above hard limit {limit.hard}")
+        seen.add(limit.type)
+    _scheduling(process, path)
+
+
+def _scheduling(process: Process, path: str) -> None:
+    scheduler, io = process.scheduler, process.io_priority
+    if scheduler is not None:
+        at, policy = f"{path}.scheduler", scheduler.policy
+        if policy not in SCHEDULERS:
+            raise InvalidSpec(f"{at}.policy", f"unknown policy {policy!r}")
+        if not -20 <= scheduler.nice <= 19:
+            raise InvalidSpec(f"{at}.nice", f"{scheduler.nice} is not between -20 and 19")
+        if scheduler.priority and policy not in ("SCHED_FIFO", "SCHED_RR"):
+            raise InvalidSpec(f"{at}.priority", "only SCHED_FIFO and SCHED_RR have one")
+        if policy != "SCHED_DEADLINE" and (scheduler.runtime or scheduler.deadline or scheduler.period):
+            raise InvalidSpec(at, "runtime, deadline and period belong to SCHED_DEADLINE")
+        for i, flag in enumerate(scheduler.flags):
+            if flag not in SCHEDULER_FLAGS:
+                raise InvalidSpec(f"{at}.flags[{i}]", f"unknown flag {flag!r}")
+    if io is not None:
+        if io.klass not in IO_CLASSES:
+            raise InvalidSpec(f"{path}.ioPriority.class", f"unknown class {io.klass!r}")
+        if not 0 <= io.priority <= 7:
+            raise InvalidSpec(f"{path}.ioPriority.priority", f"{io.priority} is not between 0 and 7")
+
+
+def _namespaces(linux: Linux) -> None:
+    seen: set[str] = set()
+    for i, entry in enumerate(linux.namespaces):
+        at = f"linux.namespaces[{i}]"
+        if entry.type not in NAMESPACES:
+            raise InvalidSpec(f"{at}.type", f"unknown namespace type {entry.type!r}")
+        if entry.type in seen:
+            raise InvalidSpec(f"{at}.type", f"the {entry.type} namespace is given twice")
+        if entry.path and not entry.path.startswith("/"):
+            raise InvalidSpec(f"{at}.path", "must be absolute")
+        seen.add(entry.type)
+    user = linux.namespace("user")
+    maps = linux.uid_mappings or linux.gid_mappings
+    if maps and user is None:
+        raise InvalidSpec("linux.uidMappings", "mappings need a user namespace")
+    if user is not None and not user.path and not (linux.uid_mappings and linux.gid_mappings):
+        raise InvalidSpec("linux.uidMappings", "a new user namespace needs uid and gid mappings")
+    time = linux.namespace("time")
+    if linux.time_offsets and (time is None or time.path):
+        raise InvalidSpec("linux.timeOffsets", "need a new time namespace")
+    for clock in linux.time_offsets:
+        if clock not in ("monotonic", "boottime"):
+            raise InvalidSpec(f"linux.timeOffsets.{clock}", "the clock must be monotonic or boottime")
+
+
+def _names(spec: Spec) -> None:
+    uts = spec.linux.namespace("uts")
+    for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
+        if name and uts is None:
+            raise InvalidSpec(key, "needs a uts namespace of its own")
+        if len(name.encode("utf-8", "surrogateescape")) > 64:
+            raise InvalidSpec(key, "is longer than 64 bytes")
+
+
+def _mount(mount: Mount, spec: Spec, path: str) -> None:
+    if not mount.destination:
+        raise InvalidSpec(f"{path}.destination", "must not be empty")
+    if bool(mount.uid_mappings) != bool(mount.gid_mappings):
+        raise InvalidSpec(path, "uidMappings and gidMappings come together")
+    options = mount.options
+    bind = "bind" in options or "rbind" in options
+    idmap = "idmap" in options or "ridmap" in options
+    if (idmap or mount.uid_mappings) and not bind:
+        raise InvalidSpec(f"{path}.options", "only bind mounts can be mapped to other ids")
+    if idmap and not mount.uid_mappings and spec.linux.namespace("user") is None:
+        raise InvalidSpec(f"{path}.options", "idmap needs mappings or a user namespace")
+    if bind and not mount.source:
+        raise InvalidSpec(f"{path}.source", "a bind mount needs one")
+    if not bind and not mount.type:
+        raise InvalidSpec(f"{path}.type", "is required unless the mount is a bind")
+
+
+def _hook(hook: Hook, path: str) -> None:
+    if not hook.path.startswith("/"):
+        raise InvalidSpec(f"{path}.path", "must be absolute")
+    if hook.timeout_s is not None and hook.timeout_s <= 0:
+        raise InvalidSpec(f"{path}.timeout", "must be above zero")
+
+
+def _linux(linux: Linux) -> None:
+    own_mounts = linux.namespace("mount") is not None
+    for key, paths in (("maskedPaths", linux.masked_paths), ("readonlyPaths", linux.readonly_paths)):
+        if paths and not own_mounts:
+            raise InvalidSpec(f"linux.{key}", "need a mount namespace")
+        for i, value in enumerate(paths):
+            if not value.startswith("/"):
+                raise InvalidSpec(f"linux.{key}[{i}]", f"{value!r} is not absolute")
+    if linux.rootfs_propagation and linux.rootfs_propagation not in PROPAGATIONS:
+        raise InvalidSpec("linux.rootfsPropagation", f"unknown value {linux.rootfs_propagation!r}")
+    for i, device in enumerate(linux.devices):
+        _device(device, f"linux.devices[{i}]")
+    for key, value in linux.sysctl.items():
+        _sysctl(key, value, linux)
+    if linux.net_devices and linux.namespace("network") is None:
+        raise InvalidSpec("linux.netDevices", "need a network namespace")
+    for host, name in linux.net_devices.items():
+        _link_name(host, host)
+        _link_name(name, host)
+    if linux.personality is not None and linux.personality.domain not in PERSONALITIES:
+        raise InvalidSpec("linux.personality.domain", f"unknown domain {linux.personality.domain!r}")
+    policy = linux.memory_policy
+    if policy is not None:
+        if policy.mode not in MEMORY_MODES:
+            raise InvalidSpec("linux.memoryPolicy.mode", f"unknown mode {policy.mode!r}")
+        for i, flag in enumerate(policy.flags):
+            if flag not in MEMORY_FLAGS:
+                raise InvalidSpec(f"linux.memoryPolicy.flags[{i}]", f"unknown flag {flag!r}")
+
+
+def _device(device: Device, path: str) -> None:
+    if device.type not in ("c", "u", "b", "p"):
+        raise InvalidSpec(f"{path}.type", f"unknown device type {device.type!r}")
+    if not device.path.startswith("/"):
+        raise InvalidSpec(f"{path}.path", "must be absolute")
+
+
+def _link_name(name: str, key: str) -> None:
+    if not 0 < len(name.encode()) <= 15 or name in (".", "..") or any(c in "/: \t\n" for c in name):
+        raise InvalidSpec(f"linux.netDevices.{key}", f"{name!r} is not a link's name")
+
+
+def sysctl_path(key: str) -> str:
+    """The path below /proc/sys that `key` names; the first separator decides whether `.` or `/` separates (sysctl(8))."""
+    dot, slash = key.find("."), key.find("/")
+    if slash >= 0 and (dot < 0 or slash < dot):
+        return key
+    return key.translate({ord("."): "/", ord("/"): "."})
+
+
+def _sysctl(key: str, value: str, linux: Linux) -> None:
+    """Only settings that a namespace of the container owns; a value is one line (CVE-2022-0811)."""
+    at = f"linux.sysctl.{key}"
+    parts = sysctl_path(key).split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise InvalidSpec(at, "is not the name of a setting")
+    if "\n" in value:
+        raise InvalidSpec(at, "the value must be one line")
+    dotted = ".".join(parts)
+    if dotted in IPC_SYSCTLS or dotted.startswith("fs.mqueue."):
+        needed = "ipc"
+    elif parts[0] == "net":
+        needed = "network"
+    elif dotted == "kernel.domainname":
+        needed = "uts"
+    elif parts[0] == "user":
+        needed = "user"
+    elif dotted == "kernel.hostname":
+        raise InvalidSpec(at, "use the hostname property")
+    else:
+        raise InvalidSpec(at, "is not a setting of a namespace")
+    if linux.namespace(needed) is None:
+        raise InvalidSpec(at, f"needs a {needed} namespace of its own")
