@@ -1,0 +1,150 @@
+"""The device rules as an eBPF program: OCI `resources.devices` in order, the last rule that names an access bit decides it.
+
+The program walks the rules from the last to the first with the set of access bits that are still undecided. An allow rule
+takes its bits out (none left: allowed), a deny rule that touches an undecided bit ends in refusal, and what nobody decided
+is refused. That is the list's meaning bit by bit, so no rule set has to be simplified first. After the caller's rules come
+the defaults that every container gets. Source: runtime-spec config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
+"""
+
+from __future__ import annotations
+
+from pyrunc.errors import InvalidSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+ACCESS = {"m": 1, "r": 2, "w": 4}
+ALL = 7
+TYPES = {"a": 0, "b": 1, "c": 2, "u": 2}
+WHERE = "linux.resources.devices"
+
+# eBPF: opcodes of the instructions in use, registers by what they hold.
+LOAD32, MOVE64, MOVE32, AND32, SHIFT_RIGHT32 = 0x61, 0xB7, 0xBC, 0x54, 0x74
+JUMP_NOT_EQUAL, JUMP_IF_SET, JUMP, EXIT = 0x55, 0x45, 0x05, 0x95
+RESULT, CONTEXT, TYPE, BITS, MAJOR, MINOR = 0, 1, 2, 3, 4, 5
+
+Instruction = tuple[int, int, int, int, int]  # opcode, destination, source, jump offset, immediate
+
+
+class Rule:
+    """`kind` 0 any, 1 block, 2 character; `major`, `minor` None for any; `bits` of ACCESS."""
+
+    __slots__ = ("allow", "bits", "kind", "major", "minor")
+
+    def __init__(self, allow: bool, kind: int, major: int | None, minor: int | None, bits: int) -> None:
+        self.allow, self.kind, self.major, self.minor, self.bits = allow, kind, major, minor, bits
+
+    @property
+    def everything(self) -> bool:
+        """Whether no rule before this one can matter."""
+        return self.kind == 0 and self.major is None and self.minor is None and self.bits == ALL
+
+    def matches(self, kind: int, major: int, minor: int) -> bool:
+        """Whether the rule speaks about the device."""
+        return self.kind in (0, kind) and self.major in (None, major) and self.minor in (None, minor)
+
+
+DEFAULTS = (
+    Rule(True, 2, None, None, ACCESS["m"]),
+    Rule(True, 1, None, None, ACCESS["m"]),
+    *(Rule(True, 2, 1, minor, ALL) for minor in (3, 5, 7, 8, 9)),  # null zero full random urandom
+    Rule(True, 2, 5, 0, ALL),  # tty
+    Rule(True, 2, 5, 2, ALL),  # ptmx
+    Rule(True, 2, 136, None, ALL),  # pts/*
+    Rule(True, 2, 10, 200, ALL),  # net/tun
+)
+
+
+def parse(devices: Sequence[Mapping[str, Any]]) -> list[Rule]:
+    """OCI device rules. A missing type is any, a missing number any. Raises InvalidSpec."""
+    rules = []
+    for index, device in enumerate(devices):
+        where = f"{WHERE}[{index}]"
+        kind, access = device.get("type") or "a", device.get("access") or ""
+        if kind not in TYPES:
+            raise InvalidSpec(f"{where}.type", f"{kind!r} is not one of a, b, c, u")
+        if not access or set(access) - set(ACCESS):
+            raise InvalidSpec(f"{where}.access", f"{access!r} is not made of r, w and m")
+        bits = sum(ACCESS[letter] for letter in set(access))
+        rules.append(
+            Rule(
+                bool(device.get("allow")),
+                TYPES[kind],
+                _number(device, "major"),
+                _number(device, "minor"),
+                bits,
+            )
+        )
+    return rules
+
+
+def _number(device: Mapping[str, Any], key: str) -> int | None:
+    value = device.get(key)
+    return None if value is None or value < 0 else int(value)
+
+
+def allowed(rules: Sequence[Rule], kind: int, major: int, minor: int, bits: int) -> bool:
+    """What the program answers, in Python: the definition that the program is tested against."""
+    for rule in reversed(rules):
+        if rule.matches(kind, major, minor):
+            if not rule.allow and bits & rule.bits:
+                return False
+            if rule.allow:
+                bits &= ~rule.bits
+            if not bits:
+                return True
+    return False
+
+
+def program(devices: Sequence[Mapping[str, Any]]) -> bytes:
+    """eBPF instructions for the caller's rules and the defaults. Raises InvalidSpec."""
+    from pyrunc.kernel.bpf import INSTRUCTION
+
+    code = assemble([*parse(devices), *DEFAULTS])
+    return b"".join(
+        INSTRUCTION.pack(opcode, destination | source << 4, offset, immediate)
+        for opcode, destination, source, offset, immediate in code
+    )
+
+
+def assemble(rules: Sequence[Rule]) -> list[Instruction]:
+    """The instructions for `rules`, last rule first; rules behind an all-embracing one are never reached and left out."""
+    code: list[Instruction] = [
+        (LOAD32, TYPE, CONTEXT, 0, 0),
+        (MOVE32, BITS, TYPE, 0, 0),
+        (AND32, TYPE, 0, 0, 0xFFFF),
+        (SHIFT_RIGHT32, BITS, 0, 0, 16),
+        (LOAD32, MAJOR, CONTEXT, 4, 0),
+        (LOAD32, MINOR, CONTEXT, 8, 0),
+    ]
+    for rule in reversed(rules):
+        if rule.everything:
+            return code + _answer(int(rule.allow))
+        code += _block(rule)
+    return code + _answer(0)
+
+
+def _block(rule: Rule) -> list[Instruction]:
+    """One rule; a device that it does not speak about jumps behind the block."""
+    body: list[Instruction] = []
+    if not rule.allow:
+        body += [(JUMP_IF_SET, BITS, 0, 1, rule.bits), (JUMP, 0, 0, 2, 0), *_answer(0)]
+    elif rule.bits == ALL:
+        body += _answer(1)
+    else:
+        body += [(AND32, BITS, 0, 0, ALL & ~rule.bits), (JUMP_NOT_EQUAL, BITS, 0, 2, 0), *_answer(1)]
+    tests = [(TYPE, rule.kind or None), (MAJOR, rule.major), (MINOR, rule.minor)]
+    for register, value in reversed(tests):
+        if value is not None:
+            body.insert(0, (JUMP_NOT_EQUAL, register, 0, len(body), _signed(value)))
+    return body
+
+
+def _answer(value: int) -> list[Instruction]:
+    return [(MOVE64, RESULT, 0, 0, value), (EXIT, 0, 0, 0, 0)]
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >= 1 << 31 else value

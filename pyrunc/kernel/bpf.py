@@ -1,0 +1,134 @@
+"""bpf(2) as far as a container needs it: load a device program and attach it to a cgroup.
+
+Source: bpf(2), include/uapi/linux/bpf.h. A program lives as long as it is attached; its descriptor is closed here at once.
+Several programs on one group must all allow an access, so an earlier one has to be replaced, not joined.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+from pyrunc.errors import KernelError, Unsupported
+
+NUMBERS = {"x86_64": 321, "aarch64": 280}
+PROG_LOAD, PROG_ATTACH, PROG_DETACH, PROG_GET_FD_BY_ID, PROG_QUERY = 5, 8, 9, 13, 16
+TYPE_CGROUP_DEVICE, ATTACH_CGROUP_DEVICE = 15, 6
+F_ALLOW_MULTI, F_REPLACE = 2, 4
+ATTRIBUTES_SIZE = 128
+MAX_ATTACHED = 64
+INSTRUCTION = struct.Struct("<BBhi")
+NAME = b"pyrunc_devices"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+def replace_device_program(group_fd: int, program: bytes) -> None:
+    """Make `program` (eBPF instructions) the one device filter of the group. Raises KernelError, with the verifier's words."""
+    new = open_device_program(program)
+    try:
+        old = _attached(group_fd)
+        if len(old) == 1 and _attach_instead(group_fd, new, old[0]):
+            return
+        _attach(group_fd, new, F_ALLOW_MULTI, 0)
+        for number in old:
+            _detach(group_fd, number)
+    finally:
+        os.close(new)
+
+
+def open_device_program(program: bytes) -> int:
+    """A descriptor of the verified program. The caller closes it. Raises KernelError."""
+    code = ctypes.create_string_buffer(program, len(program))
+    count = len(program) // INSTRUCTION.size
+    try:
+        return _load(code, count, None)
+    except KernelError as error:
+        log = ctypes.create_string_buffer(65536)
+        try:
+            return _load(code, count, log)
+        except KernelError:
+            words = log.value.decode("utf-8", "replace").strip().replace("\n", "; ")
+            raise KernelError("bpf", "load of the device filter", error.errno, words) from None
+
+
+def _load(code: ctypes.Array[ctypes.c_char], count: int, log: ctypes.Array[ctypes.c_char] | None) -> int:
+    licence = ctypes.create_string_buffer(b"Apache-2.0")
+    attributes = struct.pack(
+        "<IIQQIIQII16sII",
+        TYPE_CGROUP_DEVICE,
+        count,
+        ctypes.addressof(code),
+        ctypes.addressof(licence),
+        1 if log is not None else 0,
+        len(log) if log is not None else 0,
+        ctypes.addressof(log) if log is not None else 0,
+        0,
+        0,
+        NAME,
+        0,
+        0,
+    )
+    return _bpf(PROG_LOAD, attributes, "load of the device filter")[0]
+
+
+def _attached(group_fd: int) -> list[int]:
+    ids = (ctypes.c_uint32 * MAX_ATTACHED)()
+    attributes = struct.pack(
+        "<IIIIQI", group_fd, ATTACH_CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), MAX_ATTACHED
+    )
+    _, answer = _bpf(PROG_QUERY, attributes, "query of the device filters")
+    (count,) = struct.unpack_from("<I", answer, 24)
+    return list(ids[:count])
+
+
+def _attach_instead(group_fd: int, new: int, old_id: int) -> bool:
+    """Swap atomically; False when the old program was attached in a way that cannot be replaced."""
+    try:
+        old = _open_by_id(old_id)
+    except KernelError:
+        return False
+    try:
+        _attach(group_fd, new, F_ALLOW_MULTI | F_REPLACE, old)
+    except KernelError:
+        return False
+    finally:
+        os.close(old)
+    return True
+
+
+def _attach(group_fd: int, program_fd: int, flags: int, replaced_fd: int) -> None:
+    attributes = struct.pack("<IIIII", group_fd, program_fd, ATTACH_CGROUP_DEVICE, flags, replaced_fd)
+    _bpf(PROG_ATTACH, attributes, "attach of the device filter to the cgroup")
+
+
+def _detach(group_fd: int, program_id: int) -> None:
+    program = _open_by_id(program_id)
+    try:
+        attributes = struct.pack("<IIII", group_fd, program, ATTACH_CGROUP_DEVICE, 0)
+        _bpf(PROG_DETACH, attributes, "detach of the earlier device filter")
+    finally:
+        os.close(program)
+
+
+def _open_by_id(program_id: int) -> int:
+    return _bpf(PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0), f"program {program_id}")[0]
+
+
+def _bpf(command: int, attributes: bytes, subject: str) -> tuple[int, bytes]:
+    machine = os.uname().machine
+    if machine not in NUMBERS:
+        raise Unsupported(f"bpf on {machine}")
+    union = ctypes.create_string_buffer(attributes, ATTRIBUTES_SIZE)
+    result = _syscall(
+        ctypes.c_long(NUMBERS[machine]),
+        ctypes.c_long(command),
+        ctypes.byref(union),
+        ctypes.c_ulong(ATTRIBUTES_SIZE),
+    )
+    if result < 0:
+        raise KernelError("bpf", subject, ctypes.get_errno())
+    return int(result), union.raw
