@@ -1,0 +1,28 @@
+"""What a process is to its descendants and its parent: who inherits orphans, who dies with whom (prctl(2))."""
+
+from __future__ import annotations
+
+import prctl
+
+from pyrunc.errors import KernelError
+
+
+def set_child_subreaper(on: bool = True) -> None:
+    """Orphaned descendants of the caller become its children (PR_SET_CHILD_SUBREAPER); not inherited, kept by execve."""
+    try:
+        prctl.set_child_subreaper(on)
+    except OSError as error:
+        raise KernelError("prctl", "PR_SET_CHILD_SUBREAPER", error.errno or 0) from None
+
+
+def set_parent_death_signal(signal: int) -> None:
+    """The caller gets `signal` when the *thread* that forked it ends (PR_SET_PDEATHSIG): only for single-threaded parents."""
+    try:
+        prctl.set_pdeathsig(signal)
+    except OSError as error:
+        raise KernelError("prctl", "PR_SET_PDEATHSIG", error.errno or 0) from None
+
+
+def set_name(name: str) -> None:
+    """The caller's name in /proc/PID/comm, at most 15 bytes (PR_SET_NAME)."""
+    prctl.set_name(name)

@@ -1,0 +1,129 @@
+"""Messages between our own processes: one JSON object per SOCK_SEQPACKET packet, descriptors beside it (SCM_RIGHTS).
+
+A packet is the JSON text itself, or, when that is longer than a socket buffer takes comfortably, the byte `M` with the
+text in a memfd that travels as the first descriptor. Both ends run as the same user on sockets in folders of mode 0700.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+
+from pyrunc.errors import PeerError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    Message = dict[str, Any]
+
+INLINE_LIMIT_BYTES = 32 * 1024
+MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
+_MOST_FDS = 64  # SCM_MAX_FD is 253
+_IN_MEMFD = b"M"
+
+
+def encode(message: Message) -> bytes:
+    """The JSON text of `message`; strings may hold surrogate escapes (paths that are not UTF-8)."""
+    return json.dumps(message, separators=(",", ":")).encode("ascii")
+
+
+def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Send one message; the caller keeps its descriptors. Raises OSError (BlockingIOError on a full non-blocking socket)."""
+    send_text(sock, encode(message), fds)
+
+
+def send_text(sock: socket.socket, text: bytes, fds: Sequence[int] = ()) -> None:
+    """`send` for a message that is encoded already."""
+    if len(text) <= INLINE_LIMIT_BYTES:
+        _send(sock, text, fds)
+        return
+    memory = open_memory("message", text)
+    try:
+        _send(sock, _IN_MEMFD, [memory, *fds])
+    finally:
+        os.close(memory)
+
+
+def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
+    """The next message and its descriptors, which are the caller's to close; None when the peer has gone.
+
+    Raises BlockingIOError (nothing there, non-blocking socket), PeerError (not one of our messages).
+    """
+    try:
+        packet, ancillary, flags, _ = sock.recvmsg(
+            INLINE_LIMIT_BYTES, socket.CMSG_SPACE(_MOST_FDS * 4), socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError:
+        return None
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    received = fds.tolist()
+    if not packet:
+        close_all(received)
+        return None
+    try:
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise PeerError("a message was cut off")
+        text = packet
+        if packet == _IN_MEMFD and received:
+            memory = received.pop(0)
+            try:
+                text = read_memory(memory)
+            finally:
+                os.close(memory)
+        message = json.loads(text)
+        if not isinstance(message, dict):
+            raise PeerError("a message is not a JSON object")
+    except BaseException as error:
+        close_all(received)
+        if isinstance(error, ValueError):
+            raise PeerError(f"a message is not JSON: {error}") from None
+        raise
+    return message, received
+
+
+def open_memory(name: str, content: bytes) -> int:
+    """A memfd that holds `content`, its offset at the beginning."""
+    memory = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(memory, view) :]
+        os.lseek(memory, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def read_memory(memory: int) -> bytes:
+    """All of a file descriptor's file, whatever its offset. Raises PeerError above `MESSAGE_LIMIT_BYTES`."""
+    size = os.fstat(memory).st_size
+    if size > MESSAGE_LIMIT_BYTES:
+        raise PeerError(f"a message has {size} bytes, more than {MESSAGE_LIMIT_BYTES}")
+    parts = []
+    offset = 0
+    while offset < size:
+        part = os.pread(memory, size - offset, offset)
+        if not part:
+            break
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close every descriptor."""
+    for fd in fds:
+        os.close(fd)
+
+
+def _send(sock: socket.socket, packet: bytes, fds: Sequence[int]) -> None:
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([packet], ancillary, socket.MSG_NOSIGNAL)

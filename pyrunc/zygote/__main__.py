@@ -1,0 +1,32 @@
+"""The zygote's start: import the preload list, freeze the heap, then fork on request until the socket closes.
+
+argv: descriptor of the socket, search path (joined by `:`), modules to import. Started by pyrunc.zygote.client.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from pyrunc import wire
+from pyrunc.errors import Error
+from pyrunc.kernel import reaper
+from pyrunc.zygote import loop, preload
+
+
+def main() -> None:
+    """Serve the socket that argv names; returns in the zygote when the server has gone."""
+    server = socket.socket(fileno=int(sys.argv[1]))
+    server.set_inheritable(False)
+    reaper.set_name("pyrunc-zygote")
+    try:
+        preload.load(sys.argv[3:])
+    except Error as error:
+        wire.send(server, {"error": error.to_wire()})
+        return
+    preload.freeze()
+    loop.Loop(server).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""The server's side of a zygote: spawn it, ask it for children, start another when it died. asyncio, no threads.
+
+The server is never forked: the zygote is spawned (posix_spawn, which does not copy the server's memory), and everything
+else is forked from the zygote, which has the needed modules imported and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyrunc import wire
+from pyrunc.errors import DeadlineExceeded, Error, PeerError, from_wire
+from pyrunc.zygote import messages
+
+OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
+_READ_BYTES = 64 * 1024
+_START_TIMEOUT_S = 10.0
+_BOOT = "import sys; sys.path[:] = sys.argv[2].split(':'); from pyrunc.zygote.__main__ import main; main()"
+_ZYGOTE_FD = 3
+_OUR_PARENT = os.path.dirname(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+)  # an editable install is a hook
+
+
+@dataclass(frozen=True)
+class ErrandResult:
+    """How an errand ended. `exit_code` is 128 + n for signal n; `fds` are the caller's to close.
+
+    `stdout` and `stderr` hold at most the limit's bytes; `truncated` says that more was written.
+    """
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    fds: list[int] = field(default_factory=list)
+    truncated: bool = False
+
+
+class Zygote:
+    """A zygote process, replaced by a new one when it is found dead. Use from one event loop."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._preload = list(preload)
+        self._process: _Process | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    @classmethod
+    async def start(cls, preload: Sequence[str]) -> Zygote:
+        """Spawn a zygote that imports the modules `preload`. Raises PeerError with what its import failed with."""
+        zygote = cls(preload)
+        await zygote._live()
+        return zygote
+
+    @property
+    def pid(self) -> int | None:
+        """The living zygote's pid."""
+        return self._process.pid if self._process and not self._process.gone else None
+
+    async def fork(
+        self, function: str, arguments: Mapping[str, Any] | None = None, fds: Sequence[int] = ()
+    ) -> int:
+        """Start a detached child that calls `module:function(arguments, fds)`; returns its pid.
+
+        The child has a session of its own, /dev/null as stdio and only `fds` (renumbered from 3). It is not killed with
+        the server or the zygote. The caller keeps its `fds`. Raises PeerError when the zygote dies meanwhile.
+        """
+        process = await self._live()
+        request = {"call": messages.FORK, "function": function, "arguments": dict(arguments or {})}
+        answer = await process.ask(request, fds)
+        return int(answer["pid"])
+
+    async def run(
+        self,
+        function: str,
+        arguments: Mapping[str, Any] | None = None,
+        fds: Sequence[int] = (),
+        timeout_s: float | None = None,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+    ) -> ErrandResult:
+        """Run `module:function(arguments, fds)` in a child and wait for its end.
+
+        The function returns None (exit code 0), an exit code, or a list of descriptors to hand over; it may exec another
+        program. `env` is added to the zygote's environment. An `Error` that it raises is raised here; other exceptions
+        become a traceback on stderr and exit code 1. After `timeout_s` the errand and its descendants are killed and
+        DeadlineExceeded is raised; cancelling kills them too. Descendants that a finished errand leaves behind are killed.
+        """
+        process = await self._live()
+        errand = _Errand(output_limit_bytes)
+        try:
+            request = {
+                "call": messages.RUN,
+                "function": function,
+                "arguments": dict(arguments or {}),
+                "environment": dict(env or {}),
+                "timeout_s": timeout_s,
+            }
+            with errand.open_ends(stdin) as ends:
+                answering = process.send(request, [*ends, *fds])
+            try:
+                answer = await answering
+            except asyncio.CancelledError:
+                process.cancel(answering)
+                raise
+            if answer["timed_out"]:
+                raise DeadlineExceeded(f"{function} took longer than {timeout_s:g} s")
+            return errand.result(int(answer["exit_code"]))
+        finally:
+            errand.close()
+
+    async def close(self) -> None:
+        """End the zygote: running errands are killed, detached children stay."""
+        self._closed = True
+        if self._process:
+            await self._process.close()
+            self._process = None
+
+    async def _live(self) -> _Process:
+        async with self._starting:
+            if self._closed:
+                raise PeerError("the zygote is closed")
+            if self._process is None or self._process.gone:
+                if self._process:
+                    await self._process.close()
+                self._process = await _Process.start(self._preload)
+            return self._process
+
+
+class _Process:
+    """One living zygote and the questions that it has not answered yet."""
+
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.pid = pid
+        self.gone = False
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._next_id = 0
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._unsent: list[tuple[bytes, list[int]]] = []
+        self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._loop.add_reader(sock, self._readable)
+
+    @classmethod
+    async def start(cls, preload: Sequence[str]) -> _Process:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            ours.setblocking(False)
+            try:
+                pid = _spawn(theirs.fileno(), preload)
+            except BaseException:
+                ours.close()
+                raise
+        process = cls(pid, ours)
+        try:
+            answer = await asyncio.wait_for(process._ready, _START_TIMEOUT_S)
+        except BaseException as error:
+            await process.close(kill=True)
+            if isinstance(error, TimeoutError):
+                raise DeadlineExceeded(f"the zygote did not start in {_START_TIMEOUT_S:g} s") from None
+            raise
+        if "error" in answer:
+            await process.close()
+            raise PeerError(f"the zygote cannot start: {from_wire(answer['error']).message}")
+        return process
+
+    def send(self, request: dict[str, Any], fds: Sequence[int]) -> asyncio.Future[dict[str, Any]]:
+        """Queue a request; the future gets the answer's `ok` part or its error. Descriptors may be closed afterwards."""
+        if self.gone:
+            raise PeerError("the zygote has died")
+        self._next_id += 1
+        future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._waiting[self._next_id] = future
+        self._put({"id": self._next_id, **request}, fds)
+        return future
+
+    async def ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        return await self.send(request, fds)
+
+    def cancel(self, future: asyncio.Future[dict[str, Any]]) -> None:
+        """Kill the errand whose answer is awaited no more."""
+        for number, waiting in self._waiting.items():
+            if waiting is future and not self.gone:
+                self._put({"id": 0, "call": messages.CANCEL, "run": number}, ())
+
+    async def close(self, *, kill: bool = False) -> None:
+        """Hang up and wait until the process is reaped."""
+        self._lost()
+        if kill:
+            os.kill(
+                self.pid, signal.SIGKILL
+            )  # ours and not reaped yet: the number cannot mean another process
+        await _reap(self.pid)
+
+    def _put(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        text = wire.encode(message)
+        if not self._unsent:
+            try:
+                wire.send_text(self._socket, text, fds)
+                return
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._writable)
+            except OSError:
+                self._lost()
+                return
+        self._unsent.append((text, [os.dup(fd) for fd in fds]))
+
+    def _writable(self) -> None:
+        while self._unsent:
+            text, fds = self._unsent[0]
+            try:
+                wire.send_text(self._socket, text, fds)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._lost()
+                return
+            wire.close_all(fds)
+            del self._unsent[0]
+        self._loop.remove_writer(self._socket)
+
+    def _readable(self) -> None:
+        while not self.gone:
+            try:
+                received = wire.receive(self._socket)
+            except BlockingIOError:
+                return
+            except (OSError, Error):
+                received = None
+            if received is None:
+                self._lost()
+                return
+            message, fds = received
+            wire.close_all(fds)
+            self._answered(message)
+
+    def _answered(self, message: dict[str, Any]) -> None:
+        future = self._waiting.pop(message["id"], None) if "id" in message else self._ready
+        if future is None or future.done():
+            return
+        if "id" in message and "error" in message:
+            future.set_exception(from_wire(message["error"]))
+        else:
+            future.set_result(message.get("ok", message))
+
+    def _lost(self) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        for _, fds in self._unsent:
+            wire.close_all(fds)
+        self._unsent.clear()
+        for future in [*self._waiting.values(), self._ready]:
+            if not future.done():
+                future.set_exception(PeerError("the zygote has died"))
+                future.exception()  # an abandoned one is not worth a warning
+        self._waiting.clear()
+
+
+class _Errand:
+    """The pipes around one errand: what it writes is read here until it ends."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._loop = asyncio.get_running_loop()
+        self._outputs: list[_Output] = []
+        self._result, self._their_result = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._result.setblocking(False)
+
+    def open_ends(self, stdin: bytes) -> _Ends:
+        """What the child gets: stdin, stdout, stderr, result socket; closed here at the end of the with block."""
+        ends = _Ends([self._their_result.detach()])
+        try:
+            for place in (0, 1):
+                ours, theirs = os.pipe2(os.O_CLOEXEC)
+                self._outputs.append(_Output(self._loop, ours, self._limit_bytes))
+                ends.fds.insert(place, theirs)
+            ends.fds.insert(0, wire.open_memory("stdin", stdin))
+        except BaseException:
+            wire.close_all(ends.fds)
+            raise
+        return ends
+
+    def result(self, exit_code: int) -> ErrandResult:
+        """What it wrote and handed over. Raises the error that it reported."""
+        for output in self._outputs:
+            output.drain()
+        fds: list[int] = []
+        try:
+            received = wire.receive(self._result)
+        except BlockingIOError:
+            received = None
+        if received:
+            message, fds = received
+            if "error" in message:
+                wire.close_all(fds)
+                raise from_wire(message["error"])
+        stdout, stderr = (bytes(output.content) for output in self._outputs)
+        truncated = any(output.truncated for output in self._outputs)
+        return ErrandResult(exit_code, stdout, stderr, fds, truncated)
+
+    def close(self) -> None:
+        for output in self._outputs:
+            output.close()
+        self._result.close()
+        self._their_result.close()
+
+
+class _Ends:
+    def __init__(self, fds: list[int]) -> None:
+        self.fds = fds
+
+    def __enter__(self) -> list[int]:
+        return self.fds
+
+    def __exit__(self, *exception: object) -> None:
+        wire.close_all(self.fds)
+
+
+class _Output:
+    """One pipe that is read as data comes, so that the errand never waits; beyond the limit it is thrown away."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, limit_bytes: int) -> None:
+        self.content = bytearray()
+        self.truncated = False
+        self._fd: int | None = fd
+        self._loop, self._limit_bytes = loop, limit_bytes
+        os.set_blocking(fd, False)
+        loop.add_reader(fd, self._read)
+
+    def drain(self) -> None:
+        """Read what is there now; a descendant may hold the other end for ever."""
+        for _ in range(1 + self._limit_bytes // _READ_BYTES):
+            if not self._read():
+                return
+
+    def close(self) -> None:
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _read(self) -> bool:
+        if self._fd is None:
+            return False
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        room = self._limit_bytes - len(self.content)
+        self.content += data[:room]
+        self.truncated |= len(data) > room
+        return True
+
+
+def _spawn(fd: int, preload: Sequence[str]) -> int:
+    """Start the interpreter with `fd` as its descriptor 3, no site packages but our own search path, default signals."""
+    path = ":".join([_OUR_PARENT, *(os.path.abspath(p) for p in sys.path if p)])
+    argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(_ZYGOTE_FD), path, *preload]
+    catchable = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
+    source = os.dup(fd)  # never the number 3 itself: a dup2 onto itself would keep close-on-exec
+    try:
+        while source <= _ZYGOTE_FD:
+            source, lower = os.dup(source), source
+            os.close(lower)
+        return os.posix_spawn(
+            sys.executable,
+            argv,
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, 2, 1),
+                (os.POSIX_SPAWN_DUP2, source, _ZYGOTE_FD),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=catchable,
+        )
+    finally:
+        os.close(source)
+
+
+async def _reap(pid: int) -> None:
+    """Wait for our child's end without blocking the loop."""
+    loop = asyncio.get_running_loop()
+    pidfd = os.pidfd_open(pid)
+    ended: asyncio.Future[None] = loop.create_future()
+    try:
+        loop.add_reader(pidfd, _settle, ended)
+        try:
+            await asyncio.wait_for(asyncio.shield(ended), 5.0)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            await ended
+        os.waitpid(pid, 0)
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,141 @@
+"""The zygote's loop: one socket, children's ends, errands' deadlines. It never waits for anything else."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+from pyrunc import wire
+from pyrunc.errors import Error, InvalidArgument, KernelError
+from pyrunc.zygote import child, descendants, messages
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+
+
+class _Errand:
+    """A running errand: the request that it answers, its deadline (monotonic seconds)."""
+
+    __slots__ = ("deadline", "pid", "request_id", "timed_out")
+
+    def __init__(self, request_id: int, pid: int, deadline: float | None) -> None:
+        self.request_id, self.pid, self.deadline, self.timed_out = request_id, pid, deadline, False
+
+
+class Loop:
+    """Serves one server until its socket closes."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+        self._errands: dict[int, _Errand] = {}
+
+    def serve(self) -> None:
+        """Fork on request; returns when the server has gone. Errands do not outlive the zygote."""
+        wakeup, _ = _open_child_notice()
+        poll = select.poll()
+        poll.register(self._server, select.POLLIN)
+        poll.register(wakeup, select.POLLIN)
+        wire.send(self._server, {"ready": os.getpid()})
+        try:
+            while True:
+                ready = {fd for fd, _ in poll.poll(self._wait_ms())}
+                if wakeup in ready:
+                    _empty(wakeup)
+                self._reap()
+                self._expire()
+                if self._server.fileno() in ready and not self._request():
+                    return
+        except BrokenPipeError:
+            return  # the server went away in the middle of an answer
+        finally:
+            for errand in self._errands.values():
+                descendants.kill(errand.pid)
+
+    def _request(self) -> bool:
+        received = wire.receive(self._server)
+        if received is None:
+            return False
+        request, fds = received
+        try:
+            self._dispatch(request, fds)
+        except Error as error:
+            self._fail(request, error)
+        except OSError as error:
+            self._fail(request, KernelError("fork", str(request.get("function")), error.errno or 0))
+        finally:
+            wire.close_all(fds)
+        return True
+
+    def _dispatch(self, request: dict[str, Any], fds: list[int]) -> None:
+        call = request.get("call")
+        if call == messages.FORK:
+            pid = child.fork_detached(request, fds)
+            wire.send(self._server, {"id": request["id"], "ok": {"pid": pid}})
+        elif call == messages.RUN:
+            pid = child.fork_errand(request, fds)
+            timeout_s = request.get("timeout_s")
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            self._errands[pid] = _Errand(request["id"], pid, deadline)
+        elif call == messages.CANCEL:
+            for errand in self._errands.values():
+                if errand.request_id == request["run"]:
+                    descendants.kill(errand.pid)
+        else:
+            raise InvalidArgument(f"the zygote has no call {call!r}")
+
+    def _fail(self, request: dict[str, Any], error: Error) -> None:
+        print(f"pyrunc-zygote: {error}", file=sys.stderr)
+        wire.send(self._server, {"id": request.get("id", 0), "error": error.to_wire()})
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            errand = self._errands.pop(ended.si_pid, None)
+            if errand:
+                descendants.kill(errand.pid)  # its number is held by the zombie until the next line
+            os.waitpid(ended.si_pid, 0)
+            if errand:
+                code = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+                answer = {"exit_code": code, "timed_out": errand.timed_out}
+                wire.send(self._server, {"id": errand.request_id, "ok": answer})
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for errand in self._errands.values():
+            if errand.deadline is not None and errand.deadline <= now:
+                errand.timed_out, errand.deadline = True, None
+                descendants.kill(errand.pid)
+
+    def _wait_ms(self) -> float | None:
+        deadlines = [errand.deadline for errand in self._errands.values() if errand.deadline is not None]
+        return max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1) if deadlines else None
+
+
+def _open_child_notice() -> tuple[int, int]:
+    """A pipe that becomes readable when a child ends (SIGCHLD through the wakeup descriptor)."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, _nothing)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading, writing
+
+
+def _nothing(number: int, frame: object) -> None:
+    """A handler must exist for the wakeup descriptor to be written."""
+
+
+def _empty(fd: int) -> None:
+    try:
+        while len(os.read(fd, 4096)) == 4096:
+            pass
+    except BlockingIOError:
+        pass

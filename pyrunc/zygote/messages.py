@@ -1,0 +1,18 @@
+"""What the server and the zygote say to each other. One JSON object per packet (pyrunc.wire).
+
+`fork`   {"id","call","function","arguments"} + fds        -> {"id","ok":{"pid"}}: a child that outlives server and zygote
+`run`    {"id","call","function","arguments","environment","timeout_s"} + [stdin, stdout, stderr, result socket, fds…]
+         -> {"id","ok":{"exit_code","timed_out"}} when it ended
+`cancel` {"id","call","run"}: kill the errand with that id; no answer of its own
+First of all the zygote says {"ready": pid} or {"error": …}.
+
+On its result socket an errand sends at most one message: {"ok": true} + the descriptors that it hands over, or
+{"error": …} (pyrunc.errors).
+"""
+
+from __future__ import annotations
+
+FORK = "fork"
+RUN = "run"
+CANCEL = "cancel"
+STDIO_OF_ERRAND = 4  # stdin, stdout, stderr, result socket come before the errand's own descriptors

@@ -1,0 +1,80 @@
+"""What the zygote tests let it run: each function shows one thing that a child can do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from pyrunc.errors import NotFound
+
+
+def echo(arguments: dict[str, Any], fds: list[int]) -> int:
+    sys.stdout.write(arguments["say"] + sys.stdin.read() + os.environ.get("EXTRA", ""))
+    sys.stderr.write("to stderr")
+    for fd in fds:
+        os.write(fd, b"to a descriptor")
+    return int(arguments.get("code", 0))
+
+
+def descriptors(arguments: dict[str, Any], fds: list[int]) -> None:
+    listing = os.open("/proc/self/fd", os.O_RDONLY)
+    print(sorted(int(name) for name in os.listdir(listing) if int(name) != listing))
+
+
+def hand_over(arguments: dict[str, Any], fds: list[int]) -> list[int]:
+    reading, writing = os.pipe()
+    os.write(writing, b"from the errand")
+    return [reading]
+
+
+def refuse(arguments: dict[str, Any], fds: list[int]) -> None:
+    raise NotFound("no such thing")
+
+
+def crash(arguments: dict[str, Any], fds: list[int]) -> None:
+    raise ZeroDivisionError("a bug")
+
+
+def leave(arguments: dict[str, Any], fds: list[int]) -> None:
+    sys.exit(7)
+
+
+def die(arguments: dict[str, Any], fds: list[int]) -> None:
+    os.kill(os.getpid(), 9)
+
+
+def flood(arguments: dict[str, Any], fds: list[int]) -> None:
+    for _ in range(arguments["blocks"]):
+        os.write(1, b"x" * 65536)
+
+
+def replace(arguments: dict[str, Any], fds: list[int]) -> None:
+    os.execv("/bin/sh", ["sh", "-c", arguments["script"]])
+
+
+def family(arguments: dict[str, Any], fds: list[int]) -> None:
+    """A child, a grandchild in a session of its own, an orphan that was daemonized; their pids go to the file."""
+    script = (
+        'echo $$ >>"$0"; setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & '
+        '( setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & ) ; sleep 100'
+    )
+    subprocess.Popen(["sh", "-c", script, arguments["file"]])
+    time.sleep(100)
+
+
+def background(arguments: dict[str, Any], fds: list[int]) -> None:
+    """Ends at once and leaves a process that holds stdout."""
+    child = subprocess.Popen(["sleep", "100"])
+    print(child.pid)
+
+
+def answer_on(arguments: dict[str, Any], fds: list[int]) -> None:
+    """Detached: says its pid, session and parent on the socket, then waits until the socket closes."""
+    sock = socket.socket(fileno=fds[0])
+    sock.send(f"{os.getpid()} {os.getsid(0)} {os.getppid()}".encode())
+    while request := sock.recv(100):
+        sock.send(f"{os.getppid()} {request.decode()}".encode())
