@@ -12,7 +12,7 @@ import pytest
 from tests.support import ledger
 
 TESTS = Path(__file__).parent
-INTEGRATION = ("kernel", "system", "cri", "kube")
+INTEGRATION = ("kernel", "system", "cri")  # a cluster is counted around its whole life, in tests/kube
 # Reasons that may skip a test in CI; everything else that skips there fails the run.
 EXPECTED_SKIPS: tuple[str, ...] = ()
 

@@ -8,6 +8,7 @@ this namespace over a veth pair; docker.io and registry.k8s.io are mirrored to t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support import toolchain
+from tests.support import ledger, toolchain
 from tests.support.processes import Program, wait_until
 
 NODE_IP, OUTSIDE_IP = "192.0.2.1", "192.0.2.254"
@@ -85,22 +86,28 @@ class Node:
             f'[cgroup]\nmissing_controllers = "warn"\n\n[registry]\nconfig_path = "{self.folder}/certs.d"\n'
         )
 
-    def start_server(self) -> None:
-        """Start `pyrunc-cri serve`; it answers when this returns."""
+    def start_server(self, boot_id: str = "") -> None:
+        """Start `pyrunc-cri serve`; it answers when this returns. With `boot_id` it believes in another boot of the machine:
+        it runs in a mount namespace where the kernel's file reads so.
+        """
         program = str(Path(sys.executable).parent / "pyrunc-cri")
-        self.server.start(
-            self.inside(
-                program, "serve", "--listen", f"unix://{self.socket}", "--root", f"{self.folder}/root", "--state", f"{self.folder}/state",
-                "--cni-conf-dir", f"{self.folder}/net.d", "--cni-bin-dir", f"{self.folder}/cni-bin",
-                "--cgroup-driver", "cgroupfs", "--config", f"{self.folder}/config.toml",
-            )
-        )  # fmt: skip
+        command = [
+            program, "serve", "--listen", f"unix://{self.socket}", "--root", f"{self.folder}/root", "--state", f"{self.folder}/state",
+            "--cni-conf-dir", f"{self.folder}/net.d", "--cni-bin-dir", f"{self.folder}/cni-bin",
+            "--cgroup-driver", "cgroupfs", "--config", f"{self.folder}/config.toml",
+        ]  # fmt: skip
+        if boot_id:
+            (self.folder / "boot_id").write_text(boot_id + "\n")
+            bind = f'mount --bind "{self.folder}/boot_id" /proc/sys/kernel/random/boot_id && exec "$@"'
+            command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", bind, "sh", *command]
+        self.server.start(self.inside(*command))
         if not wait_until(self.answers, 20):
             raise RuntimeError(f"the CRI server does not answer:\n{self.server.tail()}")
 
     def answers(self) -> bool:
         """Whether the CRI socket answers `Version`."""
         import grpc
+
         from cri_server.api import api_pb2, api_pb2_grpc
 
         with grpc.insecure_channel(f"unix://{self.socket}") as channel:
@@ -110,9 +117,23 @@ class Node:
                 return False
         return True
 
+    def kill_everything(self) -> None:
+        """What a reboot does: no shim and no process of a container is left."""
+        self.server.stop(signal.SIGKILL)
+        for record in (self.folder / "state" / "sandboxes").glob("*/shim.json"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+        names = [
+            p.name for kind in ("sandboxes", "containers") for p in (self.folder / "state" / kind).iterdir()
+        ]
+        for group in ledger.cgroups():
+            if any(name in group for name in names) and Path(group, "cgroup.kill").exists():
+                Path(group, "cgroup.kill").write_text("1")
+
     def remove_everything(self) -> None:
         """Stop and remove every sandbox and container through CRI, as an administrator would with crictl."""
         import grpc
+
         from cri_server.api import api_pb2, api_pb2_grpc
 
         with grpc.insecure_channel(f"unix://{self.socket}") as channel:
@@ -327,10 +348,10 @@ def main(arguments: list[str]) -> None:
         cluster.down()
         shutil.rmtree(folder, ignore_errors=True)
         return
-    from tests.support import images
+    from tests.support import images, nginx as nginx_image
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    busybox, nginx = images.busybox(), images.nginx()
+    busybox, nginx = images.busybox(), nginx_image.archive()
     try:
         cluster.up([busybox, nginx], [busybox])
     except BaseException:

@@ -1,0 +1,36 @@
+"""One cluster for all Kubernetes tests; the ledger runs around its whole life, since kubelet collects dead pods late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.pods import Kube
+from tests.support import images, ledger, nginx
+from tests.support.cluster import Cluster
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = Path(tmp_path_factory.mktemp("kube"))
+    archives = [images.busybox(), nginx.archive()]
+    before = ledger.take()
+    running = Cluster(folder)
+    try:
+        running.up(archives, [archives[0]])
+        yield running
+    finally:
+        running.down()
+    left = ledger.settle(before, timeout_s=20)
+    assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture
+def kube(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kube]:
+    """kubectl in a namespace of the test's own, which is deleted with all that is in it."""
+    helper = Kube(cluster, request.node.name)
+    helper.create_namespace()
+    yield helper
+    helper.delete_namespace()

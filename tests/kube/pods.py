@@ -1,0 +1,158 @@
+"""What the Kubernetes tests say to the cluster: manifests as dicts, kubectl as a person would use it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.support.cluster import Cluster
+
+Manifest = dict[str, Any]
+
+
+def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
+    """A Pod manifest; containers get their names from `c`, `c2`, … and busybox as their image unless they say otherwise."""
+    named = [
+        {"name": "c" if i == 0 else f"c{i + 1}", "image": "busybox", "imagePullPolicy": "IfNotPresent", **c}
+        for i, c in enumerate(containers or ({"command": ["sleep", "3600"]},))
+    ]
+    body = {
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        **spec,
+        "containers": named,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": body,
+    }
+
+
+def shell(script: str, **more: Any) -> Manifest:
+    """A busybox container that runs `script`."""
+    return {"command": ["sh", "-c", script], **more}
+
+
+class Kube:
+    """kubectl in one namespace."""
+
+    def __init__(self, cluster: Cluster, test: str) -> None:
+        self.cluster = cluster
+        self.namespace = (
+            re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-")[:50] + f"-{int(time.time()) % 10000}"
+        )
+
+    def __call__(
+        self, *arguments: str, check: bool = True, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        return self.cluster.kubectl("-n", self.namespace, *arguments, check=check, **options)
+
+    def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """kubectl in the background."""
+        return subprocess.Popen(self.command(*arguments), **options)
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of kubectl in this namespace."""
+        return [
+            f"{self.cluster.bin}/kubectl",
+            "--kubeconfig",
+            str(self.cluster.kubeconfig),
+            "-n",
+            self.namespace,
+            *arguments,
+        ]
+
+    def create_namespace(self) -> None:
+        """Create it, with the service account that pods need."""
+        self.cluster.kubectl("create", "namespace", self.namespace)
+        self.until(
+            lambda: self("get", "serviceaccount", "default", check=False).returncode == 0,
+            "default service account",
+        )
+
+    def delete_namespace(self) -> None:
+        """Delete all pods at once, then the namespace in the background."""
+        self("delete", "pods,deployments,replicasets", "--all", "--wait=true", "--timeout=60s", check=False)
+        self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
+
+    def apply(self, *manifests: Manifest) -> None:
+        """kubectl apply -f - of JSON manifests."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
+        self("apply", "-f", "-", input=text)
+
+    def run(self, manifest: Manifest, timeout_s: int = 60) -> Manifest:
+        """Apply a pod, wait until it is Ready, return it."""
+        self.apply(manifest)
+        return self.ready(manifest["metadata"]["name"], timeout_s)
+
+    def ready(self, name: str, timeout_s: int = 60) -> Manifest:
+        """Wait until the pod is Ready; on a time-out the error describes the pod."""
+        done = self(
+            "wait",
+            "--for=condition=Ready",
+            f"pod/{name}",
+            f"--timeout={timeout_s}s",
+            check=False,
+            timeout_s=timeout_s + 30,
+        )
+        assert done.returncode == 0, (
+            done.stderr
+            + self("describe", "pod", name, check=False).stdout
+            + self.cluster.node.server.tail(20)
+        )
+        return self.get(name)
+
+    def finished(self, manifest: Manifest, timeout_s: int = 60) -> Manifest:
+        """Apply a pod and wait until it is Succeeded or Failed."""
+        name = manifest["metadata"]["name"]
+        self.apply(manifest)
+        self.until(
+            lambda: self.get(name)["status"].get("phase") in ("Succeeded", "Failed"),
+            f"end of pod {name}",
+            timeout_s,
+        )
+        return self.get(name)
+
+    def get(self, name: str) -> Manifest:
+        """The pod as the API server has it."""
+        found: Manifest = json.loads(self("get", "pod", name, "-o", "json").stdout)
+        return found
+
+    def exec(
+        self, name: str, *command: str, container: str = "c", check: bool = True, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """kubectl exec."""
+        return self("exec", name, "-c", container, "--", *command, check=check, **options)
+
+    def sh(self, name: str, script: str, container: str = "c") -> str:
+        """The stripped output of a shell script in the container."""
+        return self.exec(name, "sh", "-c", script, container=container).stdout.strip()
+
+    def logs(self, name: str, *arguments: str) -> str:
+        """kubectl logs."""
+        return self("logs", name, *arguments).stdout
+
+    def events(self) -> Iterable[str]:
+        """`reason: message` of all events of the namespace."""
+        for event in json.loads(self("get", "events", "-o", "json").stdout)["items"]:
+            yield f"{event['reason']}: {event.get('message', '')}"
+
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
+        """Ask until `condition()` is true and return that; otherwise fail with the state of things."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer = condition()
+            if answer:
+                return answer
+            if time.monotonic() > deadline:
+                state = self("describe", "pods", check=False).stdout[-6000:]
+                raise AssertionError(
+                    f"{what}: not within {timeout_s:.0f} s\n{state}\n{self.cluster.node.server.tail(20)}"
+                )
+            time.sleep(0.2)

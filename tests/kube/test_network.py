@@ -1,0 +1,59 @@
+"""Host ports and the pod's resolver configuration."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+
+from tests.kube.pods import Kube, pod, shell
+from tests.support.cluster import NODE_IP
+
+
+def test_host_ports_from_outside_and_from_the_node(kube: Kube) -> None:
+    ports = [
+        {"containerPort": 80, "hostPort": 18080},
+        {"containerPort": 5353, "hostPort": 15353, "protocol": "UDP"},
+    ]
+    kube.run(
+        pod(
+            "p",
+            {"image": "nginx", "ports": ports},
+            shell("while true; do echo udp-answer | nc -u -l -p 5353 -w 2; done"),
+        )
+    )
+    with socket.create_connection((NODE_IP, 18080), timeout=5) as outside:
+        outside.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert b"200 OK" in outside.recv(4096)
+    for address in ("127.0.0.1", NODE_IP):
+        inside = kube.cluster.node.inside("busybox", "wget", "-qO-", "-T", "5", f"http://{address}:18080/")
+        assert b"Welcome" in subprocess.run(inside, capture_output=True, check=True).stdout
+    kube("delete", "pod", "p", "--wait=true", "--timeout=60s")
+    refused = subprocess.run(
+        kube.cluster.node.inside("busybox", "nc", "-w", "2", "127.0.0.1", "18080"),
+        capture_output=True,
+        check=False,
+    )
+    assert refused.returncode != 0
+
+
+def test_dns_config(kube: Kube) -> None:
+    dns = {
+        "nameservers": ["10.10.10.10"],
+        "searches": ["one.example", "two.example"],
+        "options": [{"name": "ndots", "value": "3"}],
+    }
+    kube.run(pod("p", dnsPolicy="None", dnsConfig=dns))
+    lines = kube.sh("p", "cat /etc/resolv.conf").splitlines()
+    assert lines == ["search one.example two.example", "nameserver 10.10.10.10", "options ndots:3"]
+    kube.run(pod("q"))
+    assert "nameserver 10.96.0.10" in kube.sh("q", "cat /etc/resolv.conf")
+
+
+def test_host_name_and_hosts(kube: Kube) -> None:
+    made = kube.run(
+        pod("p", hostname="named", hostAliases=[{"ip": "1.2.3.4", "hostnames": ["alias.example"]}])
+    )
+    assert kube.sh("p", "hostname") == "named"
+    hosts = kube.sh("p", "cat /etc/hosts")
+    assert "alias.example" in hosts
+    assert made["status"]["podIP"] in hosts

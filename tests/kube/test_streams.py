@@ -1,0 +1,190 @@
+"""What a person does with kubectl to a running pod: logs, exec, attach, cp, port-forward, debug."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import socket
+import struct
+import subprocess
+import termios
+import time
+from pathlib import Path
+
+from tests.kube.pods import Kube, pod, shell
+
+
+def test_logs_and_logs_follow(kube: Kube) -> None:
+    kube.run(
+        pod("p", shell("i=0; while true; do echo line $i; echo err $i >&2; i=$((i+1)); sleep 0.2; done"))
+    )
+    follow = kube.popen("logs", "-f", "p", stdout=subprocess.PIPE)
+    assert follow.stdout
+    seen = [follow.stdout.readline().decode().strip() for _ in range(20)]
+    follow.terminate()
+    follow.wait()
+    follow.stdout.close()
+    assert [line for line in seen if line.startswith("line")] == [
+        f"line {i}" for i in range(sum(s.startswith("line") for s in seen))
+    ]
+    assert "err 0" in seen
+    assert kube.logs("p", "--tail=1").startswith(("line", "err"))
+    assert kube.logs("p", "--timestamps", "--tail=1")[:2] == "20"
+
+
+def test_a_long_line_comes_back_whole(kube: Kube) -> None:
+    kube.finished(
+        pod(
+            "p",
+            shell("head -c 100000 /dev/zero | tr '\\0' x; echo; printf unterminated"),
+            restartPolicy="Never",
+        )
+    )
+    assert kube.logs("p") == "x" * 100000 + "\nunterminated"
+
+
+def test_exec_exit_codes_and_stdin(kube: Kube) -> None:
+    kube.run(pod("p"))
+    assert kube.exec("p", "sh", "-c", "exit 42", check=False).returncode == 42
+    assert kube.exec("p", "sh", "-c", "kill -9 $$", check=False).returncode == 137
+    assert (
+        kube("exec", "-i", "p", "--", "md5sum", input="hello\n").stdout
+        == "b1946ac92492d2347c6235b4d2611184  -\n"
+    )
+    done = kube.exec("p", "sh", "-c", "echo out; echo err >&2")
+    assert (done.stdout, done.stderr) == ("out\n", "err\n")
+    missing = kube.exec("p", "no-such-program", check=False)
+    assert missing.returncode != 0
+    assert "no-such-program" in missing.stderr
+
+
+def test_exec_moves_much_data_both_ways(kube: Kube) -> None:
+    kube.run(pod("p"))
+    size = 20_000_000
+    back = subprocess.run(
+        kube.command("exec", "-i", "p", "--", "cat"), input=bytes(size), capture_output=True, check=True
+    )
+    assert len(back.stdout) == size
+    assert back.stdout.count(0) == size
+
+
+def test_exec_with_a_terminal_and_resize(kube: Kube) -> None:
+    kube.run(pod("p"))
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 33, 101, 0, 0))
+    child = kube.popen(
+        "exec", "-it", "p", "--", "sh", stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    )
+    os.close(slave)
+    try:
+        os.write(master, b"tty; stty size\n")
+        assert "/dev/pts/0" in (text := _read_until(master, "33 101"))
+        assert "33 101" in text
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 44, 88, 0, 0))
+        os.kill(child.pid, signal.SIGWINCH)
+        time.sleep(0.5)
+        os.write(master, b"stty size\n")
+        _read_until(master, "44 88")
+        os.write(master, b"exit 7\n")
+        assert child.wait(timeout=20) == 7
+    finally:
+        child.kill()
+        child.wait()
+        os.close(master)
+
+
+def test_attach_reads_and_writes_the_main_process(kube: Kube) -> None:
+    kube.run(pod("p", shell("while read line; do echo got $line; done", stdin=True)))
+    child = kube.popen(
+        "attach", "-i", "p", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert child.stdin
+    assert child.stdout
+    time.sleep(1)
+    child.stdin.write(b"one\ntwo\n")
+    child.stdin.flush()
+    assert [child.stdout.readline(), child.stdout.readline()] == [b"got one\n", b"got two\n"]
+    child.terminate()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+    assert kube.get("p")["status"]["phase"] == "Running"
+    assert "got two" in kube.logs("p")
+
+
+def test_run_with_stdin_ends_when_stdin_does(kube: Kube) -> None:
+    done = kube(
+        "run",
+        "once",
+        "--image=busybox",
+        "--rm",
+        "-i",
+        "--restart=Never",
+        "--quiet",
+        "--",
+        "cat",
+        input="through\n",
+    )
+    assert "through" in done.stdout
+
+
+def test_cp_there_and_back(kube: Kube, tmp_path: Path) -> None:
+    kube.run(pod("p"))
+    (tmp_path / "a").write_bytes(os.urandom(3_000_000))
+    kube("cp", str(tmp_path / "a"), "p:/tmp/a")
+    kube("cp", "p:/tmp/a", str(tmp_path / "b"))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_port_forward(kube: Kube) -> None:
+    kube("run", "nginx", "--image=nginx")
+    kube.ready("nginx")
+    child = kube.popen("port-forward", "pod/nginx", ":80", stdout=subprocess.PIPE)
+    assert child.stdout
+    port = int(child.stdout.readline().split(b":")[1].split()[0])
+    try:
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+                client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                answer = b"".join(iter(lambda: client.recv(65536), b""))
+            assert b"Welcome to nginx" in answer
+    finally:
+        child.terminate()
+        child.wait()
+        child.stdout.close()
+
+
+def test_debug_shares_the_target_pid_namespace(kube: Kube) -> None:
+    kube.run(pod("p", {"command": ["sleep", "4242"]}))
+    kube(
+        "debug",
+        "p",
+        "--image=busybox",
+        "--target=c",
+        "--container=dbg",
+        "--image-pull-policy=IfNotPresent",
+        "--",
+        "sleep",
+        "600",
+    )
+
+    def running() -> bool:
+        statuses = kube.get("p")["status"].get("ephemeralContainerStatuses", [])
+        return any("running" in s["state"] for s in statuses)
+
+    kube.until(running, "the ephemeral container")
+    assert kube.sh("p", "tr '\\0' ' ' </proc/1/cmdline", container="dbg").strip() == "sleep 4242"
+
+
+def _read_until(descriptor: int, wanted: str, timeout_s: float = 20) -> str:
+    deadline, text = time.monotonic() + timeout_s, ""
+    os.set_blocking(descriptor, False)
+    while wanted not in text:
+        assert time.monotonic() < deadline, f"{wanted!r} did not come: {text!r}"
+        try:
+            text += os.read(descriptor, 65536).decode(errors="replace")
+        except BlockingIOError:
+            time.sleep(0.05)
+    return text
