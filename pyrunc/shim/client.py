@@ -1,0 +1,430 @@
+"""The server's side of a shim: start one, find it again after a restart, call it, hear its events. asyncio, no threads.
+
+A shim whose socket closes is dead or leaving: every call that waits then raises PeerError, and `on_close` is called once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyrunc import wire
+from pyrunc.errors import Error, NotFound, PeerError, from_wire
+from pyrunc.shim import messages
+from pyrunc.zygote.client import Zygote
+
+EventHandler = Callable[[dict[str, Any]], None]
+_CONNECT_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process that runs. `start_time` is field 22 of /proc/PID/stat; `started_at_ns` is wall-clock time."""
+
+    pid: int
+    start_time: int
+    started_at_ns: int
+
+
+@dataclass(frozen=True)
+class StartedHolder:
+    """The pod's holder. `netns_path` (`/proc/<shim>/fd/<n>`) is valid as long as the shim lives; None on the host's network."""
+
+    pid: int
+    start_time: int
+    netns_path: str | None
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a container ended. `exit_code` is 128 + n for signal n; `reason` is set for OOMKilled and StartError."""
+
+    exit_code: int
+    signal: int | None
+    finished_at_ns: int
+    oom_killed: bool
+    reason: str | None = None
+    message: str | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Exit:
+        """From an exit record, an `exit` event or an answer."""
+        return cls(
+            int(fields["exit_code"]),
+            fields.get("signal"),
+            int(fields["finished_at_ns"]),
+            bool(fields.get("oom_killed")),
+            fields.get("reason"),
+            fields.get("message"),
+        )
+
+
+@dataclass
+class Streams:
+    """Descriptors of a session, the caller's to close. An exec with tty: `stdout_fd` is the pty's master, `stdin_fd` a copy."""
+
+    stdin_fd: int | None = None
+    stdout_fd: int | None = None
+    stderr_fd: int | None = None
+
+    def close(self) -> None:
+        """Close what is open still."""
+        for name in ("stdin_fd", "stdout_fd", "stderr_fd"):
+            fd = getattr(self, name)
+            if fd is not None:
+                os.close(fd)
+                setattr(self, name, None)
+
+
+@dataclass
+class ExecSession(Streams):
+    """A process started by `exec`. `exited` gets its exit code (PeerError when the shim is lost)."""
+
+    exec_id: str = ""
+    pid: int = 0
+    exited: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+@dataclass(frozen=True)
+class ContainerState:
+    """One container as its shim knows it; `exit` once it has ended."""
+
+    id: str
+    pid: int
+    start_time: int
+    started_at_ns: int
+    running: bool
+    exit: Exit | None = None
+
+
+@dataclass(frozen=True)
+class ShimState:
+    """All that a shim knows, for a server that was restarted."""
+
+    protocol: int
+    pid: int
+    holder: StartedHolder | None
+    holder_running: bool
+    containers: list[ContainerState]
+    execs: list[str]
+
+
+class ShimClient:
+    """A connection to one shim. Use from one event loop; calls may overlap."""
+
+    def __init__(
+        self, sock: socket.socket, on_event: EventHandler | None, on_close: Callable[[], None] | None
+    ) -> None:
+        self.on_event = on_event
+        self.on_close = on_close
+        self.closed = False
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._next_id = 0
+        self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
+        self._execs: dict[str, asyncio.Future[int]] = {}
+        self._unsent: list[bytes] = []
+        self._loop.add_reader(sock, self._readable)
+
+    @classmethod
+    async def connect(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        on_event: EventHandler | None = None,
+        on_close: Callable[[], None] | None = None,
+        timeout_s: float = _CONNECT_TIMEOUT_S,
+    ) -> ShimClient:
+        """Connect to the shim of the sandbox folder `directory`. Raises NotFound (none lives there), DeadlineExceeded.
+
+        `on_event(event)` gets every event object, `on_close()` is called once when the connection has ended by itself.
+        """
+        sock = _open_socket()
+        try:
+            folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                address = f"/proc/self/fd/{folder}/{messages.SOCKET}"  # sun_path has room for 107 bytes only
+                await _connect(sock, address, timeout_s)
+            finally:
+                os.close(folder)
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            raise NotFound(f"no shim in {os.fspath(directory)}") from None
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock, on_event, on_close)
+
+    async def start_holder(self) -> StartedHolder:
+        """Start the pod's holder as `holder.json` says."""
+        answer = await self._ask("start_holder")
+        return StartedHolder(answer["pid"], answer["start_time"], answer.get("netns_path"))
+
+    async def start_container(self, container: str) -> Started:
+        """Start the container as its `launch.json` and `config.json` say; on failure its exit record is written."""
+        answer = await self._ask("start_container", container=container)
+        return Started(answer["pid"], answer["start_time"], answer["started_at_ns"])
+
+    async def exec(
+        self,
+        container: str,
+        exec_id: str,
+        process: Mapping[str, Any],
+        *,
+        stdin: bool = False,
+        stdout: bool = True,
+        stderr: bool = True,
+        tty: bool = False,
+    ) -> ExecSession:
+        """Run the OCI `process` object in the container. The session is killed when this connection ends."""
+        session = ExecSession(exec_id=exec_id)
+        self._execs[exec_id] = session.exited
+        try:
+            answer, fds = await self._call(
+                "exec",
+                container=container,
+                exec=exec_id,
+                process=dict(process),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                tty=tty,
+            )
+        except BaseException:
+            self._execs.pop(exec_id, None)
+            raise
+        session.pid = answer["pid"]
+        if tty:
+            session.stdout_fd = fds[0]
+            session.stdin_fd = os.dup(fds[0]) if stdin else None
+        else:
+            _distribute(session, fds, stdin, stdout, stderr)
+        return session
+
+    async def kill_exec(self, exec_id: str) -> None:
+        """Kill the session's process and all its descendants; also when the process itself has exited already."""
+        await self._ask("kill_exec", exec=exec_id)
+
+    async def stop(self, container: str, signal: int, timeout_s: float) -> Exit:
+        """Send `signal`, SIGKILL after `timeout_s` (at once if it is not above 0), return when the container has exited.
+
+        The escalation goes on in the shim when this call is cancelled or the server dies. Of several stops the first
+        one's signal is sent and the earliest deadline holds. Raises DeadlineExceeded if SIGKILL does not end it.
+        """
+        return Exit.of(await self._ask("stop", container=container, signal=int(signal), timeout_s=timeout_s))
+
+    async def signal(self, container: str, signal: int) -> None:
+        """Send `signal` to the container's first process."""
+        await self._ask("signal", container=container, signal=int(signal))
+
+    async def attach(
+        self, container: str, *, stdin: bool = False, stdout: bool = True, stderr: bool = False
+    ) -> Streams:
+        """Follow the container's new output and feed its stdin, through pipes of the shim; EOF when it has ended."""
+        _, fds = await self._call("attach", container=container, stdin=stdin, stdout=stdout, stderr=stderr)
+        streams = Streams()
+        _distribute(streams, fds, stdin, stdout, stderr)
+        return streams
+
+    async def resize(
+        self, width: int, height: int, *, container: str | None = None, exec_id: str | None = None
+    ) -> None:
+        """Set the terminal's size, in characters, of a container or of an exec session."""
+        target = {"container": container} if exec_id is None else {"exec": exec_id}
+        await self._ask("resize", width=width, height=height, **target)
+
+    async def reopen_log(self, container: str) -> None:
+        """Write to a new file at the log's path from now on; it exists when this returns."""
+        await self._ask("reopen_log", container=container)
+
+    async def state(self) -> ShimState:
+        """What the shim knows."""
+        answer = await self._ask("state")
+        holder = answer.get("holder")
+        return ShimState(
+            protocol=answer["protocol"],
+            pid=answer["pid"],
+            holder=holder and StartedHolder(holder["pid"], holder["start_time"], holder.get("netns_path")),
+            holder_running=bool(holder and holder["running"]),
+            containers=[_container_state(entry) for entry in answer["containers"]],
+            execs=list(answer["execs"]),
+        )
+
+    async def stop_holder(self) -> None:
+        """End the pod's holder; its network namespace stays until `shutdown`."""
+        await self._ask("stop_holder")
+
+    async def forget(self, container: str) -> None:
+        """Drop an exited container. Unknown ones are fine."""
+        await self._ask("forget", container=container)
+
+    async def shutdown(self) -> None:
+        """End the shim, which closes the network namespace. Raises WrongState while a container or the holder runs."""
+        self.on_close = None
+        await self._ask("shutdown")
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; exec sessions of this connection are killed, nothing else changes."""
+        self.on_close = None
+        self._lost("the connection to the shim was closed")
+
+    async def _ask(self, call: str, **parameters: Any) -> dict[str, Any]:
+        answer, fds = await self._call(call, **parameters)
+        wire.close_all(fds)
+        return answer
+
+    async def _call(self, call: str, **parameters: Any) -> tuple[dict[str, Any], list[int]]:
+        if self.closed:
+            raise PeerError("the shim is gone")
+        self._next_id += 1
+        number = self._next_id
+        future: asyncio.Future[tuple[dict[str, Any], list[int]]] = self._loop.create_future()
+        self._waiting[number] = future
+        self._put(wire.encode({"id": number, "call": call, **parameters}))
+        return await future
+
+    def _put(self, text: bytes) -> None:
+        if not self._unsent:
+            try:
+                wire.send_text(self._socket, text)
+                return
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._writable)
+            except OSError:
+                self._lost("the shim is gone")
+                return
+        self._unsent.append(text)
+
+    def _writable(self) -> None:
+        while self._unsent:
+            try:
+                wire.send_text(self._socket, self._unsent[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._lost("the shim is gone")
+                return
+            del self._unsent[0]
+        self._loop.remove_writer(self._socket)
+
+    def _readable(self) -> None:
+        while not self.closed:
+            try:
+                received = wire.receive(self._socket)
+            except BlockingIOError:
+                return
+            except (OSError, Error):
+                received = None
+            if received is None:
+                self._lost("the shim is gone")
+                return
+            self._received(*received)
+
+    def _received(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "event" in message:
+            wire.close_all(fds)
+            self._event(message)
+            return
+        future = self._waiting.pop(message.get("id", 0), None)
+        if future is None or future.done():  # cancelled meanwhile: nobody wants its descriptors
+            wire.close_all(fds)
+        elif "error" in message:
+            wire.close_all(fds)
+            future.set_exception(from_wire(message["error"]))
+        else:
+            future.set_result((message["ok"], fds))
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "exec_exit":
+            exited = self._execs.pop(event["exec"], None)
+            if exited is not None and not exited.done():
+                exited.set_result(int(event["exit_code"]))
+        if self.on_event:
+            self.on_event(event)
+
+    def _lost(self, why: str) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        for future in [*self._waiting.values(), *self._execs.values()]:
+            if not future.done():
+                future.set_exception(PeerError(why))
+                future.exception()  # an abandoned one is not worth a warning
+        self._waiting.clear()
+        self._execs.clear()
+        if self.on_close:
+            self.on_close()
+
+
+async def start_shim(
+    zygote: Zygote, sandbox_dir: str | os.PathLike[str], containers_dir: str | os.PathLike[str]
+) -> int:
+    """Fork a shim for the sandbox whose folder is `sandbox_dir`; returns its pid. `ShimClient.connect` works at once.
+
+    The zygote must have been started with `pyrunc.shim.main` preloaded. The socket is bound here, so that there is no
+    moment in which the shim lives but cannot be reached; a stale socket file of a dead shim is replaced.
+    """
+    directory = os.fspath(sandbox_dir)
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = _open_socket()
+    try:
+        try:
+            os.unlink(messages.SOCKET, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        listener.bind(f"/proc/self/fd/{folder}/{messages.SOCKET}")
+        listener.listen(64)
+        arguments = {"sandbox_dir": directory, "containers_dir": os.fspath(containers_dir)}
+        return await zygote.fork("pyrunc.shim.main:main", arguments, [listener.fileno()])
+    finally:
+        listener.close()
+        os.close(folder)
+
+
+def _open_socket() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setblocking(False)
+    return sock
+
+
+async def _connect(sock: socket.socket, address: str, timeout_s: float) -> None:
+    """connect(2) on a unix socket is immediate, or EAGAIN while the backlog is full."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        try:
+            sock.connect(address)
+            return
+        except BlockingIOError:
+            if asyncio.get_running_loop().time() > deadline:
+                raise PeerError(f"the shim at {address} accepts no connection") from None
+            await asyncio.sleep(0.01)
+
+
+def _distribute(streams: Streams, fds: Sequence[int], stdin: bool, stdout: bool, stderr: bool) -> None:
+    remaining = list(fds)
+    if stdin:
+        streams.stdin_fd = remaining.pop(0)
+    if stdout:
+        streams.stdout_fd = remaining.pop(0)
+    if stderr and remaining:  # a container with a tty has no stderr
+        streams.stderr_fd = remaining.pop(0)
+
+
+def _container_state(entry: Mapping[str, Any]) -> ContainerState:
+    ended = entry.get("exit")
+    return ContainerState(
+        id=entry["id"],
+        pid=entry["pid"],
+        start_time=entry["start_time"],
+        started_at_ns=entry["started_at_ns"],
+        running=entry["running"],
+        exit=Exit.of(ended) if ended else None,
+    )
