@@ -194,8 +194,10 @@ class ShimClient:
                 stderr=stderr,
                 tty=tty,
             )
-        except BaseException:
+        except BaseException as error:
             self._execs.pop(exec_id, None)
+            if isinstance(error, asyncio.CancelledError) and not self.closed:
+                self._put(wire.encode({"id": 0, "call": "kill_exec", "exec": exec_id}))
             raise
         session.pid = answer["pid"]
         if tty:
@@ -354,10 +356,10 @@ class ShimClient:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        for future in [*self._waiting.values(), *self._execs.values()]:
-            if not future.done():
-                future.set_exception(PeerError(why))
-                future.exception()  # an abandoned one is not worth a warning
+        for waiting in self._waiting.values():
+            _break(waiting, why)
+        for exited in self._execs.values():
+            _break(exited, why)
         self._waiting.clear()
         self._execs.clear()
         if self.on_close:
@@ -428,3 +430,9 @@ def _container_state(entry: Mapping[str, Any]) -> ContainerState:
         running=entry["running"],
         exit=Exit.of(ended) if ended else None,
     )
+
+
+def _break(future: asyncio.Future[Any], why: str) -> None:
+    if not future.done():
+        future.set_exception(PeerError(why))
+        future.exception()  # an abandoned one is not worth a warning
