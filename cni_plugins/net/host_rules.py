@@ -1,0 +1,279 @@
+"""Our one nftables table on the host: masquerade for pods and the way from host ports to pods.
+
+The rules never change; pods are elements of maps:
+
+    masquerade4/6  pod address                       -> jump into the chain of its subnet
+    ports4/6       protocol . port                   -> pod address . port
+    ports4/6_on    protocol . host address . port    -> pod address . port
+    near4/6(_on)   the same keys                     -> jump: mark clients next to the pod or on loopback
+
+A marked packet leaves under the host's address, else the pod's answer would not come back through the host. The mark is
+bit 13, as in the reference's portmap; it is set in prerouting or output and cleared in postrouting.
+
+The chains of subnets are made when the first pod of a subnet asks. An element's comment is its owner's tag. The rules are
+written by one `nft -f -` when an element finds no table (ENOENT), so a flushed ruleset heals with the next pod.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+from cni_plugins.net.nfnetlink import Element, change_elements, count_rules, elements, find_element, open_filter_socket
+from pyrunc.errors import AlreadyExists, KernelError, PeerError, Unsupported
+
+TABLE = "pyrunc_cni"
+PORT_SETS = ("ports4", "ports6", "ports4_on", "ports6_on", "near4", "near6", "near4_on", "near6_on")
+MASQUERADE_SETS = ("masquerade4", "masquerade6")
+PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
+_NFT_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
+_EXPECTED_RULES = {"guard": 1, "prerouting": 1, "output": 1, "to_pod": 9, "postrouting": 4, "from_pod": 2}
+
+_RULES = """
+table inet TABLE {
+  map masquerade4 { type ipv4_addr : verdict; }
+  map masquerade6 { type ipv6_addr : verdict; }
+  map ports4 { type inet_proto . inet_service : ipv4_addr . inet_service; }
+  map ports6 { type inet_proto . inet_service : ipv6_addr . inet_service; }
+  map ports4_on { type inet_proto . ipv4_addr . inet_service : ipv4_addr . inet_service; }
+  map ports6_on { type inet_proto . ipv6_addr . inet_service : ipv6_addr . inet_service; }
+  map near4 { type inet_proto . inet_service : verdict; }
+  map near6 { type inet_proto . inet_service : verdict; }
+  map near4_on { type inet_proto . ipv4_addr . inet_service : verdict; }
+  map near6_on { type inet_proto . ipv6_addr . inet_service : verdict; }
+  chain guard { type filter hook prerouting priority -300; }
+  chain prerouting { type nat hook prerouting priority -100; }
+  chain output { type nat hook output priority -100; }
+  chain postrouting { type nat hook postrouting priority 100; }
+  chain to_pod { }
+  chain from_pod { }
+}
+flush chain inet TABLE guard
+flush chain inet TABLE prerouting
+flush chain inet TABLE output
+flush chain inet TABLE postrouting
+flush chain inet TABLE to_pod
+flush chain inet TABLE from_pod
+table inet TABLE {
+  chain guard {
+    iifname != "lo" ip daddr 127.0.0.0/8 drop comment "route_localnet is for this host only"
+  }
+  chain prerouting { jump to_pod; }
+  chain output { jump to_pod; }
+  chain to_pod {
+    fib daddr type != local return
+    meta nfproto ipv4 meta l4proto . ip daddr . th dport vmap @near4_on
+    meta nfproto ipv4 meta l4proto . th dport vmap @near4
+    meta nfproto ipv6 meta l4proto . ip6 daddr . th dport vmap @near6_on
+    meta nfproto ipv6 meta l4proto . th dport vmap @near6
+    dnat ip to meta l4proto . ip daddr . th dport map @ports4_on
+    dnat ip to meta l4proto . th dport map @ports4
+    dnat ip6 to meta l4proto . ip6 daddr . th dport map @ports6_on
+    dnat ip6 to meta l4proto . th dport map @ports6
+  }
+  chain postrouting {
+    meta mark & 0x2000 == 0 jump from_pod
+    meta mark & 0x2000 == 0 return
+    meta mark set meta mark & 0xffffdfff
+    ct status dnat masquerade
+  }
+  chain from_pod {
+    ip saddr vmap @masquerade4
+    ip6 saddr vmap @masquerade6
+  }
+}
+""".replace("TABLE", TABLE)
+
+Subnet = IPv4Network | IPv6Network
+Address = IPv4Address | IPv6Address
+
+
+def owner_tag(network: str, container_id: str, ifname: str) -> str:
+    """Who owns an element or a link; at most 120 characters, so that it fits into nft's comments."""
+    tag = f"{network}/{container_id}/{ifname}"
+    return tag if len(tag) <= 120 else f"{_network_tag(network)}/{_digest(container_id, 32)}/{ifname}"
+
+
+def belongs_to_network(tag: str, network: str) -> bool:
+    """Whether `owner_tag` made `tag` for `network`."""
+    return tag.split("/", 1)[0] in (network, _network_tag(network))
+
+
+def masquerade_element(address: Address, subnet: Subnet, tag: str) -> Element:
+    """A pod whose packets to anywhere but its subnet and multicast leave under the host's address."""
+    return Element(f"masquerade{address.version}", address.packed, chain=_masquerade_chain(subnet), comment=tag)
+
+
+def port_elements(
+    protocol: str,
+    host_port: int,
+    host_address: Address | None,
+    pod: Address,
+    pod_port: int,
+    near: Subnet | None,
+    tag: str,
+) -> tuple[Element, ...]:
+    """A host port's elements. `near`: masquerade clients of that subnet and of loopback; None: nobody (no snat)."""
+    packed_protocol, port = struct.pack("B3x", PROTOCOLS[protocol]), _port(host_port)
+    target = pod.packed + _port(pod_port)
+    if host_address is None:
+        found = [Element(f"ports{pod.version}", packed_protocol + port, data=target, comment=tag)]
+    else:
+        key = packed_protocol + host_address.packed + port
+        found = [Element(f"ports{pod.version}_on", key, data=target, comment=tag)]
+    if near is not None:
+        marks = found[0].set_name.replace("ports", "near")
+        found.append(Element(marks, found[0].key, chain=_near_chain(near), comment=tag))
+    return tuple(found)
+
+
+def everyone(version: int) -> Subnet:
+    """The subnet that makes `port_elements` masquerade every client."""
+    return IPv4Network("0.0.0.0/0") if version == 4 else IPv6Network("::/0")
+
+
+def publish(new: Iterable[Element], subnets: Iterable[Subnet]) -> None:
+    """Add elements in one transaction, making table and chains where they are missing.
+
+    Raises AlreadyExists naming the owner of a taken key, KernelError, PeerError (nft refused), Unsupported (no nft).
+    """
+    added = tuple(new)
+    if not added:
+        return
+    with open_filter_socket() as netfilter:
+        try:
+            change_elements(netfilter, TABLE, add=added)
+        except KernelError as error:
+            if error.errno == errno.EEXIST:
+                raise _conflict(added) from None
+            if error.errno != errno.ENOENT:
+                raise
+            install(subnets)
+            try:
+                change_elements(netfilter, TABLE, add=added)
+            except KernelError as second:
+                raise _conflict(added) if second.errno == errno.EEXIST else second from None
+
+
+def retract(found: Iterable[Element]) -> None:
+    """Remove elements; those that are gone already do not matter."""
+    removed = tuple(found)
+    if not removed:
+        return
+    with open_filter_socket() as netfilter:
+        try:
+            change_elements(netfilter, TABLE, remove=removed)
+        except KernelError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            for element in removed:
+                _remove_one(element)
+
+
+def owned(sets: Iterable[str], tag: str) -> list[Element]:
+    """The elements of the named sets that carry `tag`."""
+    return [e for e in everything(sets) if e.comment == tag]
+
+
+def everything(sets: Iterable[str]) -> list[Element]:
+    with open_filter_socket() as netfilter:
+        return [e for name in sets for e in elements(netfilter, TABLE, name)]
+
+
+def lookup(wanted: Iterable[Element]) -> list[Element | None]:
+    """What the kernel has under the keys of `wanted`."""
+    with open_filter_socket() as netfilter:
+        return [find_element(netfilter, TABLE, e.set_name, e.key) for e in wanted]
+
+
+def intact() -> bool:
+    """Whether every rule of the table is there."""
+    with open_filter_socket() as netfilter:
+        counts = count_rules(netfilter, TABLE)
+    return all(counts.get(chain) == number for chain, number in _EXPECTED_RULES.items())
+
+
+def install(subnets: Iterable[Subnet]) -> None:
+    """Write the rules and the chains of `subnets` in one transaction; elements of an existing table stay."""
+    run_nft(_RULES + "".join(_subnet_chains(subnet) for subnet in subnets))
+
+
+def run_nft(script: str) -> str:
+    """Run `nft -f -`. Raises Unsupported where there is no nft, PeerError with its message where it refuses."""
+    import subprocess
+
+    program = next((p for folder in _NFT_FOLDERS if os.access(p := f"{folder}/nft", os.X_OK)), "")
+    if not program:
+        raise Unsupported("host ports and masquerade need the program nft (package nftables)")
+    done = subprocess.run([program, "-f", "-"], input=script, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode != 0:
+        raise PeerError(f"nft: {' '.join(done.stderr.split())[:400]}")
+    return done.stdout
+
+
+def _subnet_chains(subnet: Subnet) -> str:
+    family, multicast, loopback = ("ip", "224.0.0.0/4", "127.0.0.0/8") if subnet.version == 4 else ("ip6", "ff00::/8", "::1")
+    near, masquerade = _near_chain(subnet), _masquerade_chain(subnet)
+    whole = subnet.prefixlen == 0
+    source = "" if whole else f"{family} saddr {{ {subnet}, {loopback} }} "
+    return f"""
+add chain inet {TABLE} {near}
+add chain inet {TABLE} {masquerade}
+flush chain inet {TABLE} {near}
+flush chain inet {TABLE} {masquerade}
+add rule inet {TABLE} {near} {source}meta mark set meta mark | 0x2000
+add rule inet {TABLE} {masquerade} {family} daddr {{ {subnet}, {multicast} }} return
+add rule inet {TABLE} {masquerade} masquerade
+"""
+
+
+def _conflict(wanted: tuple[Element, ...]) -> AlreadyExists:
+    for element, found in zip(wanted, lookup(wanted), strict=True):
+        if found is not None:
+            return AlreadyExists(f"{_describe(element)} is already taken by {found.comment or 'somebody'}")
+    return AlreadyExists(f"{_describe(wanted[0])} is taken twice in this request")
+
+
+def _describe(element: Element) -> str:
+    if element.set_name.startswith("ports"):
+        names = {number: name for name, number in PROTOCOLS.items()}
+        return f"host port {int.from_bytes(element.key[-4:-2], 'big')}/{names.get(element.key[0], '?')}"
+    return f"{element.set_name} {element.key.hex()}"
+
+
+def _remove_one(element: Element) -> None:
+    with open_filter_socket() as netfilter:
+        try:
+            change_elements(netfilter, TABLE, remove=(element,))
+        except KernelError as error:
+            if error.errno != errno.ENOENT:
+                raise
+
+
+def _masquerade_chain(subnet: Subnet) -> str:
+    return f"masquerade_{_chain_suffix(subnet)}"
+
+
+def _near_chain(subnet: Subnet) -> str:
+    return f"near_{_chain_suffix(subnet)}"
+
+
+def _chain_suffix(subnet: Subnet) -> str:
+    return f"{subnet.network_address.exploded.replace(':', '_')}_{subnet.prefixlen}"
+
+
+def _port(number: int) -> bytes:
+    return struct.pack(">H2x", number)
+
+
+def _network_tag(network: str) -> str:
+    return f"sha256_{_digest(network, 16)}"
+
+
+def _digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -1,0 +1,161 @@
+"""Elements of nftables sets and maps as nfnetlink transactions (include/uapi/linux/netfilter/nf_tables.h).
+
+Running `nft` costs 3 to 12 ms, one element through the socket 0.02 ms: rules are written by `nft` once per boot, and a
+pod only adds and removes elements.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from dataclasses import dataclass
+
+from cni_plugins.net.wire import (
+    NLM_F_ACK,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    NetlinkSocket,
+    Request,
+    attribute,
+    attributes,
+    each_attribute,
+    nested,
+    text,
+)
+from pyrunc.errors import KernelError
+
+_INET = 1
+_SUBSYSTEM = 10
+_GETRULE, _NEWSETELEM, _GETSETELEM, _DELSETELEM = (_SUBSYSTEM << 8 | n for n in (7, 12, 13, 14))
+_LIST_TABLE, _LIST_SET, _LIST_ELEMENTS, _LIST_ELEMENT = 1, 2, 3, 1
+_KEY, _DATA, _USERDATA, _VALUE, _VERDICT = 1, 2, 6, 1, 2
+_VERDICT_CODE, _VERDICT_CHAIN, _JUMP = 1, 2, -3
+_RULE_TABLE, _RULE_CHAIN = 1, 2
+_COMMENT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """A member of set or map `set_name`. A map's value is `data` or, for a verdict map, a jump to `chain`.
+
+    Fields of a concatenation are padded to four bytes each, numbers in network order. `comment` is what `nft` shows.
+    """
+
+    set_name: str
+    key: bytes
+    data: bytes = b""
+    chain: str = ""
+    comment: str = ""
+
+
+def open_filter_socket() -> NetlinkSocket:
+    """A socket in the namespace that the process is in."""
+    return NetlinkSocket(socket.NETLINK_NETFILTER if hasattr(socket, "NETLINK_NETFILTER") else 12)
+
+
+def change_elements(
+    netfilter: NetlinkSocket, table: str, *, add: tuple[Element, ...] = (), remove: tuple[Element, ...] = ()
+) -> None:
+    """Remove and add in one transaction: all of it happens or nothing.
+
+    Raises KernelError: ENOENT where the table, the set, the chain or a removed element is missing, EEXIST for a key taken.
+    """
+    requests = [_request(_DELSETELEM, table, e, NLM_F_ACK) for e in remove]
+    requests += [_request(_NEWSETELEM, table, e, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL) for e in add]
+    if not requests:
+        return
+    frame = struct.pack(">BBH", 0, 0, _SUBSYSTEM)
+    failures = [f for f in netfilter.send_batch(frame, tuple(requests), frame) if f is not None]
+    if failures:
+        raise failures[0]
+
+
+def elements(netfilter: NetlinkSocket, table: str, set_name: str) -> list[Element]:
+    """All elements of a set; empty where the table or the set does not exist."""
+    request = Request(_GETSETELEM, _address(table, set_name), "NFT_MSG_GETSETELEM", set_name)
+    try:
+        answers = netfilter.dump(request)
+    except KernelError as error:
+        if error.errno == errno.ENOENT:
+            return []
+        raise
+    return [element for answer in answers for element in _elements(set_name, answer)]
+
+
+def find_element(netfilter: NetlinkSocket, table: str, set_name: str, key: bytes) -> Element | None:
+    """One element by its key, or None."""
+    body = _address(table, set_name) + nested(_LIST_ELEMENTS, nested(_LIST_ELEMENT, nested(_KEY, attribute(_VALUE, key))))
+    (outcome,) = netfilter.attempt(Request(_GETSETELEM, body, "NFT_MSG_GETSETELEM", set_name))
+    if isinstance(outcome, KernelError):
+        if outcome.errno == errno.ENOENT:
+            return None
+        raise outcome
+    found = [element for answer in outcome for element in _elements(set_name, answer)]
+    return found[0] if found else None
+
+
+def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
+    """How many rules each chain of the table has; empty where there is no table."""
+    body = struct.pack(">BBH", _INET, 0, 0) + attribute(_RULE_TABLE, table)
+    try:
+        answers = netfilter.dump(Request(_GETRULE, body, "NFT_MSG_GETRULE", table))
+    except KernelError as error:
+        if error.errno == errno.ENOENT:
+            return {}
+        raise
+    counts: dict[str, int] = {}
+    for answer in answers:
+        found = attributes(answer, 4)
+        if text(found.get(_RULE_TABLE)) == table:
+            chain = text(found.get(_RULE_CHAIN))
+            counts[chain] = counts.get(chain, 0) + 1
+    return counts
+
+
+def _request(kind: int, table: str, element: Element, flags: int) -> Request:
+    inner = nested(_KEY, attribute(_VALUE, element.key))
+    if kind == _NEWSETELEM:
+        if element.chain:
+            verdict = attribute(_VERDICT_CODE, struct.pack(">i", _JUMP)) + attribute(_VERDICT_CHAIN, element.chain)
+            inner += nested(_DATA, nested(_VERDICT, verdict))
+        elif element.data:
+            inner += nested(_DATA, attribute(_VALUE, element.data))
+        if element.comment:
+            comment = element.comment.encode() + b"\0"
+            inner += attribute(_USERDATA, bytes([_COMMENT, len(comment)]) + comment)
+    body = _address(table, element.set_name) + nested(_LIST_ELEMENTS, nested(_LIST_ELEMENT, inner))
+    name = "NFT_MSG_NEWSETELEM" if kind == _NEWSETELEM else "NFT_MSG_DELSETELEM"
+    return Request(kind, body, name, f"{element.set_name} {element.key.hex()}", flags)
+
+
+def _address(table: str, set_name: str) -> bytes:
+    return struct.pack(">BBH", _INET, 0, 0) + attribute(_LIST_TABLE, table) + attribute(_LIST_SET, set_name)
+
+
+def _elements(set_name: str, answer: bytes) -> list[Element]:
+    found = []
+    for _, item in each_attribute(attributes(answer, 4).get(_LIST_ELEMENTS, b"")):
+        parts = attributes(item)
+        data = attributes(parts.get(_DATA, b""))
+        verdict = attributes(data.get(_VERDICT, b""))
+        found.append(
+            Element(
+                set_name=set_name,
+                key=attributes(parts.get(_KEY, b"")).get(_VALUE, b""),
+                data=data.get(_VALUE, b""),
+                chain=text(verdict.get(_VERDICT_CHAIN)),
+                comment=_read_comment(parts.get(_USERDATA, b"")),
+            )
+        )
+    return found
+
+
+def _read_comment(userdata: bytes) -> str:
+    offset = 0
+    while offset + 2 <= len(userdata):
+        kind, length = userdata[offset], userdata[offset + 1]
+        if kind == _COMMENT:
+            return text(userdata[offset + 2 : offset + 2 + length])
+        offset += 2 + length
+    return ""

@@ -1,0 +1,186 @@
+"""Netlink framing shared by the two codecs: a request is built as bytes, a batch is sent at once, every answer is read.
+
+One `send` carries many requests and the kernel answers each: a whole pod is set up in two round trips. Errors become
+`KernelError` with the request's name, its subject and the kernel's extended explanation (netlink(7), NETLINK_EXT_ACK).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from pyrunc.errors import KernelError
+
+NLM_F_REQUEST, NLM_F_ACK = 0x1, 0x4
+NLM_F_DUMP = 0x300
+NLM_F_EXCL, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_APPEND = 0x200, 0x400, 0x100, 0x800
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_SOL_NETLINK, _CAP_ACK, _EXT_ACK, _STRICT_CHECK = 270, 10, 11, 12
+_NLM_F_CAPPED, _NLM_F_ACK_TLVS, _NLM_F_DUMP_INTR = 0x100, 0x200, 0x10
+_NLA_NESTED, _NLA_TYPE_MASK = 0x8000, 0x3FFF
+_HEADER = struct.Struct("IHHII")
+_ATTRIBUTE = struct.Struct("HH")
+_RECEIVE_BYTES = 1 << 17
+_RECEIVE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One message without its header. `name` and `subject` are for the error text only."""
+
+    kind: int
+    body: bytes
+    name: str
+    subject: str = ""
+    flags: int = NLM_F_ACK
+
+
+def attribute(kind: int, value: bytes | str | int) -> bytes:
+    """An attribute: an int is 32 bits in host order, a str is NUL-terminated."""
+    if isinstance(value, int):
+        value = struct.pack("I", value)
+    elif isinstance(value, str):
+        value = value.encode() + b"\0"
+    length = 4 + len(value)
+    return _ATTRIBUTE.pack(length, kind) + value + b"\0" * (-length % 4)
+
+
+def nested(kind: int, *attributes: bytes) -> bytes:
+    return attribute(kind | _NLA_NESTED, b"".join(attributes))
+
+
+def attributes(body: bytes, offset: int = 0) -> dict[int, bytes]:
+    """The attributes from `offset` on; of equal kinds the last one."""
+    return dict(each_attribute(body, offset))
+
+
+def each_attribute(body: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    end = len(body)
+    while offset + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(body, offset)
+        if length < 4 or offset + length > end:
+            return
+        yield kind & _NLA_TYPE_MASK, body[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+
+
+def text(value: bytes | None) -> str:
+    """A NUL-terminated attribute as a str."""
+    return (value or b"").rstrip(b"\0").decode("utf-8", "replace")
+
+
+class NetlinkSocket:
+    """A netlink socket of the namespace that the process is in when it is made. Close it, or use it in `with`."""
+
+    def __init__(self, protocol: int) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        except OSError as error:
+            raise KernelError("socket", f"AF_NETLINK protocol {protocol}", error.errno or 0) from None
+        self._socket.settimeout(_RECEIVE_TIMEOUT_S)
+        for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
+            self._socket.setsockopt(_SOL_NETLINK, option, 1)
+        self._sequence = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> NetlinkSocket:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def call(self, *requests: Request) -> list[list[bytes]]:
+        """Send all at once; the answers' bodies per request. Raises the first request's KernelError after reading all."""
+        outcomes = self.attempt(*requests)
+        for outcome in outcomes:
+            if isinstance(outcome, KernelError):
+                raise outcome
+        return [outcome for outcome in outcomes if not isinstance(outcome, KernelError)]
+
+    def attempt(self, *requests: Request) -> list[list[bytes] | KernelError]:
+        """Send all at once; per request its answers or its error. The kernel goes on after a failed request."""
+        first = self._sequence + 1
+        self._sequence += len(requests)
+        self._send(b"".join(_encode(r, first + i) for i, r in enumerate(requests)), requests[0])
+        answers: list[list[bytes]] = [[] for _ in requests]
+        outcomes: dict[int, list[bytes] | KernelError] = {}
+        while len(outcomes) < len(requests):
+            for kind, flags, sequence, body in self._receive(requests[0]):
+                index = sequence - first
+                if not 0 <= index < len(requests):
+                    continue
+                if kind == _NLMSG_ERROR:
+                    outcomes[index] = _error(requests[index], flags, body) or answers[index]
+                elif kind == _NLMSG_DONE:
+                    outcomes[index] = _error(requests[index], flags, body) or answers[index]
+                else:
+                    answers[index].append(body)
+        return [outcomes[i] for i in range(len(requests))]
+
+    def dump(self, request: Request) -> list[bytes]:
+        """All objects of a kind."""
+        (answers,) = self.call(
+            Request(request.kind, request.body, request.name, request.subject, request.flags & ~NLM_F_ACK | NLM_F_DUMP)
+        )
+        return answers
+
+    def send_batch(self, begin: bytes, requests: tuple[Request, ...], end: bytes) -> list[KernelError | None]:
+        """nfnetlink's form: a transaction between two frames that are not answered. The first error decides for all."""
+        first = self._sequence + 1
+        self._sequence += len(requests) + 2
+        frames = [_HEADER.pack(16 + len(begin), 0x10, NLM_F_REQUEST, first - 1, 0) + begin]
+        frames += [_encode(r, first + i) for i, r in enumerate(requests)]
+        frames.append(_HEADER.pack(16 + len(end), 0x11, NLM_F_REQUEST, first + len(requests), 0) + end)
+        self._send(b"".join(frames), requests[0])
+        outcomes: dict[int, KernelError | None] = {}
+        while len(outcomes) < len(requests):
+            for kind, flags, sequence, body in self._receive(requests[0]):
+                index = sequence - first
+                if kind != _NLMSG_ERROR:
+                    continue
+                if 0 <= index < len(requests):
+                    outcomes[index] = _error(requests[index], flags, body)
+                elif failure := _error(requests[0], flags, body):
+                    raise failure
+        return [outcomes[i] for i in range(len(requests))]
+
+    def _send(self, frames: bytes, request: Request) -> None:
+        try:
+            self._socket.send(frames)
+        except OSError as error:
+            raise KernelError(request.name, request.subject, error.errno or 0) from None
+
+    def _receive(self, request: Request) -> Iterator[tuple[int, int, int, bytes]]:
+        try:
+            packet = self._socket.recv(_RECEIVE_BYTES)
+        except TimeoutError:
+            raise KernelError(request.name, request.subject, errno.ETIMEDOUT) from None
+        except OSError as error:
+            raise KernelError(request.name, request.subject, error.errno or 0) from None
+        offset = 0
+        while offset + 16 <= len(packet):
+            length, kind, flags, sequence, _ = _HEADER.unpack_from(packet, offset)
+            yield kind, flags, sequence, packet[offset + 16 : offset + length]
+            offset += (length + 3) & ~3
+
+
+def _encode(request: Request, sequence: int) -> bytes:
+    return _HEADER.pack(16 + len(request.body), request.kind, request.flags | NLM_F_REQUEST, sequence, 0) + request.body
+
+
+def _error(request: Request, flags: int, body: bytes) -> KernelError | None:
+    """The error in an answer, None for an acknowledgement. The kernel's explanation follows the echoed header."""
+    number = -struct.unpack_from("i", body)[0] if len(body) >= 4 else 0
+    if number <= 0:
+        return None
+    note = ""
+    if flags & _NLM_F_ACK_TLVS and len(body) >= 20:
+        echoed = 16 if flags & _NLM_F_CAPPED else (struct.unpack_from("I", body, 4)[0] + 3) & ~3
+        note = text(attributes(body, 4 + echoed).get(1))
+    return KernelError(request.name, request.subject, number, note)

@@ -1,0 +1,122 @@
+"""What a plugin is asked: a command in the environment, a configuration on stdin.
+
+`Call.from_environment` is the plugin's side, `environment` the runtime's. Which variables a command needs is a table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cni_plugins.protocol.errors import INVALID_ENVIRONMENT, CniError
+
+COMMANDS = ("ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
+_CONTAINER, _INTERFACE, _NETNS, _PATH = "CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS", "CNI_PATH"
+_NEEDS = {
+    "ADD": (_CONTAINER, _NETNS, _INTERFACE, _PATH),
+    "CHECK": (_CONTAINER, _NETNS, _INTERFACE, _PATH),
+    "DEL": (_CONTAINER, _INTERFACE, _PATH),
+    "GC": (_PATH,),
+    "STATUS": (),
+    "VERSION": (),
+}
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+_ARGUMENT_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to a plugin. `netns` is empty when the namespace is gone (DEL) or does not matter."""
+
+    command: str
+    container_id: str = ""
+    netns: str = ""
+    ifname: str = ""
+    arguments: tuple[tuple[str, str], ...] = ()
+    path: tuple[str, ...] = ()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Call:
+        """The request in a plugin's environment. Raises CniError with code 4."""
+        command = environment.get("CNI_COMMAND", "")
+        if command not in COMMANDS:
+            raise CniError(
+                INVALID_ENVIRONMENT, f"CNI_COMMAND is {command[:40]!r}", f"known are {', '.join(COMMANDS)}"
+            )
+        missing = [name for name in _NEEDS[command] if not environment.get(name)]
+        if missing:
+            raise CniError(INVALID_ENVIRONMENT, f"{command} needs {', '.join(missing)} in the environment")
+        container_id, ifname = environment.get(_CONTAINER, ""), environment.get(_INTERFACE, "")
+        if container_id:
+            check_identifier(container_id, _CONTAINER)
+        if ifname:
+            check_interface_name(ifname, _INTERFACE)
+        return cls(
+            command=command,
+            container_id=container_id,
+            netns=environment.get(_NETNS, ""),
+            ifname=ifname,
+            arguments=parse_arguments(environment.get("CNI_ARGS", "")),
+            path=tuple(p for p in environment.get(_PATH, "").split(":") if p),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """The variables that carry this request; the runtime adds none of its own environment. Raises CniError."""
+        return {
+            "CNI_COMMAND": self.command,
+            _CONTAINER: self.container_id,
+            _NETNS: self.netns,
+            _INTERFACE: self.ifname,
+            "CNI_ARGS": format_arguments(self.arguments),
+            _PATH: ":".join(self.path),
+        }
+
+    def argument(self, key: str) -> str:
+        """The value of one key of CNI_ARGS, or an empty string."""
+        for name, value in self.arguments:
+            if name == key:
+                return value
+        return ""
+
+
+def parse_arguments(text: str) -> tuple[tuple[str, str], ...]:
+    """CNI_ARGS, `KEY=value;KEY=value`, in order. Raises CniError for a part without `=`."""
+    pairs = []
+    for part in text.split(";") if text else ():
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: {part[:60]!r} is not KEY=value")
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
+def format_arguments(pairs: tuple[tuple[str, str], ...]) -> str:
+    """CNI_ARGS of `pairs`. Raises CniError for what the format cannot carry: it knows no escapes."""
+    for key, value in pairs:
+        if not _ARGUMENT_KEY.match(key):
+            raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: {key[:60]!r} is not a key")
+        if len(value) > 1024 or not value.isprintable() or any(c in value for c in ";="):
+            raise CniError(
+                INVALID_ENVIRONMENT, f"CNI_ARGS: the value of {key} holds what it must not: {value[:60]!r}"
+            )
+    return ";".join(f"{key}={value}" for key, value in pairs)
+
+
+def check_identifier(value: str, what: str) -> None:
+    """Raises CniError unless `value` may be a container id or a network's name (spec, "Parameters")."""
+    if len(value) > 255 or not _IDENTIFIER.match(value):
+        raise CniError(
+            INVALID_ENVIRONMENT, f"{what}: {value[:60]!r} does not match [A-Za-z0-9][A-Za-z0-9_.-]*"
+        )
+
+
+def check_interface_name(value: str, what: str) -> None:
+    """Raises CniError unless Linux takes `value` as an interface's name (dev_valid_name, net/core/dev.c)."""
+    bad = (
+        not 0 < len(value.encode()) < 16
+        or value in (".", "..")
+        or any(c in "/:" or c.isspace() for c in value)
+    )
+    if bad or not value.isprintable():
+        raise CniError(INVALID_ENVIRONMENT, f"{what}: {value[:60]!r} cannot be the name of an interface")

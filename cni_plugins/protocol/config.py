@@ -1,0 +1,207 @@
+"""Configurations: the list that an administrator writes, and what one plugin of it gets on stdin.
+
+A runtime loads a list (`parse_list`) and derives each plugin's input (`plugin_input`): the list's name and version, the
+capability arguments that the plugin asked for, the result so far. A plugin reads its input with `PluginConfig.parse`.
+Unknown keys are kept: they belong to the plugin.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cni_plugins.protocol import version
+from cni_plugins.protocol.call import check_identifier
+from cni_plugins.protocol.errors import DECODING_FAILURE, INVALID_CONFIG, CniError
+from cni_plugins.protocol.result import Result
+
+LIMIT_BYTES = 1 << 20
+VALID_ATTACHMENTS = "cni.dev/valid-attachments"
+"""Key of GC's input: a list of {"containerID", "ifname"} (spec 1.1.0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginConfig:
+    """One plugin's input. `raw` is the whole object; `kind` is its `type`."""
+
+    name: str
+    cni_version: str
+    kind: str
+    raw: dict[str, Any]
+
+    @classmethod
+    def parse(cls, content: bytes) -> PluginConfig:
+        """The object on a plugin's stdin. Raises CniError 6 or 7; versions are not yet judged."""
+        value = decode_object(content, "the configuration on stdin")
+        name, kind, cni_version = (
+            value.get("name"),
+            value.get("type"),
+            value.get("cniVersion", version.DEFAULT),
+        )
+        if not isinstance(name, str) or not name:
+            raise CniError(INVALID_CONFIG, "name: missing or not a string")
+        check_name(name)
+        if not isinstance(kind, str) or not isinstance(cni_version, str):
+            raise CniError(INVALID_CONFIG, "type and cniVersion must be strings")
+        return cls(name=name, cni_version=cni_version, kind=kind, raw=value)
+
+    def previous_result(self) -> Result | None:
+        """`prevResult`, or None where the runtime gave none. Raises CniError."""
+        value = self.raw.get("prevResult")
+        if value is None:
+            return None
+        return Result.from_json(value, default_version=self.cni_version)
+
+    def capability(self, name: str) -> Any:
+        """`runtimeConfig.<name>`, or None."""
+        arguments = self.raw.get("runtimeConfig")
+        return arguments.get(name) if isinstance(arguments, dict) else None
+
+    def cni_argument(self, name: str) -> Any:
+        """`args.cni.<name>` (the conventions' way to pass arguments), or None."""
+        arguments = self.raw.get("args")
+        inner = arguments.get("cni") if isinstance(arguments, dict) else None
+        return inner.get(name) if isinstance(inner, dict) else None
+
+    def valid_attachments(self) -> set[tuple[str, str]]:
+        """GC's (container id, interface) pairs. Raises CniError when the list is missing: nothing may be guessed here."""
+        value = self.raw.get(VALID_ATTACHMENTS)
+        if not isinstance(value, list):
+            raise CniError(INVALID_CONFIG, f"GC needs a list in {VALID_ATTACHMENTS}")
+        found = set()
+        for index, item in enumerate(value):
+            where = f"{VALID_ATTACHMENTS}[{index}]"
+            pair = (item.get("containerID"), item.get("ifname")) if isinstance(item, dict) else (None, None)
+            if not isinstance(pair[0], str) or not isinstance(pair[1], str):
+                raise CniError(INVALID_CONFIG, f"{where}: needs containerID and ifname")
+            found.add((pair[0], pair[1]))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkList:
+    """A network: plugins that run in order for ADD and in reverse for DEL."""
+
+    name: str
+    cni_version: str
+    plugins: tuple[dict[str, Any], ...]
+    disable_check: bool = False
+    disable_gc: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The list as `parse_list_object` reads it back."""
+        return {
+            "cniVersion": self.cni_version,
+            "name": self.name,
+            "disableCheck": self.disable_check,
+            "disableGC": self.disable_gc,
+            "plugins": list(self.plugins),
+        }
+
+
+def parse_list(content: bytes) -> NetworkList:
+    """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises CniError 1, 6 or 7."""
+    return parse_list_object(decode_object(content, "the configuration"))
+
+
+def parse_list_object(value: dict[str, Any]) -> NetworkList:
+    """The same for a decoded object."""
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise CniError(INVALID_CONFIG, "name: missing or not a string")
+    check_name(name)
+    plugins = value.get("plugins", [value] if "type" in value else None)
+    if not isinstance(plugins, list) or not plugins:
+        raise CniError(INVALID_CONFIG, "plugins: missing, not a list or empty")
+    for index, plugin in enumerate(plugins):
+        _check_plugin(plugin, f"plugins[{index}]")
+    return NetworkList(
+        name=name,
+        cni_version=_choose_version(value),
+        plugins=tuple(plugins),
+        disable_check=_flag(value, "disableCheck"),
+        disable_gc=_flag(value, "disableGC"),
+    )
+
+
+def plugin_input(
+    network: NetworkList,
+    plugin: dict[str, Any],
+    *,
+    capabilities: Mapping[str, Any] | None = None,
+    previous: Result | None = None,
+    valid_attachments: list[dict[str, str]] | None = None,
+) -> dict[str, Any]:
+    """What `plugin` of `network` gets on stdin (spec, section 4, "Deriving request configuration").
+
+    capabilities: all that the runtime has to offer; the plugin gets those that its `capabilities` name.
+    """
+    value = {k: v for k, v in plugin.items() if k not in ("capabilities", "prevResult", "runtimeConfig")}
+    value["name"], value["cniVersion"] = network.name, network.cni_version
+    asked = plugin.get("capabilities")
+    wanted = {
+        k: v for k, v in (capabilities or {}).items() if isinstance(asked, dict) and asked.get(k) is True
+    }
+    if wanted:
+        value["runtimeConfig"] = wanted
+    if previous is not None:
+        value["prevResult"] = previous.to_json(network.cni_version)
+    if valid_attachments is not None:
+        value[VALID_ATTACHMENTS] = valid_attachments
+    return value
+
+
+def decode_object(content: bytes, what: str) -> dict[str, Any]:
+    """A JSON object of at most 1 MiB. Raises CniError 6."""
+    if len(content) > LIMIT_BYTES:
+        raise CniError(DECODING_FAILURE, f"{what} has more than {LIMIT_BYTES} bytes")
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CniError(DECODING_FAILURE, f"{what} is not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise CniError(DECODING_FAILURE, f"{what} is not a JSON object")
+    return value
+
+
+def check_name(name: str) -> None:
+    """Raises CniError 7 unless `name` may name a network."""
+    try:
+        check_identifier(name, "name")
+    except CniError as error:
+        raise CniError(INVALID_CONFIG, error.message) from None
+
+
+def _check_plugin(plugin: object, where: str) -> None:
+    kind = plugin.get("type") if isinstance(plugin, dict) else None
+    if not isinstance(kind, str) or not kind:
+        raise CniError(INVALID_CONFIG, f"{where}.type: missing or not a string")
+    if "/" in kind or kind in (".", "..") or "\0" in kind or len(kind) > 255:
+        raise CniError(INVALID_CONFIG, f"{where}.type: {kind[:60]!r} is not the name of a plugin")
+
+
+def _choose_version(value: dict[str, Any]) -> str:
+    """The newest of `cniVersions` that we speak, else `cniVersion` (spec 1.1.0)."""
+    offered = value.get("cniVersions")
+    single: object = value.get("cniVersion", version.DEFAULT)
+    if not isinstance(single, str):
+        raise CniError(INVALID_CONFIG, "cniVersion: not a string")
+    if offered is not None:
+        if not isinstance(offered, list) or not all(isinstance(v, str) for v in offered):
+            raise CniError(INVALID_CONFIG, "cniVersions: not a list of strings")
+        known = [v for v in (*offered, single) if v in version.SUPPORTED]
+        single = str(max(known, key=version.parse)) if known else single
+    version.require_supported(single)
+    return single
+
+
+def _flag(value: dict[str, Any], key: str) -> bool:
+    """A boolean; libcni also takes the strings "true" and "false" here."""
+    found = value.get(key, False)
+    if isinstance(found, str) and found.lower() in ("true", "false"):
+        return found.lower() == "true"
+    if not isinstance(found, bool):
+        raise CniError(INVALID_CONFIG, f"{key}: not a boolean")
+    return found

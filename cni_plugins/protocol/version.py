@@ -1,0 +1,44 @@
+"""The versions of the specification that we speak, and what differs between them.
+
+0.3.1  results with lists of interfaces and ips; every ip carries "version": "4" | "6"
+0.4.0  CHECK; prevResult is given to DEL too
+1.0.0  ips lose "version"; a lone plugin configuration is always a list
+1.1.0  STATUS, GC; interfaces gain mtu, socketPath, pciID; routes mtu, advmss, priority, table, scope
+0.3.0 is 0.3.1 with another number.
+"""
+
+from __future__ import annotations
+
+from cni_plugins.protocol.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, CniError
+
+SUPPORTED = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+LATEST = SUPPORTED[-1]
+DEFAULT = "0.1.0"
+"""What a configuration without cniVersion means; we refuse it by its number."""
+
+
+def parse(text: str) -> tuple[int, int, int]:
+    """The three numbers of a version. Raises CniError."""
+    parts = text.split(".")
+    if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 6 for p in parts):
+        raise CniError(DECODING_FAILURE, f"{text[:40]!r} is not a CNI version")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def at_least(version: str, other: str) -> bool:
+    return parse(version) >= parse(other)
+
+
+def require_supported(version: str, supported: tuple[str, ...] = SUPPORTED) -> None:
+    """Raises CniError for a version that is not in `supported`."""
+    if version not in supported:
+        raise CniError(
+            INCOMPATIBLE_VERSION,
+            f"CNI version {version[:40]!r} is not supported",
+            f"supported are {', '.join(supported)}",
+        )
+
+
+def announcement(supported: tuple[str, ...] = SUPPORTED) -> dict[str, object]:
+    """The answer to the command VERSION."""
+    return {"cniVersion": supported[-1], "supportedVersions": list(supported)}
