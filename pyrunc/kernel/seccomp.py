@@ -1,0 +1,153 @@
+"""libseccomp by ctypes: syscall names to numbers, rules to a BPF program; and what this kernel's seccomp(2) knows.
+
+The library is loaded on first use, in the process that builds programs, never in a container. It only compiles here: the
+launcher loads the bytes with seccomp(2). Sources: seccomp(2), the manual pages of libseccomp 2.5.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+from pyrunc.errors import KernelError, Unsupported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LIBRARY = "libseccomp.so.2"
+UNKNOWN_SYSCALL = -1
+ATTRIBUTE_NNP, ATTRIBUTE_OPTIMIZE = 3, 8
+BINARY_TREE = 2
+ALREADY_KNOWN = -errno.EEXIST
+
+# seccomp(2): operations, flags, and the numbers of the call itself.
+NUMBERS = {"x86_64": 317, "aarch64": 277}
+SET_MODE_FILTER, GET_ACTION_AVAIL = 1, 2
+FLAG_TSYNC, FLAG_LOG, FLAG_SPEC_ALLOW, FLAG_NEW_LISTENER, FLAG_WAIT_KILLABLE_RECV = 1, 2, 4, 8, 0x20
+
+_library: ctypes.CDLL | None = None
+
+
+class Condition(ctypes.Structure):
+    """struct scmp_arg_cmp: argument number, comparison, and its one or two values."""
+
+    _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
+
+
+def _lib() -> ctypes.CDLL:
+    global _library
+    if _library is None:
+        try:
+            library = ctypes.CDLL(LIBRARY)
+        except OSError as error:
+            raise Unsupported(f"a seccomp profile needs {LIBRARY}: {error}") from None
+        library.seccomp_init.restype = ctypes.c_void_p
+        library.seccomp_init.argtypes = [ctypes.c_uint32]
+        library.seccomp_release.argtypes = [ctypes.c_void_p]
+        library.seccomp_attr_set.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
+        library.seccomp_arch_add.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        library.seccomp_arch_remove.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        library.seccomp_rule_add_array.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_uint32,
+            ctypes.c_int,
+            ctypes.c_uint,
+            ctypes.POINTER(Condition),
+        ]
+        library.seccomp_syscall_resolve_name_arch.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
+        library.seccomp_syscall_resolve_name.argtypes = [ctypes.c_char_p]
+        library.seccomp_export_bpf.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        _library = library
+    return _library
+
+
+class Compiler:
+    """One program in the making; a context manager. Rules are added in order, architectures first."""
+
+    def __init__(self, default_action: int) -> None:
+        self._lib = _lib()
+        self._context = self._lib.seccomp_init(default_action)
+        if not self._context:
+            raise KernelError("seccomp_init", f"default action {default_action:#x}", errno.EINVAL)
+        self._check(self._lib.seccomp_attr_set(self._context, ATTRIBUTE_NNP, 0), "seccomp_attr_set", "no NNP")
+        self._lib.seccomp_attr_set(
+            self._context, ATTRIBUTE_OPTIMIZE, BINARY_TREE
+        )  # libseccomp before 2.5: a list
+
+    def __enter__(self) -> Compiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lib.seccomp_release(self._context)
+
+    def add_architecture(self, audit: int) -> None:
+        """Also judge calls of this architecture (AUDIT_ARCH_* or libseccomp's own number for x32)."""
+        code = self._lib.seccomp_arch_add(self._context, audit)
+        if code != ALREADY_KNOWN:
+            self._check(code, "seccomp_arch_add", f"{audit:#x}")
+
+    def remove_architecture(self, audit: int) -> None:
+        self._check(self._lib.seccomp_arch_remove(self._context, audit), "seccomp_arch_remove", f"{audit:#x}")
+
+    def add_rule(
+        self, action: int, number: int, conditions: Sequence[tuple[int, int, int, int]], name: str
+    ) -> None:
+        """`conditions` (argument, comparison, a, b) must all hold. A rule that is there already is fine."""
+        array = (Condition * len(conditions))(*(Condition(*condition) for condition in conditions))
+        code = self._lib.seccomp_rule_add_array(self._context, action, number, len(conditions), array)
+        if code != ALREADY_KNOWN:
+            self._check(code, "seccomp_rule_add", name)
+
+    def program(self) -> bytes:
+        """The classic BPF instructions (struct sock_filter, 8 bytes each)."""
+        file = os.memfd_create("seccomp", os.MFD_CLOEXEC)
+        try:
+            self._check(self._lib.seccomp_export_bpf(self._context, file), "seccomp_export_bpf", "")
+            return os.pread(file, os.fstat(file).st_size, 0)
+        finally:
+            os.close(file)
+
+    @staticmethod
+    def _check(code: int, call: str, subject: str) -> None:
+        if code < 0:
+            raise KernelError(call, subject, -code)
+
+
+def number(name: str) -> int:
+    """The native number (or libseccomp's pseudo number) of a syscall; UNKNOWN_SYSCALL when the library has no such name."""
+    return int(_lib().seccomp_syscall_resolve_name(name.encode()))
+
+
+def number_on(audit: int, name: str) -> int:
+    """The number on an architecture; negative when it does not have the call."""
+    return int(_lib().seccomp_syscall_resolve_name_arch(audit, name.encode()))
+
+
+def version() -> str:
+    """The library's version, such as 2.5.4."""
+
+    class Version(ctypes.Structure):
+        _fields_ = (("major", ctypes.c_uint), ("minor", ctypes.c_uint), ("micro", ctypes.c_uint))
+
+    library = _lib()
+    library.seccomp_version.restype = ctypes.POINTER(Version)
+    found = library.seccomp_version().contents
+    return f"{found.major}.{found.minor}.{found.micro}"
+
+
+_known_flags: dict[int, bool] = {}
+
+
+def knows_flag(flag: int) -> bool:
+    """Whether this kernel's seccomp(2) takes the flag: with it and no program the call fails with EFAULT, else EINVAL."""
+    if flag not in _known_flags:
+        machine = os.uname().machine
+        if machine not in NUMBERS:
+            raise Unsupported(f"seccomp on {machine}")
+        call = ctypes.CDLL(None, use_errno=True).syscall
+        wanted = flag | (FLAG_NEW_LISTENER if flag == FLAG_WAIT_KILLABLE_RECV else 0)
+        call(ctypes.c_long(NUMBERS[machine]), ctypes.c_long(SET_MODE_FILTER), ctypes.c_ulong(wanted), None)
+        _known_flags[flag] = ctypes.get_errno() == errno.EFAULT
+    return _known_flags[flag]

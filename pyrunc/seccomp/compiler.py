@@ -1,0 +1,181 @@
+"""A profile to its BPF program: compiled once, then found again in memory or on disk by the hash of profile and machine.
+
+Compiling goes through libseccomp and takes some milliseconds; a start finds the program in less than a tenth of one, without
+loading the library. The store is a folder that only its owner can write, because what is in it judges every system call.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import stat
+from _blake2 import blake2b  # hashlib would load OpenSSL
+
+from pyrunc.errors import Unsupported
+from pyrunc.record import write_bytes
+from pyrunc.seccomp import profile as profiles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from pyrunc.seccomp.profile import Profile
+
+GENERATION = (
+    b"1"  # what compiled programs depend on besides the profile: count up when this file or `stub` changes
+)
+INSTRUCTION_SIZE_BYTES, MAX_INSTRUCTIONS = 8, 4096
+STORE_LIMIT_FILES = 128
+
+
+class Filter:
+    """What has to be loaded: `program` for sock_fprog, `flags` for seccomp(2); a listener is asked for by NEW_LISTENER.
+
+    `listener_path` is empty without one; `listener_metadata` goes to whoever listens there. `instructions` is the count.
+    """
+
+    __slots__ = ("flags", "listener_metadata", "listener_path", "program")
+
+    def __init__(
+        self, program: bytes, flags: int, listener_path: str = "", listener_metadata: str = ""
+    ) -> None:
+        self.program, self.flags = program, flags
+        self.listener_path, self.listener_metadata = listener_path, listener_metadata
+
+    @property
+    def instructions(self) -> int:
+        return len(self.program) // INSTRUCTION_SIZE_BYTES
+
+    @property
+    def notifies(self) -> bool:
+        return bool(self.listener_path)
+
+
+_known: dict[bytes, Filter | None] = {}
+
+
+def compile(seccomp: Mapping[str, Any], arch: str = "", store: str | None = None) -> Filter | None:
+    """The filter of an OCI `linux.seccomp` object for the machine `arch` (uname -m; this one by default).
+
+    None when the object filters nothing. `store`: the folder to keep programs in, by default `default_store()`, "" for none.
+    Raises InvalidSpec, Unsupported (no libseccomp, an unknown flag), KernelError.
+    """
+    machine = arch or os.uname().machine
+    key = _key(seccomp, machine)
+    if key not in _known:
+        _known[key] = _make(seccomp, machine, key, default_store() if store is None else store)
+    return _known[key]
+
+
+def default_store() -> str:
+    """`/run/pyrunc/.seccomp` for root, beneath $XDG_RUNTIME_DIR for others, "" (none) when that is not set."""
+    if os.geteuid() == 0:
+        return "/run/pyrunc/.seccomp"
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return f"{runtime}/pyrunc/.seccomp" if runtime else ""
+
+
+def _key(seccomp: Mapping[str, Any], machine: str) -> bytes:
+    text = marshal.dumps(dict(seccomp), 2)  # version 2 knows no references: equal objects give equal bytes
+    return blake2b(GENERATION + machine.encode() + b"\0" + text, digest_size=20).digest()
+
+
+def _make(seccomp: Mapping[str, Any], machine: str, key: bytes, store: str) -> Filter | None:
+    profile = profiles.parse(seccomp)
+    if profile is None:
+        return None
+    program = _load(store, key)
+    if program is None:
+        program = build(profile, machine)
+        _save(store, key, program)
+    return Filter(program, _flags(profile), profile.listener_path, profile.listener_metadata)
+
+
+def build(profile: Profile, machine: str) -> bytes:
+    """The program, always compiled anew: the stub for newer calls and what libseccomp makes of the rules."""
+    from pyrunc.kernel import seccomp as library
+    from pyrunc.seccomp import stub
+
+    if machine not in profiles.NATIVE:
+        raise Unsupported(f"seccomp on {machine}: only {' and '.join(profiles.NATIVE)} are known")
+    native = profiles.NATIVE[machine]
+    architectures = [native, *(audit for audit in dict.fromkeys(profile.architectures) if audit != native)]
+    verdicts: dict[int, int] = {}
+    with library.Compiler(profile.default_action) as compiler:
+        for audit in architectures:
+            compiler.add_architecture(audit)
+        if machine != os.uname().machine:
+            compiler.remove_architecture(profiles.NATIVE[os.uname().machine])
+        for rule in profile.rules:
+            number = library.number(rule.name)
+            if number != library.UNKNOWN_SYSCALL:
+                compiler.add_rule(rule.action, number, rule.conditions, rule.name)
+            elif rule.name in stub.NEW_CALLS and not rule.conditions:
+                verdicts.setdefault(stub.NEW_CALLS[rule.name], rule.action)
+        program = compiler.program()
+    highest = {
+        audit: max([0, *(library.number_on(audit, name) for name in profile.names)])
+        for audit in architectures
+    }
+    program = stub.prologue(highest, verdicts, stub.wanted(profile.default_action)) + program
+    if len(program) > MAX_INSTRUCTIONS * INSTRUCTION_SIZE_BYTES:
+        raise Unsupported(f"the seccomp profile needs more than {MAX_INSTRUCTIONS} instructions")
+    return program
+
+
+def _flags(profile: Profile) -> int:
+    """The flags of seccomp(2). TSYNC has nothing to do: the loading process has one thread."""
+    from pyrunc.kernel import seccomp as library
+
+    if profile.flags is None:
+        flags = profiles.SPEC_ALLOW if library.knows_flag(profiles.SPEC_ALLOW) else 0
+    else:
+        flags = profile.flags & ~profiles.TSYNC
+        for name, flag in profiles.FLAGS.items():
+            if flags & flag and not library.knows_flag(flag):
+                raise Unsupported(f"seccomp flag {name} is not known to this kernel")
+    if not profile.notifies:
+        return flags & ~profiles.WAIT_KILLABLE_RECV
+    return flags | profiles.NEW_LISTENER
+
+
+def _load(store: str, key: bytes) -> bytes | None:
+    """The stored program; None when there is none or the folder is not ours alone."""
+    if not store or not _is_ours_alone(store):
+        return None
+    try:
+        descriptor = os.open(f"{store}/{key.hex()}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        program = os.read(descriptor, MAX_INSTRUCTIONS * INSTRUCTION_SIZE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    fits = (
+        0 < len(program) <= MAX_INSTRUCTIONS * INSTRUCTION_SIZE_BYTES
+        and len(program) % INSTRUCTION_SIZE_BYTES == 0
+    )
+    return program if fits else None
+
+
+def _save(store: str, key: bytes, program: bytes) -> None:
+    """Keep it for the next process; a store that cannot be written only costs time."""
+    if not store:
+        return
+    try:
+        os.makedirs(store, 0o700, exist_ok=True)
+        if _is_ours_alone(store):
+            for name in sorted(os.listdir(store))[STORE_LIMIT_FILES - 1 :]:
+                os.unlink(f"{store}/{name}")
+            write_bytes(f"{store}/{key.hex()}", program)
+    except OSError:
+        pass
+
+
+def _is_ours_alone(folder: str) -> bool:
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022

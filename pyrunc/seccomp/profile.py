@@ -1,0 +1,231 @@
+"""What an OCI `linux.seccomp` object says, checked: actions, rules with conditions, architectures, flags, the listener.
+
+Two conditions on one argument mean "either", so such a rule falls apart into one rule per condition; conditions on different
+arguments mean "both". Rules that do what the default does anyway are dropped. Source: runtime-spec config-linux.md, seccomp(2).
+"""
+
+from __future__ import annotations
+
+import errno
+
+from pyrunc.errors import InvalidSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+WHERE = "linux.seccomp"
+
+KILL_PROCESS, KILL_THREAD, TRAP, ERRNO = 0x80000000, 0x0, 0x30000, 0x50000
+NOTIFY, TRACE, LOG, ALLOW = 0x7FC00000, 0x7FF00000, 0x7FFC0000, 0x7FFF0000
+ACTIONS = {
+    "SCMP_ACT_KILL": KILL_THREAD,
+    "SCMP_ACT_KILL_THREAD": KILL_THREAD,
+    "SCMP_ACT_KILL_PROCESS": KILL_PROCESS,
+    "SCMP_ACT_TRAP": TRAP,
+    "SCMP_ACT_ERRNO": ERRNO,
+    "SCMP_ACT_TRACE": TRACE,
+    "SCMP_ACT_ALLOW": ALLOW,
+    "SCMP_ACT_LOG": LOG,
+    "SCMP_ACT_NOTIFY": NOTIFY,
+}
+WITH_VALUE = (ERRNO, TRACE)
+OPERATORS = {
+    "SCMP_CMP_NE": 1,
+    "SCMP_CMP_LT": 2,
+    "SCMP_CMP_LE": 3,
+    "SCMP_CMP_EQ": 4,
+    "SCMP_CMP_GE": 5,
+    "SCMP_CMP_GT": 6,
+    "SCMP_CMP_MASKED_EQ": 7,
+}
+MASKED_EQ = 7
+
+# AUDIT_ARCH_* of linux/audit.h; x32 shares x86_64's, libseccomp tells them apart by leaving out the 64-bit mark.
+X86_64, X86, X32, ARM, AARCH64 = 0xC000003E, 0x40000003, 0x4000003E, 0x40000028, 0xC00000B7
+ARCHITECTURES = {
+    "SCMP_ARCH_X86": X86,
+    "SCMP_ARCH_X86_64": X86_64,
+    "SCMP_ARCH_X32": X32,
+    "SCMP_ARCH_ARM": ARM,
+    "SCMP_ARCH_AARCH64": AARCH64,
+    "SCMP_ARCH_MIPS": 0x00000008,
+    "SCMP_ARCH_MIPS64": 0x80000008,
+    "SCMP_ARCH_MIPS64N32": 0xA0000008,
+    "SCMP_ARCH_MIPSEL": 0x40000008,
+    "SCMP_ARCH_MIPSEL64": 0xC0000008,
+    "SCMP_ARCH_MIPSEL64N32": 0xE0000008,
+    "SCMP_ARCH_PPC": 0x00000014,
+    "SCMP_ARCH_PPC64": 0x80000015,
+    "SCMP_ARCH_PPC64LE": 0xC0000015,
+    "SCMP_ARCH_S390": 0x00000016,
+    "SCMP_ARCH_S390X": 0x80000016,
+    "SCMP_ARCH_PARISC": 0x0000000F,
+    "SCMP_ARCH_PARISC64": 0x8000000F,
+    "SCMP_ARCH_RISCV64": 0xC00000F3,
+    "SCMP_ARCH_LOONGARCH64": 0xC0000102,
+    "SCMP_ARCH_M68K": 0x00000004,
+    "SCMP_ARCH_SH": 0x4000002A,
+    "SCMP_ARCH_SHEB": 0x0000002A,
+}
+NATIVE = {"x86_64": X86_64, "aarch64": AARCH64}
+
+FLAGS = {
+    "SECCOMP_FILTER_FLAG_TSYNC": 1,
+    "SECCOMP_FILTER_FLAG_LOG": 2,
+    "SECCOMP_FILTER_FLAG_SPEC_ALLOW": 4,
+    "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV": 0x20,
+}
+TSYNC, SPEC_ALLOW, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 4, 8, 0x20
+
+
+class Rule:
+    """`conditions`: (argument, comparison, a, b) as libseccomp wants them, all of which must hold; none: always."""
+
+    __slots__ = ("action", "conditions", "name")
+
+    def __init__(
+        self, name: str, action: int, conditions: tuple[tuple[int, int, int, int], ...] = ()
+    ) -> None:
+        self.name, self.action, self.conditions = name, action, conditions
+
+    def __repr__(self) -> str:
+        return f"Rule({self.name!r}, {self.action:#x}, {self.conditions})"
+
+
+class Profile:
+    """A checked profile. `names`: every call it names, also where the rule was dropped as the default's repetition.
+
+    `flags` None: not given. `listener_path` is empty unless a rule notifies.
+    """
+
+    __slots__ = (
+        "architectures",
+        "default_action",
+        "flags",
+        "listener_metadata",
+        "listener_path",
+        "names",
+        "rules",
+    )
+
+    def __init__(
+        self,
+        default_action: int,
+        rules: list[Rule],
+        names: frozenset[str],
+        architectures: list[int],
+        flags: int | None,
+        listener_path: str,
+        listener_metadata: str,
+    ) -> None:
+        self.default_action, self.rules, self.names = default_action, rules, names
+        self.architectures, self.flags = architectures, flags
+        self.listener_path, self.listener_metadata = listener_path, listener_metadata
+
+    @property
+    def notifies(self) -> bool:
+        """Whether some call is answered by a listener in user space."""
+        return bool(self.listener_path)
+
+
+def parse(seccomp: Mapping[str, Any]) -> Profile | None:
+    """The profile, or None when it filters nothing (no default action and no rules). Raises InvalidSpec."""
+    if not seccomp.get("defaultAction") and not seccomp.get("syscalls"):
+        return None
+    default = _action(seccomp.get("defaultAction"), seccomp.get("defaultErrnoRet"), f"{WHERE}.defaultAction")
+    if default == NOTIFY:
+        raise InvalidSpec(f"{WHERE}.defaultAction", "SCMP_ACT_NOTIFY cannot be used as default action")
+    rules = [rule for index, item in enumerate(seccomp.get("syscalls") or []) for rule in _rules(item, index)]
+    listener = _listener(seccomp, rules)
+    return Profile(
+        default,
+        [rule for rule in rules if rule.action != default],
+        frozenset(rule.name for rule in rules),
+        [_architecture(name, index) for index, name in enumerate(seccomp.get("architectures") or [])],
+        _flags(seccomp.get("flags")),
+        listener,
+        seccomp.get("listenerMetadata") or "" if listener else "",
+    )
+
+
+def _listener(seccomp: Mapping[str, Any], rules: list[Rule]) -> str:
+    path: str = seccomp.get("listenerPath") or ""
+    if seccomp.get("listenerMetadata") and not path:
+        raise InvalidSpec(f"{WHERE}.listenerMetadata", "given without a listenerPath")
+    if not any(rule.action == NOTIFY for rule in rules):
+        return ""
+    if any(rule.action == NOTIFY and rule.name == "write" for rule in rules):
+        raise InvalidSpec(f"{WHERE}.syscalls", "SCMP_ACT_NOTIFY cannot be used for the write syscall")
+    if not path:
+        raise InvalidSpec(f"{WHERE}.listenerPath", "must be given when SCMP_ACT_NOTIFY is used")
+    return path
+
+
+def _rules(item: Mapping[str, Any], index: int) -> Iterator[Rule]:
+    where = f"{WHERE}.syscalls[{index}]"
+    names = item.get("names")
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidSpec(f"{where}.names", "must hold at least one name")
+    action = _action(item.get("action"), item.get("errnoRet"), f"{where}.action")
+    groups = _groups([_condition(arg, f"{where}.args[{n}]") for n, arg in enumerate(item.get("args") or [])])
+    for name in names:
+        for conditions in groups:
+            yield Rule(name, action, conditions)
+
+
+def _groups(conditions: list[tuple[int, int, int, int]]) -> list[tuple[tuple[int, int, int, int], ...]]:
+    """One group that must hold as a whole, or one group per condition when an argument is named twice."""
+    arguments = [condition[0] for condition in conditions]
+    if len(set(arguments)) < len(arguments):
+        return [(condition,) for condition in conditions]
+    return [tuple(conditions)]
+
+
+def _condition(arg: Mapping[str, Any], where: str) -> tuple[int, int, int, int]:
+    index, operator = arg.get("index", 0), arg.get("op")
+    if not isinstance(index, int) or not 0 <= index <= 5:
+        raise InvalidSpec(f"{where}.index", f"{index!r} is not in 0..5")
+    if operator not in OPERATORS:
+        raise InvalidSpec(f"{where}.op", f"{operator!r} is not one of {', '.join(OPERATORS)}")
+    value, second = (_uint64(arg.get(key, 0), f"{where}.{key}") for key in ("value", "valueTwo"))
+    return (index, OPERATORS[operator], value, second if OPERATORS[operator] == MASKED_EQ else 0)
+
+
+def _uint64(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise InvalidSpec(where, f"{value!r} is not an unsigned 64-bit number")
+    return value
+
+
+def _action(name: object, value: object, where: str) -> int:
+    if not isinstance(name, str) or name not in ACTIONS:
+        raise InvalidSpec(where, f"{name!r} is not one of {', '.join(ACTIONS)}")
+    action = ACTIONS[name]
+    if value is None:
+        return action | errno.EPERM if action in WITH_VALUE else action
+    if action not in WITH_VALUE:
+        raise InvalidSpec(where, f"errnoRet is not allowed with {name}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 0xFFFF:
+        raise InvalidSpec(where, f"errnoRet {value!r} is not in 0..65535")
+    return action | value
+
+
+def _architecture(name: object, index: int) -> int:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise InvalidSpec(f"{WHERE}.architectures[{index}]", f"{name!r} is not a known architecture")
+    return ARCHITECTURES[name]
+
+
+def _flags(names: object) -> int | None:
+    if names is None:
+        return None
+    if not isinstance(names, list | tuple):
+        raise InvalidSpec(f"{WHERE}.flags", "is not a list")
+    found = 0
+    for index, name in enumerate(names):
+        if name not in FLAGS:
+            raise InvalidSpec(f"{WHERE}.flags[{index}]", f"{name!r} is not one of {', '.join(FLAGS)}")
+        found |= FLAGS[name]
+    return found

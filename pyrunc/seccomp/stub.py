@@ -1,0 +1,97 @@
+"""A prologue in front of a filter: system calls that are newer than the profile answer ENOSYS, not the default errno.
+
+A C library that tries a new call first falls back to an old one on ENOSYS, but takes EPERM for an answer. So what is numbered
+above the highest call that the profile names is "not there". The prologue also judges the calls that libseccomp is too old
+to know by name: from 424 on, the numbers are the same on every architecture. Classic BPF, see seccomp(2) and
+Documentation/userspace-api/seccomp_filter.rst; runc has done this since 1.0.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+from pyrunc.seccomp.profile import AARCH64, ALLOW, ARM, ERRNO, LOG, TRACE, X32, X86, X86_64
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+INSTRUCTION = struct.Struct("<HBBI")
+LOAD, JUMP, JUMP_EQUAL, JUMP_GREATER, JUMP_GREATER_OR_EQUAL, RETURN = 0x20, 0x05, 0x15, 0x25, 0x35, 0x06
+NUMBER_AT, ARCHITECTURE_AT = 0, 4
+X32_BIT = 0x40000000
+TAKES_NEW_CALLS = (ALLOW, LOG, TRACE)
+
+# Calls of Linux 6.2 to 6.17 by their one number (asm-generic/unistd.h); libseccomp 2.5.4 ends at 450.
+NEW_CALLS = {
+    "cachestat": 451,
+    "fchmodat2": 452,
+    "map_shadow_stack": 453,
+    "futex_wake": 454,
+    "futex_wait": 455,
+    "futex_requeue": 456,
+    "statmount": 457,
+    "listmount": 458,
+    "lsm_get_self_attr": 459,
+    "lsm_set_self_attr": 460,
+    "lsm_list_modules": 461,
+    "mseal": 462,
+    "setxattrat": 463,
+    "getxattrat": 464,
+    "listxattrat": 465,
+    "removexattrat": 466,
+    "open_tree_attr": 467,
+    "file_getattr": 468,
+    "file_setattr": 469,
+}
+
+COMMON_NUMBERS = (X86_64, X86, X32, ARM, AARCH64)
+
+Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, operand
+
+
+def wanted(default_action: int) -> bool:
+    """Whether the default answer would mislead: not when new calls are let through or judged by a tracer."""
+    return default_action & 0x7FFF0000 not in TAKES_NEW_CALLS
+
+
+def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosys: bool) -> bytes:
+    """`highest`: architecture -> highest number it names; `verdicts`: number -> action of calls judged here.
+
+    Ends by falling into the program behind it, which loads what it needs itself.
+    """
+    code: list[Instruction] = []
+    for audit in reversed([audit for audit in highest if audit != X32]):
+        block = _judge(highest[audit], verdicts if audit in COMMON_NUMBERS else {}, with_enosys, 0)
+        if audit == X86_64:
+            block = _split_off_x32(block, highest, verdicts, with_enosys)
+        if block:
+            block = [(LOAD, 0, 0, NUMBER_AT), *block, (JUMP, 0, 0, len(code))]
+            code = [(JUMP_EQUAL, 0, len(block), audit), *block, *code]
+    if code:
+        code.insert(0, (LOAD, 0, 0, ARCHITECTURE_AT))
+    return b"".join(INSTRUCTION.pack(*instruction) for instruction in code)
+
+
+def _split_off_x32(
+    block: list[Instruction], highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosys: bool
+) -> list[Instruction]:
+    """x32 calls come with x86_64's architecture and a bit in the number; unlisted, they are left to the program."""
+    x32 = _judge(highest[X32], verdicts, with_enosys, X32_BIT) if X32 in highest else []
+    if not block and not x32:
+        return []
+    return [(JUMP_GREATER_OR_EQUAL, 0, len(x32) + 1, X32_BIT), *x32, (JUMP, 0, 0, len(block)), *block]
+
+
+def _judge(highest: int, verdicts: Mapping[int, int], with_enosys: bool, bit: int) -> list[Instruction]:
+    """Verdicts on single numbers, then ENOSYS above the highest; falls through for all others."""
+    body: list[Instruction] = []
+    for number, action in sorted(verdicts.items()):
+        body += [(JUMP_EQUAL, 0, 1, number | bit), (RETURN, 0, 0, action)]
+    if with_enosys:
+        top = max([highest, *(number | bit for number in verdicts)])
+        body += [(JUMP_GREATER, 0, 1, top), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
+    if verdicts:
+        body.insert(0, (JUMP_GREATER_OR_EQUAL, 0, len(body), min(verdicts) | bit))
+    return body
