@@ -1,1 +1,1 @@
-"""How Linux is told, one facility per file, no policy: the only folder that imports ctypes or prctl."""
+"""How Linux is told: one facility per file, the manual pages' names and argument order, no policy."""

@@ -1,0 +1,1 @@
+"""Numbers that Linux promised: flags, request codes and call numbers, by the names of the manual pages. Data only."""

@@ -1,0 +1,41 @@
+"""Per architecture: call tables and the few `O_*` flags that differ. `machine` names are those of `uname -m`."""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.errors import Unsupported
+
+MACHINES = ("x86_64", "aarch64")
+
+
+class Arch:
+    """One 64-bit architecture: `syscalls` name -> number, and the open flags whose value depends on it."""
+
+    __slots__ = ("audit", "machine", "o_direct", "o_directory", "o_nofollow", "syscalls")
+
+    def __init__(
+        self, machine: str, syscalls: dict[str, int], audit: int, directory: int, nofollow: int, direct: int
+    ) -> None:
+        self.machine, self.syscalls, self.audit = machine, syscalls, audit
+        self.o_directory, self.o_nofollow, self.o_direct = directory, nofollow, direct
+
+
+_KNOWN: dict[str, Arch] = {}
+
+
+def arch(machine: str = "") -> Arch:
+    """The architecture of that name, without one this machine's. Unsupported when there is no table for it."""
+    name = machine or os.uname().machine
+    if name not in _KNOWN:
+        if name == "x86_64":
+            from pyrunc.abi.syscalls_x86_64 import TABLE as x86_64
+
+            _KNOWN[name] = Arch(name, x86_64, 0xC000003E, 0o200000, 0o400000, 0o40000)
+        elif name == "aarch64":
+            from pyrunc.abi.syscalls_aarch64 import TABLE as aarch64
+
+            _KNOWN[name] = Arch(name, aarch64, 0xC00000B7, 0o40000, 0o100000, 0o200000)
+        else:
+            raise Unsupported(f"architecture {name}: only {' and '.join(MACHINES)} are known")
+    return _KNOWN[name]

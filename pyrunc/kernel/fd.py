@@ -1,0 +1,167 @@
+"""File descriptors: owned ones, memfds and their seals, high copies, closing many. Everything is close-on-exec."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from pyrunc.abi.file import (
+    CLOSE_RANGE_CLOEXEC,
+    F_ADD_SEALS,
+    F_GET_SEALS,
+    F_SEAL_EXEC,
+    F_SEAL_GROW,
+    F_SEAL_SEAL,
+    F_SEAL_SHRINK,
+    F_SEAL_WRITE,
+    MFD_ALLOW_SEALING,
+    MFD_CLOEXEC,
+    MFD_EXEC,
+    MFD_NOEXEC_SEAL,
+)
+from pyrunc.errors import KernelError
+from pyrunc.kernel.call import raw, syscall
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EINVAL = 22
+
+
+class OwnedFd:
+    """A descriptor with one owner: closed at the end of a `with`, by `close()`, or given away by `take()`."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        """The number; KernelError EBADF once it was closed or given away."""
+        if self._number < 0:
+            raise KernelError("fileno", "a descriptor that was closed", 9)
+        return self._number
+
+    def take(self) -> int:
+        """Gives the number to the caller, who closes it."""
+        number, self._number = self.fileno(), -1
+        return number
+
+    def close(self) -> None:
+        """Closes it; a second time does nothing."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            os.close(number)
+
+    def __enter__(self) -> OwnedFd:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def kernel_error(call: str, subject: str, error: OSError) -> KernelError:
+    """An OSError of the standard library in our words."""
+    return KernelError(call, subject, error.errno or 0)
+
+
+def close_all(numbers: Iterable[int]) -> None:
+    """Closes each; those that are not open are passed over."""
+    for number in numbers:
+        try:
+            os.close(number)
+        except OSError:
+            pass
+
+
+def memfd_create(name: str, flags: int) -> int:
+    """memfd_create(2), close-on-exec."""
+    return syscall("memfd_create", f"'{name}'", name.encode(), flags | MFD_CLOEXEC)
+
+
+def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> int:
+    """A memfd with this content, position 0, unsealed but sealable.
+
+    MFD_EXEC and MFD_NOEXEC_SEAL came with Linux 6.3; before, EINVAL answers and every memfd can be executed. KernelError
+    EACCES when vm.memfd_noexec=2 refuses an executable one.
+    """
+    flags = MFD_CLOEXEC | MFD_ALLOW_SEALING
+    number = raw("memfd_create", name.encode(), flags | (MFD_EXEC if executable else MFD_NOEXEC_SEAL))
+    if number == -EINVAL:
+        number = raw("memfd_create", name.encode(), flags)
+    if number < 0:
+        raise KernelError("memfd_create", f"'{name}'", -number)
+    view = memoryview(content)
+    try:
+        while view:
+            view = view[os.pwrite(number, view, len(content) - len(view)) :]
+    except OSError as error:
+        os.close(number)
+        raise kernel_error("write", f"memfd '{name}'", error) from None
+    return number
+
+
+def add_seals(number: int, seals: int) -> None:
+    """fcntl(F_ADD_SEALS)."""
+    try:
+        fcntl.fcntl(number, F_ADD_SEALS, seals)
+    except OSError as error:
+        raise kernel_error("fcntl", f"F_ADD_SEALS {seals:#x}", error) from None
+
+
+def get_seals(number: int) -> int:
+    """fcntl(F_GET_SEALS)."""
+    try:
+        return fcntl.fcntl(number, F_GET_SEALS)
+    except OSError as error:
+        raise kernel_error("fcntl", "F_GET_SEALS", error) from None
+
+
+def open_sealed_executable(name: str, content: bytes) -> int:
+    """A read-only descriptor of a memfd that can be executed and never be changed again, by nobody.
+
+    Write, grow, shrink and further sealing are sealed off, the x bits too where the kernel can (6.3). KernelError EACCES as
+    in `open_memfd`.
+    """
+    number = open_memfd(name, content, executable=True)
+    try:
+        os.fchmod(number, 0o555)
+        seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
+        try:
+            fcntl.fcntl(number, F_ADD_SEALS, seals | F_SEAL_EXEC)
+        except OSError:
+            add_seals(number, seals)
+        # As long as a writable descriptor exists execve answers ETXTBSY, so the only one left is read-only.
+        return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise kernel_error("memfd", f"'{name}'", error) from None
+    finally:
+        os.close(number)
+
+
+def duplicate(number: int, lowest: int = 3) -> int:
+    """fcntl(F_DUPFD_CLOEXEC): a copy whose number is at least `lowest`."""
+    try:
+        return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)
+    except OSError as error:
+        raise kernel_error("fcntl", f"F_DUPFD_CLOEXEC of {number}", error) from None
+
+
+def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:
+    """close_range(2), both ends included. Flags: CLOSE_RANGE_UNSHARE, CLOSE_RANGE_CLOEXEC."""
+    syscall("close_range", f"{first}..{last}", first, last, flags)
+
+
+def close_on_exec_from(first: int) -> None:
+    """Marks every descriptor from this number on close-on-exec."""
+    close_range(first, 0xFFFFFFFF, CLOSE_RANGE_CLOEXEC)
+
+
+def is_open(number: int) -> bool:
+    """Whether this number is a descriptor of ours."""
+    try:
+        fcntl.fcntl(number, fcntl.F_GETFD)
+    except OSError:
+        return False
+    return True

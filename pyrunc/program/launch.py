@@ -1,0 +1,260 @@
+"""Runs a program: the launcher is spawned from a sealed copy of itself, the program handed over as a memfd.
+
+    running = launch(program, stdio=(0, 1, 2), fds={5: root_mount})
+    while message := running.receive():      # a failure raises OperationFailed, worded with the plan line
+        if message.tag == PID: ...; running.release()
+    running.close()                          # None: everyone let go of the socket, the last by execve
+
+The launcher gets the descriptors as `stdio` 0, 1, 2 and `fds` {number there: number here}, the synchronisation socket on
+the first number above all of these and the program on the next. Signals: nothing blocked, nothing ignored but 32 and 33,
+which glibc's posix_spawn always ignores (`macros.prologue` resets them). The launcher is non-dumpable once the program
+says so, and its executable is a memfd under seals (CVE-2019-5736): no write through /proc/PID/exe ever reaches a file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from _socket import AF_UNIX, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SO_RCVTIMEO, SOCK_SEQPACKET, SOL_SOCKET
+from _socket import socket as _Socket
+from _socket import socketpair as _socketpair
+from errno import EACCES
+from struct import Struct
+
+from pyrunc.errors import DeadlineExceeded, Error, KernelError
+from pyrunc.kernel import fd as _fd
+from pyrunc.kernel import mount as _mount
+from pyrunc.program.errors import failure
+from pyrunc.program.model import FAILURE, REFUSED, Program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "launcher")
+MESSAGE = Struct("<IIqq")
+"""A message: u32 tag, u32 index of the operation, two i64 values."""
+
+# Signals whose disposition posix_spawn resets: all but those that have none and the two that glibc keeps to itself.
+_TO_DEFAULT = [n for n in range(1, 65) if n not in (9, 19, 32, 33)]
+_TIMEVAL = Struct("@ll")
+
+# Exit codes of the launcher, besides those that a program chooses.
+EXIT_FAILED, EXIT_REFUSED, EXIT_ORPHANED = 125, 126, 124
+
+_executable: int | None = None
+
+
+class Message:
+    """What a program sent: `tag` (see `program.model`), two numbers, and the descriptors that came along (yours now)."""
+
+    __slots__ = ("extra", "fds", "op_index", "tag", "value")
+
+    def __init__(self, tag: int, op_index: int, value: int, extra: int, fds: tuple[int, ...] = ()) -> None:
+        self.tag, self.op_index, self.value, self.extra, self.fds = tag, op_index, value, extra, fds
+
+    def __repr__(self) -> str:
+        return f"Message(tag={self.tag}, op_index={self.op_index}, value={self.value}, extra={self.extra}, fds={self.fds})"
+
+
+class Running:
+    """A program that was launched. Whoever holds it reaps the launcher (`close` does) and the processes it cloned."""
+
+    def __init__(self, program: Program, launcher_pid: int, socket: _Socket) -> None:
+        self.program, self.launcher_pid = program, launcher_pid
+        self.launcher_status: int | None = None
+        """The launcher's wait status once it was reaped, as of waitpid(2)."""
+        self._socket: _Socket | None = socket
+
+    def fileno(self) -> int:
+        """The synchronisation socket, to poll it; -1 after `close`."""
+        return self._socket.fileno() if self._socket else -1
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """The next message; None when nobody holds the other end any more (exit or execve).
+
+        Raises OperationFailed for a failure, Error when the launcher refused the program or died, DeadlineExceeded.
+        """
+        if self._socket is None:
+            return None
+        packet, fds = self._packet(timeout_s)
+        if not packet:
+            self._check_launcher()
+            return None
+        tag, op_index, value, extra = MESSAGE.unpack(packet)
+        if tag == FAILURE:
+            raise failure(self.program, op_index, value)
+        if tag == REFUSED:
+            raise Error(
+                f"the launcher refused the program: {_REFUSALS.get(value, value)}, operation {op_index}"
+            )
+        return Message(tag, op_index, value, extra, fds)
+
+    def expect(self, tag: int, timeout_s: float | None = None) -> Message:
+        """The next message, which must have this tag; Error if it has another or the program ended without it."""
+        message = self.receive(timeout_s)
+        if message is None:
+            raise Error(f"the program ended before it sent message {tag}{self._how_it_ended()}")
+        if message.tag != tag:
+            _fd.close_all(message.fds)
+            raise Error(
+                f"message {message.tag} came where {tag} was due ({self.program.explain(message.op_index)})"
+            )
+        return message
+
+    def release(self, byte: int = 1) -> None:
+        """Lets a `wait` go on. A program that is gone already is not an error here: `receive` will tell."""
+        if self._socket is None:
+            raise Error("the program's socket is closed")
+        try:
+            self._socket.send(bytes((byte,)))
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    def reap_launcher(self) -> int:
+        """Waits for the launcher, once it sent PID or the program ended; its wait status."""
+        if self.launcher_status is None:
+            self.launcher_status = os.waitpid(self.launcher_pid, 0)[1]
+        return self.launcher_status
+
+    def let_go(self) -> None:
+        """Closes our end without waiting for anything: a program that waits ends."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def close(self) -> None:
+        """Closes our end and reaps the launcher. Not for a program whose launcher itself becomes the payload."""
+        self.let_go()
+        self.reap_launcher()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _packet(self, timeout_s: float | None) -> tuple[bytes, tuple[int, ...]]:
+        assert self._socket is not None
+        whole, part = (0, 0) if timeout_s is None else divmod(max(timeout_s, 1e-6), 1)
+        if timeout_s is not None:
+            self._socket.setsockopt(SOL_SOCKET, SO_RCVTIMEO, _TIMEVAL.pack(int(whole), int(part * 1e6) or 1))
+        try:
+            packet, ancillary, _, _ = self._socket.recvmsg(MESSAGE.size, 4 * 64 + 16, MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            # AF_UNIX says this when the other side ended with a byte of ours unread; the queue is empty by then.
+            return b"", ()
+        except BlockingIOError:
+            raise DeadlineExceeded(f"the program sent nothing for {timeout_s} s") from None
+        finally:
+            if timeout_s is not None:
+                self._socket.setsockopt(SOL_SOCKET, SO_RCVTIMEO, _TIMEVAL.pack(0, 0))
+        fds = tuple(
+            number
+            for level, kind, content in ancillary
+            if level == SOL_SOCKET and kind == SCM_RIGHTS
+            for (number,) in _INT.iter_unpack(content[: len(content) // 4 * 4])
+        )
+        if len(packet) not in (0, MESSAGE.size):
+            _fd.close_all(fds)
+            raise Error(f"the launcher sent {len(packet)} bytes, not a message")
+        return packet, fds
+
+    def _check_launcher(self) -> None:
+        """At the end of messages: did the launcher die instead of finishing?"""
+        if self.launcher_status is None:
+            pid, status = os.waitpid(self.launcher_pid, os.WNOHANG)
+            if pid:
+                self.launcher_status = status
+        if self.launcher_status is not None and os.WIFEXITED(self.launcher_status):
+            if os.WEXITSTATUS(self.launcher_status) == EXIT_REFUSED:
+                raise Error("the launcher refused the program and could not say why")
+        elif self.launcher_status is not None and os.WIFSIGNALED(self.launcher_status):
+            raise Error(f"the launcher was ended by signal {os.WTERMSIG(self.launcher_status)}")
+
+    def _how_it_ended(self) -> str:
+        if self.launcher_status is None:
+            return ""
+        return f" (the launcher's exit status was {os.waitstatus_to_exitcode(self.launcher_status)})"
+
+
+_INT = Struct("@i")
+_REFUSALS = {
+    1: "it is too short or not a program",
+    2: "its version is unknown",
+    3: "its sizes do not fit",
+    4: "unknown kind of operation",
+    5: "unknown kind of argument",
+    6: "a place outside of the data",
+    7: "a skip outside of the program",
+    8: "a bad relocation",
+    9: "it does not end in an exit",
+    10: "it cannot be mapped",
+}
+
+
+def launch(
+    program: Program,
+    *,
+    stdio: Sequence[int] = (0, 1, 2),
+    fds: Mapping[int, int] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Running:
+    """Spawns the launcher with this program. `stdio` are three descriptors, `fds` maps numbers there to numbers here.
+
+    The descriptors stay the caller's; the launcher has copies. `env` is the launcher's own (empty) environment, not what
+    the program passes to execve. OSError is never raised: KernelError names the call.
+    """
+    wanted = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
+    first_free = max(wanted) + 1
+    ours, theirs = _socketpair(AF_UNIX, SOCK_SEQPACKET, 0)
+    opened: list[int] = []
+    try:
+        wanted[first_free] = theirs.fileno()
+        opened.append(image := _fd.open_memfd("pyrunc:program", program.encode(), executable=False))
+        wanted[first_free + 1] = image
+        # The copies come above every target, else a dup2 would overwrite a source that is still needed.
+        actions = []
+        for target, source in wanted.items():
+            opened.append(copy := fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, first_free + 2))
+            actions.append((os.POSIX_SPAWN_DUP2, copy, target))
+        # The path is looked up after the file actions, so this number too must be above every target.
+        opened.append(exe := fcntl.fcntl(executable(), fcntl.F_DUPFD_CLOEXEC, first_free + 2))
+        pid = os.posix_spawn(
+            f"/proc/self/fd/{exe}",
+            ["launcher", str(first_free)],
+            env or {},
+            file_actions=actions,
+            setsigmask=[],
+            setsigdef=_TO_DEFAULT,
+        )
+    except BaseException as error:
+        ours.close()
+        if isinstance(error, OSError):
+            raise _fd.kernel_error("posix_spawn", "launcher", error) from None
+        raise
+    finally:
+        theirs.close()
+        _fd.close_all(opened)
+    return Running(program, pid, ours)
+
+
+def executable() -> int:
+    """A read-only descriptor of the sealed launcher, made once per process and kept open; the caller does not close it."""
+    global _executable
+    if _executable is None:
+        _executable = _open_executable(LAUNCHER)
+    return _executable
+
+
+def _open_executable(path: str) -> int:
+    """A sealed memfd with the launcher; where memfds cannot be executed, a detached read-only mount of its file."""
+    with open(path, "rb") as file:
+        content = file.read()
+    try:
+        return _fd.open_sealed_executable("pyrunc:launcher", content)
+    except KernelError as error:
+        if error.errno != EACCES:
+            raise
+        # vm.memfd_noexec=2 refuses executable memfds (kernel, Documentation/userspace-api/mfd_noexec.rst).
+        return _mount.open_read_only_clone(path)
