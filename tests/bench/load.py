@@ -1,0 +1,171 @@
+"""What kubelet says to a CRI server in a pod's life, timed call by call."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from cri_server.api import api_pb2 as api
+from tests.support import cri
+
+MASKED = (
+    "/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
+    "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
+)  # fmt: skip
+READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+SERVICE = (
+    "SERVICE_HOST",
+    "SERVICE_PORT",
+    "SERVICE_PORT_HTTPS",
+    "PORT",
+    "PORT_443_TCP",
+    "PORT_443_TCP_PROTO",
+    "PORT_443_TCP_PORT",
+    "PORT_443_TCP_ADDR",
+)
+
+
+def busy_seconds() -> float:
+    """CPU seconds that all processes of the machine have used, without idling and waiting (proc(5), /proc/stat)."""
+    fields = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    user, nice, system, _idle, _iowait, irq, softirq = fields[:7]
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+class Bench:
+    """One server under measurement; `samples` maps a step to its durations in milliseconds, `rates` a rate to its values."""
+
+    def __init__(self, name: str, socket: Path, image: str, folder: Path) -> None:
+        self.name, self.image, self.folder = name, image, folder
+        self.client = cri.connect(socket)
+        version = self.client.runtime.Version(api.VersionRequest(), timeout=10)
+        self.version = f"{version.runtime_name} {version.runtime_version}"
+        self.samples: dict[str, list[float]] = defaultdict(list)
+        self.rates: dict[str, list[float]] = defaultdict(list)
+        (folder / "serviceaccount").mkdir(parents=True)
+        for file in ("hosts", "termination-log"):
+            (folder / file).touch()
+
+    def forget(self) -> None:
+        """Throw the samples of a warm-up away."""
+        self.samples.clear()
+        self.rates.clear()
+
+    def round(self, label: str, pods: int, parallel: int) -> None:
+        """`pods` pods up, listed, asked, probed and down again, `parallel` at once."""
+        with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
+            cpu, begin = busy_seconds(), time.perf_counter()
+            running = list(pool.map(self.up, [f"{label}-{i}" for i in range(pods)]))
+            self.rates["pods up per second"].append(pods / (time.perf_counter() - begin))
+            for _ in range(5):
+                self._timed("ListContainers", self.client.runtime.ListContainers, api.ListContainersRequest())
+            list(pool.map(self.ask, running))
+            begin = time.perf_counter()
+            list(pool.map(self.down, running))
+            self.rates["pods down per second"].append(pods / (time.perf_counter() - begin))
+            self.rates["CPU ms per cycle"].append((busy_seconds() - cpu) * 1e3 / pods)
+
+    def up(self, name: str) -> tuple[str, str]:
+        """A sandbox and a running container."""
+        runtime, begin = self.client.runtime, time.perf_counter()
+        sandbox = self._sandbox(name)
+        pod = self._timed(
+            "RunPodSandbox", runtime.RunPodSandbox, api.RunPodSandboxRequest(config=sandbox)
+        ).pod_sandbox_id
+        request = api.CreateContainerRequest(
+            pod_sandbox_id=pod, config=self._container(name), sandbox_config=sandbox
+        )
+        container = self._timed("CreateContainer", runtime.CreateContainer, request).container_id
+        self._timed(
+            "StartContainer", runtime.StartContainer, api.StartContainerRequest(container_id=container)
+        )
+        self._sample("pod up", begin)
+        return pod, container
+
+    def ask(self, pair: tuple[str, str]) -> None:
+        """What probes and status loops do."""
+        runtime = self.client.runtime
+        self._timed(
+            "ContainerStatus", runtime.ContainerStatus, api.ContainerStatusRequest(container_id=pair[1])
+        )
+        request = api.ExecSyncRequest(container_id=pair[1], cmd=["true"], timeout=10)
+        reply = self._timed("ExecSync", runtime.ExecSync, request)
+        if reply.exit_code:
+            raise RuntimeError(f"{self.name}: exec of true: exit code {reply.exit_code}: {reply.stderr!r}")
+
+    def down(self, pair: tuple[str, str]) -> None:
+        """Stopped and removed, in kubelet's order."""
+        runtime, begin = self.client.runtime, time.perf_counter()
+        pod, container = pair
+        self._timed(
+            "StopContainer",
+            runtime.StopContainer,
+            api.StopContainerRequest(container_id=container, timeout=0),
+        )
+        self._timed(
+            "RemoveContainer", runtime.RemoveContainer, api.RemoveContainerRequest(container_id=container)
+        )
+        self._timed("StopPodSandbox", runtime.StopPodSandbox, api.StopPodSandboxRequest(pod_sandbox_id=pod))
+        self._timed(
+            "RemovePodSandbox", runtime.RemovePodSandbox, api.RemovePodSandboxRequest(pod_sandbox_id=pod)
+        )
+        self._sample("pod down", begin)
+
+    def _timed(self, step: str, call: Any, request: Any) -> Any:
+        begin = time.perf_counter()
+        reply = call(request, timeout=120)
+        self._sample(step, begin)
+        return reply
+
+    def _sample(self, step: str, begin: float) -> None:
+        self.samples[step].append((time.perf_counter() - begin) * 1e3)
+
+    def _labels(self, name: str) -> dict[str, str]:
+        return {
+            "io.kubernetes.pod.name": name,
+            "io.kubernetes.pod.namespace": "bench",
+            "io.kubernetes.pod.uid": name,
+        }
+
+    def _sandbox(self, name: str) -> Any:
+        metadata = api.PodSandboxMetadata(name=name, uid=name, namespace="bench")
+        config = api.PodSandboxConfig(
+            metadata=metadata, hostname=name, log_directory=str(self.folder), labels=self._labels(name)
+        )
+        config.dns_config.servers.append("10.96.0.10")
+        config.dns_config.searches.extend(["bench.svc.cluster.local", "svc.cluster.local", "cluster.local"])
+        config.dns_config.options.append("ndots:5")
+        config.linux.security_context.namespace_options.pid = api.CONTAINER
+        config.linux.security_context.seccomp.profile_type = api.SecurityProfile.RuntimeDefault
+        return config
+
+    def _container(self, name: str) -> Any:
+        config = api.ContainerConfig(
+            metadata=api.ContainerMetadata(name="c"), image=api.ImageSpec(image=self.image), command=["sleep", "3600"], log_path=f"{name}.log",
+            labels={**self._labels(name), "io.kubernetes.container.name": "c"},
+            annotations={
+                "io.kubernetes.container.hash": "1a2b3c4d", "io.kubernetes.container.restartCount": "0",
+                "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+                "io.kubernetes.container.terminationMessagePolicy": "File", "io.kubernetes.pod.terminationGracePeriod": "30",
+            },
+        )  # fmt: skip
+        for variable in SERVICE:
+            config.envs.add(key=f"KUBERNETES_{variable}", value=b"10.96.0.1")
+        token = "/var/run/secrets/kubernetes.io/serviceaccount"
+        config.mounts.add(container_path=token, host_path=str(self.folder / "serviceaccount"), readonly=True)
+        config.mounts.add(container_path="/etc/hosts", host_path=str(self.folder / "hosts"))
+        config.mounts.add(
+            container_path="/dev/termination-log", host_path=str(self.folder / "termination-log")
+        )
+        resources = config.linux.resources
+        resources.cpu_period, resources.cpu_shares, resources.oom_score_adj = 100_000, 2, 1000
+        security = config.linux.security_context
+        security.namespace_options.pid = api.CONTAINER
+        security.seccomp.profile_type = api.SecurityProfile.RuntimeDefault
+        security.masked_paths.extend(MASKED)
+        security.readonly_paths.extend(READ_ONLY)
+        return config

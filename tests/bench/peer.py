@@ -1,0 +1,90 @@
+"""The peer to measure against: containerd with runc and the reference CNI plugins, in a network namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from tests.support import toolchain
+from tests.support.processes import Program, wait_until
+
+PAUSE = "registry.k8s.io/pause:3.10"
+
+
+class Containerd:
+    """containerd under `folder`; `socket` answers CRI after `start`."""
+
+    def __init__(self, folder: Path, namespace: str) -> None:
+        self.folder, self.namespace = folder, namespace
+        self.socket = folder / "containerd.sock"
+        self.program = Program("containerd", folder)
+        self.built = toolchain.peer()
+
+    def start(self, images: list[Path]) -> None:
+        """Start it and import `images` (docker-archives), among them one named like PAUSE."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write_configuration()
+        command = [
+            "nsenter",
+            f"--net=/run/netns/{self.namespace}",
+            f"{self.built}/bin/containerd",
+            "-c",
+            f"{self.folder}/config.toml",
+        ]
+        self.program.start(command, environment={"PATH": f"{self.built}/bin:{os.environ['PATH']}"})
+        if not wait_until(lambda: self._ctr("version").returncode == 0, 30):
+            raise RuntimeError(f"containerd does not answer:\n{self.program.tail()}")
+        for image in images:
+            done = self._ctr("-n", "k8s.io", "images", "import", str(image))
+            if done.returncode:
+                raise RuntimeError(f"containerd does not import {image}: {done.stderr}")
+
+    def stop(self) -> None:
+        """End it; its pods must have been removed."""
+        self.program.stop()
+
+    def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [f"{self.built}/bin/ctr", "-a", str(self.socket), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def _write_configuration(self) -> None:
+        net = self.folder / "net.d"
+        net.mkdir(exist_ok=True)
+        ipam = {
+            "type": "host-local",
+            "ranges": [[{"subnet": "10.88.0.0/16"}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+            "dataDir": f"{self.folder}/leases",
+        }
+        bridge = {"type": "bridge", "bridge": "peer0", "isGateway": True, "ipMasq": True, "ipam": ipam}
+        plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
+        (net / "10-peer.conflist").write_text(
+            json.dumps({"cniVersion": "1.0.0", "name": "peer", "plugins": plugins})
+        )
+        runtime, images = "plugins.'io.containerd.cri.v1.runtime'", "plugins.'io.containerd.cri.v1.images'"
+        (self.folder / "config.toml").write_text(
+            f"""version = 3
+root = "{self.folder}/root"
+state = "{self.folder}/state"
+[grpc]
+  address = "{self.socket}"
+[{runtime}]
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+[{runtime}.cni]
+  bin_dirs = ["{self.built}/cni"]
+  conf_dir = "{net}"
+[{runtime}.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[{runtime}.containerd.runtimes.runc.options]
+  BinaryName = "{self.built}/bin/runc"
+[{images}.pinned_images]
+  sandbox = "{PAUSE}"
+"""
+        )
