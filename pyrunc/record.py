@@ -6,9 +6,9 @@ promise over a power cut; the state directory is a tmpfs and does without.
 
 from __future__ import annotations
 
-import json
 import os
 
+from pyrunc import jsontext
 from pyrunc.errors import Error, NotFound
 
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ def write_json(
     path: str, value: dict[str, Any], *, version: int = 1, mode: int = 0o600, durable: bool = False
 ) -> None:
     """Put `value` at `path` as JSON with its `version`."""
-    content = json.dumps({"version": version, **value}, separators=(",", ":"))
+    content = jsontext.dumps({"version": version, **value})
     write_bytes(path, content.encode("utf-8", "surrogateescape"), mode=mode, durable=durable)
 
 
@@ -61,7 +61,7 @@ def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
     except FileNotFoundError:
         raise NotFound(f"no record at {path}") from None
     try:
-        value = json.loads(content.decode("utf-8", "surrogateescape"))
+        value = jsontext.loads(content)
     except ValueError as error:
         raise DamagedRecord(f"{path}: not JSON: {error}") from None
     if not isinstance(value, dict):

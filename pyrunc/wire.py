@@ -7,10 +7,10 @@ text in a memfd that travels as the first descriptor. Both ends run as the same 
 from __future__ import annotations
 
 import array
-import json
 import os
 import socket
 
+from pyrunc import jsontext
 from pyrunc.errors import PeerError
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ _IN_MEMFD = b"M"
 
 def encode(message: Message) -> bytes:
     """The JSON text of `message`; strings may hold surrogate escapes (paths that are not UTF-8)."""
-    return json.dumps(message, separators=(",", ":")).encode("ascii")
+    return jsontext.dumps(message).encode("ascii")
 
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
@@ -77,7 +77,7 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
                 text = read_memory(memory)
             finally:
                 os.close(memory)
-        message = json.loads(text)
+        message = jsontext.loads(text)
         if not isinstance(message, dict):
             raise PeerError("a message is not a JSON object")
     except BaseException as error:
