@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import installed
+
 CAPABILITIES = ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]
 DEFAULT_DENY = [{"allow": False, "access": "rwm"}]
 
@@ -66,10 +68,5 @@ def make(folder: Path, config: dict[str, Any]) -> Path:
 
 def runtime() -> list[str]:
     """The runtime under test: PYRUNC_RUNTIME, or the `pyrunc` beside this interpreter."""
-    import sys
-
     named = os.environ.get("PYRUNC_RUNTIME")
-    if named:
-        return named.split()
-    installed = Path(sys.executable).parent / "pyrunc"
-    return [str(installed)] if installed.exists() else [sys.executable, "-m", "pyrunc.cli.main"]
+    return named.split() if named else installed("pyrunc")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,13 @@ class Program:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
             return ""
+
+
+def installed(program: str) -> list[str]:
+    """The command line of one of our programs: the script beside this interpreter, or its module where none is installed."""
+    script = Path(sys.executable).parent / program
+    module = {"pyrunc": "pyrunc.cli.main", "pyrunc-cri": "cri_server.cli.main"}[program]
+    return [str(script)] if script.exists() else [sys.executable, "-m", module]
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.05) -> bool:

@@ -1,0 +1,180 @@
+"""The server puts pods and containers where both cgroup drivers say, with limits that the kernel's own files confirm."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.support import cri, images
+from tests.support.cluster import Node
+
+MIB = 1 << 20
+CGROUPS = Path("/sys/fs/cgroup")
+PARENTS = {"systemd": "/limits.slice", "cgroupfs": "/limits"}
+
+
+class Server:
+    """Our server with one cgroup driver, and a client of it."""
+
+    def __init__(self, node: Node, client: cri.Client) -> None:
+        self.node, self.client = node, client
+        self.parent = PARENTS[node.cgroup_driver]
+
+    def sandbox(self) -> tuple[str, Any]:
+        name = uuid.uuid4().hex[:8]
+        config = api.PodSandboxConfig(
+            metadata=api.PodSandboxMetadata(name=name, uid=name, namespace="limits"), hostname=name
+        )
+        config.linux.cgroup_parent = self.parent
+        config.linux.security_context.namespace_options.network = api.NODE
+        config.linux.security_context.namespace_options.pid = api.CONTAINER
+        return self.client.runtime.RunPodSandbox(
+            api.RunPodSandboxRequest(config=config), timeout=120
+        ).pod_sandbox_id, config
+
+    def container(self, script: str, **resources: Any) -> str:
+        pod, sandbox = self.sandbox()
+        config = api.ContainerConfig(
+            metadata=api.ContainerMetadata(name="c"),
+            image=api.ImageSpec(image="busybox"),
+            command=["sh", "-c", script],
+        )
+        config.linux.security_context.namespace_options.network = api.NODE
+        config.linux.security_context.namespace_options.pid = api.CONTAINER
+        unified = resources.pop("unified", {})
+        for field, value in resources.items():
+            setattr(config.linux.resources, field, value)
+        config.linux.resources.unified.update(unified)
+        request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=sandbox)
+        container = str(self.client.runtime.CreateContainer(request, timeout=120).container_id)
+        self.client.runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=120)
+        return container
+
+    def status(self, container: str) -> Any:
+        return self.client.runtime.ContainerStatus(
+            api.ContainerStatusRequest(container_id=container, verbose=True), timeout=60
+        )
+
+    def exited(self, container: str) -> Any:
+        deadline = time.monotonic() + 60
+        while (status := self.status(container).status).state != api.CONTAINER_EXITED:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        return status
+
+    def group(self, container: str) -> Path:
+        found = [p for p in CGROUPS.rglob(f"*{container}*") if p.is_dir()]
+        assert len(found) == 1, found
+        return found[0]
+
+
+@pytest.fixture(scope="module", params=sorted(PARENTS))
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    node = Node(tmp_path_factory.mktemp(request.param), f"limits-{request.param[:4]}")
+    node.cgroup_driver, node.missing_controllers = request.param, "error"
+    node.make_network()
+    node.write_configuration()
+    node.start_server()
+    try:
+        with cri.connect(node.socket) as client:
+            images.load(node.socket, images.busybox())
+            yield Server(node, client)
+            node.remove_everything()
+    finally:
+        node.server.stop()
+        node.remove_network()
+
+
+@pytest.fixture(autouse=True)
+def removed_afterwards(server: Server) -> Iterator[None]:
+    yield
+    server.node.remove_everything()
+    assert not [p for p in CGROUPS.rglob("*cri-pyrunc*") if p.is_dir()]
+
+
+def test_the_driver_is_what_was_asked_for(server: Server) -> None:
+    reply = server.client.runtime.RuntimeConfig(api.RuntimeConfigRequest())
+    assert api.CgroupDriver.Name(reply.linux.cgroup_driver).lower() == server.node.cgroup_driver
+
+
+def test_limits_are_in_the_kernels_files(server: Server) -> None:
+    container = server.container(
+        "sleep 1000", memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000, cpu_shares=512,
+        cpuset_cpus="0", unified={"memory.high": str(60 * MIB)},
+    )  # fmt: skip
+    group = server.group(container)
+    assert group.parent.name in ("limits.slice", "limits")
+    assert (group / "memory.max").read_text().strip() == str(64 * MIB)
+    assert (group / "memory.swap.max").read_text().strip() == "0"
+    assert (group / "memory.high").read_text().strip() == str(60 * MIB)
+    assert (group / "cpu.max").read_text().strip() == "50000 100000"
+    assert (group / "cpuset.cpus.effective").read_text().strip() == "0"
+    assert 1 < int((group / "cpu.weight").read_text()) < 100
+    resources = server.status(container).status.resources.linux
+    assert (resources.memory_limit_in_bytes, resources.cpu_quota, resources.cpuset_cpus) == (
+        64 * MIB,
+        50_000,
+        "0",
+    )
+
+
+def test_an_update_in_place(server: Server) -> None:
+    container = server.container(
+        "sleep 1000", memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000
+    )
+    request = api.UpdateContainerResourcesRequest(container_id=container)
+    request.linux.memory_limit_in_bytes = 128 * MIB
+    server.client.runtime.UpdateContainerResources(request, timeout=60)
+    group = server.group(container)
+    assert (group / "memory.max").read_text().strip() == str(128 * MIB)
+    assert (group / "cpu.max").read_text().strip() == "50000 100000"
+    assert server.status(container).status.resources.linux.memory_limit_in_bytes == 128 * MIB
+
+
+def test_an_oom_kill_of_the_main_process(server: Server) -> None:
+    container = server.container(
+        "exec dd if=/dev/zero of=/dev/null bs=64M count=1", memory_limit_in_bytes=15 * MIB
+    )
+    status = server.exited(container)
+    assert (status.reason, status.exit_code) == ("OOMKilled", 137)
+
+
+def test_an_oom_kill_of_a_child(server: Server) -> None:
+    container = server.container(
+        "dd if=/dev/zero of=/dev/null bs=64M count=1; exit 137", memory_limit_in_bytes=15 * MIB
+    )
+    status = server.exited(container)
+    assert (status.reason, status.exit_code) == ("OOMKilled", 137)
+
+
+def test_devices_are_filtered(server: Server) -> None:
+    script = "head -c 1 /dev/zero >/dev/null && mknod /tmp/mem c 1 1; head -c 1 /tmp/mem 2>/tmp/said; grep -q 'not permitted' /tmp/said && exit 33"
+    assert server.exited(server.container(script)).exit_code == 33
+
+
+def test_statistics_come_from_the_group(server: Server) -> None:
+    container = server.container("while true; do :; done", memory_limit_in_bytes=64 * MIB)
+    time.sleep(2)
+    stats = server.client.runtime.ContainerStats(api.ContainerStatsRequest(container_id=container)).stats
+    group = server.group(container)
+    used = (
+        int(dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())["usage_usec"]) * 1000
+    )
+    assert 0 < stats.cpu.usage_core_nano_seconds.value <= used
+    assert 0 < stats.memory.usage_bytes.value <= 64 * MIB
+    assert 0 < stats.memory.working_set_bytes.value <= stats.memory.usage_bytes.value
+    assert stats.memory.available_bytes.value <= 64 * MIB
+
+
+def test_a_failed_limit_is_an_error_that_names_it(server: Server) -> None:
+    import grpc
+
+    with pytest.raises(grpc.RpcError) as error:
+        server.container("sleep 1", unified={"memory.no_such_file": "1"})
+    assert "memory.no_such_file" in error.value.details()  # type: ignore[attr-defined]
