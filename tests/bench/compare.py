@@ -23,6 +23,7 @@ from tests.bench.load import Bench
 from tests.bench.peer import PAUSE, Containerd
 from tests.support import images
 from tests.support.cluster import Node
+from tests.support.processes import installed
 
 IMAGE = "docker.io/library/busybox:latest"
 
@@ -50,14 +51,8 @@ def servers(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _load(node: Node, archive: Path) -> None:
-    import sys
-
-    program = str(Path(sys.executable).parent / "pyrunc-cri")
-    subprocess.run(
-        [program, "--address", f"unix://{node.socket}", "image", "load", str(archive)],
-        check=True,
-        capture_output=True,
-    )
+    command = [*installed("pyrunc-cri"), "--address", f"unix://{node.socket}", "image", "load", str(archive)]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def _pause_archive(folder: Path) -> Path:
