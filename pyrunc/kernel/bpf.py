@@ -10,9 +10,9 @@ import ctypes
 import os
 import struct
 
-from pyrunc.errors import KernelError, Unsupported
+from pyrunc.errors import KernelError
+from pyrunc.kernel import call
 
-NUMBERS = {"x86_64": 321, "aarch64": 280}
 PROG_LOAD, PROG_ATTACH, PROG_DETACH, PROG_GET_FD_BY_ID, PROG_QUERY = 5, 8, 9, 13, 16
 TYPE_CGROUP_DEVICE, ATTACH_CGROUP_DEVICE = 15, 6
 F_ALLOW_MULTI, F_REPLACE = 2, 4
@@ -20,10 +20,6 @@ ATTRIBUTES_SIZE = 128
 MAX_ATTACHED = 64
 INSTRUCTION = struct.Struct("<BBhi")
 NAME = b"pyrunc_devices"
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.restype = ctypes.c_long
 
 
 def replace_device_program(group_fd: int, program: bytes) -> None:
@@ -119,16 +115,5 @@ def _open_by_id(program_id: int) -> int:
 
 
 def _bpf(command: int, attributes: bytes, subject: str) -> tuple[int, bytes]:
-    machine = os.uname().machine
-    if machine not in NUMBERS:
-        raise Unsupported(f"bpf on {machine}")
     union = ctypes.create_string_buffer(attributes, ATTRIBUTES_SIZE)
-    result = _syscall(
-        ctypes.c_long(NUMBERS[machine]),
-        ctypes.c_long(command),
-        ctypes.byref(union),
-        ctypes.c_ulong(ATTRIBUTES_SIZE),
-    )
-    if result < 0:
-        raise KernelError("bpf", subject, ctypes.get_errno())
-    return int(result), union.raw
+    return call.syscall("bpf", subject, command, union, ATTRIBUTES_SIZE), union.raw

@@ -11,6 +11,7 @@ import errno
 import os
 
 from pyrunc.errors import KernelError, Unsupported
+from pyrunc.kernel import call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ ATTRIBUTE_NNP, ATTRIBUTE_OPTIMIZE = 3, 8
 BINARY_TREE = 2
 ALREADY_KNOWN = -errno.EEXIST
 
-# seccomp(2): operations, flags, and the numbers of the call itself.
-NUMBERS = {"x86_64": 317, "aarch64": 277}
+# seccomp(2): operations and flags
 SET_MODE_FILTER, GET_ACTION_AVAIL = 1, 2
 FLAG_TSYNC, FLAG_LOG, FLAG_SPEC_ALLOW, FLAG_NEW_LISTENER, FLAG_WAIT_KILLABLE_RECV = 1, 2, 4, 8, 0x20
 
@@ -143,11 +143,6 @@ _known_flags: dict[int, bool] = {}
 def knows_flag(flag: int) -> bool:
     """Whether this kernel's seccomp(2) takes the flag: with it and no program the call fails with EFAULT, else EINVAL."""
     if flag not in _known_flags:
-        machine = os.uname().machine
-        if machine not in NUMBERS:
-            raise Unsupported(f"seccomp on {machine}")
-        call = ctypes.CDLL(None, use_errno=True).syscall
         wanted = flag | (FLAG_NEW_LISTENER if flag == FLAG_WAIT_KILLABLE_RECV else 0)
-        call(ctypes.c_long(NUMBERS[machine]), ctypes.c_long(SET_MODE_FILTER), ctypes.c_ulong(wanted), None)
-        _known_flags[flag] = ctypes.get_errno() == errno.EFAULT
+        _known_flags[flag] = call.raw("seccomp", SET_MODE_FILTER, wanted, None) == -errno.EFAULT
     return _known_flags[flag]
