@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import time
 
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, KernelError, WrongState
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.scope import Placeholder
     from pyrunc.cgroups.stats import Stats
 
-ALREADY_THERE = 16
+SIGKILL = 9
+MKDIR_ATTEMPTS = 16
 FREEZE_TIMEOUT_S = 10.0
 REMOVE_TIMEOUT_S = 5.0
 
@@ -85,7 +85,7 @@ class Cgroup:
             raise WrongState(f"container's cgroup unexpectedly frozen: {self.path}")
 
     def _make_directories(self) -> None:
-        for _ in range(ALREADY_THERE):
+        for _ in range(MKDIR_ATTEMPTS):
             try:
                 return self._make_each_level()
             except KernelError as error:  # another container's delete removed an empty parent in between
@@ -220,7 +220,7 @@ class Cgroup:
                 return
             for pid in pids:
                 try:
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, SIGKILL)
                 except ProcessLookupError:
                     pass
             time.sleep(0.001)

@@ -1,0 +1,83 @@
+"""The end of a container: everything of it is taken away, in the order in which leftovers could still do harm.
+
+Processes, cgroup, files, then the poststop hooks. A container whose create was killed is deleted the same way, as far as it
+came. Only what create made is removed.
+"""
+
+from __future__ import annotations
+
+from pyrunc.errors import DeadlineExceeded, Error, NotFound, WrongState
+from pyrunc.lifecycle import state as states
+from pyrunc.lifecycle import status as facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyrunc.lifecycle.state import State
+    from pyrunc.spec.model import Hook
+
+SIGKILL = 9
+KILL_TIMEOUT_S = 10.0
+
+
+def delete(root: str, container_id: str, force: bool = False) -> list[str]:
+    """Delete a stopped or only created container; with `force` any, and a missing one is fine. Returns warnings.
+
+    Raises NotFound, WrongState (it runs), DeadlineExceeded (it cannot be killed), KernelError.
+    """
+    try:
+        state = states.find(root, container_id)
+    except NotFound:
+        if force:
+            return []
+        raise
+    with states.Lock(state):
+        state = states.find(root, container_id)
+        _refuse_a_living_one(state, force)
+        return destroy(state)
+
+
+def _refuse_a_living_one(state: State, force: bool) -> None:
+    found = facts.status(state)
+    if found in (facts.RUNNING, facts.PAUSED) and not force:
+        raise WrongState(f"cannot delete container {state.id} that is not stopped: {found}")
+    if found == facts.CREATING and not force:
+        raise WrongState(
+            f"cannot delete container {state.id} that is being created; use --force if its create was killed"
+        )
+
+
+def destroy(state: State) -> list[str]:
+    """Kill what lives, remove cgroup and files, run the poststop hooks; returns their failures as warnings."""
+    hooks = _poststop_hooks(state)
+    _kill(state)
+    group = state.cgroup()
+    if group is not None:
+        group.kill()
+        group.remove()
+    states.remove(state)
+    if not hooks:
+        return []
+    from pyrunc.lifecycle import hooks as programs
+
+    return programs.run_all(hooks, "poststop", facts.oci_state(state, facts.STOPPED))
+
+
+def _kill(state: State) -> None:
+    if facts.signal(state, SIGKILL) and not facts.wait_dead(state, KILL_TIMEOUT_S):
+        raise DeadlineExceeded(
+            f"container init {state.pid} did not die within {KILL_TIMEOUT_S:g} s of SIGKILL"
+        )
+
+
+def _poststop_hooks(state: State) -> Sequence[Hook]:
+    try:
+        config = state.config()
+    except (Error, ValueError):
+        return ()
+    if not (config.get("hooks") or {}).get("poststop"):
+        return ()
+    from pyrunc.spec.parse import parse
+
+    return parse(config).hooks.poststop

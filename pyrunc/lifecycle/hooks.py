@@ -1,0 +1,96 @@
+"""Hooks that run in the runtime's namespaces: programs of the configuration's author, with the state on stdin.
+
+Their environment is exactly what the configuration says. Output goes to files in memory, so a hook that leaves a daemon behind
+cannot hold a pipe open; it is shown only when the hook fails. Source: runtime-spec config.md, POSIX-platform hooks.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from _signal import pidfd_send_signal, valid_signals  # type: ignore[import-not-found]
+
+from pyrunc import jsontext
+from pyrunc.errors import DeadlineExceeded, Error, KernelError, PeerError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from pyrunc.spec.model import Hook
+
+SIGKILL = 9
+SHOWN_BYTES = 4096
+
+
+def run(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> None:
+    """All hooks of one kind in order; `state` is the OCI state object. Raises PeerError at the first failure."""
+    for index, hook in enumerate(hooks):
+        try:
+            run_one(hook, state)
+        except Error as error:
+            raise PeerError(f"error running {kind} hook #{index}: {error.message}") from None
+
+
+def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str]:
+    """All hooks of one kind, whatever they answer (poststop). Returns a line per failure."""
+    failed = []
+    for index, hook in enumerate(hooks):
+        try:
+            run_one(hook, state)
+        except Error as error:
+            failed.append(f"error running {kind} hook #{index}: {error.message}")
+    return failed
+
+
+def run_one(hook: Hook, state: dict[str, Any]) -> None:
+    """One hook to its end. Raises PeerError (exit status), DeadlineExceeded (killed), KernelError (not executable)."""
+    files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr")]
+    try:
+        os.write(files[0], jsontext.dumps(state).encode("ascii"))
+        os.lseek(files[0], 0, os.SEEK_SET)
+        pid = _spawn(hook, files)
+        code = _wait(pid, hook)
+        if code:
+            words = "exit status" if code > 0 else "killed by signal"
+            raise PeerError(f"{words} {abs(code)}, stdout: {_shown(files[1])}, stderr: {_shown(files[2])}")
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _spawn(hook: Hook, files: list[int]) -> int:
+    environment = dict(entry.partition("=")[::2] for entry in hook.env or ())
+    actions = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(files)]
+    try:
+        return os.posix_spawn(
+            hook.path,
+            list(hook.args) or [hook.path],
+            environment,
+            file_actions=actions,
+            setsigmask=[],
+            setsigdef=valid_signals(),
+        )
+    except OSError as error:
+        raise KernelError("execve", repr(hook.path), error.errno or 0) from None
+
+
+def _wait(pid: int, hook: Hook) -> int:
+    descriptor = os.pidfd_open(pid)
+    try:
+        waiter = select.poll()
+        waiter.register(descriptor, select.POLLIN)
+        in_time = waiter.poll(None if hook.timeout_s is None else hook.timeout_s * 1000)
+        if not in_time:
+            pidfd_send_signal(descriptor, SIGKILL)
+        _, wait_status = os.waitpid(pid, 0)
+    finally:
+        os.close(descriptor)
+    if not in_time:
+        raise DeadlineExceeded(f"hook {hook.path!r} did not end within {hook.timeout_s} s and was killed")
+    return os.waitstatus_to_exitcode(wait_status)
+
+
+def _shown(file: int) -> str:
+    return os.pread(file, SHOWN_BYTES, 0).decode("utf-8", "replace").strip()

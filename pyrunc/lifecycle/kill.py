@@ -1,0 +1,66 @@
+"""A signal to a container: to its init, or to everything in its cgroup.
+
+Without a pid namespace of its own the end of init leaves the other processes running; SIGKILL then goes to all of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.lifecycle import status as facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.lifecycle.state import State
+
+SIGKILL = 9
+SIGRTMIN, SIGRTMAX = 34, 64
+# signal(7), x86 and arm: the numbers are the same on both
+_IN_ORDER = """
+    0 HUP INT QUIT ILL TRAP ABRT,IOT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD,CLD CONT STOP TSTP TTIN TTOU URG
+    XCPU XFSZ VTALRM PROF WINCH IO,POLL PWR SYS,UNUSED
+"""
+NAMES = {name: number for number, names in enumerate(_IN_ORDER.split()) for name in names.split(",")}
+NOT_RUNNING = "container not running"
+
+
+def parse_signal(text: str) -> int:
+    """`9`, `KILL`, `sigkill`, `RTMIN+1` -> a number. Raises InvalidArgument."""
+    name = text.upper().removeprefix("SIG")
+    if name.isascii() and name.isdigit():
+        number = int(name)
+    elif name.startswith("RTMIN") and (not name[5:] or (name[5] == "+" and name[6:].isdigit())):
+        number = SIGRTMIN + int(name[6:] or 0)
+    elif name.startswith("RTMAX") and (not name[5:] or (name[5] == "-" and name[6:].isdigit())):
+        number = SIGRTMAX - int(name[6:] or 0)
+    else:
+        number = NAMES.get(name, -1)
+    if not 0 <= number <= SIGRTMAX:
+        raise InvalidArgument(f"unknown signal {text!r}")
+    return number
+
+
+def kill(state: State, signal: int, everything: bool = False) -> None:
+    """Send `signal`. Raises WrongState when nothing is left that could get it (never with `everything`), KernelError."""
+    if everything or (signal == SIGKILL and not state.private_pids):
+        reached = _to_all(state, signal)
+        if not reached and not everything:
+            raise WrongState(NOT_RUNNING)
+        return
+    if facts.status(state) == facts.STOPPED or not facts.signal(state, signal):
+        raise WrongState(NOT_RUNNING)
+
+
+def _to_all(state: State, signal: int) -> bool:
+    group = state.cgroup()
+    pids = group.processes() if group is not None else []
+    if signal == SIGKILL and group is not None:
+        group.kill()
+    else:
+        for pid in pids:
+            try:
+                os.kill(pid, signal)
+            except ProcessLookupError:
+                pass
+    return bool(pids) or facts.signal(state, signal)

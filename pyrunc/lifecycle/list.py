@@ -1,0 +1,28 @@
+"""All containers under a root, each with its derived status. One that goes away while it is read is left out."""
+
+from __future__ import annotations
+
+from pyrunc.errors import Error, NotFound
+from pyrunc.lifecycle import state as states
+from pyrunc.lifecycle import status as facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def containers(root: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Their reports (see `status.report`) and a line per container that cannot be read. Raises NotFound without a root."""
+    found, broken = [], []
+    try:
+        names = states.ids(root)
+    except FileNotFoundError:
+        raise NotFound(f"the root {root!r} does not exist") from None
+    for name in names:
+        try:
+            found.append(facts.report(states.find(root, name)))
+        except NotFound:
+            continue
+        except (Error, ValueError, OSError) as error:
+            broken.append(f"container {name}: {error}")
+    return found, broken

@@ -1,0 +1,19 @@
+"""Stop every process of a container where it stands, by the cgroup freezer."""
+
+from __future__ import annotations
+
+from pyrunc.errors import WrongState
+from pyrunc.lifecycle import status as facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.lifecycle.state import State
+
+
+def pause(state: State) -> None:
+    """Freeze a running or created container. Raises WrongState, DeadlineExceeded, KernelError."""
+    facts.require(state, (facts.RUNNING, facts.CREATED), "container not running or created: {status}")
+    group = state.cgroup()
+    if group is None:
+        raise WrongState(f"container {state.id} has no cgroup: it cannot be paused")
+    group.freeze()

@@ -1,0 +1,19 @@
+"""Let a paused container run on."""
+
+from __future__ import annotations
+
+from pyrunc.errors import WrongState
+from pyrunc.lifecycle import status as facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.lifecycle.state import State
+
+
+def resume(state: State) -> None:
+    """Thaw a paused container. Raises WrongState, KernelError."""
+    facts.require(state, (facts.PAUSED,), "container not paused: {status}")
+    group = state.cgroup()
+    if group is None:
+        raise WrongState("container not paused")
+    group.thaw()

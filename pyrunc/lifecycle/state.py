@@ -1,0 +1,261 @@
+"""A container on disk: one folder per container under the root, and in it what another process needs to act on it.
+
+    <root>/<id>/config.json   the configuration as it was at create; later edits of the bundle have no effect
+    <root>/<id>/state.json    this file's `State`: pid and start time of init, its cgroup, where it came from
+    <root>/<id>/start.sock    listens until `start`; its presence is the status "created"
+
+No status is stored: `status` derives it from the process, the freezer and the socket. The folder is claimed by mkdir, so of two
+creates with one id exactly one wins; steps of different processes are kept apart by flock(2) on the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from pyrunc import jsontext, record
+from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    from pyrunc.cgroups.group import Cgroup
+
+CONFIG, STATE, START_SOCKET = "config.json", "state.json", "start.sock"
+DEFAULT_ROOT = "/run/pyrunc"
+FIRST = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+-")
+FOLLOWING = FIRST | {"."}
+LONGEST_ID = 255
+
+
+def default_root() -> str:
+    """`/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Raises InvalidArgument when that is not set."""
+    if os.geteuid() == 0 and (os.environ.get("USER", "root") == "root" or not _in_user_namespace()):
+        return DEFAULT_ROOT
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not runtime:
+        raise InvalidArgument("XDG_RUNTIME_DIR is not set: give --root")
+    return f"{runtime}/pyrunc"
+
+
+def _in_user_namespace() -> bool:
+    return os.stat("/proc/self/ns/user").st_ino != 0xEFFFFFFD  # PROC_USER_INIT_INO of include/linux/proc_ns.h
+
+
+def check_id(container_id: str) -> str:
+    """The id, when it is one: safe as a file name and no option. Raises InvalidArgument."""
+    good = (
+        0 < len(container_id) <= LONGEST_ID
+        and container_id[0] in FIRST
+        and FOLLOWING.issuperset(container_id)
+    )
+    if not good:
+        raise InvalidArgument(f"invalid container ID format: {container_id!r}")
+    return container_id
+
+
+class State:
+    """One container. `pid` 0: the create has not come that far (or was killed). `created` is RFC 3339, UTC."""
+
+    __slots__ = (
+        "annotations",
+        "bundle",
+        "cgroup_record",
+        "created",
+        "folder",
+        "id",
+        "oci_version",
+        "owner_uid",
+        "pid",
+        "private_pids",
+        "rootfs",
+        "start_time",
+    )
+
+    def __init__(
+        self,
+        folder: str,
+        container_id: str,
+        *,
+        bundle: str = "",
+        rootfs: str = "",
+        oci_version: str = "1.0.0",
+        annotations: dict[str, str] | None = None,
+        created: str = "",
+        owner_uid: int = 0,
+        pid: int = 0,
+        start_time: int = 0,
+        private_pids: bool = True,
+        cgroup: dict[str, str] | None = None,
+    ) -> None:
+        self.folder, self.id, self.bundle, self.rootfs = folder, container_id, bundle, rootfs
+        self.oci_version, self.annotations, self.created = oci_version, annotations or {}, created
+        self.owner_uid, self.pid, self.start_time = owner_uid, pid, start_time
+        self.private_pids, self.cgroup_record = private_pids, cgroup
+
+    @property
+    def start_socket(self) -> str:
+        return f"{self.folder}/{START_SOCKET}"
+
+    def cgroup(self) -> Cgroup | None:
+        """The container's group; None when the create did not come that far."""
+        if self.cgroup_record is None:
+            return None
+        from pyrunc.cgroups.group import Cgroup
+
+        return Cgroup.from_record(self.cgroup_record)
+
+    def config(self) -> dict[str, Any]:
+        """The configuration at create, decoded. Raises NotFound when the create did not come that far."""
+        try:
+            with open(f"{self.folder}/{CONFIG}", "rb", buffering=0) as file:
+                document = jsontext.loads(file.readall() or b"")
+        except FileNotFoundError:
+            raise NotFound(f"container {self.id} has no configuration") from None
+        assert isinstance(document, dict)
+        return document
+
+    def save(self) -> None:
+        """Write state.json whole."""
+        record.write_json(
+            f"{self.folder}/{STATE}",
+            {
+                "id": self.id,
+                "bundle": self.bundle,
+                "rootfs": self.rootfs,
+                "oci_version": self.oci_version,
+                "annotations": self.annotations,
+                "created": self.created,
+                "owner_uid": self.owner_uid,
+                "pid": self.pid,
+                "start_time": self.start_time,
+                "private_pids": self.private_pids,
+                "cgroup": self.cgroup_record,
+            },
+        )
+
+
+def claim(root: str, container_id: str) -> str:
+    """Make the container's folder, which takes the id. Raises AlreadyExists; the other container is not touched."""
+    check_id(container_id)
+    os.makedirs(root, 0o711, exist_ok=True)
+    folder = f"{root}/{container_id}"
+    try:
+        os.mkdir(folder, 0o711)
+    except FileExistsError:
+        raise AlreadyExists(f"container with given ID already exists: {container_id}") from None
+    return folder
+
+
+def find(root: str, container_id: str) -> State:
+    """The container; one whose create was killed has pid 0. Raises NotFound, DamagedRecord."""
+    check_id(container_id)
+    folder = f"{root}/{container_id}"
+    try:
+        return _read(folder, container_id)
+    except NotFound:
+        if os.path.isdir(folder):
+            return State(folder, container_id, created=_time_of(folder))
+        raise NotFound(f"container does not exist: {container_id}") from None
+
+
+def _read(folder: str, container_id: str) -> State:
+    found = record.read_json(f"{folder}/{STATE}")
+    cgroup, annotations = found.get("cgroup"), found.get("annotations")
+    return State(
+        folder,
+        container_id,
+        bundle=str(found.get("bundle", "")),
+        rootfs=str(found.get("rootfs", "")),
+        oci_version=str(found.get("oci_version", "1.0.0")),
+        annotations=annotations if isinstance(annotations, dict) else {},
+        created=str(found.get("created", "")),
+        owner_uid=int(found.get("owner_uid", 0)),
+        pid=int(found.get("pid", 0)),
+        start_time=int(found.get("start_time", 0)),
+        private_pids=bool(found.get("private_pids", True)),
+        cgroup=cgroup if isinstance(cgroup, dict) else None,
+    )
+
+
+def ids(root: str) -> list[str]:
+    """The containers under a root, sorted. Raises FileNotFoundError."""
+    return sorted(
+        entry.name
+        for entry in os.scandir(root)
+        if entry.is_dir(follow_symlinks=False) and entry.name[0] in FIRST and FOLLOWING.issuperset(entry.name)
+    )
+
+
+def remove(state: State) -> None:
+    """Forget the container: its files and its folder. Idempotent."""
+    try:
+        for entry in os.scandir(state.folder):
+            if entry.is_dir(follow_symlinks=False):
+                _remove_folder(entry.path)
+            else:
+                os.unlink(entry.path)
+        os.rmdir(state.folder)
+    except FileNotFoundError:
+        pass
+
+
+def _remove_folder(path: str) -> None:
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            _remove_folder(entry.path)
+        else:
+            os.unlink(entry.path)
+    os.rmdir(path)
+
+
+class Lock:
+    """`with Lock(state):` one process at a time starts, changes or deletes the container. NotFound once it is gone."""
+
+    __slots__ = ("_descriptor", "_state")
+
+    def __init__(self, state: State) -> None:
+        self._state, self._descriptor = state, -1
+
+    def __enter__(self) -> Lock:
+        try:
+            self._descriptor = os.open(self._state.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(f"container does not exist: {self._state.id}") from None
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+
+def now() -> str:
+    """The time as RFC 3339 with nanoseconds, UTC."""
+    return _rfc3339(time.time_ns())
+
+
+def _time_of(folder: str) -> str:
+    return _rfc3339(os.stat(folder).st_mtime_ns)
+
+
+def _rfc3339(time_ns: int) -> str:
+    seconds, rest_ns = divmod(time_ns, 1_000_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest_ns:09d}Z"
+
+
+def owner_name(uid: int) -> str:
+    """The user's name in /etc/passwd, else the number. Read directly: NSS would load libraries."""
+    try:
+        with open("/etc/passwd", "rb", buffering=0) as file:
+            for line in (file.readall() or b"").splitlines():
+                fields = line.split(b":")
+                if len(fields) > 2 and fields[2] == str(uid).encode():
+                    return fields[0].decode("utf-8", "replace")
+    except OSError:
+        pass
+    return str(uid)

@@ -1,0 +1,131 @@
+"""What a container is doing, derived each time from facts: its process, its freezer, its start socket.
+
+A pid alone proves nothing, it may be somebody else's by now: the start time (field 22 of /proc/PID/stat) tells. A zombie is
+stopped: it waits for its parent only.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
+
+from pyrunc.errors import KernelError, WrongState
+from pyrunc.lifecycle import state as states
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyrunc.lifecycle.state import State
+
+CREATING, CREATED, RUNNING, PAUSED, STOPPED = "creating", "created", "running", "paused", "stopped"
+
+
+def status(state: State) -> str:
+    """One of creating, created, running, paused, stopped."""
+    if not os.path.exists(f"{state.folder}/{states.STATE}"):
+        return CREATING
+    if not alive(state.pid, state.start_time):
+        return STOPPED
+    group = state.cgroup()
+    if group is not None and group.frozen():
+        return PAUSED
+    return CREATED if os.path.exists(state.start_socket) else RUNNING
+
+
+def start_time(pid: int) -> int | None:
+    """The start time of a living process in clock ticks since boot; None for a dead one and a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            content = file.read(4096) or b""
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = content[content.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def alive(pid: int, started: int) -> bool:
+    """Whether the process `pid` is the one that started then, and lives."""
+    return pid > 0 and start_time(pid) == started
+
+
+def open_process(state: State) -> int | None:
+    """A pidfd of the container's init; None when it is dead. The caller closes it."""
+    if state.pid <= 0:
+        return None
+    try:
+        descriptor = os.pidfd_open(state.pid)
+    except ProcessLookupError:
+        return None
+    except OSError as error:
+        raise KernelError("pidfd_open", str(state.pid), error.errno or 0) from None
+    if not alive(state.pid, state.start_time):
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def signal(state: State, number: int) -> bool:
+    """Send a signal to init; False when it is dead. Raises KernelError."""
+    descriptor = open_process(state)
+    if descriptor is None:
+        return False
+    try:
+        pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    except OSError as error:
+        raise KernelError("pidfd_send_signal", f"{number} to {state.pid}", error.errno or 0) from None
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def wait_dead(state: State, timeout_s: float) -> bool:
+    """Wait until init has ended (it may be a zombie then); False when the time is up first."""
+    descriptor = open_process(state)
+    if descriptor is None:
+        return True
+    try:
+        waiter = select.poll()
+        waiter.register(descriptor, select.POLLIN)
+        return bool(waiter.poll(timeout_s * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:
+    """The status, when it is one of `allowed`. Raises WrongState with `refusal`, where {status} stands for what it is."""
+    found = status(state)
+    if found not in allowed:
+        raise WrongState(refusal.replace("{status}", found))
+    return found
+
+
+def oci_state(state: State, status: str, pid: int | None = None) -> dict[str, Any]:
+    """The state object of runtime-spec runtime.md: what hooks read on stdin. `pid` as the reader sees it."""
+    found: dict[str, Any] = {"ociVersion": state.oci_version, "id": state.id, "status": status}
+    number = state.pid if pid is None else pid
+    if number and status != STOPPED:
+        found["pid"] = number
+    found["bundle"] = state.bundle
+    if state.annotations:
+        found["annotations"] = state.annotations
+    return found
+
+
+def report(state: State) -> dict[str, Any]:
+    """What `pyrunc state` prints."""
+    found = status(state)
+    return {
+        "ociVersion": state.oci_version,
+        "id": state.id,
+        "pid": 0 if found in (STOPPED, CREATING) else state.pid,
+        "status": found,
+        "bundle": state.bundle,
+        "rootfs": state.rootfs,
+        "created": state.created,
+        "owner": states.owner_name(state.owner_uid),
+        **({"annotations": state.annotations} if state.annotations else {}),
+    }
