@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import array
 import os
-import socket
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, MSG_NOSIGNAL, MSG_TRUNC, SCM_RIGHTS, SOL_SOCKET
 
 from pyrunc import jsontext
 from pyrunc.errors import PeerError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _socket import socket
     from collections.abc import Sequence
     from typing import Any
 
@@ -31,12 +32,12 @@ def encode(message: Message) -> bytes:
     return jsontext.dumps(message).encode("ascii")
 
 
-def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+def send(sock: socket, message: Message, fds: Sequence[int] = ()) -> None:
     """Send one message; the caller keeps its descriptors. Raises OSError (BlockingIOError on a full non-blocking socket)."""
     send_text(sock, encode(message), fds)
 
 
-def send_text(sock: socket.socket, text: bytes, fds: Sequence[int] = ()) -> None:
+def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
     """`send` for a message that is encoded already."""
     if len(text) <= INLINE_LIMIT_BYTES:
         _send(sock, text, fds)
@@ -48,27 +49,27 @@ def send_text(sock: socket.socket, text: bytes, fds: Sequence[int] = ()) -> None
         os.close(memory)
 
 
-def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
+def receive(sock: socket) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors, which are the caller's to close; None when the peer has gone.
 
     Raises BlockingIOError (nothing there, non-blocking socket), PeerError (not one of our messages).
     """
     try:
         packet, ancillary, flags, _ = sock.recvmsg(
-            INLINE_LIMIT_BYTES, socket.CMSG_SPACE(_MOST_FDS * 4), socket.MSG_CMSG_CLOEXEC
+            INLINE_LIMIT_BYTES, CMSG_SPACE(_MOST_FDS * 4), MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
         return None
     fds = array.array("i")
     for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+        if level == SOL_SOCKET and kind == SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     received = fds.tolist()
     if not packet:
         close_all(received)
         return None
     try:
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & (MSG_TRUNC | MSG_CTRUNC):
             raise PeerError("a message was cut off")
         text = packet
         if packet == _IN_MEMFD and received:
@@ -124,6 +125,6 @@ def close_all(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _send(sock: socket.socket, packet: bytes, fds: Sequence[int]) -> None:
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([packet], ancillary, socket.MSG_NOSIGNAL)
+def _send(sock: socket, packet: bytes, fds: Sequence[int]) -> None:
+    ancillary = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([packet], ancillary, MSG_NOSIGNAL)

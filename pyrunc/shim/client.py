@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyrunc import wire
-from pyrunc.errors import Error, NotFound, PeerError, from_wire
+from pyrunc.errors import NotFound, PeerError, from_wire
 from pyrunc.shim import messages
 from pyrunc.zygote.client import Zygote
 
@@ -320,7 +320,7 @@ class ShimClient:
                 received = wire.receive(self._socket)
             except BlockingIOError:
                 return
-            except (OSError, Error):
+            except Exception:  # it is gone, or does not speak our language: the same to us
                 received = None
             if received is None:
                 self._lost("the shim is gone")

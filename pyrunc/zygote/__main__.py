@@ -5,8 +5,9 @@ argv: descriptor of the socket, search path (joined by `:`), modules to import. 
 
 from __future__ import annotations
 
-import socket
+import os
 import sys
+from _socket import socket
 
 from pyrunc import wire
 from pyrunc.errors import Error
@@ -16,8 +17,8 @@ from pyrunc.zygote import loop, preload
 
 def main() -> None:
     """Serve the socket that argv names; returns in the zygote when the server has gone."""
-    server = socket.socket(fileno=int(sys.argv[1]))
-    server.set_inheritable(False)
+    server = socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(server.fileno(), False)
     reaper.set_name("pyrunc-zygote")
     try:
         preload.load(sys.argv[3:])

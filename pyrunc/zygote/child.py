@@ -6,9 +6,8 @@ import fcntl
 import gc
 import os
 import signal
-import socket
 import sys
-import traceback
+from _socket import socket
 
 from pyrunc import wire
 from pyrunc.errors import Error
@@ -55,7 +54,7 @@ def _in_child(
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
         try:
             sys.stdout.flush()
@@ -77,7 +76,7 @@ def _errand(function: Callable[..., Any], request: dict[str, Any], fds: list[int
     _own_group(0)
     result, *mine = _take_descriptors(fds)
     os.environ.update(request["environment"])
-    answers = socket.socket(fileno=result)
+    answers = socket(fileno=result)
     try:
         outcome = function(request["arguments"], mine)
     except Error as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyrunc import wire
-from pyrunc.errors import DeadlineExceeded, Error, PeerError, from_wire
+from pyrunc.errors import DeadlineExceeded, PeerError, from_wire
 from pyrunc.zygote import messages
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
@@ -233,7 +233,7 @@ class _Process:
                 received = wire.receive(self._socket)
             except BlockingIOError:
                 return
-            except (OSError, Error):
+            except Exception:  # it is gone, or does not speak our language: the same to us
                 received = None
             if received is None:
                 self._lost()

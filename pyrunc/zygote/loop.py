@@ -14,7 +14,7 @@ from pyrunc.zygote import child, descendants, messages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
+    from _socket import socket
     from typing import Any
 
 
@@ -30,7 +30,7 @@ class _Errand:
 class Loop:
     """Serves one server until its socket closes."""
 
-    def __init__(self, server: socket.socket) -> None:
+    def __init__(self, server: socket) -> None:
         self._server = server
         self._errands: dict[int, _Errand] = {}
 

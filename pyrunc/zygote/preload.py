@@ -7,8 +7,7 @@ frozen (gc.freeze) and stays out of later collections. Measured: 0.4 to 0.5 MiB 
 from __future__ import annotations
 
 import gc
-import importlib
-import traceback
+import sys
 
 from pyrunc.errors import PeerError
 
@@ -22,9 +21,9 @@ def load(modules: Sequence[str]) -> None:
     """Import `modules`. Raises PeerError with the traceback's last line."""
     for module in modules:
         try:
-            importlib.import_module(module)
+            __import__(module)
         except Exception as error:
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
             raise PeerError(f"importing {module}: {type(error).__name__}: {error}") from None
 
 
@@ -39,7 +38,7 @@ def resolve(function: str) -> Callable[[dict[str, Any], list[int]], Any]:
     """The function named `module:function`. Raises PeerError if there is none."""
     module, _, name = function.partition(":")
     load([module])
-    found = getattr(importlib.import_module(module), name, None)
+    found = getattr(sys.modules[module], name, None)
     if not callable(found):
         raise PeerError(f"{module} has no function {name!r}")
     return found  # type: ignore[no-any-return]

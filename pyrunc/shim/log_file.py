@@ -1,0 +1,109 @@
+"""A container's log file: appended to in whole records, reopened on request, never a reason to stop reading the container.
+
+When the disk is full (or fails), what was torn is cut off again, so that the file always ends with a whole record; a bounded
+amount is held back and tried again, the rest is dropped and counted, and once there is room a record says how much was lost.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.errors import KernelError
+from pyrunc.shim.log_lines import time_stamp
+
+HELD_LIMIT_BYTES = 1024 * 1024
+
+
+class LogFile:
+    """The open log. Without a path everything is discarded."""
+
+    __slots__ = ("_fd", "_held", "_reason", "dropped_bytes", "path")
+
+    def __init__(self, path: str | None) -> None:
+        """Open or create `path` for appending, its folders too. Raises KernelError."""
+        self.path = path
+        self.dropped_bytes = 0
+        self._held = b""
+        self._reason = ""
+        self._fd = -1 if path is None else open_log(path)
+
+    @property
+    def waiting(self) -> bool:
+        """True while there is something held back that `retry` should try to write."""
+        return bool(self._held or self.dropped_bytes) and self._fd >= 0
+
+    def write(self, records: bytes) -> None:
+        """Append whole records."""
+        if self._fd < 0 or not records:
+            return
+        if self.waiting and not self.retry():
+            self._hold(records)
+        else:
+            self._held = self._append(records)
+
+    def retry(self) -> bool:
+        """Write what was held back; True when nothing is left."""
+        if self._fd < 0:
+            return True
+        if self._held:
+            self._held = self._append(self._held)
+        if self.dropped_bytes and not self._held:
+            note = b"%b stderr F pyrunc: %d bytes of log were lost: %b\n"
+            if not self._append(note % (time_stamp(), self.dropped_bytes, self._reason.encode())):
+                self.dropped_bytes = 0
+        return not self.waiting
+
+    def reopen(self) -> None:
+        """From now on write to a file that is at the path now. Raises KernelError, the old file stays in use then."""
+        if self.path is None:
+            return
+        fresh = open_log(self.path)
+        self.close()
+        self._fd = fresh
+        if self.waiting:
+            self.retry()
+
+    def close(self) -> None:
+        """Close the file; what is held back is kept for a file to come."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _append(self, records: bytes) -> bytes:
+        """Write; returns what did not fit, from the beginning of a record."""
+        written, view = 0, memoryview(records)
+        try:
+            while written < len(records):
+                written += os.write(self._fd, view[written:])
+        except OSError as error:
+            self._reason = error.strerror or "write failed"
+        if written == len(records):
+            return b""
+        whole = records.rfind(b"\n", 0, written) + 1
+        self._cut_off(written - whole)
+        return records[whole:]
+
+    def _cut_off(self, torn_bytes: int) -> None:
+        """Take back the beginning of a record that did not fit."""
+        try:
+            size = os.fstat(self._fd).st_size
+            if 0 < torn_bytes <= size:
+                os.ftruncate(self._fd, size - torn_bytes)
+        except OSError:  # not a regular file: nothing can be taken back
+            pass
+
+    def _hold(self, records: bytes) -> None:
+        if len(self._held) + len(records) <= HELD_LIMIT_BYTES and not self.dropped_bytes:
+            self._held += records
+        else:  # from the first loss on, so that what is held has no gap
+            self.dropped_bytes += len(records)
+
+
+def open_log(path: str) -> int:
+    """A descriptor that appends to `path`, made with mode 0640, folders with 0755. Raises KernelError."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        return os.open(path, flags, 0o640)
+    except OSError as error:
+        raise KernelError("open", repr(path), error.errno or 0, "the container's log") from None

@@ -1,0 +1,59 @@
+"""The CRI log format as a core without I/O: bytes of one stream in, whole records out.
+
+A record is `<RFC 3339 time> <stdout|stderr> <F|P> <content>\\n`. A line of at most 16 KiB is one `F` record; a longer one is
+cut into `P` records of 16 KiB and a last `F`. What has no newline waits until it is longer than that, and at the end of the
+stream becomes a `P`. Readers concatenate P … P F. Content is never changed. One time stamp serves a whole batch.
+Format: kubernetes design "CRI: container runtime logs"; the 16 KiB and the last P are containerd's.
+"""
+
+from __future__ import annotations
+
+import time
+
+PARTIAL_BYTES = 16 * 1024
+
+
+class LogLines:
+    """The lines of one stream of one container."""
+
+    __slots__ = ("_stream", "_tail")
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream.encode()
+        self._tail = b""
+
+    def feed(self, data: bytes, stamp: bytes) -> bytes:
+        """The records that `data` completes, whole, maybe none; `stamp` is `time_stamp()`'s form."""
+        if self._tail:
+            data = self._tail + data
+        full = b"%b %b F " % (stamp, self._stream)
+        records: list[bytes] = []
+        begin = at = 0  # [begin, at) are whole lines, none too long, that are not in `records` yet
+        while len(data) - at > PARTIAL_BYTES:
+            newline = data.rfind(b"\n", at, at + PARTIAL_BYTES + 1)
+            if newline >= 0:
+                at = newline + 1
+                continue
+            records += _whole_lines(full, data[begin:at])
+            records.append(b"%b %b P %b\n" % (stamp, self._stream, data[at : at + PARTIAL_BYTES]))
+            begin = at = at + PARTIAL_BYTES
+        end = max(data.rfind(b"\n", at) + 1, at)
+        records += _whole_lines(full, data[begin:end])
+        self._tail = data[end:]
+        return records[0] if len(records) == 1 else b"".join(records)
+
+    def finish(self, stamp: bytes) -> bytes:
+        """The record of an unterminated last line; empty if there is none."""
+        tail, self._tail = self._tail, b""
+        return b"%b %b P %b\n" % (stamp, self._stream, tail) if tail else b""
+
+
+def time_stamp() -> bytes:
+    """Now, as in `2026-01-31T12:00:00.000000001Z`."""
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)).encode() + b".%09dZ" % nanoseconds
+
+
+def _whole_lines(prefix: bytes, lines: bytes) -> list[bytes]:
+    """`lines` ends with a newline or is empty: one record each."""
+    return [prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"] if lines else []

@@ -1,0 +1,96 @@
+"""The shim's loop: descriptors that are ready, timers that are due. No threads, no asyncio: an idle shim must cost nothing.
+
+All watched descriptors are non-blocking, and readiness is level-triggered: a handler may be called once too often (a number
+that was closed and opened again within one round), never once too few.
+"""
+
+from __future__ import annotations
+
+import heapq
+import select
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Handler = Callable[[int], None]
+
+READABLE = select.EPOLLIN
+WRITABLE = select.EPOLLOUT
+BROKEN = select.EPOLLERR | select.EPOLLHUP
+
+
+class Timer:
+    """A call that is due at a moment of the monotonic clock."""
+
+    __slots__ = ("at", "function")
+
+    def __init__(self, at: float, function: Callable[[], None]) -> None:
+        self.at = at
+        self.function: Callable[[], None] | None = function
+
+    def cancel(self) -> None:
+        """Do not call it."""
+        self.function = None
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.at < other.at
+
+
+class Loop:
+    """One epoll instance and a heap of timers."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Handler] = {}
+        self._timers: list[Timer] = []
+        self._stopped = False
+
+    def watch(self, fd: int, events: int, handler: Handler) -> None:
+        """Call `handler(events)` when `fd` is ready; errors and hang-ups are always reported."""
+        if fd in self._handlers:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._handlers[fd] = handler
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`; harmless if it is not watched. To be called before it is closed."""
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def after(self, delay_s: float, function: Callable[[], None]) -> Timer:
+        """Call `function()` once, `delay_s` from now."""
+        timer = Timer(time.monotonic() + delay_s, function)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def stop(self) -> None:
+        """Leave `run` after the current round."""
+        self._stopped = True
+
+    def run(self) -> None:
+        """Serve until `stop`. A handler that fails is reported on stderr and does not end the loop."""
+        while not self._stopped:
+            for fd, events in self._epoll.poll(self._wait_s()):
+                handler = self._handlers.get(fd)
+                if handler is not None:
+                    _guarded(handler, events)
+            while self._timers and self._timers[0].at <= time.monotonic():
+                function = heapq.heappop(self._timers).function
+                if function is not None:
+                    _guarded(function)
+
+    def _wait_s(self) -> float | None:
+        while self._timers and self._timers[0].function is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0].at - time.monotonic()) if self._timers else None
+
+
+def _guarded(function: Callable[..., None], *arguments: int) -> None:
+    try:
+        function(*arguments)
+    except Exception:
+        sys.excepthook(*sys.exc_info())

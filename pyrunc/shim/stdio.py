@@ -1,0 +1,245 @@
+"""A container's streams: output goes to the log and to whoever is attached, input comes from whoever is attached.
+
+The container is never made to wait for an attached client: each has a bounded buffer, and one that is too slow misses
+output until it has caught up. Input does wait: while the container does not read, nothing is taken from the clients.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.shim.log_lines import LogLines, time_stamp
+from pyrunc.shim.loop import BROKEN, READABLE, WRITABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyrunc.shim.log_file import LogFile
+    from pyrunc.shim.loop import Loop
+
+READ_BYTES = 64 * 1024
+FOLLOWER_LIMIT_BYTES = 1024 * 1024
+TERMINAL_RETRY_S = 0.1
+DATA, NOTHING, END = range(3)
+
+
+class Output:
+    """One output stream of a container, owned: a pipe's reading end or a pty's master."""
+
+    def __init__(self, loop: Loop, fd: int, stream: str, log: LogFile, on_end: Callable[[], None]) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.followers: list[Follower] = []
+        self._loop, self._log, self._on_end = loop, log, on_end
+        self._lines = LogLines(stream)
+        self._terminal = os.isatty(fd)
+        loop.watch(fd, READABLE, self._ready)
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more will come."""
+        return self.fd < 0
+
+    def read(self) -> int:
+        """Take one portion: DATA was taken, NOTHING is there now, or END (a terminal may still be opened again)."""
+        try:
+            data = os.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            return NOTHING
+        except OSError:  # EIO: no process has the terminal open
+            return END
+        if not data:
+            return END
+        self._log.write(self._lines.feed(data, time_stamp()))
+        for follower in list(self.followers):
+            follower.write(data)
+        return DATA
+
+    def follow(self, follower: Follower) -> None:
+        """Copy what comes from now on to `follower`."""
+        self.followers.append(follower)
+        follower.on_gone = self._unfollow
+
+    def end(self) -> None:
+        """Write the unterminated last line, let the followers finish, close."""
+        if self.fd < 0:
+            return
+        self._loop.unwatch(self.fd)
+        os.close(self.fd)
+        self.fd = -1
+        self._log.write(self._lines.finish(time_stamp()))
+        followers, self.followers = self.followers, []
+        for follower in followers:
+            follower.finish()
+        self._on_end()
+
+    def _ready(self, events: int) -> None:
+        if self.read() != END:
+            return
+        if self._terminal:
+            self._loop.unwatch(self.fd)
+            self._loop.after(TERMINAL_RETRY_S, self._watch_again)
+        else:
+            self.end()
+
+    def _watch_again(self) -> None:
+        if self.fd >= 0:
+            self._loop.watch(self.fd, READABLE, self._ready)
+
+    def _unfollow(self, follower: Follower) -> None:
+        if follower in self.followers:
+            self.followers.remove(follower)
+
+
+class Follower:
+    """One attached client's side of an output stream, owned: a pipe's writing end."""
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.on_gone: Callable[[Follower], None] = _ignore
+        self.skipped_bytes = 0
+        self._loop = loop
+        self._buffer = bytearray()
+        self._finishing = self._lagging = False
+        loop.watch(fd, 0, self._ready)
+
+    def write(self, data: bytes) -> None:
+        """Pass `data` on, or keep it until the client reads, or skip it when too much is waiting already."""
+        if self.fd < 0:
+            return
+        if self._lagging:
+            self.skipped_bytes += len(data)
+            return
+        if not self._buffer:
+            data = data[self._write(data) :]
+            if not data or self.fd < 0:
+                return
+            self._loop.watch(self.fd, WRITABLE, self._ready)
+        self._buffer += data
+        self._lagging = len(self._buffer) >= FOLLOWER_LIMIT_BYTES
+
+    def finish(self) -> None:
+        """Close once everything is passed on."""
+        self._finishing = True
+        if not self._buffer:
+            self.close()
+
+    def close(self) -> None:
+        """Close now."""
+        if self.fd >= 0:
+            self._loop.unwatch(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+            self._buffer.clear()
+            self.on_gone(self)
+
+    def _ready(self, events: int) -> None:
+        if events & BROKEN:
+            self.close()
+            return
+        del self._buffer[: self._write(self._buffer)]
+        if self._buffer or self.fd < 0:
+            return
+        self._lagging = False
+        self._loop.watch(self.fd, 0, self._ready)
+        if self._finishing:
+            self.close()
+
+    def _write(self, data: bytes | bytearray) -> int:
+        try:
+            return os.write(self.fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.close()
+            return 0
+
+
+class Input:
+    """A container's stdin, owned: a pipe's writing end or a copy of a pty's master; fed by attached clients."""
+
+    def __init__(self, loop: Loop, fd: int, close_with_first: bool) -> None:
+        """`close_with_first`: the end of the first client's input is the end of the container's."""
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._loop, self._close_with_first = loop, close_with_first
+        self._sources: list[int] = []
+        self._pending = b""
+        self._rest()
+
+    def feed_from(self, fd: int) -> None:
+        """Copy what comes on `fd`, which is owned from now on, until it ends."""
+        if self.fd < 0:
+            os.close(fd)  # the container's stdin is closed: its writer learns it by EPIPE
+            return
+        os.set_blocking(fd, False)
+        self._sources.append(fd)
+        if not self._pending:
+            self._watch(fd)
+
+    def close(self) -> None:
+        """End the container's input and hang up on all clients."""
+        if self.fd >= 0:
+            self._loop.unwatch(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+        while self._sources:
+            self._drop(self._sources[-1])
+
+    def _rest(self) -> None:
+        """Nothing to write: hear only of a reader that leaves (a terminal that nobody has open may be opened again)."""
+        self._loop.unwatch(self.fd)
+        if not os.isatty(self.fd):
+            self._loop.watch(self.fd, 0, self._ready)
+
+    def _watch(self, source: int) -> None:
+        self._loop.watch(source, READABLE, lambda events: self._copy(source))
+
+    def _copy(self, source: int) -> None:
+        try:
+            data = os.read(source, READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(source)
+            if self._close_with_first:
+                self.close()
+            return
+        self._pending = data
+        self._flush()
+        if self._pending:
+            for waiting in self._sources:
+                self._loop.unwatch(waiting)
+            self._loop.watch(self.fd, WRITABLE, self._ready)
+
+    def _ready(self, events: int) -> None:
+        if events & BROKEN:
+            self.close()
+            return
+        self._flush()
+        if not self._pending and self.fd >= 0:
+            self._rest()
+            for source in self._sources:
+                self._watch(source)
+
+    def _flush(self) -> None:
+        try:
+            self._pending = self._pending[os.write(self.fd, self._pending) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # the container has closed its stdin
+            self._pending = b""
+            self.close()
+
+    def _drop(self, source: int) -> None:
+        self._sources.remove(source)
+        self._loop.unwatch(source)
+        os.close(source)
+
+
+def _ignore(follower: Follower) -> None:
+    """Nobody wants to know."""
