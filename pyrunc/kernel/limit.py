@@ -1,0 +1,37 @@
+"""Resource limits of any process: prlimit(2)."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from pyrunc.abi.process import RLIM_INFINITY, RLIMITS
+from pyrunc.errors import InvalidArgument
+from pyrunc.kernel.call import buffer, syscall
+
+_RLIMIT = Struct("<2Q")
+
+
+def number(name: str) -> int:
+    """The number of `RLIMIT_…`; InvalidArgument when it is unknown."""
+    try:
+        return RLIMITS[name]
+    except KeyError:
+        raise InvalidArgument(f"unknown resource limit {name!r}") from None
+
+
+def prlimit(pid: int, name: str, soft: int | None = None, hard: int | None = None) -> tuple[int, int]:
+    """prlimit(2): (soft, hard) as they were; sets both when both are given. -1 stands for no limit. pid 0: ourselves."""
+    new = None if soft is None or hard is None else _RLIMIT.pack(soft & RLIM_INFINITY, hard & RLIM_INFINITY)
+    old = buffer(_RLIMIT.size)
+    syscall("prlimit64", f"{name} of pid {pid}", pid, number(name), new, old)
+    before, top = _RLIMIT.unpack(old.raw)
+    return _plain(before), _plain(top)
+
+
+def encode(soft: int, hard: int) -> bytes:
+    """`struct rlimit64`, for a program that sets its own limits; -1 stands for no limit."""
+    return _RLIMIT.pack(soft & RLIM_INFINITY, hard & RLIM_INFINITY)
+
+
+def _plain(value: int) -> int:
+    return -1 if value == RLIM_INFINITY else value
