@@ -83,7 +83,7 @@ class Running:
             return None
         tag, op_index, value, extra = MESSAGE.unpack(packet)
         if tag == FAILURE:
-            raise failure(self.program, op_index, value)
+            raise failure(self.program, op_index, abs(value))
         if tag == REFUSED:
             raise Error(
                 f"the launcher refused the program: {_REFUSALS.get(value, value)}, operation {op_index}"

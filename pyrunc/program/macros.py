@@ -1,0 +1,497 @@
+"""What a container start repeats, as straight lines of operations. Each function appends to the assembler it is given.
+
+They carry labels, never counted skips, and decide nothing beyond what their name says. Descriptors that they open are
+close-on-exec; where they return a slot, the program may `close` it when it is done.
+"""
+
+from __future__ import annotations
+
+from errno import EACCES, EAGAIN, EEXIST, EINVAL, EISDIR, ENODEV, ENOENT, ENOTDIR
+from struct import pack
+
+from pyrunc.abi.clone import CLONE_ARGS_SIZE, CLONE_INTO_CGROUP, CLONE_PARENT
+from pyrunc.abi.file import (
+    AT_EACCESS,
+    AT_EMPTY_PATH,
+    AT_EXECVE_CHECK,
+    AT_FDCWD,
+    AT_RECURSIVE,
+    AT_SYMLINK_NOFOLLOW,
+    CLOSE_RANGE_CLOEXEC,
+    F_SETFD,
+    FD_CLOEXEC,
+    O_CLOEXEC,
+    O_CREAT,
+    O_EXCL,
+    O_PATH,
+    O_WRONLY,
+    OPEN_HOW_SIZE,
+    RESOLVE_BENEATH,
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_SYMLINKS,
+    RESOLVE_NO_XDEV,
+    S_IFCHR,
+    S_IFDIR,
+    S_IFMT,
+    STATX_BASIC_STATS,
+    STATX_FIELDS,
+    STATX_SIZE,
+    X_OK,
+)
+from pyrunc.abi.mount import (
+    MOUNT_ATTR_SIZE,
+    MOVE_MOUNT_F_EMPTY_PATH,
+    MOVE_MOUNT_T_EMPTY_PATH,
+    OPEN_TREE_CLOEXEC,
+    OPEN_TREE_CLONE,
+)
+from pyrunc.abi.prctl import PR_SET_DUMPABLE, PR_SET_NAME
+from pyrunc.abi.signal import SIGACTION_SIZE, SIGSET_SIZE
+from pyrunc.kernel.path import components
+from pyrunc.program.model import DESCRIPTOR, NEXT, PID, Address, Label, Operand, Slot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyrunc.program.assemble import Assembler
+
+RETRY = (EAGAIN, 100)
+IN_ROOT = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS
+
+
+# ---- the process
+
+
+def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False) -> None:
+    """The first operations of every program: close-on-exec for the socket, a name, signals 32 and 33, not dumpable.
+
+    glibc's posix_spawn sets 32 and 33 to be ignored whatever it is told; without the reset the payload inherits that.
+    """
+    a.sys("fcntl", a.sync, F_SETFD, FD_CLOEXEC)
+    a.sys("prctl", PR_SET_NAME, name[:15], 0, 0, 0)
+    default = a.data(SIGACTION_SIZE)
+    for number in (32, 33):
+        a.sys("rt_sigaction", number, default, 0, SIGSET_SIZE)
+    if not dumpable:
+        set_dumpable(a, False)
+
+
+def set_dumpable(a: Assembler, on: bool) -> None:
+    """prctl(PR_SET_DUMPABLE). The kernel resets it at every change of credentials, so repeat it after each."""
+    a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)
+
+
+def clone(
+    a: Assembler,
+    flags: int,
+    *,
+    store: Slot,
+    parent: bool = True,
+    cgroup: Operand | None = None,
+    signal: int = 0,
+) -> None:
+    """clone3(2): `store` is 0 in the child. `parent`: the child becomes the caller's sibling (`signal` must be 0 then).
+
+    `cgroup` is a descriptor of a cgroup v2 directory in which the child is born.
+    """
+    flags |= (CLONE_PARENT if parent else 0) | (CLONE_INTO_CGROUP if cgroup is not None else 0)
+    args = a.data(
+        pack("<11Q", flags, 0, 0, 0, signal, 0, 0, 0, 0, 0, cgroup if isinstance(cgroup, int) else 0)
+    )
+    if isinstance(cgroup, Slot):
+        a.set(a.field(args, 80, 8), cgroup)
+    a.sys("clone3", args, CLONE_ARGS_SIZE, store=store)
+
+
+def fork_parent(a: Assembler, flags: int, *, cgroup: Operand | None = None) -> None:
+    """clone3 as a sibling; the launcher sends PID (of the child, as the launcher sees it) and exits.
+
+    What is appended afterwards runs in the child, which is a child of the process that called `launch`.
+    """
+    pid, child = a.slot(4), a.label("child")
+    clone(a, flags, store=pid, cgroup=cgroup)
+    a.compare(pid, "eq", 0, true=child)
+    a.send(PID, pid)
+    a.exit(0)
+    a.place(child)
+
+
+def setns(a: Assembler, fd: Operand, flags: int = 0) -> None:
+    """setns(2): a namespace descriptor and its flag, or a pidfd and a mask."""
+    a.sys("setns", fd, flags)
+
+
+def close(a: Assembler, fd: Operand) -> None:
+    """close(2)."""
+    a.sys("close", fd)
+
+
+def close_range(a: Assembler, first: int, last: int = 0xFFFFFFFF, *, cloexec: bool = False) -> None:
+    """close_range(2), both ends included; `cloexec` only marks them."""
+    a.sys("close_range", first, last, CLOSE_RANGE_CLOEXEC if cloexec else 0)
+
+
+def close_all_from(a: Assembler, first: int, keep: Sequence[int] = (), *, cloexec: bool = False) -> None:
+    """Closes (or marks) every descriptor from `first` on but those in `keep`, which are known numbers."""
+    for number in sorted(k for k in set(keep) if k >= first):
+        if number > first:
+            close_range(a, first, number - 1, cloexec=cloexec)
+        first = number + 1
+    close_range(a, first, cloexec=cloexec)
+
+
+def send_fd(
+    a: Assembler, fd: Operand, *, tag: int = DESCRIPTOR, value: Operand = 0, extra: Operand = 0
+) -> None:
+    """Sends a message with a copy of the descriptor (SCM_RIGHTS): the console, which needs no right to ptrace this way.
+
+    Unlike `send` it uses sendmsg(2), which a seccomp filter may forbid: it belongs before the filter.
+    """
+    message = a.data(pack("<IIqq", tag, a.here, 0, 0))
+    for offset, word in ((8, value), (16, extra)):
+        if word != 0:
+            a.set(a.field(message, offset, 8), word)
+    iovec = a.data(pack("<QQ", 0, 24))
+    a.pointer(iovec, message)
+    # struct cmsghdr {u64 len, i32 level, i32 type} and one int, padded to 24 bytes
+    control = a.data(pack("<QiiiI", 20, 1, 1, fd if isinstance(fd, int) else 0, 0))
+    if isinstance(fd, Slot):
+        a.set(a.field(control, 16, 4), fd)
+    # struct msghdr {name, u32 namelen, iov, iovlen, control, controllen, i32 flags}
+    header = a.data(pack("<QQQQQQQ", 0, 0, 0, 1, 0, 24, 0))
+    a.pointer(header.at(16), iovec)
+    a.pointer(header.at(32), control)
+    a.sys("sendmsg", a.sync, header, 0x4000)  # MSG_NOSIGNAL
+
+
+def require(
+    a: Assembler,
+    value: Operand,
+    relation: str,
+    constant: int,
+    errno: int,
+    note: str,
+    *,
+    mask: int = -1,
+    mark: str = "",
+) -> None:
+    """Goes on when `value & mask` stands in that relation to the constant, else fails with this errno and note."""
+    good = a.label("as required")
+    a.compare(value, relation, constant, mask=mask, true=good)
+    a.fail(errno, note, mark=mark)
+    a.place(good)
+
+
+# ---- paths
+
+
+def open_how(a: Assembler, flags: int, mode: int, resolve: int) -> Address:
+    """`struct open_how` of openat2(2)."""
+    return a.data(pack("<3Q", flags | O_CLOEXEC, mode, resolve))
+
+
+def open_at(
+    a: Assembler,
+    root: Operand,
+    path: str,
+    flags: int = O_PATH,
+    *,
+    mode: int = 0,
+    resolve: int = IN_ROOT,
+    store: Slot | None = None,
+    skip: Mapping[int, Label] | None = None,
+    skip_any: Label | None = None,
+    ok: Label = NEXT,
+) -> Slot:
+    """openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs; the slot holds the descriptor.
+
+    IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving. With an error rule the slot holds the
+    negative errno on that way.
+    """
+    fd = a.slot(4) if store is None else store
+    how = open_how(a, flags, mode, resolve)
+    a.sys(
+        "openat2",
+        root,
+        path or ".",
+        how,
+        OPEN_HOW_SIZE,
+        store=fd,
+        skip=skip,
+        skip_any=skip_any,
+        ok=ok,
+        retry=RETRY,
+    )
+    return fd
+
+
+def make_directories(a: Assembler, root: Operand, path: str, mode: int = 0o755) -> Slot:
+    """`mkdir -p` inside the root; the slot holds an O_PATH descriptor of the directory.
+
+    Symbolic links that exist are followed inside the root. What is missing is made below the directory that was just
+    opened, and opened again without links: somebody who swaps names meanwhile causes an error, nothing outside.
+    """
+    flags = O_PATH | a.arch.o_directory
+    names = components(path)
+    result, done = a.slot(4), a.label("directory is there")
+    missing = a.label("directory is missing")
+    open_at(a, root, "/".join(names), flags, store=result, skip={ENOENT: missing}, ok=done)
+    a.place(missing)
+    parent = open_at(a, root, ".", flags)
+    for index, name in enumerate(names):
+        child, opened = a.slot(4), a.label(f"component {index}")
+        make = a.label(f"make component {index}")
+        open_at(a, root, "/".join(names[: index + 1]), flags, store=child, skip={ENOENT: make}, ok=opened)
+        a.place(make)
+        a.sys("mkdirat", parent, name, mode, skip={EEXIST: NEXT})
+        open_at(a, parent, name, flags, resolve=BENEATH, store=child)
+        a.place(opened)
+        close(a, parent)
+        parent = child
+    a.set(result, parent)
+    a.place(done)
+    return result
+
+
+def make_file(a: Assembler, root: Operand, path: str, mode: int = 0o644, directory_mode: int = 0o755) -> Slot:
+    """An O_PATH descriptor of whatever is at the path; an empty file, and directories above it, are made when missing."""
+    names = components(path)
+    result, done, missing = a.slot(4), a.label("file is there"), a.label("file is missing")
+    open_at(a, root, "/".join(names), O_PATH, store=result, skip={ENOENT: missing}, ok=done)
+    a.place(missing)
+    parent = make_directories(a, root, "/".join(names[:-1]), directory_mode)
+    flags = O_CREAT | O_EXCL | O_WRONLY | a.arch.o_nofollow | O_CLOEXEC
+    made, there = a.slot(4), a.label("somebody else made it")
+    a.sys("openat", parent, names[-1], flags, mode, store=made, skip={EEXIST: there})
+    close(a, made)
+    a.place(there)
+    open_at(a, parent, names[-1], O_PATH, resolve=BENEATH, store=result)
+    close(a, parent)
+    a.place(done)
+    return result
+
+
+def status(
+    a: Assembler, fd: Operand, path: str = "", *, follow: bool = False, mask: int = STATX_BASIC_STATS
+) -> Address:
+    """statx(2) of a descriptor, or of a name in it; `status_field` reads the result."""
+    place = a.data(STATX_SIZE)
+    flags = (AT_EMPTY_PATH if not path else 0) | (0 if follow else AT_SYMLINK_NOFOLLOW)
+    a.sys("statx", fd, path, flags, mask, place)
+    return place
+
+
+def status_field(a: Assembler, place: Address, name: str) -> Slot:
+    """A field of `status`: `ino` 8 bytes, others 4. `mode` needs a mask, such as S_IFMT: its upper half is padding."""
+    offset, width = STATX_FIELDS[name]
+    return a.field(place, offset, max(width, 4))
+
+
+def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str) -> None:
+    """Fails with ENODEV unless the descriptor is the character device of these numbers (/dev/null is 1:3)."""
+    place = status(a, fd)
+    wrong, good = a.label("wrong device"), a.label("right device")
+    a.compare(status_field(a, place, "mode"), "eq", S_IFCHR, mask=S_IFMT, false=wrong)
+    a.compare(status_field(a, place, "rdev_major"), "eq", major, false=wrong)
+    a.compare(status_field(a, place, "rdev_minor"), "eq", minor, true=good)
+    a.place(wrong)
+    a.fail(ENODEV, f"{what} is not the character device {major}:{minor}")
+    a.place(good)
+
+
+def write_file(
+    a: Assembler,
+    root: Operand,
+    path: str,
+    content: bytes | str,
+    *,
+    resolve: int = BENEATH | RESOLVE_NO_XDEV,
+    skip: Mapping[int, Label] | None = None,
+) -> None:
+    """Opens an existing file for writing and writes once: sysctls and attributes through a procfs descriptor.
+
+    `skip` are error rules of both the open and the write; NEXT there means that it need not succeed.
+    """
+    raw = content.encode() if isinstance(content, str) else content
+    end = a.label("not written")
+    on_open = {number: end if label is NEXT else label for number, label in skip.items()} if skip else None
+    fd = open_at(a, root, path, O_WRONLY, resolve=resolve, skip=on_open)
+    a.sys("write", fd, a.data(raw, 1), len(raw), skip=skip)
+    close(a, fd)
+    a.place(end)
+
+
+# ---- mounts
+
+
+def attach(a: Assembler, mount: Operand, target: Operand) -> None:
+    """move_mount(2) of a detached mount onto the place that `target` (O_PATH) is."""
+    a.sys("move_mount", mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
+
+
+def clone_tree(a: Assembler, fd: Operand, path: str = "", *, recursive: bool = False) -> Slot:
+    """open_tree(2, OPEN_TREE_CLONE): a detached bind mount of a descriptor, or of a path from it."""
+    tree = a.slot(4)
+    flags = (
+        OPEN_TREE_CLONE
+        | OPEN_TREE_CLOEXEC
+        | (0 if path else AT_EMPTY_PATH)
+        | (AT_RECURSIVE if recursive else 0)
+    )
+    a.sys("open_tree", fd, path, flags, store=tree)
+    return tree
+
+
+def set_attributes(
+    a: Assembler,
+    mount: Operand,
+    *,
+    attr_set: int = 0,
+    attr_clr: int = 0,
+    propagation: int = 0,
+    recursive: bool = False,
+    skip: Mapping[int, Label] | None = None,
+) -> None:
+    """mount_setattr(2) of a mount that a descriptor names."""
+    flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
+    attributes = a.data(pack("<4Q", attr_set, attr_clr, propagation, 0))
+    a.sys("mount_setattr", mount, "", flags, attributes, MOUNT_ATTR_SIZE, skip=skip)
+
+
+def bind(
+    a: Assembler,
+    source: Operand,
+    target: Operand,
+    *,
+    recursive: bool = False,
+    attr_set: int = 0,
+    attr_clr: int = 0,
+    attributes_recursive: bool = False,
+    propagation: int = 0,
+) -> None:
+    """A bind mount by descriptors: clone the source's mount, set its attributes while nobody sees it, attach it."""
+    tree = clone_tree(a, source, recursive=recursive)
+    if attr_set or attr_clr:
+        set_attributes(a, tree, attr_set=attr_set, attr_clr=attr_clr, recursive=attributes_recursive)
+    attach(a, tree, target)
+    if propagation:
+        set_attributes(a, tree, propagation=propagation, recursive=attributes_recursive)
+    close(a, tree)
+
+
+def mask(a: Assembler, root: Operand, path: str, *, null: Operand, empty: Operand) -> None:
+    """Hides a path: a directory under a clone of the empty read-only mount, anything else under the null device.
+
+    A path that does not exist needs no hiding. `null` is a descriptor of a checked /dev/null.
+    """
+    gone, is_file, hidden = a.label("nothing to mask"), a.label("mask a file"), a.label("masked")
+    target = open_at(a, root, path, skip={ENOENT: gone, ENOTDIR: gone, EACCES: gone})
+    place = status(a, target)
+    a.compare(status_field(a, place, "mode"), "eq", S_IFDIR, mask=S_IFMT, false=is_file)
+    bind(a, empty, target)
+    a.goto(hidden)
+    a.place(is_file)
+    bind(a, null, target)
+    a.place(hidden)
+    close(a, target)
+    a.place(gone)
+
+
+def make_read_only(a: Assembler, root: Operand, path: str, attr_set: int) -> None:
+    """Binds a path onto itself, recursively, with these attributes (MOUNT_ATTR_RDONLY at least); missing is fine."""
+    gone = a.label("nothing to make read-only")
+    target = open_at(a, root, path, skip={ENOENT: gone, ENOTDIR: gone})
+    bind(a, target, target, recursive=True, attr_set=attr_set, attributes_recursive=False)
+    close(a, target)
+    a.place(gone)
+
+
+# ---- execve
+
+
+def check_program(a: Assembler, candidates: Sequence[str], name: str = "", *, mark: str = "program") -> None:
+    """Fails like execvp would if none of the paths can be executed here and now, by these credentials.
+
+    `candidates` are tried in order: `dir/name` for every PATH entry, or the one path that was given. EACCES wins over
+    ENOENT, a directory is EISDIR. Before Linux 6.14 (no AT_EXECVE_CHECK) access(2)'s answer has to do.
+    """
+    argv, env = a.pointers([name or "check"]), a.pointers([])
+    denied, found = a.slot(4, 0), a.label("program found")
+    result = a.slot(4)
+    for path in candidates:
+        after, old, examine = a.label("next candidate"), a.label("no AT_EXECVE_CHECK"), a.label("denied")
+        a.sys(
+            "execveat", AT_FDCWD, path, argv, env, AT_EXECVE_CHECK,
+            store=result, ok=found, skip={EINVAL: old, EACCES: examine}, skip_any=after,
+        )  # fmt: skip
+        a.place(old)
+        a.sys(
+            "faccessat2",
+            AT_FDCWD,
+            path,
+            X_OK,
+            AT_EACCESS,
+            store=result,
+            skip={EACCES: examine},
+            skip_any=after,
+        )
+        place = a.data(STATX_SIZE)
+        a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=after)
+        a.compare(status_field(a, place, "mode"), "ne", S_IFDIR, mask=S_IFMT, true=found)
+        a.place(examine)
+        a.set(denied, EACCES)
+        a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=after)
+        a.compare(status_field(a, place, "mode"), "eq", S_IFDIR, mask=S_IFMT, false=after)
+        a.set(denied, EISDIR)
+        a.place(after)
+    missing, directory = a.label("missing"), a.label("directory")
+    a.compare(denied, "eq", 0, true=missing)
+    a.compare(denied, "eq", EISDIR, true=directory)
+    a.fail(EACCES, mark=mark)
+    a.place(directory)
+    a.fail(EISDIR, "is a directory", mark=mark)
+    a.place(missing)
+    a.fail(ENOENT, mark=mark)
+    a.place(found)
+
+
+def execute(
+    a: Assembler,
+    candidates: Sequence[str],
+    argv: Sequence[bytes | str],
+    env: Sequence[bytes | str],
+    *,
+    result: Slot,
+) -> None:
+    """execve(2) of the first path that works, as execvp: ENOENT and ENOTDIR try the next, EACCES too but is kept.
+
+    Never returns on success. What follows runs when nothing could be executed; `result` (4 bytes) has the negative errno.
+    """
+    argv_place, env_place = a.pointers(argv), a.pointers(env)
+    failed, code = a.label("execve failed"), a.slot(4)
+    a.set(result, -ENOENT)
+    for path in candidates:
+        after = a.label("next candidate")
+        a.sys(
+            "execve",
+            path,
+            argv_place,
+            env_place,
+            store=code,
+            skip={ENOENT: after, ENOTDIR: after},
+            skip_any=NEXT,
+        )
+        a.set(result, code)
+        a.compare(code, "eq", -EACCES, false=failed)
+        a.place(after)
+    a.place(failed)
+
+
+def search_path(name: str, path: str) -> list[str]:
+    """The candidates that execvp tries for a program: itself if it has a slash, else one per entry of PATH."""
+    if "/" in name:
+        return [name]
+    return [f"{entry or '.'}/{name}" for entry in path.split(":")]
