@@ -24,7 +24,14 @@ import struct
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-from cni_plugins.net.nfnetlink import Element, change_elements, count_rules, elements, find_element, open_filter_socket
+from cni_plugins.net.nfnetlink import (
+    Element,
+    change_elements,
+    count_rules,
+    elements,
+    find_element,
+    filter_socket,
+)
 from pyrunc.errors import AlreadyExists, KernelError, PeerError, Unsupported
 
 TABLE = "pyrunc_cni"
@@ -106,7 +113,9 @@ def belongs_to_network(tag: str, network: str) -> bool:
 
 def masquerade_element(address: Address, subnet: Subnet, tag: str) -> Element:
     """A pod whose packets to anywhere but its subnet and multicast leave under the host's address."""
-    return Element(f"masquerade{address.version}", address.packed, chain=_masquerade_chain(subnet), comment=tag)
+    return Element(
+        f"masquerade{address.version}", address.packed, chain=_masquerade_chain(subnet), comment=tag
+    )
 
 
 def port_elements(
@@ -145,7 +154,7 @@ def publish(new: Iterable[Element], subnets: Iterable[Subnet]) -> None:
     added = tuple(new)
     if not added:
         return
-    with open_filter_socket() as netfilter:
+    with filter_socket() as netfilter:
         try:
             change_elements(netfilter, TABLE, add=added)
         except KernelError as error:
@@ -165,7 +174,7 @@ def retract(found: Iterable[Element]) -> None:
     removed = tuple(found)
     if not removed:
         return
-    with open_filter_socket() as netfilter:
+    with filter_socket() as netfilter:
         try:
             change_elements(netfilter, TABLE, remove=removed)
         except KernelError as error:
@@ -181,21 +190,30 @@ def owned(sets: Iterable[str], tag: str) -> list[Element]:
 
 
 def everything(sets: Iterable[str]) -> list[Element]:
-    with open_filter_socket() as netfilter:
+    with filter_socket() as netfilter:
         return [e for name in sets for e in elements(netfilter, TABLE, name)]
 
 
 def lookup(wanted: Iterable[Element]) -> list[Element | None]:
     """What the kernel has under the keys of `wanted`."""
-    with open_filter_socket() as netfilter:
+    with filter_socket() as netfilter:
         return [find_element(netfilter, TABLE, e.set_name, e.key) for e in wanted]
 
 
 def intact() -> bool:
     """Whether every rule of the table is there."""
-    with open_filter_socket() as netfilter:
+    with filter_socket() as netfilter:
         counts = count_rules(netfilter, TABLE)
     return all(counts.get(chain) == number for chain, number in _EXPECTED_RULES.items())
+
+
+def restore(wanted: list[Element], subnets: Iterable[Subnet]) -> int:
+    """Make rules and `wanted` elements be there; returns how many elements were missing. A key taken by others is left."""
+    if wanted and not intact():
+        install(subnets)
+    missing = [e for e, found in zip(wanted, lookup(wanted), strict=True) if found is None]
+    publish(missing, subnets)
+    return len(missing)
 
 
 def install(subnets: Iterable[Subnet]) -> None:
@@ -203,21 +221,30 @@ def install(subnets: Iterable[Subnet]) -> None:
     run_nft(_RULES + "".join(_subnet_chains(subnet) for subnet in subnets))
 
 
+def nft_program() -> str:
+    """The path of `nft`, or an empty string."""
+    return next((p for folder in _NFT_FOLDERS if os.access(p := f"{folder}/nft", os.X_OK)), "")
+
+
 def run_nft(script: str) -> str:
     """Run `nft -f -`. Raises Unsupported where there is no nft, PeerError with its message where it refuses."""
     import subprocess
 
-    program = next((p for folder in _NFT_FOLDERS if os.access(p := f"{folder}/nft", os.X_OK)), "")
+    program = nft_program()
     if not program:
         raise Unsupported("host ports and masquerade need the program nft (package nftables)")
-    done = subprocess.run([program, "-f", "-"], input=script, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        [program, "-f", "-"], input=script, capture_output=True, text=True, timeout=20, check=False
+    )
     if done.returncode != 0:
         raise PeerError(f"nft: {' '.join(done.stderr.split())[:400]}")
     return done.stdout
 
 
 def _subnet_chains(subnet: Subnet) -> str:
-    family, multicast, loopback = ("ip", "224.0.0.0/4", "127.0.0.0/8") if subnet.version == 4 else ("ip6", "ff00::/8", "::1")
+    family, multicast, loopback = (
+        ("ip", "224.0.0.0/4", "127.0.0.0/8") if subnet.version == 4 else ("ip6", "ff00::/8", "::1")
+    )
     near, masquerade = _near_chain(subnet), _masquerade_chain(subnet)
     whole = subnet.prefixlen == 0
     source = "" if whole else f"{family} saddr {{ {subnet}, {loopback} }} "
@@ -235,19 +262,29 @@ add rule inet {TABLE} {masquerade} masquerade
 def _conflict(wanted: tuple[Element, ...]) -> AlreadyExists:
     for element, found in zip(wanted, lookup(wanted), strict=True):
         if found is not None:
-            return AlreadyExists(f"{_describe(element)} is already taken by {found.comment or 'somebody'}")
-    return AlreadyExists(f"{_describe(wanted[0])} is taken twice in this request")
+            return AlreadyExists(f"{describe(element)} is already taken by {found.comment or 'somebody'}")
+    return AlreadyExists(f"{describe(wanted[0])} is taken twice in this request")
 
 
-def _describe(element: Element) -> str:
-    if element.set_name.startswith("ports"):
-        names = {number: name for name, number in PROTOCOLS.items()}
-        return f"host port {int.from_bytes(element.key[-4:-2], 'big')}/{names.get(element.key[0], '?')}"
+def describe(element: Element) -> str:
+    """The element in an error's words."""
+    if element.set_name in PORT_SETS:
+        return f"host port {port_of(element)}/{protocol_of(element)}"
     return f"{element.set_name} {element.key.hex()}"
 
 
+def port_of(element: Element) -> int:
+    """The host port of an element of PORT_SETS."""
+    return int.from_bytes(element.key[-4:-2], "big")
+
+
+def protocol_of(element: Element) -> str:
+    """tcp, udp or sctp, of an element of PORT_SETS."""
+    return next((name for name, number in PROTOCOLS.items() if number == element.key[0]), "?")
+
+
 def _remove_one(element: Element) -> None:
-    with open_filter_socket() as netfilter:
+    with filter_socket() as netfilter:
         try:
             change_elements(netfilter, TABLE, remove=(element,))
         except KernelError as error:

@@ -7,8 +7,9 @@ pod only adds and removes elements.
 from __future__ import annotations
 
 import errno
-import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cni_plugins.net.wire import (
@@ -25,6 +26,7 @@ from cni_plugins.net.wire import (
 )
 from pyrunc.errors import KernelError
 
+_NETLINK_NETFILTER = 12
 _INET = 1
 _SUBSYSTEM = 10
 _GETRULE, _NEWSETELEM, _GETSETELEM, _DELSETELEM = (_SUBSYSTEM << 8 | n for n in (7, 12, 13, 14))
@@ -33,6 +35,7 @@ _KEY, _DATA, _USERDATA, _VALUE, _VERDICT = 1, 2, 6, 1, 2
 _VERDICT_CODE, _VERDICT_CHAIN, _JUMP = 1, 2, -3
 _RULE_TABLE, _RULE_CHAIN = 1, 2
 _COMMENT = 0
+_borrowed: NetlinkSocket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,24 @@ class Element:
     comment: str = ""
 
 
-def open_filter_socket() -> NetlinkSocket:
-    """A socket in the namespace that the process is in."""
-    return NetlinkSocket(socket.NETLINK_NETFILTER if hasattr(socket, "NETLINK_NETFILTER") else 12)
+def borrow(descriptor: int) -> None:
+    """Use a netfilter socket that this process inherited for all that follows; it stays the lender's.
+
+    Closing a netfilter socket waits until the kernel has destroyed removed elements, 6 to 20 ms; a socket that somebody
+    else holds too is not closed (nft_rcv_nl_event, net/netfilter/nf_tables_api.c).
+    """
+    global _borrowed
+    _borrowed = NetlinkSocket(_NETLINK_NETFILTER, descriptor=descriptor)
+
+
+@contextmanager
+def filter_socket() -> Iterator[NetlinkSocket]:
+    """The borrowed socket, or a new one in the namespace that the process is in."""
+    if _borrowed is not None:
+        yield _borrowed
+        return
+    with NetlinkSocket(_NETLINK_NETFILTER) as netfilter:
+        yield netfilter
 
 
 def change_elements(
@@ -85,7 +103,9 @@ def elements(netfilter: NetlinkSocket, table: str, set_name: str) -> list[Elemen
 
 def find_element(netfilter: NetlinkSocket, table: str, set_name: str, key: bytes) -> Element | None:
     """One element by its key, or None."""
-    body = _address(table, set_name) + nested(_LIST_ELEMENTS, nested(_LIST_ELEMENT, nested(_KEY, attribute(_VALUE, key))))
+    body = _address(table, set_name) + nested(
+        _LIST_ELEMENTS, nested(_LIST_ELEMENT, nested(_KEY, attribute(_VALUE, key)))
+    )
     (outcome,) = netfilter.attempt(Request(_GETSETELEM, body, "NFT_MSG_GETSETELEM", set_name))
     if isinstance(outcome, KernelError):
         if outcome.errno == errno.ENOENT:
@@ -117,7 +137,9 @@ def _request(kind: int, table: str, element: Element, flags: int) -> Request:
     inner = nested(_KEY, attribute(_VALUE, element.key))
     if kind == _NEWSETELEM:
         if element.chain:
-            verdict = attribute(_VERDICT_CODE, struct.pack(">i", _JUMP)) + attribute(_VERDICT_CHAIN, element.chain)
+            verdict = attribute(_VERDICT_CODE, struct.pack(">i", _JUMP)) + attribute(
+                _VERDICT_CHAIN, element.chain
+            )
             inner += nested(_DATA, nested(_VERDICT, verdict))
         elif element.data:
             inner += nested(_DATA, attribute(_VALUE, element.data))

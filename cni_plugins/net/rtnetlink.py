@@ -47,7 +47,7 @@ _TABLE_MAIN, _PROTO_BOOT, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST = 254, 3, 0, 25
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link as the kernel describes it. `master` is 0 for none; `hairpin` and `isolated` are a bridge port's."""
+    """A link as the kernel describes it; `master` is 0 for none."""
 
     index: int
     name: str
@@ -57,8 +57,6 @@ class Link:
     master: int
     kind: str
     alias: str
-    hairpin: bool
-    isolated: bool
 
     @property
     def up(self) -> bool:
@@ -75,17 +73,6 @@ class LinkAddress:
     scope: int
 
 
-@dataclass(frozen=True, slots=True)
-class RouteEntry:
-    """A unicast route of any table."""
-
-    destination: IPv4Network | IPv6Network
-    gateway: IPv4Address | IPv6Address | None
-    oif: int
-    table: int
-    priority: int
-
-
 def open_route_socket() -> NetlinkSocket:
     """A socket in the namespace that the process is in."""
     return NetlinkSocket(socket.NETLINK_ROUTE)
@@ -97,7 +84,13 @@ def new_veth(
     """Both ends of a veth: the host's end up and enslaved to `master`, the peer in the namespace of fd `peer_netns`."""
     queues = attribute(_IFLA_TXQ, 1) + attribute(_IFLA_RXQ, 1)
     size = attribute(_IFLA_MTU, mtu) if mtu else b""
-    peer = _link_header() + attribute(_IFLA_IFNAME, peer_name) + attribute(_IFLA_NET_NS_FD, peer_netns) + queues + size
+    peer = (
+        _link_header()
+        + attribute(_IFLA_IFNAME, peer_name)
+        + attribute(_IFLA_NET_NS_FD, peer_netns)
+        + queues
+        + size
+    )
     if peer_mac:
         peer += attribute(_IFLA_ADDRESS, pack_mac(peer_mac))
     info = attribute(
@@ -107,7 +100,9 @@ def new_veth(
     body = _link_header(flags=IFF_UP, change=IFF_UP) + attribute(_IFLA_IFNAME, host_name) + queues + size
     if master:
         body += attribute(_IFLA_MASTER, master)
-    return Request(_NEWLINK, body + info, "RTM_NEWLINK", f"veth {host_name}", NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
+    return Request(
+        _NEWLINK, body + info, "RTM_NEWLINK", f"veth {host_name}", NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    )
 
 
 def new_bridge(name: str, *, mac: str, mtu: int = 0) -> Request:
@@ -139,7 +134,9 @@ def set_link(
     port = b"" if hairpin is None else attribute(_BRPORT_MODE, bytes([hairpin]))
     port += b"" if isolated is None else attribute(_BRPORT_ISOLATED, bytes([isolated]))
     if port:
-        body += attribute(_IFLA_LINKINFO, attribute(_INFO_SLAVE_KIND, b"bridge") + attribute(_INFO_SLAVE_DATA, port))
+        body += attribute(
+            _IFLA_LINKINFO, attribute(_INFO_SLAVE_KIND, b"bridge") + attribute(_INFO_SLAVE_DATA, port)
+        )
     return Request(_NEWLINK, body, "RTM_NEWLINK", f"link {name or index}")
 
 
@@ -180,7 +177,16 @@ def new_route(
     if scope is None:
         scope = given.get("scope", _SCOPE_UNIVERSE if gateway else _SCOPE_LINK)
     body = struct.pack(
-        "BBBBBBBBI", family, destination.prefixlen, 0, 0, table if table < 256 else 0, _PROTO_BOOT, scope, _UNICAST, 0
+        "BBBBBBBBI",
+        family,
+        destination.prefixlen,
+        0,
+        0,
+        table if table < 256 else 0,
+        _PROTO_BOOT,
+        scope,
+        _UNICAST,
+        0,
     )
     if destination.prefixlen:
         body += attribute(_RTA_DST, destination.network_address.packed)
@@ -188,7 +194,9 @@ def new_route(
     body += attribute(_RTA_OIF, oif) + attribute(_RTA_TABLE, table)
     body += attribute(_RTA_PRIORITY, given["priority"]) if "priority" in given else b""
     metrics = b"".join(
-        attribute(kind, given[name]) for name, kind in (("mtu", _RTAX_MTU), ("advmss", _RTAX_ADVMSS)) if name in given
+        attribute(kind, given[name])
+        for name, kind in (("mtu", _RTAX_MTU), ("advmss", _RTAX_ADVMSS))
+        if name in given
     )
     body += nested(_RTA_METRICS, metrics) if metrics else b""
     subject = f"{destination}" + (f" via {gateway}" if gateway else "")
@@ -207,26 +215,24 @@ def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link |
     return _link(outcome[0]) if outcome else None
 
 
-def links(route: NetlinkSocket, *, master: int = 0) -> list[Link]:
-    """All links, or the ports of one bridge."""
-    body = _link_header() + attribute(_IFLA_EXT_MASK, _SKIP_STATISTICS)
-    body += attribute(_IFLA_MASTER, master) if master else b""
-    return [_link(answer) for answer in route.dump(Request(_GETLINK, body, "RTM_GETLINK"))]
-
-
 def addresses(route: NetlinkSocket, index: int) -> list[LinkAddress]:
     """The addresses of one link, both families."""
     request = Request(_GETADDR, struct.pack("BBBBI", 0, 0, 0, 0, index), "RTM_GETADDR", str(index))
     return [found for answer in route.dump(request) if (found := _address(answer)) and found.index == index]
 
 
-def routes(route: NetlinkSocket) -> list[RouteEntry]:
-    """The unicast routes of both families in all tables but `local`."""
-    found = []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        header = struct.pack("BBBBBBBBI", family, 0, 0, 0, 0, 0, 0, 0, 0)
-        found += [e for a in route.dump(Request(_GETROUTE, header, "RTM_GETROUTE")) if (e := _route(a))]
-    return found
+def route_to(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> int:
+    """The index of the link that packets to `destination` leave by, 0 where there is no route."""
+    family, bits = (socket.AF_INET, 32) if destination.version == 4 else (socket.AF_INET6, 128)
+    body = struct.pack("BBBBBBBBI", family, bits, 0, 0, 0, 0, 0, 0, 0) + attribute(
+        _RTA_DST, destination.packed
+    )
+    (outcome,) = route.attempt(Request(_GETROUTE, body, "RTM_GETROUTE", str(destination)))
+    if isinstance(outcome, KernelError):
+        if outcome.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESRCH):
+            return 0
+        raise outcome
+    return _int(attributes(outcome[0], 12).get(_RTA_OIF)) if outcome else 0
 
 
 def pack_mac(mac: str) -> bytes:
@@ -246,7 +252,6 @@ def _link(body: bytes) -> Link:
     _, _, index, flags, _ = struct.unpack_from("BxHiII", body)
     found = attributes(body, 16)
     info = attributes(found.get(_IFLA_LINKINFO, b""))
-    port = attributes(info.get(_INFO_SLAVE_DATA, b"")) if text(info.get(_INFO_SLAVE_KIND)) == "bridge" else {}
     return Link(
         index=index,
         name=text(found.get(_IFLA_IFNAME)),
@@ -256,8 +261,6 @@ def _link(body: bytes) -> Link:
         master=_int(found.get(_IFLA_MASTER)),
         kind=text(info.get(_INFO_KIND)),
         alias=text(found.get(_IFLA_IFALIAS)),
-        hairpin=port.get(_BRPORT_MODE, b"\0") != b"\0",
-        isolated=port.get(_BRPORT_ISOLATED, b"\0") != b"\0",
     )
 
 
@@ -269,30 +272,6 @@ def _address(body: bytes) -> LinkAddress | None:
         return None
     address = (IPv4Interface if family == socket.AF_INET else IPv6Interface)((packed, prefix))
     return LinkAddress(index=index, address=address, flags=_int(found.get(_IFA_FLAGS)) or flags, scope=scope)
-
-
-def _route(body: bytes) -> RouteEntry | None:
-    family, length, _, _, table, _, _, kind, _ = struct.unpack_from("BBBBBBBBI", body)
-    found = attributes(body, 12)
-    table = _int(found.get(_RTA_TABLE)) or table
-    if kind != _UNICAST or table == 255:
-        return None
-    packed, gateway = found.get(_RTA_DST, bytes(4 if family == socket.AF_INET else 16)), found.get(_RTA_GATEWAY)
-    if family == socket.AF_INET:
-        return RouteEntry(
-            destination=IPv4Network((packed, length)),
-            gateway=IPv4Address(gateway) if gateway else None,
-            oif=_int(found.get(_RTA_OIF)),
-            table=table,
-            priority=_int(found.get(_RTA_PRIORITY)),
-        )
-    return RouteEntry(
-        destination=IPv6Network((packed, length)),
-        gateway=IPv6Address(gateway) if gateway else None,
-        oif=_int(found.get(_RTA_OIF)),
-        table=table,
-        priority=_int(found.get(_RTA_PRIORITY)),
-    )
 
 
 def _int(value: bytes | None) -> int:

@@ -7,6 +7,7 @@ One `send` carries many requests and the kernel answers each: a whole pod is set
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -74,17 +75,22 @@ def text(value: bytes | None) -> str:
 
 
 class NetlinkSocket:
-    """A netlink socket of the namespace that the process is in when it is made. Close it, or use it in `with`."""
+    """A netlink socket of the namespace that the process is in when it is made. Close it, or use it in `with`.
 
-    def __init__(self, protocol: int) -> None:
+    descriptor: an open socket to use instead of making one.
+    """
+
+    def __init__(self, protocol: int, *, descriptor: int | None = None) -> None:
+        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
         try:
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+            self._socket = socket.socket(socket.AF_NETLINK, kind, protocol, fileno=descriptor)
         except OSError as error:
             raise KernelError("socket", f"AF_NETLINK protocol {protocol}", error.errno or 0) from None
         self._socket.settimeout(_RECEIVE_TIMEOUT_S)
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
-        self._sequence = 0
+        self._sequence = int.from_bytes(os.urandom(3), "big") << 6
+        """Anywhere: a socket that was lent may still hold answers for an earlier borrower."""
 
     def close(self) -> None:
         self._socket.close()
@@ -92,7 +98,9 @@ class NetlinkSocket:
     def __enter__(self) -> NetlinkSocket:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def call(self, *requests: Request) -> list[list[bytes]]:
@@ -115,9 +123,7 @@ class NetlinkSocket:
                 index = sequence - first
                 if not 0 <= index < len(requests):
                     continue
-                if kind == _NLMSG_ERROR:
-                    outcomes[index] = _error(requests[index], flags, body) or answers[index]
-                elif kind == _NLMSG_DONE:
+                if kind in (_NLMSG_ERROR, _NLMSG_DONE):
                     outcomes[index] = _error(requests[index], flags, body) or answers[index]
                 else:
                     answers[index].append(body)
@@ -126,7 +132,13 @@ class NetlinkSocket:
     def dump(self, request: Request) -> list[bytes]:
         """All objects of a kind."""
         (answers,) = self.call(
-            Request(request.kind, request.body, request.name, request.subject, request.flags & ~NLM_F_ACK | NLM_F_DUMP)
+            Request(
+                request.kind,
+                request.body,
+                request.name,
+                request.subject,
+                request.flags & ~NLM_F_ACK | NLM_F_DUMP,
+            )
         )
         return answers
 
@@ -171,7 +183,10 @@ class NetlinkSocket:
 
 
 def _encode(request: Request, sequence: int) -> bytes:
-    return _HEADER.pack(16 + len(request.body), request.kind, request.flags | NLM_F_REQUEST, sequence, 0) + request.body
+    return (
+        _HEADER.pack(16 + len(request.body), request.kind, request.flags | NLM_F_REQUEST, sequence, 0)
+        + request.body
+    )
 
 
 def _error(request: Request, flags: int, body: bytes) -> KernelError | None:

@@ -1,0 +1,1 @@
+"""bridge: connects pods to a bridge of the host, which may be their gateway."""

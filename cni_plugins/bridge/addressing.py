@@ -1,0 +1,78 @@
+"""From an address plugin's answer to what goes onto the pod's link and the bridge: pure arithmetic."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+
+from cni_plugins.bridge.settings import Settings
+from cni_plugins.protocol.errors import INVALID_CONFIG, CniError
+from cni_plugins.protocol.result import AssignedAddress, Result, Route
+
+_ANYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0"), 6: IPv6Network("::/0")}
+
+
+@dataclass(frozen=True, slots=True)
+class Addressing:
+    """The pod's addresses, its routes with their gateways filled in, and the bridge's own addresses."""
+
+    ips: tuple[AssignedAddress, ...]
+    routes: tuple[Route, ...]
+    gateways: tuple[IPv4Interface | IPv6Interface, ...]
+    mac: str
+
+    @property
+    def versions(self) -> set[int]:
+        return {assigned.address.version for assigned in self.ips}
+
+
+def derive(answer: Result, settings: Settings, seed: str) -> Addressing:
+    """`seed` decides the hardware address of a pod without IPv4. Raises CniError 7."""
+    if settings.container_interface_down and answer.ips:
+        raise CniError(INVALID_CONFIG, "disableContainerInterface cannot go with addresses")
+    ips = tuple(_with_gateway(assigned, settings) for assigned in answer.ips)
+    by_version: dict[int, IPv4Address | IPv6Address] = {}
+    for assigned in ips:
+        if assigned.gateway is not None:
+            by_version.setdefault(assigned.gateway.version, assigned.gateway)
+    routes = [_filled(route, by_version) for route in answer.routes]
+    if settings.is_default_gateway:
+        present = {route.destination for route in routes}
+        defaults = (Route(_ANYWHERE[version], gateway) for version, gateway in by_version.items())
+        routes += [route for route in defaults if route.destination not in present]
+    return Addressing(
+        ips=ips,
+        routes=tuple(dict.fromkeys(routes)),
+        gateways=_bridge_addresses(ips) if settings.is_gateway else (),
+        mac=settings.mac or _derived_mac(ips, seed),
+    )
+
+
+def _with_gateway(assigned: AssignedAddress, settings: Settings) -> AssignedAddress:
+    if assigned.gateway is not None or not settings.is_gateway:
+        return assigned
+    return replace(assigned, gateway=assigned.address.network.network_address + 1)
+
+
+def _filled(route: Route, by_version: dict[int, IPv4Address | IPv6Address]) -> Route:
+    if route.gateway is not None or route.number("scope") == 253:
+        return route
+    return replace(route, gateway=by_version.get(route.destination.version))
+
+
+def _bridge_addresses(ips: tuple[AssignedAddress, ...]) -> tuple[IPv4Interface | IPv6Interface, ...]:
+    found: dict[IPv4Interface | IPv6Interface, None] = {}
+    for assigned in ips:
+        prefix = assigned.address.network.prefixlen
+        if isinstance(assigned.gateway, IPv4Address):
+            found[IPv4Interface((assigned.gateway, prefix))] = None
+        elif isinstance(assigned.gateway, IPv6Address):
+            found[IPv6Interface((assigned.gateway, prefix))] = None
+    return tuple(found)
+
+
+def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:
+    """0a:58 and the IPv4 address: who gets the address later has the same hardware address, so no ARP entry is stale."""
+    packed = next((a.address.ip.packed for a in ips if a.address.version == 4), None)
+    return (b"\x0a\x58" + (packed or hashlib.sha256(seed.encode()).digest()[:4])).hex(":")

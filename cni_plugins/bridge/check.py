@@ -1,0 +1,90 @@
+"""The bridge plugin's CHECK: is everything as ADD left it? Read through pyroute2, each sentence names one damage."""
+
+from __future__ import annotations
+
+from cni_plugins import ipam
+from cni_plugins.bridge.settings import Settings, host_link_name, parse
+from cni_plugins.net import host_rules, netns
+from cni_plugins.net.inventory import FoundLink, addresses, link_named, routes
+from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.config import PluginConfig
+from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, CniError
+from cni_plugins.protocol.result import AssignedAddress, Result
+
+
+def check(call: Call, config: PluginConfig) -> None:
+    """CHECK. Raises CniError 120 for the first damage, 7 without `prevResult`."""
+    settings = parse(config, call)
+    previous = config.previous_result()
+    if previous is None:
+        raise CniError(INVALID_CONFIG, "CHECK needs prevResult")
+    ipam.check(call, config)
+    _check_host(settings, host_link_name(call.container_id, call.ifname))
+    _check_pod(call, previous, settings)
+    if settings.is_gateway:
+        _check_gateway(settings, previous.ips)
+    if settings.ip_masq:
+        _check_masquerade(call, config, previous)
+
+
+def _check_host(settings: Settings, name: str) -> None:
+    bridge, port = link_named(settings.bridge), link_named(name)
+    _require(bridge is not None and bridge.kind == "bridge", f"the bridge {settings.bridge} is gone")
+    assert bridge is not None
+    _require(bridge.up, f"the bridge {bridge.name} is down")
+    _require(not settings.promiscuous or bridge.promiscuous, f"the bridge {bridge.name} is not promiscuous")
+    _require(port is not None, f"the host's interface {name} is gone")
+    assert port is not None
+    _require(port.up, f"the host's interface {name} is down")
+    _require(port.master == bridge.index, f"the host's interface {name} is not on {bridge.name}")
+    _require(
+        not settings.hairpin or bool(port.hairpin), f"the host's interface {name} is not in hairpin mode"
+    )
+    _require(not settings.isolated or bool(port.isolated), f"the host's interface {name} is not isolated")
+
+
+def _check_pod(call: Call, previous: Result, settings: Settings) -> None:
+    with netns.opened(call.netns) as pod, netns.inside(pod):
+        link = link_named(call.ifname)
+        _require(link is not None, f"the pod's {call.ifname} is gone")
+        assert link is not None
+        _check_pod_link(link, call, previous, settings)
+        present = addresses(link.index)
+        for assigned in previous.addresses_of(call.ifname, call.netns):
+            _require(assigned.address in present, f"the pod's {call.ifname} has lost {assigned.address}")
+        known = {(r.destination, r.gateway) for r in routes()}
+        for route in previous.routes:
+            wanted = (route.destination, str(route.gateway or ""))
+            _require(wanted in known, f"the pod has lost its route to {route.destination}")
+
+
+def _check_pod_link(link: FoundLink, call: Call, previous: Result, settings: Settings) -> None:
+    _require(link.kind == "veth", f"the pod's {link.name} is not a veth")
+    _require(link.up or settings.container_interface_down, f"the pod's {link.name} is down")
+    _require(not settings.mtu or link.mtu == settings.mtu, f"the pod's {link.name} has mtu {link.mtu}")
+    said = next((i.mac for i in previous.interfaces if i.name == call.ifname and i.sandbox == call.netns), "")
+    _require(
+        not said or link.mac == said, f"the pod's {link.name} has the hardware address {link.mac}, not {said}"
+    )
+
+
+def _check_gateway(settings: Settings, ips: tuple[AssignedAddress, ...]) -> None:
+    bridge = link_named(settings.bridge)
+    present = {address.ip for address in addresses(bridge.index)} if bridge else set()
+    for assigned in ips:
+        if assigned.gateway is not None:
+            _require(assigned.gateway in present, f"{settings.bridge} has lost {assigned.gateway}")
+
+
+def _check_masquerade(call: Call, config: PluginConfig, previous: Result) -> None:
+    _require(host_rules.intact(), "rules of the nftables table are gone")
+    tag = host_rules.owner_tag(config.name, call.container_id, call.ifname)
+    known = previous.addresses_of(call.ifname, call.netns)
+    wanted = [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in known]
+    for expected, found in zip(wanted, host_rules.lookup(wanted), strict=True):
+        _require(found == expected, f"the masquerade of {expected.key.hex()} is gone")
+
+
+def _require(true: bool, damage: str) -> None:
+    if not true:
+        raise CniError(DAMAGED, damage)

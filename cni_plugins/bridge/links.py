@@ -1,0 +1,204 @@
+"""The bridge and the veth: made, addressed, taken down. The order of calls is `plugin`'s."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from ipaddress import IPv4Interface, IPv6Interface
+
+from cni_plugins.bridge.addressing import Addressing
+from cni_plugins.bridge.settings import Settings
+from cni_plugins.net import netns
+from cni_plugins.net.rtnetlink import (
+    IFA_F_DADFAILED,
+    IFA_F_TENTATIVE,
+    IFF_PROMISC,
+    IFF_UP,
+    Link,
+    LinkAddress,
+    addresses,
+    delete_address,
+    delete_link,
+    find_link,
+    new_address,
+    new_bridge,
+    new_route,
+    new_veth,
+    open_route_socket,
+    set_link,
+)
+from cni_plugins.net.wire import NetlinkSocket, Request
+from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, IO_FAILURE, CniError
+from pyrunc.errors import KernelError
+
+_DAD_TIMEOUT_S = 10.0
+_SCOPE_LINK = 253
+_FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
+
+
+def ensure_bridge(host: NetlinkSocket, settings: Settings) -> Link:
+    """The bridge, made if there is none; two plugins may try at the same time. Raises CniError 7 for another kind of link."""
+    link = find_link(host, name=settings.bridge)
+    if link is None:
+        (made,) = host.attempt(new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu))
+        if isinstance(made, KernelError) and made.errno != errno.EEXIST:
+            raise made
+        netns.write_sysctl(f"net/ipv6/conf/{settings.bridge}/accept_ra", "0")  # CVE-2020-10749
+        link = find_link(host, name=settings.bridge)
+    if link is None or link.kind != "bridge":
+        raise CniError(INVALID_CONFIG, f"{settings.bridge} exists and is not a bridge")
+    wanted = IFF_UP | (IFF_PROMISC if settings.promiscuous else 0)
+    if link.flags & wanted != wanted:
+        host.call(set_link(index=link.index, flags=wanted, change=wanted))
+    return link
+
+
+def connect(
+    host: NetlinkSocket,
+    pod: int,
+    bridge: Link,
+    settings: Settings,
+    *,
+    name: str,
+    ifname: str,
+    tag: str,
+    mac: str,
+) -> Link:
+    """A veth born in place: the host's end on the bridge and up, the pod's end called `ifname`. Returns the host's end."""
+    port = set_link(
+        name=name, alias=tag, hairpin=settings.hairpin or None, isolated=settings.isolated or None
+    )
+    veth = new_veth(name, ifname, peer_netns=pod, master=bridge.index, mtu=settings.mtu, peer_mac=mac)
+    made, labelled = host.attempt(veth, port)
+    if isinstance(made, KernelError) and made.errno == errno.EEXIST and _remove_quiesced(host, name):
+        made, labelled = host.attempt(veth, port)
+    for outcome in (made, labelled):
+        if isinstance(outcome, KernelError):
+            if outcome is labelled:
+                host.attempt(delete_link(name=name))
+            raise outcome
+    link = find_link(host, name=name)
+    if link is None:
+        raise CniError(IO_FAILURE, f"{name} vanished while it was being set up")
+    return link
+
+
+def configure_pod(pod: int, ifname: str, addressing: Addressing, settings: Settings) -> Link:
+    """Addresses and routes of the pod's end in one send; returns it."""
+    with netns.inside(pod):
+        if 6 in addressing.versions:
+            netns.write_sysctl(f"net/ipv6/conf/{ifname}/disable_ipv6", "0")
+            netns.write_sysctl(
+                f"net/ipv6/conf/{ifname}/accept_dad", "1" if settings.detect_duplicates else "0"
+            )
+        with open_route_socket() as inner:
+            link = find_link(inner, name=ifname)
+            if link is None:
+                raise CniError(IO_FAILURE, f"{ifname} vanished while it was being set up")
+            requests = (
+                []
+                if settings.container_interface_down
+                else [set_link(index=link.index, flags=IFF_UP, change=IFF_UP)]
+            )
+            skip_dad = not settings.detect_duplicates
+            requests += [new_address(link.index, a.address, skip_dad=skip_dad) for a in addressing.ips]
+            requests += [
+                new_route(r.destination, oif=link.index, gateway=r.gateway, numbers=r.numbers)
+                for r in addressing.routes
+            ]
+            if requests:
+                inner.call(*requests)
+            if settings.detect_duplicates:
+                _wait_for_dad(inner, link.index)
+    return link
+
+
+def be_gateway(host: NetlinkSocket, bridge: Link, addressing: Addressing, settings: Settings) -> None:
+    """The bridge's own addresses, and forwarding for their families."""
+    if not addressing.gateways:
+        return
+    present = addresses(host, bridge.index)
+    for gateway in addressing.gateways:
+        if any(found.address == gateway for found in present):
+            continue
+        for foreign in (f for f in present if _collides(f, gateway, addressing)):
+            if not settings.force_address:
+                raise CniError(
+                    INVALID_CONFIG,
+                    f"{bridge.name} has {foreign.address}, not {gateway}; forceAddress would replace it",
+                )
+            _tolerate(host, delete_address(bridge.index, foreign.address), errno.EADDRNOTAVAIL)
+        _tolerate(host, new_address(bridge.index, gateway), errno.EEXIST)
+    for version in {gateway.version for gateway in addressing.gateways}:
+        netns.write_sysctl(_FORWARDING[version], "1")
+
+
+def disconnect(host: NetlinkSocket, name: str) -> bool:
+    """Remove the host's end and with it the pod's; waits for the kernel, 16 to 24 ms. False where there was none."""
+    (outcome,) = host.attempt(delete_link(name=name))
+    if isinstance(outcome, KernelError):
+        if outcome.errno == errno.ENODEV:
+            return False
+        raise outcome
+    return True
+
+
+def quiesce(host: NetlinkSocket, name: str) -> bool:
+    """Set the host's end down: no packet passes any more, and the kernel removes both when the namespace ends (0.1 ms)."""
+    (outcome,) = host.attempt(set_link(name=name, change=IFF_UP))
+    if isinstance(outcome, KernelError):
+        if outcome.errno == errno.ENODEV:
+            return False
+        raise outcome
+    return True
+
+
+def remove_from_pod(path: str, ifname: str) -> None:
+    """Remove the pod's end of an attachment that another bridge plugin made, whose host end has an unknown name."""
+    if not path or not netns.exists(path):
+        return
+    with netns.opened(path) as pod, netns.inside(pod), open_route_socket() as inner:
+        link = find_link(inner, name=ifname)
+        if link is not None and link.kind == "veth":
+            disconnect(inner, ifname)
+
+
+def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
+    """An earlier attachment of the same pod that was quiesced, while its namespace stayed: remove it for good."""
+    link = find_link(host, name=name)
+    return link is not None and not link.up and disconnect(host, name)
+
+
+def _collides(found: LinkAddress, gateway: IPv4Interface | IPv6Interface, addressing: Addressing) -> bool:
+    """IPv4: any other address of the bridge; IPv6: one whose subnet overlaps. Never one that is wanted too."""
+    if found.address.version != gateway.version or found.address in addressing.gateways:
+        return False
+    if gateway.version == 4:
+        return True
+    return found.scope != _SCOPE_LINK and found.address.network.overlaps(gateway.network)
+
+
+def _tolerate(host: NetlinkSocket, request: Request, number: int) -> None:
+    (outcome,) = host.attempt(request)
+    if isinstance(outcome, KernelError) and outcome.errno != number:
+        raise outcome
+
+
+def _wait_for_dad(route: NetlinkSocket, index: int) -> None:
+    deadline = time.monotonic() + _DAD_TIMEOUT_S
+    while True:
+        flags = [found.flags for found in addresses(route, index) if found.address.version == 6]
+        if any(f & IFA_F_DADFAILED for f in flags):
+            raise CniError(DAMAGED, "another host has the pod's IPv6 address")
+        if not any(f & IFA_F_TENTATIVE for f in flags):
+            return
+        if time.monotonic() > deadline:
+            raise CniError(IO_FAILURE, f"duplicate address detection took longer than {_DAD_TIMEOUT_S:g} s")
+        time.sleep(0.05)
+
+
+def _own_mac() -> str:
+    """A random hardware address for the bridge: locally administered, not a group's."""
+    first, *rest = os.urandom(6)
+    return bytes([first & 0xFC | 0x02, *rest]).hex(":")

@@ -1,0 +1,22 @@
+"""Which masquerades an attachment has, from what is remembered about it."""
+
+from __future__ import annotations
+
+from cni_plugins.bridge.settings import parse
+from cni_plugins.net import host_rules
+from cni_plugins.net.nfnetlink import Element
+from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.config import PluginConfig
+from cni_plugins.protocol.result import Result
+
+
+def elements(
+    call: Call, config: PluginConfig, previous: Result
+) -> tuple[list[Element], set[host_rules.Subnet]]:
+    """The elements and the subnets whose chains they jump into; none for a network without ipMasq."""
+    if not parse(config, call).ip_masq:
+        return [], set()
+    tag = host_rules.owner_tag(config.name, call.container_id, call.ifname)
+    known = previous.addresses_of(call.ifname, call.netns)
+    found = [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in known]
+    return found, {a.address.network for a in known}

@@ -1,0 +1,104 @@
+"""The bridge plugin's part of the configuration. What we cannot do is refused by its name, never ignored."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from cni_plugins.protocol.call import Call, check_interface_name
+from cni_plugins.protocol.config import PluginConfig
+from cni_plugins.protocol.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, UNSUPPORTED_FIELD, CniError
+
+_MAC = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}\Z")
+_NOT_BUILT = ("vlan", "vlanTrunk", "macspoofchk")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options as the reference names them; `mac` is empty where nobody asked for one, `mtu` 0 for the kernel's."""
+
+    bridge: str
+    is_gateway: bool
+    is_default_gateway: bool
+    force_address: bool
+    ip_masq: bool
+    hairpin: bool
+    promiscuous: bool
+    isolated: bool
+    detect_duplicates: bool
+    container_interface_down: bool
+    mtu: int
+    mac: str
+    background_teardown: bool
+
+
+def parse(config: PluginConfig, call: Call) -> Settings:
+    """Raises CniError 2, 4 or 7."""
+    raw = config.raw
+    for key in _NOT_BUILT:
+        if raw.get(key):
+            raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this bridge plugin")
+    name = raw.get("bridge") or "cni0"
+    if not isinstance(name, str):
+        raise CniError(INVALID_CONFIG, "bridge: not a string")
+    check_interface_name(name, "bridge")
+    hairpin, promiscuous = _flag(raw, "hairpinMode"), _flag(raw, "promiscMode")
+    if hairpin and promiscuous:
+        raise CniError(INVALID_CONFIG, "hairpinMode and promiscMode cannot both be on")
+    is_default = _flag(raw, "isDefaultGateway")
+    return Settings(
+        bridge=name,
+        is_gateway=_flag(raw, "isGateway") or is_default,
+        is_default_gateway=is_default,
+        force_address=_flag(raw, "forceAddress"),
+        ip_masq=_flag(raw, "ipMasq"),
+        hairpin=hairpin,
+        promiscuous=promiscuous,
+        isolated=_flag(raw, "portIsolation"),
+        detect_duplicates=_flag(raw, "enabledad"),
+        container_interface_down=_flag(raw, "disableContainerInterface"),
+        mtu=_mtu(raw.get("mtu")),
+        mac=_mac(config, call),
+        background_teardown=config.cni_argument("teardown") == "background",
+    )
+
+
+def host_link_name(container_id: str, ifname: str) -> str:
+    """The host's end of an attachment. Derived, so that DEL finds it whatever was remembered."""
+    return "veth" + hashlib.sha256(f"{container_id}/{ifname}".encode()).hexdigest()[:11]
+
+
+def _flag(raw: dict[str, Any], key: str) -> bool:
+    value = raw.get(key, False)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise CniError(INVALID_CONFIG, f"{key}: not a boolean")
+    return value
+
+
+def _mtu(value: object) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or (value != 0 and not 68 <= value <= 65535):
+        raise CniError(INVALID_CONFIG, f"mtu: {str(value)[:20]} is not 0 or 68 to 65535")
+    return value
+
+
+def _mac(config: PluginConfig, call: Call) -> str:
+    """The requested address: the capability before `args.cni` before CNI_ARGS."""
+    for value, where in (
+        (config.capability("mac"), "runtimeConfig.mac"),
+        (config.cni_argument("mac"), "args.cni.mac"),
+        (call.argument("MAC"), "CNI_ARGS MAC"),
+    ):
+        if not value:
+            continue
+        if not isinstance(value, str) or not _MAC.match(value) or int(value[:2], 16) & 1:
+            raise CniError(
+                INVALID_ENVIRONMENT, f"{where}: {str(value)[:30]!r} is not the hardware address of one host"
+            )
+        return value.lower().replace("-", ":")
+    return ""

@@ -1,0 +1,164 @@
+"""Ranges and sets of ranges, as written in `ipam.ranges`: pure arithmetic on addresses.
+
+A range is a subnet with a first, a last and a gateway address; a set is a list of ranges of one family, of which one
+address is taken; the list of sets gives a pod one address each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import ip_address as parse_address
+from ipaddress import ip_network as parse_network
+
+from cni_plugins.protocol.errors import INVALID_CONFIG, CniError
+
+Address = IPv4Address | IPv6Address
+Subnet = IPv4Network | IPv6Network
+MOST_RANGES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Addresses `first` to `last` of `subnet`, both included; `gateway` is never handed out."""
+
+    subnet: Subnet
+    first: Address
+    last: Address
+    gateway: Address
+
+    @classmethod
+    def parse(cls, value: object, where: str) -> Range:
+        """A `{subnet, rangeStart, rangeEnd, gateway}`. Raises CniError 7."""
+        if not isinstance(value, dict):
+            raise CniError(INVALID_CONFIG, f"{where}: not an object")
+        subnet = _subnet(value.get("subnet"), f"{where}.subnet")
+        lowest, highest = (
+            subnet.network_address + 1,
+            subnet.broadcast_address - (1 if subnet.version == 4 else 0),
+        )
+        first = _inside(value.get("rangeStart"), subnet, f"{where}.rangeStart") or lowest
+        last = _inside(value.get("rangeEnd"), subnet, f"{where}.rangeEnd") or highest
+        gateway = _address(value.get("gateway"), f"{where}.gateway") or lowest
+        if gateway.version != subnet.version:
+            raise CniError(INVALID_CONFIG, f"{where}.gateway: {gateway} is not of the family of {subnet}")
+        first, last = _clamp(first, lowest, highest), _clamp(last, lowest, highest)
+        if int(first) > int(last):
+            raise CniError(INVALID_CONFIG, f"{where}: rangeStart {first} is behind rangeEnd {last}")
+        return cls(subnet=subnet, first=first, last=last, gateway=gateway)
+
+    def __contains__(self, address: Address) -> bool:
+        return address.version == self.subnet.version and int(self.first) <= int(address) <= int(self.last)
+
+    def interface(self, address: Address) -> IPv4Interface | IPv6Interface:
+        """`address` with the subnet's prefix length."""
+        prefix = self.subnet.prefixlen
+        return (
+            IPv4Interface((address, prefix))
+            if isinstance(address, IPv4Address)
+            else IPv6Interface((address, prefix))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSet:
+    """Ranges of one family that do not overlap; one address of them is taken."""
+
+    ranges: tuple[Range, ...]
+
+    @classmethod
+    def parse(cls, value: object, where: str) -> RangeSet:
+        """A list of ranges. Raises CniError 7."""
+        if not isinstance(value, list) or not 0 < len(value) <= MOST_RANGES:
+            raise CniError(INVALID_CONFIG, f"{where}: not a list of 1 to {MOST_RANGES} ranges")
+        ranges = tuple(Range.parse(item, f"{where}[{index}]") for index, item in enumerate(value))
+        if len({r.subnet.version for r in ranges}) > 1:
+            raise CniError(INVALID_CONFIG, f"{where}: mixes IPv4 and IPv6")
+        ordered = sorted(ranges, key=lambda r: int(r.first))
+        for left, right in itertools.pairwise(ordered):
+            if int(left.last) >= int(right.first):
+                raise CniError(INVALID_CONFIG, f"{where}: {left.subnet} and {right.subnet} overlap")
+        return cls(ranges)
+
+    def __contains__(self, address: Address) -> bool:
+        return any(address in r for r in self.ranges)
+
+    def range_of(self, address: Address) -> Range | None:
+        return next((r for r in self.ranges if address in r), None)
+
+    @property
+    def size(self) -> int:
+        """How many addresses there are, gateways included."""
+        return sum(int(r.last) - int(r.first) + 1 for r in self.ranges)
+
+    def after(self, last: Address | None) -> Iterator[tuple[Address, Range]]:
+        """Every address that may be handed out, once, starting behind `last` and going round."""
+        start = next((i for i, r in enumerate(self.ranges) if last is not None and last in r), None)
+        if start is None or last is None:
+            for each in self.ranges:
+                yield from _walk(each, int(each.first), int(each.last))
+            return
+        current, count = self.ranges[start], len(self.ranges)
+        yield from _walk(current, int(last) + 1, int(current.last))
+        for offset in range(1, count):
+            each = self.ranges[(start + offset) % count]
+            yield from _walk(each, int(each.first), int(each.last))
+        yield from _walk(current, int(current.first), int(last))
+
+
+def check_disjoint(sets: tuple[RangeSet, ...], where: str) -> None:
+    """Raises CniError 7 where two sets share addresses: a requested one could not be told apart."""
+    ordered = sorted(
+        (r.subnet.version, int(r.first), int(r.last), i) for i, s in enumerate(sets) for r in s.ranges
+    )
+    for left, right in itertools.pairwise(ordered):
+        if left[0] == right[0] and left[2] >= right[1]:
+            raise CniError(INVALID_CONFIG, f"{where}: range sets {left[3]} and {right[3]} overlap")
+
+
+def _walk(each: Range, first: int, last: int) -> Iterator[tuple[Address, Range]]:
+    make = IPv4Address if each.subnet.version == 4 else IPv6Address
+    gateway = int(each.gateway)
+    for number in range(first, last + 1):
+        if number != gateway:
+            yield make(number), each
+
+
+def _subnet(value: object, where: str) -> Subnet:
+    try:
+        subnet = parse_network(value) if isinstance(value, str) else None
+    except ValueError as error:
+        raise CniError(INVALID_CONFIG, f"{where}: {error}") from None
+    if subnet is None:
+        raise CniError(INVALID_CONFIG, f"{where}: missing or not a string")
+    if subnet.max_prefixlen - subnet.prefixlen < 2:
+        raise CniError(INVALID_CONFIG, f"{where}: {subnet} is too small to hand out addresses")
+    return subnet
+
+
+def _address(value: object, where: str) -> Address | None:
+    if value is None or value == "":
+        return None
+    try:
+        return parse_address(value) if isinstance(value, str) else _not_a_string(where)
+    except ValueError as error:
+        raise CniError(INVALID_CONFIG, f"{where}: {error}") from None
+
+
+def _not_a_string(where: str) -> Address:
+    raise CniError(INVALID_CONFIG, f"{where}: not a string")
+
+
+def _inside(value: object, subnet: Subnet, where: str) -> Address | None:
+    address = _address(value, where)
+    if address is not None and address not in subnet:
+        raise CniError(INVALID_CONFIG, f"{where}: {address} is not in {subnet}")
+    return address
+
+
+def _clamp(address: Address, lowest: Address, highest: Address) -> Address:
+    if int(address) < int(lowest):
+        return lowest
+    return highest if int(address) > int(highest) else address

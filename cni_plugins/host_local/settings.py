@@ -1,0 +1,142 @@
+"""host-local's part of the configuration, with the addresses that somebody asked for by name.
+
+Ranges come from `runtimeConfig.ipRanges` (first), `ipam.ranges` and the old form with `subnet` in `ipam` itself. Addresses
+are requested by `runtimeConfig.ips`, `args.cni.ips` or `IP=` in CNI_ARGS.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from ipaddress import ip_address as parse_address
+from typing import Any
+
+from cni_plugins.host_local.ranges import Address, RangeSet, check_disjoint
+from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.config import PluginConfig
+from cni_plugins.protocol.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
+from cni_plugins.protocol.result import Dns, Route, dns_from_json, route_from_json
+
+DEFAULT_DATA_DIR = "/var/lib/cni/networks"
+_RESOLV_CONF_LIMIT_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an allocation needs. `folder` is the network's folder below `dataDir`."""
+
+    folder: str
+    sets: tuple[RangeSet, ...]
+    routes: tuple[Route, ...]
+    dns: Dns
+    requested: tuple[Address, ...]
+
+
+def parse(config: PluginConfig, call: Call) -> Settings:
+    """Raises CniError 4 or 7."""
+    ipam = config.raw.get("ipam")
+    if not isinstance(ipam, dict):
+        raise CniError(INVALID_CONFIG, "ipam: missing or not an object")
+    sets = _range_sets(ipam, config)
+    requested = _requested(config, call)
+    _check_requests(requested, sets)
+    routes = ipam.get("routes") or []
+    if not isinstance(routes, list):
+        raise CniError(INVALID_CONFIG, "ipam.routes: not a list")
+    return Settings(
+        folder=network_folder(config, ipam),
+        sets=sets,
+        routes=tuple(route_from_json(item, f"ipam.routes[{index}]") for index, item in enumerate(routes)),
+        dns=_resolver(ipam.get("resolvConf")),
+        requested=requested,
+    )
+
+
+def folder_of(config: PluginConfig) -> str:
+    """The network's folder; enough for DEL and GC, which do not care about ranges. Raises CniError 7."""
+    ipam = config.raw.get("ipam")
+    return network_folder(config, ipam if isinstance(ipam, dict) else {})
+
+
+def network_folder(config: PluginConfig, ipam: dict[str, Any]) -> str:
+    data_dir = ipam.get("dataDir") or DEFAULT_DATA_DIR
+    if not isinstance(data_dir, str) or not os.path.isabs(data_dir):
+        raise CniError(INVALID_CONFIG, "ipam.dataDir: not an absolute path")
+    return os.path.join(data_dir, config.name)
+
+
+def _range_sets(ipam: dict[str, Any], config: PluginConfig) -> tuple[RangeSet, ...]:
+    given = config.capability("ipRanges") or []
+    if not isinstance(given, list):
+        raise CniError(INVALID_CONFIG, "runtimeConfig.ipRanges: not a list")
+    sets = [RangeSet.parse(item, f"runtimeConfig.ipRanges[{index}]") for index, item in enumerate(given)]
+    if "subnet" in ipam:
+        sets.append(RangeSet.parse([ipam], "ipam"))
+    written = ipam.get("ranges") or []
+    if not isinstance(written, list):
+        raise CniError(INVALID_CONFIG, "ipam.ranges: not a list")
+    sets += [RangeSet.parse(item, f"ipam.ranges[{index}]") for index, item in enumerate(written)]
+    if not sets:
+        raise CniError(INVALID_CONFIG, "ipam: neither ranges nor a subnet")
+    check_disjoint(tuple(sets), "ipam.ranges")
+    return tuple(sets)
+
+
+def _requested(config: PluginConfig, call: Call) -> tuple[Address, ...]:
+    found: list[tuple[object, str]] = []
+    for value, where in (
+        (config.capability("ips"), "runtimeConfig.ips"),
+        (config.cni_argument("ips"), "args.cni.ips"),
+    ):
+        if value is not None and not isinstance(value, list):
+            raise CniError(INVALID_CONFIG, f"{where}: not a list")
+        found += [(item, f"{where}[{index}]") for index, item in enumerate(value or [])]
+    if single := call.argument("IP"):
+        found.append((single, "CNI_ARGS IP"))
+    return tuple(dict.fromkeys(_requested_address(value, where) for value, where in found))
+
+
+def _requested_address(value: object, where: str) -> Address:
+    """An address, with or without a prefix length: the range decides that."""
+    try:
+        return parse_address(str(value).split("/", 1)[0])
+    except ValueError:
+        raise CniError(INVALID_ENVIRONMENT, f"{where}: {str(value)[:60]!r} is not an address") from None
+
+
+def _check_requests(requested: tuple[Address, ...], sets: tuple[RangeSet, ...]) -> None:
+    """Each requested address belongs to a set of its own."""
+    used: set[int] = set()
+    for address in requested:
+        index = next((i for i, s in enumerate(sets) if address in s), None)
+        if index is None:
+            raise CniError(INVALID_CONFIG, f"the requested address {address} is in no range")
+        if index in used:
+            raise CniError(INVALID_CONFIG, f"two requested addresses are in range set {index}")
+        used.add(index)
+
+
+def _resolver(path: object) -> Dns:
+    """The settings of a resolv.conf(5) file; None for no file."""
+    if not path:
+        return Dns()
+    if not isinstance(path, str):
+        raise CniError(INVALID_CONFIG, "ipam.resolvConf: not a string")
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_RESOLV_CONF_LIMIT_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise CniError(INVALID_CONFIG, f"ipam.resolvConf: {path}: {error.strerror}") from None
+    found: dict[str, Any] = {"nameservers": [], "search": [], "options": []}
+    for words in (line.split() for line in lines):
+        if len(words) < 2 or words[0][0] in "#;":
+            continue
+        if words[0] == "nameserver":
+            found["nameservers"].append(words[1])
+        elif words[0] == "domain":
+            found["domain"] = words[1]
+        elif words[0] == "search":
+            found["search"] = words[1:]
+        elif words[0] == "options":
+            found["options"] += words[1:]
+    return dns_from_json(found)

@@ -1,0 +1,114 @@
+"""Ask an address plugin: host-local by a function call, any other by running it, as the specification's "delegation".
+
+An executable called host-local in CNI_PATH that is not ours wins over our own, as everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+from cni_plugins.host_local import plugin as host_local
+from cni_plugins.install import is_ours
+from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.config import PluginConfig, decode_object
+from cni_plugins.protocol.errors import DECODING_FAILURE, INVALID_CONFIG, IO_FAILURE, CniError, from_json
+from cni_plugins.protocol.result import Result
+
+_ERROR_TEXT_LIMIT = 500
+
+
+def plugin_of(config: PluginConfig) -> str:
+    """The address plugin's name, or an empty string for a network without addresses. Raises CniError 7."""
+    ipam = config.raw.get("ipam")
+    if ipam is None or ipam == {}:
+        return ""
+    kind = ipam.get("type") if isinstance(ipam, dict) else None
+    if kind is None or kind == "":
+        return ""
+    if not isinstance(kind, str) or "/" in kind or "\0" in kind or kind in (".", ".."):
+        raise CniError(INVALID_CONFIG, f"ipam.type: {str(kind)[:60]!r} is not the name of a plugin")
+    return kind
+
+
+def allocate(call: Call, config: PluginConfig, *, link: str) -> Result:
+    """ADD of the address plugin; an empty result where there is none. `link`: the host's interface of the attachment."""
+    kind = plugin_of(config)
+    if not kind:
+        return Result()
+    if program := _program(kind, call):
+        return Result.from_json(_run(program, call, config), default_version=config.cni_version)
+    return host_local.allocate(call, config, link=link)
+
+
+def release(call: Call, config: PluginConfig) -> None:
+    """DEL."""
+    _delegate("DEL", call, config)
+
+
+def check(call: Call, config: PluginConfig) -> None:
+    _delegate("CHECK", call, config)
+
+
+def status(call: Call, config: PluginConfig) -> None:
+    _delegate("STATUS", call, config)
+
+
+def collect(call: Call, config: PluginConfig) -> None:
+    _delegate("GC", call, config)
+
+
+def _delegate(command: str, call: Call, config: PluginConfig) -> None:
+    kind = plugin_of(config)
+    if not kind:
+        return
+    if program := _program(kind, call):
+        _run(program, call, config)
+        return
+    own = {
+        "DEL": host_local.release,
+        "CHECK": host_local.check,
+        "STATUS": host_local.status,
+        "GC": host_local.collect,
+    }
+    own[command](call, config)
+
+
+def _program(kind: str, call: Call) -> str:
+    """The executable to run, or an empty string for our own host-local. Raises CniError 5 where there is neither."""
+    for folder in call.path:
+        path = os.path.join(folder, kind)
+        if os.path.isabs(path) and os.access(path, os.X_OK) and os.path.isfile(path):
+            if kind == "host-local" and is_ours(path):
+                return ""
+            return path
+    if kind == "host-local":
+        return ""
+    raise CniError(
+        IO_FAILURE, f"there is no address plugin {kind!r} in {':'.join(call.path) or 'an empty CNI_PATH'}"
+    )
+
+
+def _run(program: str, call: Call, config: PluginConfig) -> dict[str, Any]:
+    """Run a foreign address plugin with the same request. Raises its error."""
+    name = os.path.basename(program)
+    try:
+        done = subprocess.run(
+            [program],
+            input=json.dumps(config.raw).encode(),
+            env={**call.environment(), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            capture_output=True,
+            check=False,
+        )
+    except OSError as error:
+        raise CniError(IO_FAILURE, f"{program}: {error.strerror}") from None
+    if done.returncode == 0:
+        return decode_object(done.stdout, f"the answer of {name}") if done.stdout.strip() else {}
+    try:
+        refused = from_json(decode_object(done.stdout, f"the answer of {name}"))
+    except CniError:
+        words = " ".join(done.stderr.decode("utf-8", "replace").split())[:_ERROR_TEXT_LIMIT]
+        raise CniError(DECODING_FAILURE, f"{name} failed with {done.returncode} and said: {words}") from None
+    raise refused

@@ -1,0 +1,1 @@
+"""loopback: the pod's `lo`."""

@@ -1,0 +1,116 @@
+"""What is there, read through pyroute2: for CHECK and GC, which are rare and must not see with the eyes of ADD.
+
+pyroute2 takes 150 ms to import, so it is imported when first needed; the zygote of the server's errands has it preloaded.
+Every function looks at the namespace that the process is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
+from ipaddress import ip_interface as parse_interface
+from ipaddress import ip_network as parse_network
+from typing import Any
+
+_UNICAST = 1
+_LOCAL_TABLE = 255
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLink:
+    """A link; `hairpin` is None where it is no bridge's port."""
+
+    index: int
+    name: str
+    kind: str
+    mac: str
+    mtu: int
+    up: bool
+    master: int
+    alias: str
+    promiscuous: bool
+    hairpin: bool | None
+    isolated: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRoute:
+    """A unicast route; an empty gateway means on-link."""
+
+    destination: IPv4Network | IPv6Network
+    gateway: str
+    oif: int
+    table: int
+    priority: int
+
+
+def links() -> list[FoundLink]:
+    """All links of the namespace."""
+    with _route() as route:
+        return [_link(message) for message in route.get_links()]
+
+
+def link_named(name: str) -> FoundLink | None:
+    return next((link for link in links() if link.name == name), None)
+
+
+def addresses(index: int) -> list[IPv4Interface | IPv6Interface]:
+    """The addresses of one link."""
+    with _route() as route:
+        return [
+            parse_interface(
+                f"{message.get('IFA_LOCAL') or message.get('IFA_ADDRESS')}/{message['prefixlen']}"
+            )
+            for message in route.get_addr(index=index)
+        ]
+
+
+def routes() -> list[FoundRoute]:
+    """The unicast routes of both families, without the local table."""
+    found = []
+    with _route() as route:
+        for family, anywhere in ((2, "0.0.0.0"), (10, "::")):
+            for message in route.get_routes(family=family):
+                table = message.get("RTA_TABLE") or message["table"]
+                if message["type"] != _UNICAST or table == _LOCAL_TABLE:
+                    continue
+                found.append(
+                    FoundRoute(
+                        destination=parse_network(
+                            f"{message.get('RTA_DST') or anywhere}/{message['dst_len']}"
+                        ),
+                        gateway=message.get("RTA_GATEWAY") or "",
+                        oif=message.get("RTA_OIF") or 0,
+                        table=table,
+                        priority=message.get("RTA_PRIORITY") or 0,
+                    )
+                )
+    return found
+
+
+def _link(message: Any) -> FoundLink:
+    info = message.get("IFLA_LINKINFO")
+    port = info.get("IFLA_INFO_SLAVE_DATA") if info and info.get("IFLA_INFO_SLAVE_KIND") == "bridge" else None
+    return FoundLink(
+        index=message["index"],
+        name=message.get("IFLA_IFNAME"),
+        kind=(info.get("IFLA_INFO_KIND") if info else "") or "",
+        mac=message.get("IFLA_ADDRESS") or "",
+        mtu=message.get("IFLA_MTU") or 0,
+        up=bool(message["flags"] & 1),
+        master=message.get("IFLA_MASTER") or 0,
+        alias=message.get("IFLA_IFALIAS") or "",
+        promiscuous=bool(message["flags"] & 0x100),
+        hairpin=bool(port.get("IFLA_BRPORT_MODE")) if port else None,
+        isolated=bool(port.get("IFLA_BRPORT_ISOLATED")) if port else None,
+    )
+
+
+@contextmanager
+def _route() -> Iterator[Any]:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as route:
+        yield route

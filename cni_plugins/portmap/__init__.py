@@ -1,0 +1,1 @@
+"""portmap: ports of the host that lead into pods."""

@@ -1,0 +1,95 @@
+"""The portmap plugin's part of the configuration and the ports that it is asked to open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from ipaddress import ip_address as parse_address
+from typing import Any
+
+from cni_plugins.net.host_rules import PROTOCOLS
+from cni_plugins.protocol.config import PluginConfig
+from cni_plugins.protocol.errors import INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
+
+_NOT_BUILT = ("conditionsV4", "conditionsV6", "externalSetMarkChain")
+_MOST_MAPPINGS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """One host port. `versions`: the address families that it serves; `host_address` None: all of the host's addresses."""
+
+    protocol: str
+    host_port: int
+    container_port: int
+    host_address: IPv4Address | IPv6Address | None
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`snat`: clients next to the pod and on loopback are masqueraded; `masquerade_all`: every client is."""
+
+    mappings: tuple[Mapping, ...]
+    snat: bool
+    masquerade_all: bool
+
+
+def parse(config: PluginConfig) -> Settings:
+    """Raises CniError 2 or 7."""
+    for key in _NOT_BUILT:
+        if config.raw.get(key):
+            raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this portmap plugin")
+    given = config.capability("portMappings") or []
+    if not isinstance(given, list) or len(given) > _MOST_MAPPINGS:
+        raise CniError(INVALID_CONFIG, f"runtimeConfig.portMappings: not a list of at most {_MOST_MAPPINGS}")
+    found = (_mapping(item, f"runtimeConfig.portMappings[{index}]") for index, item in enumerate(given))
+    return Settings(
+        mappings=tuple(mapping for mapping in found if mapping is not None),
+        snat=_flag(config.raw, "snat", True),
+        masquerade_all=_flag(config.raw, "masqAll", False),
+    )
+
+
+def _mapping(value: object, where: str) -> Mapping | None:
+    """None for host port 0, which asks for nothing."""
+    if not isinstance(value, dict):
+        raise CniError(INVALID_CONFIG, f"{where}: not an object")
+    protocol = value.get("protocol") or "tcp"
+    if not isinstance(protocol, str) or protocol.lower() not in PROTOCOLS:
+        raise CniError(INVALID_CONFIG, f"{where}.protocol: {str(protocol)[:20]!r} is not tcp, udp or sctp")
+    host_port = _port(value.get("hostPort", 0), f"{where}.hostPort", lowest=0)
+    if host_port == 0:
+        return None
+    address = _address(value.get("hostIP"), f"{where}.hostIP")
+    return Mapping(
+        protocol=protocol.lower(),
+        host_port=host_port,
+        container_port=_port(value.get("containerPort"), f"{where}.containerPort", lowest=1),
+        host_address=None if address is None or address.is_unspecified else address,
+        versions=(4, 6) if address is None else (address.version,),
+    )
+
+
+def _port(value: object, where: str, *, lowest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= 65535:
+        raise CniError(INVALID_CONFIG, f"{where}: {str(value)[:20]} is not a port")
+    return value
+
+
+def _address(value: object, where: str) -> IPv4Address | IPv6Address | None:
+    if value is None or value == "":
+        return None
+    try:
+        return parse_address(str(value))
+    except ValueError:
+        raise CniError(INVALID_CONFIG, f"{where}: {str(value)[:60]!r} is not an address") from None
+
+
+def _flag(raw: dict[str, Any], key: str, default: bool) -> bool:
+    value = raw.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CniError(INVALID_CONFIG, f"{key}: not a boolean")
+    return value

@@ -1,0 +1,122 @@
+"""What is the same in every plugin: read the request, check the version, call the command, print the answer.
+
+`answer` is the whole contract without a process around it: environment and stdin in, exit code and stdout out. `serve` is
+`answer` on this process's own; the server's errands use `answer` too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from cni_plugins.protocol import version
+from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.config import LIMIT_BYTES, PluginConfig
+from cni_plugins.protocol.errors import (
+    DECODING_FAILURE,
+    INCOMPATIBLE_VERSION,
+    INTERNAL,
+    INVALID_CONFIG,
+    IO_FAILURE,
+    CniError,
+)
+from cni_plugins.protocol.result import Result
+from pyrunc.errors import Error, InvalidArgument
+
+Verb = Callable[[Call, PluginConfig], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A plugin: its name and one function per command."""
+
+    name: str
+    add: Callable[[Call, PluginConfig], Result]
+    delete: Verb
+    check: Verb
+    status: Verb
+    gc: Verb
+
+
+def answer(plugin: Plugin, environment: Mapping[str, str], content: bytes) -> tuple[int, bytes]:
+    """Exit code and stdout of a request."""
+    cni_version = version.LATEST
+    try:
+        call = Call.from_environment(environment)
+        if call.command == "VERSION":
+            return 0, _encode(version.announcement())
+        config = PluginConfig.parse(content)
+        cni_version = config.cni_version if config.cni_version in version.SUPPORTED else version.LATEST
+        result = perform(plugin, call, config)
+        return 0, b"" if result is None else _encode(result.to_json(cni_version))
+    except Exception as error:
+        return 1, _encode(refusal(plugin, error).to_json(cni_version))
+
+
+def perform(plugin: Plugin, call: Call, config: PluginConfig) -> Result | None:
+    """Run one command other than VERSION. Raises CniError and what the plugin raises."""
+    version.require_supported(config.cni_version)
+    _require_command(call.command, config.cni_version)
+    if call.command == "ADD":
+        return plugin.add(call, config)
+    verbs = {"DEL": plugin.delete, "CHECK": plugin.check, "STATUS": plugin.status, "GC": plugin.gc}
+    verbs[call.command](call, config)
+    return None
+
+
+def refusal(plugin: Plugin, error: Exception) -> CniError:
+    """Any exception as the error that the specification wants; a bug leaves its traceback on stderr."""
+    if isinstance(error, CniError):
+        return CniError(error.code, f"{plugin.name}: {error.message}", error.details)
+    if isinstance(error, InvalidArgument):
+        return CniError(INVALID_CONFIG, f"{plugin.name}: {error.message}")
+    if isinstance(error, Error):
+        return CniError(IO_FAILURE, f"{plugin.name}: {error.message}")
+    if isinstance(error, OSError):
+        return CniError(IO_FAILURE, f"{plugin.name}: {error}")
+    traceback.print_exception(error, file=sys.stderr)
+    return CniError(INTERNAL, f"{plugin.name}: {type(error).__name__}: {error}")
+
+
+def serve(plugin: Plugin) -> NoReturn:
+    """Be the plugin: environment, stdin, stdout and exit code of this process."""
+    content = b""
+    if os.environ.get("CNI_COMMAND") != "VERSION":
+        content = _read_all(0)
+    code, output = answer(plugin, os.environ, content)
+    _write_all(1, output)
+    sys.exit(code)
+
+
+def _require_command(command: str, cni_version: str) -> None:
+    first = {"CHECK": "0.4.0", "STATUS": "1.1.0", "GC": "1.1.0"}.get(command)
+    if first and not version.at_least(cni_version, first):
+        raise CniError(
+            INCOMPATIBLE_VERSION, f"{command} needs CNI {first}, the configuration is {cni_version}"
+        )
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _read_all(descriptor: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while part := os.read(descriptor, 65536):
+        parts.append(part)
+        size += len(part)
+        if size > LIMIT_BYTES:
+            raise CniError(DECODING_FAILURE, f"the configuration on stdin has more than {LIMIT_BYTES} bytes")
+    return b"".join(parts)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
