@@ -6,6 +6,7 @@ is off) is judged where it is used. Rules: runtime-spec 1.3 config.md and config
 
 from __future__ import annotations
 
+from pyrunc.abi.process import IOPRIO_CLASSES, RLIMITS, SCHED_FLAGS, SCHED_POLICIES
 from pyrunc.errors import InvalidSpec
 
 TYPE_CHECKING = False
@@ -14,20 +15,6 @@ if TYPE_CHECKING:
 
 NAMESPACES = ("mount", "pid", "network", "ipc", "uts", "user", "cgroup", "time")
 PROPAGATIONS = ("shared", "slave", "private", "unbindable", "rshared", "rslave", "rprivate", "runbindable")
-RLIMITS = {
-    "RLIMIT_CPU": 0, "RLIMIT_FSIZE": 1, "RLIMIT_DATA": 2, "RLIMIT_STACK": 3, "RLIMIT_CORE": 4, "RLIMIT_RSS": 5,
-    "RLIMIT_NPROC": 6, "RLIMIT_NOFILE": 7, "RLIMIT_MEMLOCK": 8, "RLIMIT_AS": 9, "RLIMIT_LOCKS": 10,
-    "RLIMIT_SIGPENDING": 11, "RLIMIT_MSGQUEUE": 12, "RLIMIT_NICE": 13, "RLIMIT_RTPRIO": 14, "RLIMIT_RTTIME": 15,
-}  # fmt: skip
-SCHEDULERS = {
-    "SCHED_OTHER": 0, "SCHED_FIFO": 1, "SCHED_RR": 2, "SCHED_BATCH": 3, "SCHED_ISO": 4, "SCHED_IDLE": 5,
-    "SCHED_DEADLINE": 6,
-}  # fmt: skip
-SCHEDULER_FLAGS = {
-    "SCHED_FLAG_RESET_ON_FORK": 1, "SCHED_FLAG_RECLAIM": 2, "SCHED_FLAG_DL_OVERRUN": 4, "SCHED_FLAG_KEEP_POLICY": 8,
-    "SCHED_FLAG_KEEP_PARAMS": 16, "SCHED_FLAG_UTIL_CLAMP_MIN": 32, "SCHED_FLAG_UTIL_CLAMP_MAX": 64,
-}  # fmt: skip
-IO_CLASSES = {"IOPRIO_CLASS_RT": 1, "IOPRIO_CLASS_BE": 2, "IOPRIO_CLASS_IDLE": 3}
 PERSONALITIES = {"LINUX": 0, "LINUX32": 8}
 MEMORY_MODES = {
     "MPOL_DEFAULT": 0, "MPOL_PREFERRED": 1, "MPOL_BIND": 2, "MPOL_INTERLEAVE": 3, "MPOL_LOCAL": 4,
@@ -95,7 +82,7 @@ def _scheduling(process: Process, path: str) -> None:
     scheduler, io = process.scheduler, process.io_priority
     if scheduler is not None:
         at, policy = f"{path}.scheduler", scheduler.policy
-        if policy not in SCHEDULERS:
+        if policy not in SCHED_POLICIES:
             raise InvalidSpec(f"{at}.policy", f"unknown policy {policy!r}")
         if not -20 <= scheduler.nice <= 19:
             raise InvalidSpec(f"{at}.nice", f"{scheduler.nice} is not between -20 and 19")
@@ -104,10 +91,10 @@ def _scheduling(process: Process, path: str) -> None:
         if policy != "SCHED_DEADLINE" and (scheduler.runtime or scheduler.deadline or scheduler.period):
             raise InvalidSpec(at, "runtime, deadline and period belong to SCHED_DEADLINE")
         for i, flag in enumerate(scheduler.flags):
-            if flag not in SCHEDULER_FLAGS:
+            if flag not in SCHED_FLAGS:
                 raise InvalidSpec(f"{at}.flags[{i}]", f"unknown flag {flag!r}")
     if io is not None:
-        if io.klass not in IO_CLASSES:
+        if io.klass not in IOPRIO_CLASSES:
             raise InvalidSpec(f"{path}.ioPriority.class", f"unknown class {io.klass!r}")
         if not 0 <= io.priority <= 7:
             raise InvalidSpec(f"{path}.ioPriority.priority", f"{io.priority} is not between 0 and 7")

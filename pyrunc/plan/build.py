@@ -1,0 +1,223 @@
+"""From a specification to a plan: which operations, in which order. Pure: nothing is opened, looked up or made.
+
+`build` is a container's start, `build_exec` a process that enters a running one, `build_holder` a pod's pause process.
+The order is that of "Order of a start" in the design: namespaces, mounts, pivot, terminal, what is left of the root's
+rights, identity, execve.
+"""
+
+from __future__ import annotations
+
+from pyrunc.abi import mount as mounts_abi
+from pyrunc.errors import InvalidSpec
+from pyrunc.plan import devices, identity, model, mounts, namespaces, paths
+from pyrunc.spec.check import sysctl_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
+    from pyrunc.spec.model import Linux, Process, Spec
+
+# Points at which the caller may have a part, in order; a plan holds a Sync only for those that it was asked for.
+SYNC_POINTS = ("born", "mounted", "before-pivot", "before-identity", "listener")
+
+
+def build(
+    spec: Spec,
+    host: Host,
+    findings: Findings,
+    *,
+    load_filter: LoadFilter | None = None,
+    cgroup: bool = True,
+    sync: Collection[str] = (),
+    await_start: bool = False,
+    keyring: str = "",
+    restrict_oom_score_adj: bool = False,
+    preserve: int = 0,
+) -> Plan:
+    """The plan of a container's start.
+
+    `sync` names the points (SYNC_POINTS) at which the caller wants to act; `await_start` waits for `start` before execve;
+    `keyring` names a new session keyring. Raises InvalidSpec.
+    """
+    process, linux = spec.process, spec.linux
+    warnings: list[str] = []
+    ops: list[Op] = [model.Prepare()]
+    if process is not None:
+        ops += identity.before(process, host, restrict_oom_score_adj)
+    ops += _birth(linux, cgroup, sync)
+    if keyring:
+        ops.append(model.NewKeyring(keyring, linux.namespace("user") is not None))
+    ops += _root_filesystem(spec, host, findings, sync, warnings)
+    ops += _settings(spec, findings)
+    if process is not None:
+        ops += identity.scheduling(process, linux.personality)
+        ops += _sync("before-identity", sync)
+        ops += identity.change(process, host, load_filter, warnings)
+        ops += _execution(process, findings.home, await_start, preserve)
+    return model.Plan(tuple(ops), tuple(warnings))
+
+
+def build_exec(
+    linux: Linux,
+    process: Process,
+    host: Host,
+    *,
+    load_filter: LoadFilter | None = None,
+    cgroup: bool = True,
+    sync: Collection[str] = (),
+    home: str = "",
+    keyring: str = "",
+    restrict_oom_score_adj: bool = False,
+    preserve: int = 0,
+) -> Plan:
+    """The plan of a process that joins a container whose configuration holds `linux`."""
+    warnings: list[str] = []
+    ops: list[Op] = [model.Prepare("pyrunc:exec")]
+    ops += identity.before(process, host, restrict_oom_score_adj)
+    kinds = namespaces.own(linux)
+    if kinds:
+        ops.append(model.JoinProcess(kinds, "container"))
+    ops.append(model.Clone((), cgroup))
+    ops += _sync("born", sync)
+    ops.append(model.NewSession())
+    if "user" in kinds:
+        ops.append(model.BecomeRoot())
+    if keyring:
+        ops.append(model.NewKeyring(keyring, "user" in kinds))
+    if process.terminal:
+        ops.append(model.OpenTerminal(process.console_size, process.user.uid, console=False))
+    ops.append(model.SetUmask(0o022 if process.user.umask is None else process.user.umask))
+    ops += identity.scheduling(process, linux.personality)
+    ops += identity.change(process, host, load_filter, warnings)
+    ops += _execution(process, home, False, preserve)
+    return model.Plan(tuple(ops), tuple(warnings))
+
+
+def build_holder(
+    linux: Linux,
+    host: Host,
+    *,
+    hostname: str = "",
+    uid: int = 65535,
+    gid: int = 65535,
+    load_filter: LoadFilter | None = None,
+    oom_score_adj: int | None = None,
+    cgroup: bool = True,
+    sync: Collection[str] = (),
+) -> Plan:
+    """The plan of a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
+    score = None if oom_score_adj is None else max(oom_score_adj, host.oom_score_adj)
+    ops: list[Op] = [model.Prepare("pyrunc:pause")]
+    if score is not None and score != host.oom_score_adj:
+        ops.append(model.SetOomScore(score))
+    ops += _birth(linux, cgroup, sync)
+    ops += [
+        model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),
+        model.AttachEmptyRoot(("proc", "dev", "sys", "tmp")),
+        model.PivotRoot(),
+        model.SetUmask(0o022),
+    ]
+    if hostname:
+        ops.append(model.SetHostname(hostname))
+    ops += [model.SetSysctl(sysctl_path(key), value) for key, value in linux.sysctl.items()]
+    ops += [
+        model.DropBounding((), host.last_capability),
+        model.SetGroups(()),
+        model.SetIds(uid, gid, False),
+        model.SetCapabilities(0, 0, 0, ()),
+        model.ForbidNewPrivileges(),
+    ]
+    if load_filter is not None:
+        ops.append(load_filter)
+    ops.append(model.ExecuteDescriptor("pause", ("pause",), ()))
+    return model.Plan(tuple(ops))
+
+
+def _birth(linux: Linux, cgroup: bool, sync: Collection[str]) -> list[Op]:
+    """Joined namespaces, then the process in its new ones, then what only they need."""
+    new = namespaces.new(linux)
+    ops = namespaces.joins(linux)
+    time = linux.namespace("time")
+    if time is not None and not time.path:
+        ops.append(model.OffsetClocks(tuple((c, o.secs, o.nanosecs) for c, o in linux.time_offsets.items())))
+    ops.append(model.Clone(new, cgroup))
+    ops += _sync("born", sync)
+    ops.append(model.NewSession())
+    if linux.namespace("user") is not None:
+        ops.append(model.BecomeRoot())
+    if "net" in new:
+        ops.append(model.LoopbackUp())
+    return ops
+
+
+def _root_filesystem(
+    spec: Spec, host: Host, findings: Findings, sync: Collection[str], warnings: list[str]
+) -> list[Op]:
+    """Root, mounts, devices, links, pivot, working directory, terminal, and what is read-only in the end."""
+    linux, process = spec.linux, spec.process
+    if linux.namespace("mount") is None:
+        return [*_sync("mounted", sync), *_sync("before-pivot", sync), model.ChangeRoot()]
+    propagation = mounts.PROPAGATION.get(linux.rootfs_propagation, 0)
+    private = propagation & mounts_abi.MS_PRIVATE
+    inherited = (mounts_abi.MS_PRIVATE if private else mounts_abi.MS_SLAVE) | mounts_abi.MS_REC
+    ops: list[Op] = [model.SetPropagation(inherited), model.AttachRoot(inherited)]
+    for i, mount in enumerate(spec.mounts):
+        if i in findings.destinations:
+            mount = mount.replace(destination=findings.destinations[i])
+        ops.append(
+            mounts.operation(mount, i, findings.directories.get(i, True), findings.modes.get(i), warnings)
+        )
+    ops += devices.operations(spec, host.kcore)
+    ops += _sync("mounted", sync)
+    ops += _sync("before-pivot", sync)
+    own = propagation if propagation & (mounts_abi.MS_SHARED | mounts_abi.MS_UNBINDABLE) else 0
+    ops.append(model.PivotRoot(own))
+    if process is not None:
+        if process.cwd != "/":
+            ops.append(model.MakeFolder(mounts.normal(process.cwd)))
+        if process.terminal:
+            ops.append(model.OpenTerminal(process.console_size, process.user.uid, console=True))
+        elif findings.null_stdio:
+            ops.append(model.ReopenNull(findings.null_stdio))
+    ops += [op for op in map(mounts.finishing, spec.mounts) if op is not None]
+    if spec.root is not None and spec.root.readonly:
+        ops.append(model.ChangeMount("/", mounts_abi.MOUNT_ATTR_RDONLY))
+    return ops
+
+
+def _settings(spec: Spec, findings: Findings) -> list[Op]:
+    """umask, names, sysctls, read-only and masked paths, memory policy: what still needs the root's rights."""
+    linux, process = spec.linux, spec.process
+    umask = process.user.umask if process is not None else None
+    ops: list[Op] = [model.SetUmask(0o022 if umask is None else umask)]
+    if spec.hostname:
+        ops.append(model.SetHostname(spec.hostname))
+    if spec.domainname:
+        ops.append(model.SetDomainname(spec.domainname))
+    ops += [model.SetSysctl(sysctl_path(key), value) for key, value in linux.sysctl.items()]
+    ops += paths.operations(linux)
+    policy = linux.memory_policy
+    if policy is not None:
+        ops.append(identity.memory_policy(policy))
+    return ops
+
+
+def _execution(process: Process, home: str, await_start: bool, preserve: int) -> list[Op]:
+    """The end: where a failure is still told, and where the program takes over."""
+    if not process.args:
+        raise InvalidSpec("process.args", "must not be empty")
+    env = identity.environment(process, home)
+    ops: list[Op] = []
+    if await_start:
+        ops.append(model.CheckProgram(process.args, env))
+    ops.append(model.Ready())
+    if await_start:
+        ops.append(model.AwaitStart("start"))
+    ops.append(model.Execute(process.args, env, preserve))
+    return ops
+
+
+def _sync(point: str, wanted: Collection[str]) -> list[Op]:
+    return [model.Sync(point)] if point in wanted else []

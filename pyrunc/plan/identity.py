@@ -1,0 +1,162 @@
+"""Who the process is: limits, capabilities, groups, ids, working directory, filter; the same for a container and an exec.
+
+Order: the bounding set while SETPCAP is held, groups and gid before uid, capset after the change of uid, ambient last
+(capabilities(7)). Without no_new_privs a filter needs CAP_SYS_ADMIN and so comes before the change; with it, it is the last
+operation but execve. Capabilities that the runtime does not hold are left out with a warning (runtime-spec 1.1).
+"""
+
+from __future__ import annotations
+
+from pyrunc.abi.capability import CAPABILITIES
+from pyrunc.abi.process import IOPRIO_CLASSES, SCHED_FLAGS
+from pyrunc.errors import InvalidSpec
+from pyrunc.plan import model
+from pyrunc.spec.check import MEMORY_FLAGS, PERSONALITIES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.plan.model import Host, LoadFilter, Op
+    from pyrunc.spec.model import Capabilities, MemoryPolicy, Personality, Process
+
+
+def before(process: Process, host: Host, restrict_oom_score_adj: bool) -> list[Op]:
+    """What the launcher does for the process before it is born: children inherit the score and the label."""
+    ops: list[Op] = []
+    score = process.oom_score_adj
+    if score is not None:
+        if restrict_oom_score_adj and not host.capabilities >> CAPABILITIES["CAP_SYS_RESOURCE"] & 1:
+            score = max(score, host.oom_score_adj)
+        if score != host.oom_score_adj:
+            ops.append(model.SetOomScore(score))
+    if process.apparmor_profile:
+        ops.append(model.SetExecLabel("apparmor", process.apparmor_profile))
+    if process.selinux_label:
+        ops.append(model.SetExecLabel("selinux", process.selinux_label))
+    return ops
+
+
+def scheduling(process: Process, personality: Personality | None) -> list[Op]:
+    """Scheduler, I/O priority, personality."""
+    ops: list[Op] = []
+    scheduler, io = process.scheduler, process.io_priority
+    if scheduler is not None:
+        flags = 0
+        for flag in scheduler.flags:
+            flags |= SCHED_FLAGS[flag]
+        ops.append(
+            model.SetScheduler(
+                scheduler.policy,
+                flags,
+                scheduler.nice,
+                scheduler.priority,
+                scheduler.runtime,
+                scheduler.deadline,
+                scheduler.period,
+            )
+        )
+    if io is not None:
+        assert io.klass in IOPRIO_CLASSES  # spec.check
+        ops.append(model.SetIoPriority(io.klass, io.priority))
+    if personality is not None:
+        ops.append(model.SetPersonality(PERSONALITIES[personality.domain]))
+    return ops
+
+
+def change(process: Process, host: Host, load_filter: LoadFilter | None, warnings: list[str]) -> list[Op]:
+    """From the runtime's rights to the process's, up to the point where only execve is left."""
+    user, capabilities = process.user, process.capabilities
+    ops: list[Op] = [model.SetLimit(limit.type, limit.soft, limit.hard) for limit in process.rlimits]
+    if load_filter is not None and not process.no_new_privileges:
+        ops.append(load_filter)
+    sets = None if capabilities is None else _sets(capabilities, host, warnings)
+    if sets is not None:
+        ops.append(model.DropBounding(sets[0], host.last_capability))
+    ops.append(model.TryFolder(process.cwd))
+    ops.append(model.SetGroups(user.additional_gids))
+    ops.append(model.SetIds(user.uid, user.gid, sets is not None and user.uid != 0))
+    if sets is not None:
+        ops.append(sets[1])
+    ops.append(model.EnterFolder(process.cwd))
+    if process.no_new_privileges:
+        ops.append(model.ForbidNewPrivileges())
+        if load_filter is not None:
+            ops.append(load_filter)
+    return ops
+
+
+def environment(process: Process, home: str) -> tuple[str, ...]:
+    """`env` with the last value of each name at the place of its first, and HOME if there is none (or an empty one)."""
+    by_name = {variable.partition("=")[0]: variable for variable in process.env}
+    if by_name.get("HOME", "HOME=") == "HOME=":
+        by_name["HOME"] = f"HOME={home or '/'}"
+    return tuple(by_name.values())
+
+
+def _sets(
+    capabilities: Capabilities, host: Host, warnings: list[str]
+) -> tuple[tuple[int, ...], model.SetCapabilities]:
+    refused: dict[str, None] = {}
+    bounding, effective, permitted, inheritable, ambient = (
+        _numbers(names, host, refused)
+        for names in (
+            capabilities.bounding,
+            capabilities.effective,
+            capabilities.permitted,
+            capabilities.inheritable,
+            capabilities.ambient,
+        )
+    )
+    if refused:
+        warnings.append(f"ignoring unknown or unavailable capabilities: [{', '.join(refused)}]")
+    held = _mask(permitted)
+    return tuple(bounding), model.SetCapabilities(
+        _mask(effective) & held, held, _mask(inheritable), tuple(ambient)
+    )
+
+
+def _numbers(names: tuple[str, ...], host: Host, refused: dict[str, None]) -> list[int]:
+    found = []
+    for name in dict.fromkeys(names):
+        number = CAPABILITIES.get(name)
+        if number is None or not host.capabilities >> number & 1:
+            refused[name] = None
+        else:
+            found.append(number)
+    return found
+
+
+def _mask(numbers: list[int]) -> int:
+    mask = 0
+    for number in numbers:
+        mask |= 1 << number
+    return mask
+
+
+def memory_policy(policy: MemoryPolicy) -> Op:
+    """set_mempolicy(2): DEFAULT and LOCAL take no nodes, all others but PREFERRED need some."""
+    nodes = cpu_list(policy.nodes, "linux.memoryPolicy.nodes")
+    if policy.mode in ("MPOL_DEFAULT", "MPOL_LOCAL"):
+        if nodes:
+            raise InvalidSpec("linux.memoryPolicy.nodes", f"{policy.mode} takes none")
+    elif not nodes and policy.mode != "MPOL_PREFERRED":
+        raise InvalidSpec("linux.memoryPolicy.nodes", f"{policy.mode} needs some")
+    flags = 0
+    for flag in policy.flags:
+        flags |= MEMORY_FLAGS[flag]
+    return model.SetMemoryPolicy(policy.mode, flags, nodes)
+
+
+def cpu_list(text: str, path: str) -> tuple[int, ...]:
+    """`0-3,7` -> (0, 1, 2, 3, 7); cpuset(7), "List format". Raises InvalidSpec."""
+    found: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        first, dash, last = part.partition("-")
+        if not part and not text.strip():
+            continue
+        last = last if dash else first
+        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+            raise InvalidSpec(path, f"{text!r} is not a list such as 0-3,7")
+        if not int(first) <= int(last) < 65536:
+            raise InvalidSpec(path, f"{part} is not a range")
+        found.update(range(int(first), int(last) + 1))
+    return tuple(sorted(found))

@@ -1,0 +1,278 @@
+"""System calls of the operations on mounts and files: root, filesystems, binds, devices, links, masks, terminal."""
+
+from __future__ import annotations
+
+from errno import EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM
+from os import makedev
+from struct import pack
+
+from pyrunc.abi import file as f
+from pyrunc.abi import ioctl
+from pyrunc.abi import mount as mnt
+from pyrunc.plan import model as m
+from pyrunc.plan.lowering import CLONE, EMPTY, QUIET, Lowering
+from pyrunc.program import macros
+from pyrunc.program.assemble import NEXT
+from pyrunc.program.macros import IN_ROOT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from pyrunc.program.model import Operand, Slot
+
+_TYPES = {"c": f.S_IFCHR, "u": f.S_IFCHR, "b": f.S_IFBLK, "p": f.S_IFIFO}
+DEVPTS_INODE_OF_PTMX = 2  # fs/devpts/inode.c: the root is 1, ptmx 2, terminals follow
+
+
+def set_propagation(low: Lowering, op: m.SetPropagation) -> None:
+    low.a.sys("mount", 0, "/", 0, op.flags, 0)
+
+
+def attach_root(low: Lowering, op: m.AttachRoot) -> None:
+    low.set_attributes(low.root, propagation=op.propagation)
+    _cover_root(low, low.root)
+
+
+def attach_empty_root(low: Lowering, op: m.AttachEmptyRoot) -> None:
+    options = (("mode", "755"), ("nr_blocks", "1"), ("nr_inodes", str(len(op.folders) + 2)))
+    low.root = root = low.filesystem("tmpfs", "tmpfs", options, 0)
+    for name in op.folders:
+        low.a.sys("mkdirat", root, name, 0o555)
+    low.set_attributes(root, QUIET | mnt.MOUNT_ATTR_RDONLY)
+    _cover_root(low, root)
+
+
+def _cover_root(low: Lowering, root: Operand) -> None:
+    # On top of `/` of this mount namespace: no directory of the host is needed as a mount point, and our own `/` still is
+    # the tree below, because a process's root is not looked up again (path_resolution(7)).
+    low.a.sys("move_mount", root, "", f.AT_FDCWD, "/", mnt.MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def mount_fs(low: Lowering, op: m.MountFs) -> None:
+    a = low.a
+    mount = low.filesystem(op.type, op.source, op.options, op.attributes)
+    destination = low.ordinary_folder(op.destination) if op.strict else low.place(op.destination, True)
+    low.attach(mount, destination)
+    for flags in op.propagation:
+        low.set_attributes(mount, propagation=flags)
+    if op.recursive_set or op.recursive_clear:
+        low.set_attributes(mount, op.recursive_set, op.recursive_clear, recursive=True)
+    a.sys("close", mount)
+    a.sys("close", destination)
+
+
+def mount_tree(low: Lowering, op: m.MountTree) -> None:
+    tree = low.numbers[op.descriptor]
+    propagation = list(op.propagation)
+    if not op.peer and not (propagation and propagation[0] & mnt.MS_REC):
+        # A clone is a peer of its source: without this, mounts made in the container would appear on the host.
+        low.set_attributes(tree, propagation=mnt.MS_SLAVE | mnt.MS_REC)
+    if len(propagation) == 1 and not propagation[0] & mnt.MS_REC and (op.set or op.clear):
+        low.set_attributes(tree, op.set, op.clear, propagation[0])
+    else:
+        if op.set or op.clear:
+            low.set_attributes(tree, op.set, op.clear)
+        for flags in propagation:
+            low.set_attributes(tree, propagation=flags)
+    if op.recursive_set or op.recursive_clear:
+        low.set_attributes(tree, op.recursive_set, op.recursive_clear, recursive=True)
+    destination = low.place(op.destination, op.directory)
+    low.attach(tree, destination)
+    low.close(tree, destination)
+
+
+def make_device(low: Lowering, op: m.MakeDevice) -> None:
+    a = low.a
+    above, _, name = op.path.rpartition("/")
+    folder = low.folder(above or "/")
+    kind = _TYPES[op.type]
+    number = 0 if op.type == "p" else makedev(op.major, op.minor)
+    exists, refused, done = a.label(), a.label(), a.label()
+    a.sys("mknodat", folder, name, kind | op.mode, number, skip={EEXIST: exists, EPERM: refused})
+    if op.uid or op.gid:
+        a.sys("fchownat", folder, name, op.uid, op.gid, f.AT_SYMLINK_NOFOLLOW)
+    a.goto(done)
+    a.place(exists)
+    _same_device(low, op, folder, name, kind)
+    a.goto(done)
+    a.place(refused)
+    if op.type == "p":
+        a.fail(EPERM)
+    else:
+        _bind_device(low, op.path, folder, name)
+    a.place(done)
+
+
+def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind: int) -> None:
+    """A file that is there already must be the device that was asked for (runtime-spec, linux.devices)."""
+    a, buffer, wrong, right = low.a, low.scratch, low.a.label(), low.a.label()
+    a.sys("statx", folder, name, f.AT_SYMLINK_NOFOLLOW, f.STATX_BASIC_STATS, buffer)
+    a.compare(a.field(buffer, f.STATX_FIELDS["mode"][0], 4), "eq", kind, mask=f.S_IFMT, false=wrong)
+    if op.type != "p":
+        a.compare(a.field(buffer, f.STATX_FIELDS["rdev_major"][0], 4), "eq", op.major, false=wrong)
+        a.compare(a.field(buffer, f.STATX_FIELDS["rdev_minor"][0], 4), "eq", op.minor, false=wrong)
+    a.goto(right)
+    a.place(wrong)
+    a.fail(EEXIST, f"{op.path} exists and is not that device")
+    a.place(right)
+
+
+def _bind_device(low: Lowering, path: str, folder: Slot, name: str) -> None:
+    """mknod is not permitted in a user namespace: show the host's node instead. Its path is looked up in our own tree."""
+    a, node, place = low.a, low.a.slot(4), low.a.slot(4)
+    a.sys("open_tree", f.AT_FDCWD, path, CLONE, store=node)
+    low.set_attributes(node, mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NOEXEC)
+    a.sys(
+        "openat",
+        folder,
+        name,
+        f.O_RDONLY | f.O_CREAT | f.O_EXCL | low.o_nofollow | f.O_CLOEXEC,
+        0o644,
+        store=place,
+    )
+    a.sys("move_mount", node, "", place, "", mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH)
+    low.close(node, place)
+
+
+def symlink(low: Lowering, op: m.Symlink) -> None:
+    above, _, name = op.path.rpartition("/")
+    folder = low.folder(above or "/")
+    if op.over:
+        low.a.sys("unlinkat", folder, name, 0, skip={ENOENT: NEXT, EISDIR: NEXT, EPERM: NEXT})
+    low.a.sys("symlinkat", op.target, folder, name, skip={EEXIST: NEXT})
+
+
+def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
+    a = low.a
+    a.sys("fchdir", low.root)
+    # Both on one directory: the old root ends up on top of the new one and is taken off (pivot_root(2), "pivot_root(".", ".")").
+    a.sys("pivot_root", ".", ".")
+    a.sys("umount2", ".", mnt.MNT_DETACH)
+    a.sys("chdir", "/")
+    if op.propagation:
+        low.set_attributes(low.root, propagation=op.propagation)
+
+
+def change_root(low: Lowering, op: m.ChangeRoot) -> None:
+    low.a.sys("fchdir", low.root)
+    low.a.sys("chroot", ".")
+
+
+def _null(low: Lowering) -> Slot:
+    """The container's /dev/null, which must be 1:3 (CVE-2025-31133)."""
+    if low.null is None:
+        low.null = low.beneath("/dev/null", f.O_PATH, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
+        macros.require_device(low.a, low.null, 1, 3, "/dev/null")
+    return low.null
+
+
+def reopen_null(low: Lowering, op: m.ReopenNull) -> None:
+    opened = low.beneath("/dev/null", f.O_RDWR, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
+    macros.require_device(low.a, opened, 1, 3, "/dev/null")
+    for number in op.descriptors:
+        low.a.sys("dup3", opened, number, 0)
+    low.close(opened)
+
+
+def make_folder(low: Lowering, op: m.MakeFolder) -> None:
+    low.close(low.place(op.path, True))
+
+
+def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
+    """A pty of the container's own devpts by descriptors alone: no path that could be swapped (CVE-2025-52565)."""
+    a = low.a
+    master = low.beneath("/dev/pts/ptmx", f.O_RDWR | f.O_NOCTTY, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
+    _check_ptmx(low, master)
+    slave = a.slot(4)
+    a.sys("ioctl", master, ioctl.TIOCSPTLCK, low.block(pack("<i", 0)))
+    a.sys("ioctl", master, ioctl.TIOCGPTPEER, f.O_RDWR | f.O_NOCTTY | f.O_CLOEXEC, store=slave)
+    if op.size is not None:
+        size = low.block(pack("<4H", op.size.height, op.size.width, 0, 0))
+        a.sys("ioctl", slave, ioctl.TIOCSWINSZ, size)
+    if op.uid:
+        a.sys("fchown", slave, op.uid, -1 & 0xFFFFFFFF)
+    if op.console:
+        tree = a.slot(4)
+        a.sys("open_tree", slave, "", CLONE | EMPTY, store=tree)
+        place = low.place("/dev/console", False)
+        low.attach(tree, place)
+        low.close(tree, place)
+    macros.send_fd(a, master)
+    a.sys("ioctl", slave, ioctl.TIOCSCTTY, 0)
+    for number in (0, 1, 2):
+        a.sys("dup3", slave, number, 0)
+    low.close(master, slave)
+
+
+def _check_ptmx(low: Lowering, master: Slot) -> None:
+    a = low.a
+    macros.require_device(a, master, 5, 2, "/dev/pts/ptmx")
+    inode = macros.status_field(a, macros.status(a, master), "ino")
+    macros.require(a, inode, "eq", DEVPTS_INODE_OF_PTMX, ENOTDIR, "/dev/pts/ptmx is not the one of a devpts")
+    a.sys("fstatfs", master, low.scratch)
+    kind = a.field(low.scratch, 0, 8)
+    macros.require(a, kind, "eq", mnt.DEVPTS_SUPER_MAGIC, ENOTDIR, "/dev/pts is not a devpts")
+
+
+def change_mount(low: Lowering, op: m.ChangeMount) -> None:
+    if op.path == "/":
+        low.set_attributes(low.root, op.set, op.clear)
+        return
+    found = low.beneath(op.path)
+    low.set_attributes(found, op.set, op.clear)
+    low.close(found)
+
+
+def readonly_path(low: Lowering, op: m.ReadonlyPath) -> None:
+    a, tree, end = low.a, low.a.slot(4), low.a.label()
+    found = low.beneath(op.path, missing=end, also=ENOTDIR)
+    a.sys("open_tree", found, "", CLONE | EMPTY | f.AT_RECURSIVE, store=tree)
+    low.set_attributes(tree, mnt.MOUNT_ATTR_RDONLY)
+    low.attach(tree, found)
+    low.close(tree, found)
+    a.place(end)
+
+
+def mask_path(low: Lowering, op: m.MaskPath) -> None:
+    a, tree = low.a, low.a.slot(4)
+    end, hidden, folder = a.label(), a.label(), a.label()
+    null = _null(low)
+    if low.mask is None:
+        low.make_mask()
+    found = low.beneath(op.path, missing=end, also=ENOTDIR)
+    a.sys("statx", found, "", EMPTY, f.STATX_TYPE, low.scratch)
+    mode = a.field(low.scratch, f.STATX_FIELDS["mode"][0], 4)
+    a.compare(mode, "eq", f.S_IFDIR, mask=f.S_IFMT, true=folder)
+    a.sys("open_tree", null, "", CLONE | EMPTY, store=tree, ok=hidden)
+    a.place(folder)
+    low.copy_mask(tree)
+    a.place(hidden)
+    low.attach(tree, found)
+    low.close(tree, found)
+    a.place(end)
+
+
+CALLS: dict[type, Callable[[Lowering, Any], None]] = {
+    m.SetPropagation: set_propagation,
+    m.AttachRoot: attach_root,
+    m.AttachEmptyRoot: attach_empty_root,
+    m.MountFs: mount_fs,
+    m.MountTree: mount_tree,
+    m.MakeDevice: make_device,
+    m.Symlink: symlink,
+    m.PivotRoot: pivot_root,
+    m.ChangeRoot: change_root,
+    m.ReopenNull: reopen_null,
+    m.MakeFolder: make_folder,
+    m.OpenTerminal: open_terminal,
+    m.ChangeMount: change_mount,
+    m.ReadonlyPath: readonly_path,
+    m.MaskPath: mask_path,
+}
+NEEDS: dict[type, Callable[[Any], tuple[str, ...]]] = {
+    m.AttachRoot: lambda op: ("root",),
+    m.ChangeRoot: lambda op: ("root",),
+    m.MountTree: lambda op: (op.descriptor,),
+}

@@ -1,0 +1,378 @@
+"""System calls of the operations on the process: birth, namespaces, limits, identity, filter, execve."""
+
+from __future__ import annotations
+
+from errno import EACCES, EINVAL, ENOENT, ENOSYS, EPERM
+from struct import pack
+
+from pyrunc.abi import clone
+from pyrunc.abi import file as f
+from pyrunc.abi import prctl as p
+from pyrunc.abi.ioctl import IFF_UP, SIOCSIFFLAGS
+from pyrunc.abi.process import (
+    IOPRIO_CLASS_SHIFT,
+    IOPRIO_CLASSES,
+    IOPRIO_WHO_PROCESS,
+    RLIMITS,
+    SCHED_POLICIES,
+)
+from pyrunc.plan import model as m
+from pyrunc.plan.build import SYNC_POINTS
+from pyrunc.plan.lowering import EMPTY, Lowering
+from pyrunc.program import macros
+from pyrunc.program.assemble import NEXT
+from pyrunc.program.model import LISTENER, PROGRESS, READY
+from pyrunc.spec.check import MEMORY_MODES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+
+AF_INET, SOCK_DGRAM, SOCK_CLOEXEC = 2, 2, 0o2000000
+KEEP_ALL_KEYS = 0x80000  # KEY_USR_SEARCH beside what the possessor has
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NO_PROGRAM = "no-program"  # mark of failures of the last execve and of its check
+
+
+# ---- in the launcher
+
+
+def prepare(low: Lowering, op: m.Prepare) -> None:
+    macros.prologue(low.a, op.name)
+    low.a.sys("umask", 0)  # modes are given explicitly until the process's own umask is set
+
+
+def _write_own(low: Lowering, path: str, content: bytes) -> None:
+    """A file of our own in the runtime's /proc, while that is still what we see."""
+    a, opened = low.a, low.a.slot(4)
+    a.sys("openat", f.AT_FDCWD, path, f.O_WRONLY | f.O_CLOEXEC, 0, store=opened)
+    a.sys("write", opened, low.block(content), len(content))
+    low.close(opened)
+
+
+def set_oom_score(low: Lowering, op: m.SetOomScore) -> None:
+    _write_own(low, "/proc/self/oom_score_adj", str(op.value).encode())
+
+
+def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
+    a, opened, have = low.a, low.a.slot(4), low.a.label()
+    label = op.label.encode("utf-8", "surrogateescape")
+    content = b"exec " + label if op.module == "apparmor" else label
+    if op.module == "apparmor":
+        path = "/proc/thread-self/attr/apparmor/exec"
+        flags = f.O_WRONLY | f.O_CLOEXEC
+        a.sys("openat", f.AT_FDCWD, path, flags, 0, store=opened, ok=have, skip={ENOENT: NEXT})
+    a.sys("openat", f.AT_FDCWD, "/proc/thread-self/attr/exec", f.O_WRONLY | f.O_CLOEXEC, 0, store=opened)
+    a.place(have)
+    a.sys("write", opened, low.block(content), len(content))
+    low.close(opened)
+
+
+def join(low: Lowering, op: m.Join) -> None:
+    low.a.sys("setns", low.numbers[op.descriptor], clone.NAMESPACES[op.kind])
+
+
+def join_process(low: Lowering, op: m.JoinProcess) -> None:
+    flags = 0
+    for kind in op.kinds:
+        flags |= clone.NAMESPACES[kind]
+    low.a.sys("setns", low.numbers[op.descriptor], flags)
+
+
+def offset_clocks(low: Lowering, op: m.OffsetClocks) -> None:
+    low.a.sys("unshare", clone.CLONE_NEWTIME)
+    if op.offsets:
+        text = "".join(f"{clock} {seconds} {nanoseconds}\n" for clock, seconds, nanoseconds in op.offsets)
+        _write_own(low, "/proc/self/timens_offsets", text.encode())
+
+
+def set_affinity(low: Lowering, op: m.SetAffinity) -> None:
+    mask = bytearray(b"" if op.cpus else b"\xff" * 1024)
+    for cpu in op.cpus:
+        mask += bytes(max(0, (cpu // 64 + 1) * 8 - len(mask)))
+        mask[cpu // 8] |= 1 << cpu % 8
+    low.a.sys("sched_setaffinity", 0, len(mask), low.block(bytes(mask)))
+
+
+def clone_process(low: Lowering, op: m.Clone) -> None:
+    flags = 0
+    for kind in op.kinds:
+        flags |= clone.NAMESPACES[kind]
+    macros.fork_parent(low.a, flags, cgroup=low.numbers["cgroup"] if op.cgroup else None)
+
+
+# ---- in the container's process
+
+
+def sync(low: Lowering, op: m.Sync) -> None:
+    low.a.send(PROGRESS, SYNC_POINTS.index(op.point))
+    low.a.wait()
+
+
+def become_root(low: Lowering, op: m.BecomeRoot) -> None:
+    low.a.sys("setresgid", 0, 0, 0)
+    low.a.sys("setresuid", 0, 0, 0)
+    macros.set_dumpable(low.a, False)
+
+
+def new_session(low: Lowering, op: m.NewSession) -> None:
+    low.a.sys("setsid")
+
+
+def new_keyring(low: Lowering, op: m.NewKeyring) -> None:
+    a, key, end = low.a, low.a.slot(4), low.a.label()
+    a.sys("keyctl", p.KEYCTL_JOIN_SESSION_KEYRING, op.name, 0, 0, 0, store=key, skip={ENOSYS: end})
+    # Possessor: everything; the user (in a user namespace: anyone) may search, as runc has it.
+    permissions = 0x3F3F0000 | (0x8 if op.in_user_namespace else 0) | KEEP_ALL_KEYS
+    a.sys("keyctl", p.KEYCTL_SETPERM, key, permissions, 0, 0)
+    a.place(end)
+
+
+def loopback_up(low: Lowering, op: m.LoopbackUp) -> None:
+    a, socket = low.a, low.a.slot(4)
+    a.sys("socket", AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0, store=socket)
+    a.sys("ioctl", socket, SIOCSIFFLAGS, low.block(pack("<16sH22x", b"lo", IFF_UP)))
+    low.close(socket)
+
+
+def set_umask(low: Lowering, op: m.SetUmask) -> None:
+    low.a.sys("umask", op.mask)
+
+
+def set_hostname(low: Lowering, op: m.SetHostname) -> None:
+    low.a.sys("sethostname", op.name, len(op.name.encode("utf-8", "surrogateescape")))
+
+
+def set_domainname(low: Lowering, op: m.SetDomainname) -> None:
+    low.a.sys("setdomainname", op.name, len(op.name.encode("utf-8", "surrogateescape")))
+
+
+def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
+    """Beneath a private procfs that nobody else has, across nothing mounted or linked (CVE-2025-52881)."""
+    a, opened, content = low.a, low.a.slot(4), op.value.encode("utf-8", "surrogateescape")
+    resolve = f.RESOLVE_BENEATH | f.RESOLVE_NO_SYMLINKS | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV
+    how = low.how(f.O_WRONLY, 0, resolve)
+    a.sys("openat2", low.numbers["proc"], f"sys/{op.path}", how, f.OPEN_HOW_SIZE, store=opened)
+    a.sys("write", opened, low.block(content), len(content))
+    low.close(opened)
+
+
+def set_scheduler(low: Lowering, op: m.SetScheduler) -> None:
+    attributes = pack(
+        "<IIQiIQQQ",
+        48,
+        SCHED_POLICIES[op.policy],
+        op.flags,
+        op.nice,
+        op.priority & 0xFFFFFFFF,
+        op.runtime,
+        op.deadline,
+        op.period,
+    )
+    low.a.sys("sched_setattr", 0, low.block(attributes), 0)
+
+
+def set_io_priority(low: Lowering, op: m.SetIoPriority) -> None:
+    value = IOPRIO_CLASSES[op.klass] << IOPRIO_CLASS_SHIFT | op.priority
+    low.a.sys("ioprio_set", IOPRIO_WHO_PROCESS, 0, value)
+
+
+def set_personality(low: Lowering, op: m.SetPersonality) -> None:
+    low.a.sys("personality", op.domain)
+
+
+def set_memory_policy(low: Lowering, op: m.SetMemoryPolicy) -> None:
+    words = max(op.nodes, default=-1) // 64 + 1
+    mask = [0] * words
+    for node in op.nodes:
+        mask[node // 64] |= 1 << node % 64
+    nodes = low.block(pack(f"<{words}Q", *mask)) if words else 0
+    # The kernel takes one bit less than it is told (mm/mempolicy.c, get_nodes).
+    low.a.sys("set_mempolicy", MEMORY_MODES[op.mode] | op.flags, nodes, words * 64 + 1 if words else 0)
+
+
+def set_limit(low: Lowering, op: m.SetLimit) -> None:
+    low.a.sys("prlimit64", 0, RLIMITS[op.type], low.block(pack("<QQ", op.soft, op.hard)), 0)
+
+
+def drop_bounding(low: Lowering, op: m.DropBounding) -> None:
+    keep = set(op.keep)
+    for number in range(op.last + 1):
+        if number not in keep:
+            low.a.sys("prctl", p.PR_CAPBSET_DROP, number, 0, 0, 0)
+
+
+def set_groups(low: Lowering, op: m.SetGroups) -> None:
+    groups = low.block(pack(f"<{len(op.groups)}I", *op.groups)) if op.groups else 0
+    low.a.sys("setgroups", len(op.groups), groups)
+
+
+def try_folder(low: Lowering, op: m.TryFolder) -> None:
+    low.entered = low.a.slot(4)
+    low.a.sys("chdir", op.path, store=low.entered, skip={EACCES: NEXT, EPERM: NEXT})
+
+
+def set_ids(low: Lowering, op: m.SetIds) -> None:
+    a = low.a
+    if op.keep:
+        a.sys("prctl", p.PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    a.sys("setresgid", op.gid, op.gid, op.gid)
+    a.sys("setresuid", op.uid, op.uid, op.uid)
+    if op.keep:
+        a.sys("prctl", p.PR_SET_KEEPCAPS, 0, 0, 0, 0)
+    macros.set_dumpable(low.a, False)  # the kernel sets it to fs.suid_dumpable when credentials change
+
+
+def set_capabilities(low: Lowering, op: m.SetCapabilities) -> None:
+    a, sets = low.a, (op.effective, op.permitted, op.inheritable)
+    header = low.a.data(
+        pack("<II", 0x20080522, 0)
+    )  # _LINUX_CAPABILITY_VERSION_3; the kernel may write into it
+    halves = [s & 0xFFFFFFFF for s in sets] + [s >> 32 for s in sets]
+    a.sys("capset", header, low.block(pack("<6I", *halves)))
+    if op.ambient or op.permitted:
+        a.sys("prctl", p.PR_CAP_AMBIENT, p.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    for number in op.ambient:
+        a.sys(
+            "prctl", p.PR_CAP_AMBIENT, p.PR_CAP_AMBIENT_RAISE, number, 0, 0, skip={EPERM: NEXT, EINVAL: NEXT}
+        )
+
+
+def forbid_new_privileges(low: Lowering, op: m.ForbidNewPrivileges) -> None:
+    low.a.sys("prctl", p.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
+    a, inside, entered = low.a, low.a.label(), low.a.label()
+    if low.entered is not None:
+        a.compare(low.entered, "ge", 0, true=entered)
+    a.sys("chdir", op.path)
+    a.place(entered)
+    a.sys("getcwd", low.scratch, 4096)
+    a.compare(a.field(low.scratch, 0, 1), "eq", ord("/"), true=inside)
+    a.fail(ENOENT, "current working directory is outside of container mount namespace root")
+    a.place(inside)
+
+
+def load_filter(low: Lowering, op: m.LoadFilter) -> None:
+    a = low.a
+    program = a.data(pack("<HxxxxxxQ", len(op.instructions) // 8, 0))
+    a.pointer(program.at(8), a.data(op.instructions))
+    listener = a.slot(4)
+    a.sys("seccomp", p.SECCOMP_SET_MODE_FILTER, op.flags, program, store=listener)
+    if op.listener:
+        a.send(LISTENER, listener)
+        a.wait()
+
+
+# ---- the end
+
+
+def candidates(args: Sequence[str], env: Sequence[str]) -> list[str]:
+    """The paths that execvp(3) tries for args[0], with the PATH of `env`."""
+    name = args[0]
+    if "/" in name:
+        return [name]
+    path = next((v[5:] for v in env if v.startswith("PATH=")), DEFAULT_PATH)
+    return [f"{entry or '.'}/{name}" for entry in path.split(":")]
+
+
+def check_program(low: Lowering, op: m.CheckProgram) -> None:
+    macros.check_program(low.a, candidates(op.args, op.env), op.args[0], mark=NO_PROGRAM)
+
+
+def execute(low: Lowering, op: m.Execute) -> None:
+    """What must live until execve, the socket and a connection of `start`, closes on exec; all else is closed here."""
+    a, result, first = low.a, low.a.slot(4), 3 + op.preserve
+    keep = [low.sync_number] if low.start is None else [low.start_number]
+    macros.close_all_from(a, first, keep)
+    macros.execute(a, candidates(op.args, op.env), op.args, op.env, result=result)
+    if low.start is None:
+        a.fail(result, mark=NO_PROGRAM)
+    else:
+        a.sys("write", low.start, result.address, 4)
+        a.exit(127)
+
+
+def ready(low: Lowering, op: m.Ready) -> None:
+    low.a.send(READY)
+
+
+def await_start(low: Lowering, op: m.AwaitStart) -> None:
+    """One connection, one byte. The connection's end (close on exec) tells `start` that all went well; else an errno comes.
+
+    Whoever created the container is gone by then, so the socket to it closes here.
+    """
+    a, listening = low.a, low.numbers[op.descriptor]
+    low.start, low.start_number = a.slot(4), low.sync_number
+    again = a.slot(4)
+    byte = a.data(8)
+    a.sys("close", a.sync)
+    a.sys("accept4", listening, 0, 0, SOCK_CLOEXEC, store=again)
+    a.sys("dup3", again, low.start_number, f.O_CLOEXEC, store=low.start)
+    a.sys("close", again)
+    a.sys("close", listening)
+    got = a.slot(8)
+    a.sys("read", low.start, byte, 1, store=got)
+    go = a.label()
+    a.compare(got, "eq", 1, true=go)
+    a.exit(126)
+    a.place(go)
+
+
+def execute_descriptor(low: Lowering, op: m.ExecuteDescriptor) -> None:
+    a, program = low.a, low.numbers[op.descriptor]
+    argv, envp = a.pointers(op.args), a.pointers(op.env)
+    a.sys("fcntl", program, f.F_SETFD, f.FD_CLOEXEC)
+    macros.close_all_from(a, 3, [program, low.sync_number])
+    a.send(READY)
+    a.sys("execveat", program, "", argv, envp, EMPTY)
+
+
+CALLS: dict[type, Callable[[Lowering, Any], None]] = {
+    m.Prepare: prepare,
+    m.SetOomScore: set_oom_score,
+    m.SetExecLabel: set_exec_label,
+    m.Join: join,
+    m.JoinProcess: join_process,
+    m.OffsetClocks: offset_clocks,
+    m.SetAffinity: set_affinity,
+    m.Clone: clone_process,
+    m.Sync: sync,
+    m.BecomeRoot: become_root,
+    m.NewSession: new_session,
+    m.NewKeyring: new_keyring,
+    m.LoopbackUp: loopback_up,
+    m.SetUmask: set_umask,
+    m.SetHostname: set_hostname,
+    m.SetDomainname: set_domainname,
+    m.SetSysctl: set_sysctl,
+    m.SetScheduler: set_scheduler,
+    m.SetIoPriority: set_io_priority,
+    m.SetPersonality: set_personality,
+    m.SetMemoryPolicy: set_memory_policy,
+    m.SetLimit: set_limit,
+    m.DropBounding: drop_bounding,
+    m.SetGroups: set_groups,
+    m.TryFolder: try_folder,
+    m.SetIds: set_ids,
+    m.SetCapabilities: set_capabilities,
+    m.ForbidNewPrivileges: forbid_new_privileges,
+    m.EnterFolder: enter_folder,
+    m.LoadFilter: load_filter,
+    m.CheckProgram: check_program,
+    m.Ready: ready,
+    m.AwaitStart: await_start,
+    m.Execute: execute,
+    m.ExecuteDescriptor: execute_descriptor,
+}
+NEEDS: dict[type, Callable[[Any], tuple[str, ...]]] = {
+    m.Join: lambda op: (op.descriptor,),
+    m.JoinProcess: lambda op: (op.descriptor,),
+    m.Clone: lambda op: ("cgroup",) if op.cgroup else (),
+    m.SetSysctl: lambda op: ("proc",),
+    m.AwaitStart: lambda op: (op.descriptor,),
+    m.ExecuteDescriptor: lambda op: (op.descriptor,),
+}

@@ -1,0 +1,207 @@
+"""What lowering keeps while it goes through a plan: the assembler, the descriptors' numbers, and data that calls share.
+
+Everything below the container's root is reached by these: `beneath` opens what exists, `place` opens or creates a mount's
+destination, `attach` puts a mount there. `program.macros` has what does not depend on the plan.
+"""
+
+from __future__ import annotations
+
+from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
+from struct import pack
+
+from pyrunc.abi import file as f
+from pyrunc.abi import mount as mnt
+from pyrunc.program import macros
+from pyrunc.program.assemble import NEXT, Assembler
+from pyrunc.program.macros import IN_ROOT, RETRY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.program.model import Address, Label, Operand, Slot
+
+EMPTY = f.AT_EMPTY_PATH
+QUIET = mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NODEV | mnt.MOUNT_ATTR_NOEXEC
+MASK_OPTIONS = (("nr_blocks", "1"), ("nr_inodes", "2"), ("mode", "555"))
+ATTACH = mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH
+CLONE = mnt.OPEN_TREE_CLONE | mnt.OPEN_TREE_CLOEXEC
+
+
+class Lowering:
+    """One plan on its way to a program."""
+
+    def __init__(self, arch: str, numbers: dict[str, int]) -> None:
+        self.a = a = Assembler(arch)
+        self.numbers = numbers
+        self.sync_number = max(numbers.values(), default=2) + 1
+        self.o_directory, self.o_nofollow = a.arch.o_directory, a.arch.o_nofollow
+        self.root: Operand = numbers.get("root", -1)
+        self.start: Slot | None = None
+        self.start_number = -1
+        self.mask: Slot | None = None
+        self.null: Slot | None = None
+        self.entered: Slot | None = None
+        self._blocks: dict[bytes, Address] = {}
+        self._folders: dict[str, Slot] = {}
+        self._scratch: Address | None = None
+
+    def block(self, content: bytes) -> Address:
+        """Data that no call writes into; equal ones share a place."""
+        found = self._blocks.get(content)
+        if found is None:
+            found = self._blocks[content] = self.a.data(content)
+        return found
+
+    def how(self, flags: int, mode: int, resolve: int) -> Address:
+        """`struct open_how`, close-on-exec."""
+        return self.block(pack("<3Q", flags | f.O_CLOEXEC, mode, resolve))
+
+    @property
+    def scratch(self) -> Address:
+        """4 KiB for results that are looked at at once."""
+        if self._scratch is None:
+            self._scratch = self.a.data(4096)
+        return self._scratch
+
+    def container_root(self) -> Operand:
+        """The root's descriptor; where the process is inside already (exec), its `/` is opened."""
+        if isinstance(self.root, int) and self.root < 0:
+            self.root = slot = self.a.slot(4)
+            self.a.sys("openat", f.AT_FDCWD, "/", f.O_PATH | self.o_directory | f.O_CLOEXEC, 0, store=slot)
+        return self.root
+
+    def close(self, *operands: Operand) -> None:
+        for operand in operands:
+            self.a.sys("close", operand)
+
+    # ---- paths
+
+    def beneath(
+        self,
+        path: str,
+        flags: int = f.O_PATH,
+        resolve: int = IN_ROOT,
+        missing: Label | None = None,
+        also: int | None = None,
+    ) -> Slot:
+        """An open file of the container: the slot of its descriptor. `missing`: where to go on ENOENT (and `also`)."""
+        slot = self.a.slot(4)
+        rules = {} if missing is None else {ENOENT: missing}
+        if missing is not None and also is not None:
+            rules[also] = missing
+        self.a.sys(
+            "openat2",
+            self.container_root(),
+            path.lstrip("/") or ".",
+            self.how(flags, 0, resolve),
+            f.OPEN_HOW_SIZE,
+            store=slot,
+            skip=rules,
+            retry=RETRY,
+        )
+        return slot
+
+    def folder(self, path: str) -> Slot:
+        """A directory of the container, made with its parents when it is missing; the caller does not close it.
+
+        Kept for the operations that follow, until something is mounted.
+        """
+        found = self._folders.get(path)
+        if found is None:
+            found = self._folders[path] = self.place(path, True)
+        return found
+
+    def place(self, path: str, directory: bool) -> Slot:
+        """O_PATH of a destination, made when it is missing: 0755 folders, and an empty 0644 file unless `directory`.
+
+        What is not made: a directory where a file is to be covered stays, and the mount then says ENOTDIR.
+        """
+        if directory:
+            return macros.make_directories(self.a, self.container_root(), path)
+        return macros.make_file(self.a, self.container_root(), path)
+
+    def ordinary_folder(self, path: str) -> Slot:
+        """A directory that no symlink leads to, made when it is missing: where procfs and sysfs go.
+
+        Nobody can redirect them then (CVE-2019-19921, CVE-2023-27561).
+        """
+        a, root = self.a, self.container_root()
+        found, have, missing, wrong = a.slot(4), a.label(), a.label(), a.label()
+        how = self.how(f.O_PATH | self.o_directory | self.o_nofollow, 0, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
+        name, size = path.lstrip("/"), f.OPEN_HOW_SIZE
+        rules = {ELOOP: wrong, ENOTDIR: wrong}
+        a.sys(
+            "openat2",
+            root,
+            name,
+            how,
+            size,
+            store=found,
+            ok=have,
+            skip={ENOENT: missing, **rules},
+            retry=RETRY,
+        )
+        a.place(missing)
+        self.close(macros.make_directories(a, root, path))
+        a.sys("openat2", root, name, how, size, store=found, ok=have, skip=rules, retry=RETRY)
+        a.place(wrong)
+        a.fail(ENOTDIR, f"{path} must be mounted on ordinary directory")
+        a.place(have)
+        return found
+
+    # ---- mounts
+
+    def attach(self, mount: Operand, destination: Operand) -> None:
+        """Put a detached mount on an open file."""
+        self.a.sys("move_mount", mount, "", destination, "", ATTACH)
+        self._folders.clear()
+
+    def set_attributes(
+        self,
+        mount: Operand,
+        to_set: int = 0,
+        to_clear: int = 0,
+        propagation: int = 0,
+        recursive: bool = False,
+    ) -> None:
+        """mount_setattr(2) on a mount's descriptor. A change within the atime family clears the whole family first."""
+        if to_set & mnt.MOUNT_ATTR__ATIME:
+            to_clear |= mnt.MOUNT_ATTR__ATIME
+        recursive = recursive or bool(propagation & mnt.MS_REC)
+        attributes = self.block(pack("<4Q", to_set, to_clear, propagation & ~mnt.MS_REC, 0))
+        flags = EMPTY | (f.AT_RECURSIVE if recursive else 0)
+        self.a.sys("mount_setattr", mount, "", flags, attributes, mnt.MOUNT_ATTR_SIZE)
+
+    def filesystem(
+        self, kind: str, source: str, options: tuple[tuple[str, str | None], ...], attributes: int
+    ) -> Slot:
+        """A detached mount of a new filesystem."""
+        a, context, made = self.a, self.a.slot(4), self.a.slot(4)
+        a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context)
+        if source:
+            a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, "source", source, 0)
+        for key, value in options:
+            if value is None:
+                a.sys("fsconfig", context, mnt.FSCONFIG_SET_FLAG, key, 0, 0)
+            else:
+                a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0)
+        a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0)
+        a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, attributes, store=made)
+        self.close(context)
+        return made
+
+    def make_mask(self) -> None:
+        """The empty read-only tmpfs that hides folders, made once whether or not there is one to hide."""
+        self.mask = self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
+
+    def copy_mask(self, store: Slot) -> None:
+        """Another mount of the mask's tmpfs; kernels before 6.15 cannot copy a detached mount, so a new one there."""
+        a, done, context = self.a, self.a.label(), self.a.slot(4)
+        assert self.mask is not None
+        a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store, ok=done, skip={EINVAL: NEXT})
+        a.sys("fsopen", "tmpfs", mnt.FSOPEN_CLOEXEC, store=context)
+        for key, value in MASK_OPTIONS:
+            a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0)
+        a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0)
+        a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, QUIET | mnt.MOUNT_ATTR_RDONLY, store=store)
+        self.close(context)
+        a.place(done)

@@ -1,0 +1,389 @@
+"""The closed set of operations. A plan is a tuple of them, and its order is the order of events.
+
+Each class is one step with one meaning; `show` has its line, `lower` its system calls, and a test compares the three lists.
+Descriptors appear by name (`root`, `cgroup`, `tree:3`, `namespace:network`): whoever runs the plan opens them.
+Paths of the container are absolute and are resolved beneath its root when the operation runs.
+"""
+
+from __future__ import annotations
+
+from pyrunc.spec.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyrunc.spec.model import ConsoleSize
+
+
+class Op(Value):
+    """One operation."""
+
+
+# In the launcher, still in the runtime's namespaces
+
+
+class Prepare(Op):
+    """Name the process, restore the two signals that posix_spawn leaves ignored, become non-dumpable."""
+
+    name: str = "pyrunc:init"
+
+
+class SetOomScore(Op):
+    """Write oom_score_adj; children inherit it."""
+
+    value: int
+
+
+class SetExecLabel(Op):
+    """The LSM label of the next execve; `module` is apparmor or selinux."""
+
+    module: str
+    label: str
+
+
+class Join(Op):
+    """Enter the namespace of type `kind` behind a descriptor."""
+
+    kind: str
+    descriptor: str
+
+
+class JoinProcess(Op):
+    """Enter the namespaces `kinds` of the process behind a pidfd, at once."""
+
+    kinds: tuple[str, ...]
+    descriptor: str
+
+
+class OffsetClocks(Op):
+    """A new time namespace for children, with offsets (clock -> seconds, nanoseconds)."""
+
+    offsets: tuple[tuple[str, int, int], ...]
+
+
+class SetAffinity(Op):
+    """Run on these CPUs; none = on all."""
+
+    cpus: tuple[int, ...] = ()
+
+
+class Clone(Op):
+    """The container's process is born as a child of our caller, in new namespaces `kinds`, in the cgroup if there is one."""
+
+    kinds: tuple[str, ...]
+    cgroup: bool
+
+
+# In the container's process
+
+
+class Sync(Op):
+    """Tell the caller that `point` is reached, and wait until it has done its part."""
+
+    point: str
+
+
+class BecomeRoot(Op):
+    """Take uid and gid 0 of the user namespace."""
+
+
+class NewSession(Op):
+    """Lead a new session without a terminal."""
+
+
+class NewKeyring(Op):
+    """Join a session keyring of that name, so that the caller's keys stay outside."""
+
+    name: str
+    in_user_namespace: bool = False
+
+
+class LoopbackUp(Op):
+    """Bring up `lo`."""
+
+
+class SetPropagation(Op):
+    """How mounts of the namespace's tree (the runtime's, copied) propagate: MS_* flags."""
+
+    flags: int
+
+
+class AttachRoot(Op):
+    """Put the detached root mount into the container's mount namespace."""
+
+    propagation: int
+
+
+class AttachEmptyRoot(Op):
+    """A read-only empty tmpfs with a few folders and files as root (a pod's holder)."""
+
+    folders: tuple[str, ...]
+
+
+class MountFs(Op):
+    """A new instance of a filesystem. `options` are its own (None = a flag), `attributes` MOUNT_ATTR_*.
+
+    `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs).
+    """
+
+    destination: str
+    type: str
+    source: str
+    options: tuple[tuple[str, str | None], ...] = ()
+    attributes: int = 0
+    strict: bool = False
+    propagation: tuple[int, ...] = ()
+    recursive_set: int = 0
+    recursive_clear: int = 0
+
+
+class MountTree(Op):
+    """A detached clone of a host mount (a bind), put at `destination`. All flags are MOUNT_ATTR_*."""
+
+    destination: str
+    descriptor: str
+    source: str
+    directory: bool
+    set: int = 0
+    clear: int = 0
+    recursive_set: int = 0
+    recursive_clear: int = 0
+    peer: bool = False
+    propagation: tuple[int, ...] = ()
+
+
+class MakeDevice(Op):
+    """A device file with that owner and mode; a bind of the host's when making it is not permitted."""
+
+    path: str
+    type: str
+    major: int
+    minor: int
+    mode: int = 0o666
+    uid: int = 0
+    gid: int = 0
+
+
+class Symlink(Op):
+    """A symbolic link in the container; an existing file stays unless it is to be taken over."""
+
+    path: str
+    target: str
+    over: bool = False
+
+
+class PivotRoot(Op):
+    """Make the attached root `/`, let go of the old one, then set the root's own propagation."""
+
+    propagation: int = 0
+
+
+class ChangeRoot(Op):
+    """Without a mount namespace of its own: chroot."""
+
+
+class ReopenNull(Op):
+    """Replace stdio that is the host's /dev/null by the container's, which must be 1:3."""
+
+    descriptors: tuple[int, ...]
+
+
+class MakeFolder(Op):
+    """A directory and its missing parents."""
+
+    path: str
+
+
+class OpenTerminal(Op):
+    """A terminal in the container's devpts: send the master away, make the slave stdio and (if `console`) /dev/console."""
+
+    size: ConsoleSize | None
+    uid: int
+    console: bool
+
+
+class ChangeMount(Op):
+    """Set and clear MOUNT_ATTR_* of the mount at `path`."""
+
+    path: str
+    set: int
+    clear: int = 0
+
+
+class SetUmask(Op):
+    mask: int
+
+
+class SetHostname(Op):
+    name: str
+
+
+class SetDomainname(Op):
+    name: str
+
+
+class SetSysctl(Op):
+    """Write `value` to `path` below /proc/sys, through a private procfs."""
+
+    path: str
+    value: str
+
+
+class ReadonlyPath(Op):
+    """Bind the path on itself, read-only; a missing one is skipped."""
+
+    path: str
+
+
+class MaskPath(Op):
+    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a missing one is skipped."""
+
+    path: str
+
+
+class SetScheduler(Op):
+    """sched_setattr(2); the times are nanoseconds."""
+
+    policy: str
+    flags: int
+    nice: int
+    priority: int
+    runtime: int
+    deadline: int
+    period: int
+
+
+class SetIoPriority(Op):
+    klass: str
+    priority: int
+
+
+class SetPersonality(Op):
+    domain: int
+
+
+class SetMemoryPolicy(Op):
+    mode: str
+    flags: int
+    nodes: tuple[int, ...]
+
+
+class SetLimit(Op):
+    type: str
+    soft: int
+    hard: int
+
+
+class DropBounding(Op):
+    """Take all capabilities but `keep` (numbers) out of the bounding set; `last` is the kernel's highest number."""
+
+    keep: tuple[int, ...]
+    last: int
+
+
+class SetGroups(Op):
+    groups: tuple[int, ...]
+
+
+class SetIds(Op):
+    """All uids and gids; `keep` keeps the permitted capabilities over the change."""
+
+    uid: int
+    gid: int
+    keep: bool
+
+
+class SetCapabilities(Op):
+    """The sets as bit masks; ambient ones are raised one by one, and one that the kernel refuses is skipped."""
+
+    effective: int
+    permitted: int
+    inheritable: int
+    ambient: tuple[int, ...]
+
+
+class ForbidNewPrivileges(Op):
+    """PR_SET_NO_NEW_PRIVS."""
+
+
+class TryFolder(Op):
+    """chdir with root's rights; not permitted is fine here, `EnterFolder` tries again as the user."""
+
+    path: str
+
+
+class EnterFolder(Op):
+    """chdir unless `TryFolder` could, then check with getcwd that it is below the root (CVE-2024-21626)."""
+
+    path: str
+
+
+class LoadFilter(Op):
+    """A seccomp filter: `instructions` are sock_filter bytes, `listener` asks for a notification descriptor."""
+
+    instructions: bytes
+    flags: int
+    listener: bool = False
+
+
+class CheckProgram(Op):
+    """Is there something to execute? Said while errors still reach the caller of create."""
+
+    args: tuple[str, ...]
+    env: tuple[str, ...]
+
+
+class Ready(Op):
+    """Tell the caller that all is set up."""
+
+
+class AwaitStart(Op):
+    """Wait on the start socket for the byte of `start`; what goes wrong from here is told there."""
+
+    descriptor: str
+
+
+class Execute(Op):
+    """Close everything but stdio and the next `preserve` descriptors, and become the program, looked up in PATH of `env`."""
+
+    args: tuple[str, ...]
+    env: tuple[str, ...]
+    preserve: int = 0
+
+
+class ExecuteDescriptor(Op):
+    """Become the program behind a descriptor (the pod's holder)."""
+
+    descriptor: str
+    args: tuple[str, ...]
+    env: tuple[str, ...]
+
+
+class Host(Value):
+    """Facts of the machine and of the runtime's own process that decide what a plan holds."""
+
+    capabilities: int
+    last_capability: int
+    oom_score_adj: int = 0
+    apparmor: bool = False
+    selinux: bool = False
+    kcore: bool = True
+
+
+class Findings(Value):
+    """What whoever runs the plan found out about this container's files. Keys are indices of `spec.mounts`."""
+
+    directories: Mapping[int, bool] = {}
+    destinations: Mapping[int, str] = {}
+    modes: Mapping[int, int] = {}
+    home: str = ""
+    null_stdio: tuple[int, ...] = ()
+    masks: frozenset[str] | None = None
+
+
+class Plan(Value):
+    """`ops` in order, and `warnings` (a line each) about what was asked and is left out."""
+
+    ops: tuple[Op, ...]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,198 @@
+"""Entries of `mounts` become operations: options are sorted into attributes, propagation and the filesystem's own words.
+
+The option table is runtime-spec 1.3 config.md with runc's readings: the last occurrence wins, and for a bind only what was
+named changes. Recursive options (`rro`) work on the whole tree after everything else on that mount.
+"""
+
+from __future__ import annotations
+
+from pyrunc.abi import mount as abi
+from pyrunc.errors import InvalidSpec
+from pyrunc.plan.model import ChangeMount, MountFs, MountTree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.plan.model import Op
+    from pyrunc.spec.model import Mount
+
+_RO, _NOSUID, _NODEV, _NOEXEC = (
+    abi.MOUNT_ATTR_RDONLY,
+    abi.MOUNT_ATTR_NOSUID,
+    abi.MOUNT_ATTR_NODEV,
+    abi.MOUNT_ATTR_NOEXEC,
+)
+_ATIME, _NOATIME, _STRICT, _NODIR = (
+    abi.MOUNT_ATTR__ATIME,
+    abi.MOUNT_ATTR_NOATIME,
+    abi.MOUNT_ATTR_STRICTATIME,
+    abi.MOUNT_ATTR_NODIRATIME,
+)
+_NOSYM = abi.MOUNT_ATTR_NOSYMFOLLOW
+
+# option -> (attributes set, attributes cleared). The atime family is an enumeration: setting one clears the field first.
+ATTRIBUTES: dict[str, tuple[int, int]] = {
+    "ro": (_RO, 0),
+    "rw": (0, _RO),
+    "nosuid": (_NOSUID, 0),
+    "suid": (0, _NOSUID),
+    "nodev": (_NODEV, 0),
+    "dev": (0, _NODEV),
+    "noexec": (_NOEXEC, 0),
+    "exec": (0, _NOEXEC),
+    "nosymfollow": (_NOSYM, 0),
+    "symfollow": (0, _NOSYM),
+    "noatime": (_NOATIME, _ATIME),
+    "atime": (0, _ATIME),
+    "relatime": (0, _ATIME),
+    "norelatime": (_STRICT, _ATIME),
+    "strictatime": (_STRICT, _ATIME),
+    "nostrictatime": (0, _ATIME),
+    "nodiratime": (_NODIR, 0),
+    "diratime": (0, _NODIR),
+}
+# Words for the superblock, which fsconfig takes as flags; on a bind they would change the source, so they are left out.
+SUPERBLOCK = ("sync", "dirsync", "lazytime", "mand", "iversion")
+IGNORED = frozenset(("async", "nolazytime", "nomand", "noiversion", "silent", "loud", "defaults", "remount"))
+PROPAGATION = {
+    "shared": abi.MS_SHARED,
+    "rshared": abi.MS_SHARED | abi.MS_REC,
+    "slave": abi.MS_SLAVE,
+    "rslave": abi.MS_SLAVE | abi.MS_REC,
+    "private": abi.MS_PRIVATE,
+    "rprivate": abi.MS_PRIVATE | abi.MS_REC,
+    "unbindable": abi.MS_UNBINDABLE,
+    "runbindable": abi.MS_UNBINDABLE | abi.MS_REC,
+}
+EXTENSIONS = ("tmpcopyup", "idmap", "ridmap", "copy-symlink", "src-nofollow", "dest-nofollow")
+# Programs such as lxcfs may put their own files here; everything else inside /proc is refused (CVE-2019-16884).
+PROC_FILES = frozenset(
+    f"/proc/{name}"
+    for name in (
+        *("cpuinfo", "diskstats", "meminfo", "stat", "swaps", "uptime", "loadavg", "slabinfo"),
+        "sys/kernel/ns_last_pid",
+        "sys/crypto/fips_enabled",
+    )
+)
+
+
+class Options:
+    """The options of one mount, sorted."""
+
+    __slots__ = ("bind", "clear", "data", "extensions", "propagation", "rclear", "recursive", "rset", "set")
+
+    def __init__(self, options: tuple[str, ...]) -> None:
+        self.set = self.clear = self.rset = self.rclear = 0
+        self.bind = self.recursive = False
+        self.propagation: list[int] = []
+        self.data: list[tuple[str, str | None]] = []
+        self.extensions: list[str] = []
+        for option in options:
+            self._sort(option)
+
+    def _sort(self, option: str) -> None:
+        change = ATTRIBUTES.get(option)
+        if change is not None:
+            to_set, to_clear = change
+            self.set = (self.set & ~to_clear) | to_set
+            self.clear = (self.clear | to_clear) & ~(to_set & ~_ATIME)
+        elif option in ("bind", "rbind"):
+            self.bind, self.recursive = True, option == "rbind"
+        elif option in PROPAGATION:
+            self.propagation.append(PROPAGATION[option])
+        elif option[:1] == "r" and option[1:] in ATTRIBUTES:
+            to_set, to_clear = ATTRIBUTES[option[1:]]
+            self.rset = (self.rset & ~to_clear) | to_set
+            self.rclear = (self.rclear | to_clear) & ~(to_set & ~_ATIME)
+        elif option in EXTENSIONS or option.startswith("idmap="):
+            self.extensions.append(option)
+        elif option not in IGNORED and option:
+            key, equals, value = option.partition("=")
+            self.data.append((key, value if equals else None))
+
+
+def operation(mount: Mount, index: int, directory: bool, mode: int | None, warnings: list[str]) -> Op:
+    """The one operation for `mounts[index]`. `directory`: what a bind's source is; `mode`: of the place a tmpfs covers."""
+    options = Options(mount.options)
+    path = f"mounts[{index}]"
+    destination = normal(mount.destination)
+    if destination == "/":
+        raise InvalidSpec(f"{path}.destination", "the root cannot be mounted over")
+    _refuse_inside_proc(mount, destination, options.bind, path)
+    if options.bind or mount.type == "bind":
+        return _tree(mount, index, destination, directory, options, warnings)
+    return _filesystem(mount, destination, mode, options, path)
+
+
+def finishing(mount: Mount) -> Op | None:
+    """What comes after everything was put into the mount: a tmpfs, and whatever is at /dev, become read-only late."""
+    options = Options(mount.options)
+    if not options.set & _RO or options.bind:
+        return None
+    destination = normal(mount.destination)
+    return ChangeMount(destination, _RO) if mount.type == "tmpfs" or destination == "/dev" else None
+
+
+def normal(path: str) -> str:
+    """Absolute, without empty, `.` and `..` parts (which cannot climb above the container's root)."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def is_bind(mount: Mount) -> bool:
+    return mount.type == "bind" or "bind" in mount.options or "rbind" in mount.options
+
+
+def _refuse_inside_proc(mount: Mount, destination: str, bind: bool, path: str) -> None:
+    if destination == "/proc":
+        if not bind and mount.type != "proc":
+            raise InvalidSpec(path, f"{destination} cannot be mounted because it is not of type proc")
+    elif destination.startswith("/proc/") and destination not in PROC_FILES:
+        raise InvalidSpec(path, f"{destination} cannot be mounted because it is inside /proc")
+
+
+def _tree(
+    mount: Mount, index: int, destination: str, directory: bool, options: Options, warnings: list[str]
+) -> Op:
+    if options.data:
+        words = ",".join(key if value is None else f"{key}={value}" for key, value in options.data)
+        warnings.append(f"mounts[{index}]: a bind mount takes no filesystem options: {words} is ignored")
+    return MountTree(
+        destination,
+        f"tree:{index}",
+        mount.source,
+        directory,
+        options.set,
+        options.clear,
+        options.rset,
+        options.rclear,
+        any(flags & abi.MS_SHARED for flags in options.propagation),
+        tuple(options.propagation),
+    )
+
+
+def _filesystem(mount: Mount, destination: str, mode: int | None, options: Options, path: str) -> Op:
+    kind = "cgroup2" if mount.type == "cgroup" else mount.type
+    data = [(word, None) for word in SUPERBLOCK if word in mount.options] + [
+        (key, value) for key, value in options.data if key not in SUPERBLOCK
+    ]
+    if options.extensions:
+        raise InvalidSpec(f"{path}.options", f"{options.extensions[0]} is not supported on a {kind} mount")
+    late = options.set & _RO and (kind == "tmpfs" or destination == "/dev")
+    if kind == "tmpfs" and mode is not None and not any(key == "mode" for key, _ in data):
+        data.insert(0, ("mode", f"{mode:o}"))
+    return MountFs(
+        destination,
+        kind,
+        mount.source or kind,
+        tuple(data),
+        options.set & ~_RO if late else options.set,
+        kind in ("proc", "sysfs"),
+        tuple(options.propagation),
+        options.rset,
+        options.rclear,
+    )

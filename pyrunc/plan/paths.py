@@ -1,0 +1,18 @@
+"""Masked and read-only paths: each once, read-only ones first, so that a masked path beneath a read-only one stays masked."""
+
+from __future__ import annotations
+
+from pyrunc.plan.model import MaskPath, ReadonlyPath
+from pyrunc.plan.mounts import normal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.plan.model import Op
+    from pyrunc.spec.model import Linux
+
+
+def operations(linux: Linux) -> list[Op]:
+    """One operation for each distinct path."""
+    ops: list[Op] = [ReadonlyPath(path) for path in dict.fromkeys(map(normal, linux.readonly_paths))]
+    ops += [MaskPath(path) for path in dict.fromkeys(map(normal, linux.masked_paths))]
+    return ops

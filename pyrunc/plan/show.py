@@ -1,0 +1,166 @@
+"""A plan for a person: one line for each operation, what `pyrunc plan` prints and what errors are worded with.
+
+A line begins with a verb and its object: `mount 'proc' on '/proc'`. Numbers become the kernel's words.
+"""
+
+from __future__ import annotations
+
+from pyrunc.abi import mount as abi
+from pyrunc.plan import model as m
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from pyrunc.plan.model import Op, Plan
+
+_ATTRIBUTES = (
+    (abi.MOUNT_ATTR_RDONLY, "ro"),
+    (abi.MOUNT_ATTR_NOSUID, "nosuid"),
+    (abi.MOUNT_ATTR_NODEV, "nodev"),
+    (abi.MOUNT_ATTR_NOEXEC, "noexec"),
+    (abi.MOUNT_ATTR_NOATIME, "noatime"),
+    (abi.MOUNT_ATTR_STRICTATIME, "strictatime"),
+    (abi.MOUNT_ATTR_NODIRATIME, "nodiratime"),
+    (abi.MOUNT_ATTR_NOSYMFOLLOW, "nosymfollow"),
+)
+_PROPAGATION = (
+    (abi.MS_SHARED, "shared"),
+    (abi.MS_SLAVE, "slave"),
+    (abi.MS_PRIVATE, "private"),
+    (abi.MS_UNBINDABLE, "unbindable"),
+)
+
+
+def show(plan: Plan) -> str:
+    """All lines, numbered from 1 as errors number them, then the warnings."""
+    lines = [f"{number:4}  {line(op)}" for number, op in enumerate(plan.ops, 1)]
+    return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings)])
+
+
+def line(op: Op) -> str:
+    """One operation as one line."""
+    return LINES[type(op)](op)
+
+
+def attributes(bits: int) -> str:
+    """MOUNT_ATTR_* as mount options, `ro,nosuid`."""
+    return ",".join(word for bit, word in _ATTRIBUTES if bits & bit)
+
+
+def propagation(flags: int) -> str:
+    """MS_* of a propagation as its mount option, `rslave`."""
+    word = next((word for bit, word in _PROPAGATION if flags & bit), "unchanged")
+    return "r" + word if flags & abi.MS_REC else word
+
+
+def _options(*parts: tuple[str, str]) -> str:
+    words = ",".join(prefix + text for prefix, text in parts if text)
+    return f" ({words})" if words else ""
+
+
+def _mount_fs(op: m.MountFs) -> str:
+    own = ",".join(key if value is None else f"{key}={value}" for key, value in op.options)
+    shared = ",".join(map(propagation, op.propagation))
+    recursive = _changes(op.recursive_set, op.recursive_clear, "r")
+    words = _options(("", attributes(op.attributes)), ("", own), ("", shared), ("", recursive))
+    return f"mount '{op.type}' on '{op.destination}'{words}"
+
+
+def _changes(to_set: int, to_clear: int, prefix: str = "") -> str:
+    to_clear &= ~abi.MOUNT_ATTR__ATIME | (0 if to_set & abi.MOUNT_ATTR__ATIME else abi.MOUNT_ATTR__ATIME)
+    named = [prefix + word for bit, word in _ATTRIBUTES if to_set & bit]
+    named += [f"{prefix}-{word}" for bit, word in _ATTRIBUTES if to_clear & bit & ~to_set]
+    return ",".join(named)
+
+
+def _mount_tree(op: m.MountTree) -> str:
+    words = _options(
+        ("", "peer" if op.peer else ""),
+        ("", _changes(op.set, op.clear)),
+        ("", ",".join(map(propagation, op.propagation))),
+        ("", _changes(op.recursive_set, op.recursive_clear, "r")),
+    )
+    return f"bind '{op.source}' on '{op.destination}'{words}"
+
+
+def _terminal(op: m.OpenTerminal) -> str:
+    size = f" {op.size.width}x{op.size.height}" if op.size else ""
+    return f"open terminal{size}" + (" as '/dev/console' and stdio" if op.console else " as stdio")
+
+
+def _scheduler(op: m.SetScheduler) -> str:
+    return f"scheduler {op.policy} nice {op.nice} priority {op.priority}"
+
+
+def _capabilities(op: m.SetCapabilities) -> str:
+    ambient = ",".join(map(str, op.ambient)) or "none"
+    return f"capset effective {op.effective:#x} permitted {op.permitted:#x} inheritable {op.inheritable:#x} ambient {ambient}"
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers)) or "none"
+
+
+def _join_process(op: m.JoinProcess) -> str:
+    return f"setns '{op.descriptor}' namespaces {','.join(op.kinds)}"
+
+
+def _clone(op: m.Clone) -> str:
+    news = f" with new namespaces {','.join(op.kinds)}" if op.kinds else ""
+    return f"clone process{' into its cgroup' if op.cgroup else ''}{news}"
+
+
+LINES: dict[type, Callable[[Any], str]] = {
+    m.Prepare: lambda op: f"prepare '{op.name}'",
+    m.SetOomScore: lambda op: f"set oom_score_adj to {op.value}",
+    m.SetExecLabel: lambda op: f"label {op.module} '{op.label}' for the next execve",
+    m.Join: lambda op: f"setns '{op.descriptor}'",
+    m.JoinProcess: _join_process,
+    m.OffsetClocks: lambda op: "offset clocks " + " ".join(f"{c} {s}.{n:09}" for c, s, n in op.offsets),
+    m.SetAffinity: lambda op: f"run on CPUs {_numbers(op.cpus) if op.cpus else 'all'}",
+    m.Clone: _clone,
+    m.Sync: lambda op: f"wait for '{op.point}'",
+    m.BecomeRoot: lambda op: "become root of the user namespace",
+    m.NewSession: lambda op: "setsid",
+    m.NewKeyring: lambda op: f"keyctl join session '{op.name}'",
+    m.LoopbackUp: lambda op: "link lo up",
+    m.SetPropagation: lambda op: f"propagate all mounts {propagation(op.flags)}",
+    m.AttachRoot: lambda op: f"attach root {propagation(op.propagation)}",
+    m.AttachEmptyRoot: lambda op: f"attach empty root with {' '.join(op.folders)}",
+    m.MountFs: _mount_fs,
+    m.MountTree: _mount_tree,
+    m.MakeDevice: lambda op: f"mknod '{op.path}' {op.type} {op.major}:{op.minor} mode {op.mode:04o}",
+    m.Symlink: lambda op: f"symlink '{op.path}' to '{op.target}'",
+    m.PivotRoot: lambda op: "pivot_root" + (f" {propagation(op.propagation)}" if op.propagation else ""),
+    m.ChangeRoot: lambda op: "chroot",
+    m.ReopenNull: lambda op: f"reopen '/dev/null' as {_numbers(op.descriptors)}",
+    m.MakeFolder: lambda op: f"mkdir '{op.path}'",
+    m.OpenTerminal: _terminal,
+    m.ChangeMount: lambda op: f"remount '{op.path}'{_options(('', _changes(op.set, op.clear)))}",
+    m.SetUmask: lambda op: f"umask {op.mask:04o}",
+    m.SetHostname: lambda op: f"sethostname '{op.name}'",
+    m.SetDomainname: lambda op: f"setdomainname '{op.name}'",
+    m.SetSysctl: lambda op: f"sysctl '{op.path}' = {op.value!r}",
+    m.ReadonlyPath: lambda op: f"readonly '{op.path}'",
+    m.MaskPath: lambda op: f"mask '{op.path}'",
+    m.SetScheduler: _scheduler,
+    m.SetIoPriority: lambda op: f"ioprio {op.klass} {op.priority}",
+    m.SetPersonality: lambda op: f"personality {op.domain:#x}",
+    m.SetMemoryPolicy: lambda op: f"set_mempolicy {op.mode} nodes {_numbers(op.nodes)}",
+    m.SetLimit: lambda op: f"setrlimit {op.type} {op.soft}:{op.hard}",
+    m.DropBounding: lambda op: f"drop capabilities but {_numbers(op.keep)} from the bounding set",
+    m.SetGroups: lambda op: f"setgroups {_numbers(op.groups)}",
+    m.TryFolder: lambda op: f"chdir '{op.path}' if root may",
+    m.SetIds: lambda op: f"setuid {op.uid} gid {op.gid}" + (" keeping capabilities" if op.keep else ""),
+    m.SetCapabilities: _capabilities,
+    m.ForbidNewPrivileges: lambda op: "no_new_privs",
+    m.EnterFolder: lambda op: f"chdir '{op.path}'",
+    m.LoadFilter: lambda op: f"seccomp filter of {len(op.instructions) // 8} instructions",
+    m.CheckProgram: lambda op: f"check '{op.args[0]}'",
+    m.Ready: lambda op: "say ready",
+    m.AwaitStart: lambda op: "await start",
+    m.Execute: lambda op: f"exec '{op.args[0]}'",
+    m.ExecuteDescriptor: lambda op: f"exec descriptor '{op.descriptor}'",
+}
