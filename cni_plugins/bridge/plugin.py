@@ -36,7 +36,7 @@ def add(call: Call, config: PluginConfig) -> Result:
     """ADD. Raises CniError, KernelError."""
     settings = parse(config, call)
     names = _names(call, config)
-    with Undo() as undo, netns.opened(call.netns) as pod, open_route_socket() as host:
+    with netns.opened(call.netns) as pod, open_route_socket() as host, Undo() as undo:
         bridge = links.ensure_bridge(host, settings)
         answer = ipam.allocate(call, config, link=names.link)
         undo.push("addresses", ipam.release, call, config)
@@ -55,9 +55,7 @@ def add(call: Call, config: PluginConfig) -> Result:
         inner = links.configure_pod(pod, call.ifname, addressing, settings)
         links.be_gateway(host, bridge, addressing, settings)
         if settings.ip_masq:
-            host_rules.publish(
-                masquerades(addressing, names.tag), {a.address.network for a in addressing.ips}
-            )
+            _masquerade(addressing, names.tag)
         undo.commit()
     interfaces = (
         Interface(name=bridge.name, mac=bridge.mac, mtu=bridge.mtu),

@@ -29,8 +29,8 @@ from cni_plugins.net.nfnetlink import (
     change_elements,
     count_rules,
     elements,
-    find_element,
     filter_socket,
+    find_element,
 )
 from pyrunc.errors import AlreadyExists, KernelError, PeerError, Unsupported
 
