@@ -1,0 +1,85 @@
+"""One command from words to exit code, importing only what the verb needs."""
+
+from __future__ import annotations
+
+import sys
+
+from pyrunc.cli.log import Log, words
+from pyrunc.cli.parse import Call, Misuse, parse
+from pyrunc.errors import Error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+FAILED, EXEC_FAILED = 1, 255
+STARTS_A_PROCESS = ("create", "run", "start", "exec", "restore")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the words say; the exit code: 0, 1, for exec 255, or that of the program that was run attached."""
+    try:
+        call = parse(argv)
+    except Misuse as error:
+        return misuse(error)
+    if call.globals["version"]:
+        return version()
+    if call.help or call.verb is None or not call.verb.fast:
+        from pyrunc.cli import people
+
+        return people.run(argv, call)
+    return do(call)
+
+
+def do(call: Call) -> int:
+    """Run the verb of a parsed command line, and put an error into words once, here."""
+    assert call.verb is not None
+    try:
+        log = Log.of(call.globals)
+    except Error as error:
+        print(words(error), file=sys.stderr)
+        return FAILED
+    try:
+        return _work(call.verb.work)(call, log)
+    except (Error, OSError, ValueError) as error:
+        prefix = f"pyrunc {call.verb.name} failed: " if call.verb.name in STARTS_A_PROCESS else ""
+        log.error(prefix + words(error))
+        return EXEC_FAILED if call.verb.name == "exec" else FAILED
+
+
+def _work(name: str) -> Callable[[Call, Log], int]:
+    module, _, function = name.partition(":")
+    found = __import__(f"pyrunc.cli.{module}", fromlist=[function])
+    work: Callable[[Call, Log], int] = getattr(found, function)
+    return work
+
+
+def misuse(error: Misuse) -> int:
+    """The complaint on stderr, a word of help on stdout; 1, for exec 255."""
+    print(f"pyrunc: {error.message}", file=sys.stderr)
+    verb = f" {error.verb.name}" if error.verb else ""
+    print(f"USAGE: pyrunc{verb} [options]{_arguments(error)}   (see pyrunc{verb} --help)")
+    return EXEC_FAILED if error.verb is not None and error.verb.name == "exec" else FAILED
+
+
+def _arguments(error: Misuse) -> str:
+    if error.verb is None:
+        return " COMMAND ..."
+    return "".join(
+        f" {name}" if index < error.verb.least else f" [{name}]"
+        for index, name in enumerate(error.verb.arguments)
+    )
+
+
+def version() -> int:
+    """Name, version of the specification and of libseccomp, a line each."""
+    import pyrunc
+
+    print(f"pyrunc version {pyrunc.__version__}\nspec: 1.3.0")
+    try:
+        from pyrunc.kernel import seccomp
+
+        print(f"libseccomp: {seccomp.version()}")
+    except Error:
+        pass
+    return 0

@@ -1,0 +1,106 @@
+"""Messages of the command line: where they go and how they look, as callers expect them.
+
+containerd reads the last error line of a JSON log, podman the whole file as one object: so in that format there is exactly
+one line per failure and no warnings unless asked for. With a log file the error is printed plainly on stderr as well; the
+standard output of `create` belongs to the container. Kernel errors are worded as strerror has them, in lower case: podman
+and docker choose their exit codes by such words.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from pyrunc import jsontext
+from pyrunc.errors import Error, InvalidArgument, KernelError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LEVELS = {"debug": 0, "info": 1, "warning": 2, "warn": 2, "error": 3}
+
+
+def words(error: BaseException) -> str:
+    """An error as the user reads it, one line."""
+    if isinstance(error, KernelError):
+        where = f"{error.call} {error.subject}" if error.subject else error.call
+        note = f" ({error.note})" if error.note else ""
+        text = f"{where}: {os.strerror(error.errno).lower()}{note}"
+    elif isinstance(error, OSError) and error.errno:
+        named = f"{error.filename!r}: " if error.filename is not None else ""
+        text = f"{named}{os.strerror(error.errno).lower()}"
+    elif isinstance(error, Error):
+        text = error.message
+    else:
+        text = f"{type(error).__name__}: {error}"
+    notes = getattr(error, "__notes__", [])
+    return "; ".join([text, *notes]).replace("\n", "; ")
+
+
+class Log:
+    """`file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`: empty for the format's default."""
+
+    def __init__(self, file: str = "", format: str = "text", level: str = "", debug: bool = False) -> None:
+        if format not in ("text", "json"):
+            raise InvalidArgument(f"invalid log-format: {format!r}")
+        if level and level not in LEVELS:
+            raise InvalidArgument(f"invalid log-level: {level!r}")
+        if file.startswith(("journald:", "syslog:")):
+            raise InvalidArgument(f"log target {file!r}: only files are supported")
+        self.file, self.json = file.removeprefix("file:"), format == "json"
+        self.level = 0 if debug else LEVELS[level] if level else 3 if self.json else 2
+
+    @classmethod
+    def of(cls, globals: dict[str, Any]) -> Log:
+        """The log that the global options ask for."""
+        return cls(globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"])
+
+    def error(self, message: str) -> None:
+        """One line to the log; with a file also plainly to stderr."""
+        self._write("error", message)
+        if self.file:
+            _to_stderr(message)
+
+    def warning(self, message: str) -> None:
+        self._write("warning", message)
+
+    def debug(self, message: str) -> None:
+        self._write("debug", message)
+
+    def _write(self, level: str, message: str) -> None:
+        if LEVELS[level] < self.level:
+            return
+        line = _line(level, message, self.json)
+        if not self.file:
+            _to_stderr(line)
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_SYNC | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.file, flags, 0o644)
+        except OSError as error:
+            _to_stderr(f"cannot write the log {self.file!r}: {words(error)}")
+            return
+        try:
+            os.write(descriptor, line.encode("utf-8", "replace") + b"\n")
+        finally:
+            os.close(descriptor)
+
+
+def _line(level: str, message: str, json: bool) -> str:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if json:
+        return jsontext.dumps({"level": level, "msg": message, "time": now})
+    quoted = message.replace("\\", "\\\\").replace('"', '\\"')
+    return f'time="{now}" level={level} msg="{quoted}"'
+
+
+def _to_stderr(line: str) -> None:
+    if sys.stderr is None:  # descriptor 2 was closed
+        return
+    try:
+        sys.stderr.write(line.encode("utf-8", "replace").decode("utf-8") + "\n")
+        sys.stderr.flush()
+    except OSError:
+        pass

@@ -1,0 +1,109 @@
+"""Command lines in the conventions of Go's flag package, which all callers of a runtime use. Pure.
+
+`-name` is `--name`; values come after `=` or as the next word, whatever it looks like; a flag may carry `=true`. Options stand
+before or after the arguments, except for verbs whose arguments are another command line; `--` ends them.
+"""
+
+from __future__ import annotations
+
+from pyrunc.cli.table import FLAG, GLOBAL, HELP, LIST, NUMBER, VERBS, Option, Verb
+from pyrunc.errors import InvalidArgument
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+TRUE, FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", "FALSE", "False")
+
+
+class Call:
+    """A parsed command line. `verb` is None when none was given; keys are the options' long names with underscores."""
+
+    __slots__ = ("arguments", "globals", "help", "options", "verb")
+
+    def __init__(
+        self, globals: dict[str, Any], verb: Verb | None, options: dict[str, Any], arguments: list[str]
+    ) -> None:
+        self.globals, self.verb, self.options, self.arguments = globals, verb, options, arguments
+        self.help = bool(globals["help"] or options.get("help"))
+
+
+class Misuse(InvalidArgument):
+    """The command line is wrong; `verb` is where (None: before one was named)."""
+
+    def __init__(self, message: str, verb: Verb | None = None) -> None:
+        super().__init__(message)
+        self.verb = verb
+
+
+def parse(words: Sequence[str]) -> Call:
+    """Raises Misuse; its text is Go's where callers look for it (`flag needs an argument: -name`)."""
+    globals, rest = _options(GLOBAL, words, leading=True, verb=None)
+    if not rest:
+        return Call(globals, None, {}, [])
+    verb = VERBS.get(rest[0])
+    if verb is None:
+        raise Misuse(f"unknown command {rest[0]!r}")
+    options, arguments = _options((*verb.options, HELP), rest[1:], verb.leading, verb)
+    call = Call(globals, verb, options, arguments)
+    if not call.help:
+        _count(verb, arguments)
+    return call
+
+
+def _count(verb: Verb, arguments: list[str]) -> None:
+    if len(arguments) < verb.least:
+        kind = "exactly" if verb.most == verb.least else "a minimum of"
+        raise Misuse(f'"{verb.name}" requires {kind} {verb.least} argument(s)', verb)
+    if verb.most is not None and len(arguments) > verb.most:
+        kind = "exactly" if verb.most == verb.least else "a maximum of"
+        raise Misuse(f'"{verb.name}" requires {kind} {verb.most} argument(s)', verb)
+
+
+def _options(
+    known: tuple[Option, ...], words: Sequence[str], leading: bool, verb: Verb | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The values by key, and the words that are no options."""
+    by_name = {name: option for option in known for name in option.names}
+    values: dict[str, Any] = {option.key: option.default for option in known}
+    rest: list[str] = []
+    pending = iter(range(len(words)))
+    for index in pending:
+        word = words[index]
+        if word == "--":
+            rest += words[index + 1 :]
+            break
+        if len(word) < 2 or word[0] != "-":
+            if leading:
+                rest += words[index:]
+                break
+            rest.append(word)
+            continue
+        name, equals, value = word[2 if word.startswith("--") else 1 :].partition("=")
+        option = by_name.get(name)
+        if option is None:
+            raise Misuse(f"flag provided but not defined: -{name}", verb)
+        if not equals and option.kind != FLAG:
+            following = next(pending, None)
+            if following is None:
+                raise Misuse(f"flag needs an argument: -{name}", verb)
+            value = words[following]
+        _store(values, option, name, value if equals or option.kind != FLAG else "true", verb)
+    return values, rest
+
+
+def _store(values: dict[str, Any], option: Option, name: str, value: str, verb: Verb | None) -> None:
+    if option.kind == FLAG:
+        if value not in TRUE + FALSE:
+            raise Misuse(f"invalid boolean value {value!r} for -{name}", verb)
+        values[option.key] = value in TRUE
+    elif option.kind == NUMBER:
+        digits = value.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()):
+            raise Misuse(f"invalid value {value!r} for flag -{name}: not a number", verb)
+        values[option.key] = int(value)
+    elif option.kind == LIST:
+        values[option.key] = (*values[option.key], value)
+    else:
+        values[option.key] = value

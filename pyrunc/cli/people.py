@@ -1,0 +1,87 @@
+"""The table behind click: help texts, and the verbs that only people type. click costs 25 ms, so callers never meet it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+import pyrunc
+from pyrunc.cli import fast
+from pyrunc.cli.parse import Call, Misuse
+from pyrunc.cli.table import FLAG, GLOBAL, LIST, NUMBER, VERBS, Option, Verb
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def program() -> click.Group:
+    """The whole command line as click commands."""
+    group = click.Group(
+        "pyrunc",
+        help="An OCI container runtime. `pyrunc COMMAND --help` tells about one command.",
+        params=[_option(option) for option in GLOBAL if option.names[0] not in ("help", "version")]
+        + [click.Option(["-v", "--version"], is_flag=True, help="print the version")],
+        context_settings=CONTEXT,
+        epilog=f"pyrunc {pyrunc.__version__}",
+    )
+    for verb in VERBS.values():
+        group.add_command(_command(verb))
+    return group
+
+
+def run(argv: Sequence[str], call: Call) -> int:
+    """Show help, or run the verb of `call`, which is one for people."""
+    if call.verb is not None and not call.help:
+        return fast.do(call)
+    words = ["--help"] if call.verb is None else [call.verb.name, "--help"]
+    if call.verb is None and not call.help and argv:
+        return fast.misuse(Misuse("no command given"))
+    try:
+        program().main(words, prog_name="pyrunc", standalone_mode=False)
+    except click.exceptions.Exit as end:
+        return int(end.exit_code)
+    except click.ClickException as error:
+        print(f"pyrunc: {error.format_message()}", file=sys.stderr)
+        return fast.FAILED
+    return 0
+
+
+def _command(verb: Verb) -> click.Command:
+    arguments: list[click.Parameter] = []
+    for index, name in enumerate(verb.arguments):
+        count = -1 if name.endswith("...") else 1
+        arguments.append(
+            click.Argument([_identifier(name)], nargs=count, required=index < verb.least, metavar=name)
+        )
+    return click.Command(
+        verb.name,
+        help=verb.help,
+        short_help=verb.help,
+        params=[*(_option(option) for option in verb.options), *arguments],
+        context_settings=CONTEXT | {"allow_interspersed_args": not verb.leading},
+    )
+
+
+def _identifier(name: str) -> str:
+    return name.rstrip(".").lower().replace("-", "_")
+
+
+def _option(option: Option) -> click.Option:
+    names = [f"--{option.names[0]}", *(f"-{name}" for name in option.names[1:])]
+    keywords: dict[str, Any] = {
+        "help": option.help,
+        "show_default": option.kind != FLAG and bool(option.default),
+    }
+    if option.kind == FLAG:
+        keywords["is_flag"] = True
+    elif option.kind == LIST:
+        keywords["multiple"] = True
+    elif option.kind == NUMBER:
+        keywords["type"] = int
+    if option.kind not in (FLAG, LIST):
+        keywords["default"] = option.default
+    if option.metavar:
+        keywords["metavar"] = option.metavar
+    return click.Option(names, **keywords)

@@ -1,0 +1,239 @@
+"""Verbs and options, once: what the fast parser accepts, what click shows, and which function does the work.
+
+Names and meanings are runc's where runc has them, because containerd, podman and CRI-O type them; crun's additions that
+podman uses are here as well. `fast` verbs never load click.
+"""
+
+from __future__ import annotations
+
+FLAG, TEXT, NUMBER, LIST = "flag", "text", "number", "list"
+
+
+class Option:
+    """`names`: the long one first, then its short form. `kind`: FLAG, TEXT, NUMBER (int), LIST (may be given repeatedly)."""
+
+    __slots__ = ("choices", "default", "help", "kind", "metavar", "names")
+
+    def __init__(
+        self,
+        names: str,
+        kind: str,
+        help: str,
+        *,
+        default: object = None,
+        metavar: str = "",
+        choices: tuple[str, ...] = (),
+    ) -> None:
+        self.names = tuple(names.split())
+        self.kind, self.help, self.metavar, self.choices = kind, help, metavar, choices
+        self.default = default if default is not None else {FLAG: False, LIST: ()}.get(kind)
+
+    @property
+    def key(self) -> str:
+        """The name under which the parser stores the value: `pid_file` for `--pid-file`."""
+        return self.names[0].replace("-", "_")
+
+
+class Verb:
+    """`work` is `module:function`; `arguments` are named, the last with `...` for any number; `least` is how many must come.
+
+    `leading`: options end at the first argument, because what follows is another program's command line.
+    """
+
+    __slots__ = ("arguments", "fast", "help", "leading", "least", "name", "options", "work")
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        work: str,
+        arguments: tuple[str, ...] = ("ID",),
+        options: tuple[Option, ...] = (),
+        *,
+        least: int | None = None,
+        leading: bool = False,
+        fast: bool = True,
+    ) -> None:
+        self.name, self.help, self.work, self.arguments, self.options = name, help, work, arguments, options
+        self.least = len(arguments) if least is None else least
+        self.leading, self.fast = leading, fast
+
+    @property
+    def most(self) -> int | None:
+        """How many arguments there may be; None for any number."""
+        return None if self.arguments and self.arguments[-1].endswith("...") else len(self.arguments)
+
+
+GLOBAL = (
+    Option("root", TEXT, "folder of the containers' state", metavar="DIR"),
+    Option("log", TEXT, "write messages to this file too", metavar="FILE"),
+    Option("log-format", TEXT, "how messages in the log file look: text or json", default="text"),
+    Option("log-level", TEXT, "debug, info, warning or error", default=""),
+    Option("debug", FLAG, "more messages"),
+    Option("systemd-cgroup", FLAG, "let systemd make the cgroup: cgroupsPath is slice:prefix:name"),
+    Option("cgroup-manager", TEXT, "cgroupfs, systemd or disabled", default="cgroupfs"),
+    Option(
+        "missing-controllers",
+        TEXT,
+        "a limit whose controller is not on cgroup v2: error or warn",
+        default="error",
+    ),
+    Option("rootless", TEXT, "true, false or auto", default="auto"),
+    Option("version v", FLAG, "print the version"),
+    Option("help h", FLAG, "print this help"),
+)
+HELP = Option("help h", FLAG, "print this help")
+
+_CREATE = (
+    Option("bundle b", TEXT, "folder with config.json and the root filesystem", default=".", metavar="DIR"),
+    Option("config f", TEXT, "the configuration, when it is not the bundle's config.json", metavar="FILE"),
+    Option("console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"),
+    Option("pidfd-socket", TEXT, "unix socket that gets a pidfd of init", metavar="SOCKET"),
+    Option("pid-file", TEXT, "write init's pid there", metavar="FILE"),
+    Option("no-subreaper", FLAG, "do not become a subreaper"),
+    Option("no-pivot", FLAG, "chroot instead of pivot_root (root on a ramdisk)"),
+    Option("no-new-keyring", FLAG, "keep the caller's session keyring"),
+    Option("preserve-fds", NUMBER, "pass that many more descriptors, from 3 up", default=0, metavar="N"),
+)
+_RESOURCES = (
+    Option("resources r", TEXT, "JSON file with linux.resources, - for stdin", metavar="FILE"),
+    Option("blkio-weight", TEXT, "10 to 1000"),
+    Option("cpu-period", TEXT, "microseconds"),
+    Option("cpu-quota", TEXT, "microseconds per period, -1 for no limit"),
+    Option("cpu-burst", TEXT, "microseconds"),
+    Option("cpu-share", TEXT, "2 to 262144, 1024 is the usual share"),
+    Option("cpu-rt-period", TEXT, "cgroup v1 only"),
+    Option("cpu-rt-runtime", TEXT, "cgroup v1 only"),
+    Option("cpu-idle", TEXT, "1: only when nobody else wants the CPU"),
+    Option("cpuset-cpus", TEXT, "such as 0-3,7"),
+    Option("cpuset-mems", TEXT, "memory nodes"),
+    Option("memory", TEXT, "bytes, or with k, m, g; -1 for no limit"),
+    Option("memory-reservation", TEXT, "bytes that are protected"),
+    Option("memory-swap", TEXT, "memory and swap together, -1 for no limit"),
+    Option("kernel-memory", TEXT, "has no effect"),
+    Option("kernel-memory-tcp", TEXT, "has no effect"),
+    Option("pids-limit", TEXT, "how many processes, -1 for no limit"),
+)
+
+VERBS: dict[str, Verb] = {
+    verb.name: verb
+    for verb in (
+        Verb("create", "make a container and leave it waiting for start", "life:create", options=_CREATE),
+        Verb("start", "run the program of a created container", "life:start"),
+        Verb(
+            "run",
+            "create and start a container",
+            "life:run",
+            options=(
+                *_CREATE,
+                Option("detach d", FLAG, "return when it runs"),
+                Option("keep", FLAG, "do not delete it when it ends"),
+            ),
+        ),
+        Verb("state", "print a container's state as JSON", "life:state"),
+        Verb(
+            "kill",
+            "send a signal to a container (TERM)",
+            "life:kill",
+            ("ID", "SIGNAL"),
+            (Option("all a", FLAG, "to all its processes"),),
+            least=1,
+            leading=True,
+        ),
+        Verb(
+            "delete",
+            "remove a stopped container",
+            "life:delete",
+            options=(Option("force f", FLAG, "also one that runs, and none at all"),),
+        ),
+        Verb(
+            "exec",
+            "run another program in a container",
+            "life:execute",
+            ("ID", "COMMAND..."),
+            (
+                Option("process p", TEXT, "the process as JSON", metavar="FILE"),
+                Option(
+                    "console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"
+                ),
+                Option("pidfd-socket", TEXT, "unix socket that gets a pidfd", metavar="SOCKET"),
+                Option("pid-file", TEXT, "write the pid there", metavar="FILE"),
+                Option("detach d", FLAG, "return when it runs"),
+                Option("tty t", FLAG, "with a terminal"),
+                Option("cwd", TEXT, "working directory", metavar="DIR"),
+                Option("env e", LIST, "NAME=VALUE", metavar="ENTRY"),
+                Option("user u", TEXT, "UID or UID:GID"),
+                Option("additional-gids g", LIST, "one more group", metavar="GID"),
+                Option("cap c", LIST, "one more capability"),
+                Option("no-new-privs", FLAG, "no new privileges by execve"),
+                Option("apparmor", TEXT, "AppArmor profile"),
+                Option("process-label", TEXT, "SELinux label"),
+                Option(
+                    "preserve-fds",
+                    NUMBER,
+                    "pass that many more descriptors, from 3 up",
+                    default=0,
+                    metavar="N",
+                ),
+                Option("cgroup", TEXT, "a cgroup below the container's", metavar="PATH"),
+                Option("ignore-paused", FLAG, "also in a paused container"),
+                Option("no-subreaper", FLAG, "do not become a subreaper"),
+            ),
+            least=1,
+            leading=True,
+        ),
+        Verb("pause", "stop all processes where they stand", "change:pause"),
+        Verb("resume", "let a paused container run on", "change:resume"),
+        Verb("update", "change a running container's limits", "change:update", options=_RESOURCES),
+        Verb(
+            "ps",
+            "list a container's processes",
+            "look:ps",
+            ("ID", "PS-ARGUMENTS..."),
+            (Option("format f", TEXT, "table or json", default="table"),),
+            least=1,
+            leading=True,
+        ),
+        Verb(
+            "events",
+            "print usage every few seconds, and OOM kills",
+            "look:events",
+            options=(
+                Option("interval", TEXT, "time between two", default="5s"),
+                Option("stats", FLAG, "print usage once"),
+            ),
+        ),
+        Verb("features", "print what this runtime can do as JSON", "look:features", ()),
+        Verb(
+            "list",
+            "list containers",
+            "look:list",
+            (),
+            (
+                Option("format f", TEXT, "table or json", default="table"),
+                Option("quiet q", FLAG, "ids only"),
+            ),
+            fast=False,
+        ),
+        Verb(
+            "plan",
+            "print what a create would do, one line per operation, without doing it",
+            "look:plan",
+            ("BUNDLE",),
+            (Option("format f", TEXT, "text or json", default="text"),),
+            least=0,
+            fast=False,
+        ),
+        Verb(
+            "spec",
+            "write a config.json to start from",
+            "look:spec",
+            (),
+            (
+                Option("bundle b", TEXT, "folder to write it to", default=".", metavar="DIR"),
+                Option("rootless", FLAG, "for a user without privileges"),
+            ),
+            fast=False,
+        ),
+    )
+}
