@@ -65,14 +65,14 @@ def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 5.0
 
 
 def descriptors() -> set[str]:
-    """`number -> target` of this process, without what listing them opens."""
+    """`number -> target` of this process, without what listing them opens and the launcher's copy, made once and kept."""
     found = set()
     for number in _listing("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
-        if not target.startswith("/proc/"):
+        if not target.startswith(("/proc/", "/memfd:pyrunc:launcher")):
             found.add(f"{number} -> {target}")
     return found
 
