@@ -367,12 +367,17 @@ class ShimClient:
 
 
 async def start_shim(
-    zygote: Zygote, sandbox_dir: str | os.PathLike[str], containers_dir: str | os.PathLike[str]
+    zygote: Zygote,
+    sandbox_dir: str | os.PathLike[str],
+    containers_dir: str | os.PathLike[str],
+    *,
+    starter: str | None = None,
 ) -> int:
     """Fork a shim for the sandbox whose folder is `sandbox_dir`; returns its pid. `ShimClient.connect` works at once.
 
     The zygote must have been started with `pyrunc.shim.main` preloaded. The socket is bound here, so that there is no
-    moment in which the shim lives but cannot be reached; a stale socket file of a dead shim is replaced.
+    moment in which the shim lives but cannot be reached; a stale socket file of a dead shim is replaced. `starter`
+    (`module:class`) replaces the runtime library.
     """
     directory = os.fspath(sandbox_dir)
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -385,6 +390,7 @@ async def start_shim(
         listener.bind(f"/proc/self/fd/{folder}/{messages.SOCKET}")
         listener.listen(64)
         arguments = {"sandbox_dir": directory, "containers_dir": os.fspath(containers_dir)}
+        arguments |= {"starter": starter} if starter else {}
         return await zygote.fork("pyrunc.shim.main:main", arguments, [listener.fileno()])
     finally:
         listener.close()

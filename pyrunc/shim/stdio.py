@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 READ_BYTES = 64 * 1024
 FOLLOWER_LIMIT_BYTES = 1024 * 1024
 TERMINAL_RETRY_S = 0.1
+MOST_PORTIONS = 64  # more than a pipe holds
 DATA, NOTHING, END = range(3)
 
 
@@ -61,6 +62,17 @@ class Output:
         self.followers.append(follower)
         follower.on_gone = self._unfollow
 
+    def drain(self) -> None:
+        """The writers are dead or dying: take what is there, and end at the end."""
+        for _ in range(MOST_PORTIONS):
+            if self.ended:
+                return
+            taken = self.read()
+            if taken == END:
+                self.end()
+            if taken != DATA:
+                return
+
     def end(self) -> None:
         """Write the unterminated last line, let the followers finish, close."""
         if self.fd < 0:
@@ -69,8 +81,7 @@ class Output:
         os.close(self.fd)
         self.fd = -1
         self._log.write(self._lines.finish(time_stamp()))
-        followers, self.followers = self.followers, []
-        for follower in followers:
+        for follower in list(self.followers):
             follower.finish()
         self._on_end()
 

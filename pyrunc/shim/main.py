@@ -1,0 +1,50 @@
+"""A shim's life: become the pod's reaper, say who we are, serve. Forked from the zygote as `pyrunc.shim.main:main`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyrunc.kernel import reaper
+from pyrunc.shim import messages, pod
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+OOM_SCORE_ADJ = -999
+
+
+def main(arguments: dict[str, Any], fds: list[int]) -> None:
+    """`arguments`: sandbox_dir, containers_dir, optionally starter (`module:class`); `fds`: the listening socket."""
+    sandbox_dir = arguments["sandbox_dir"]
+    _open_own_log(sandbox_dir)
+    reaper.set_name("pyrunc-shim")
+    reaper.set_child_subreaper()
+    _be_spared()
+    pod.write_own_record(sandbox_dir)
+    starter = _starter(arguments.get("starter", "pyrunc.shim.starter:Starter"))
+    pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0]).serve()
+
+
+def _open_own_log(sandbox_dir: str) -> None:
+    """Stderr is a file in the sandbox's folder: the server's own may be gone tomorrow."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(f"{sandbox_dir}/{messages.LOG}", flags, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _be_spared() -> None:
+    """Killing a shim frees little and loses a pod: the OOM killer should look elsewhere, where we may say so."""
+    try:
+        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"%d" % OOM_SCORE_ADJ)
+    except PermissionError:
+        pass
+
+
+def _starter(name: str) -> Any:
+    module, _, starter = name.partition(":")
+    __import__(module)
+    return getattr(sys.modules[module], starter)()

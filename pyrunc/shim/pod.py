@@ -1,0 +1,277 @@
+"""What a shim can be asked: its calls, and the pod's processes that it holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from pyrunc import record
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, WrongState
+from pyrunc.shim import messages, tree
+from pyrunc.shim.loop import Loop
+from pyrunc.shim.reaper import Reaper
+from pyrunc.shim.serve import Server
+from pyrunc.shim.session import Container, Exec, Streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyrunc.shim.reaper import Ended
+    from pyrunc.shim.serve import Call, Connection
+    from pyrunc.shim.starter import Holder, Starter
+
+ENDED_EXEC_KEPT_S = 5.0
+HOLDER_GRACE_S = 0.5
+ABANDONED_AFTER_S = 60.0
+
+
+class Pod:
+    """One sandbox. `sandbox_dir` and `containers_dir` are the folders of the module `messages`."""
+
+    def __init__(self, sandbox_dir: str, containers_dir: str, starter: Starter, listener: int) -> None:
+        self._sandbox_dir, self._containers_dir, self._starter = sandbox_dir, containers_dir, starter
+        self._containers: dict[str, Container] = {}
+        self._execs: dict[str, Exec] = {}
+        self._holder: Holder | None = None
+        self._holder_running = False
+        self._holder_waiting: list[Call] = []
+        self._loop = Loop()
+        self._reaper = Reaper(self._loop)
+        self._server = Server(self._loop, listener, self._calls(), self._kill_execs_of)
+
+    def serve(self) -> None:
+        """Serve until `shutdown`, or until nobody ever wanted anything."""
+        self._loop.after(ABANDONED_AFTER_S, self._leave_if_abandoned)
+        self._loop.run()
+
+    def _calls(self) -> dict[str, Callable[[Call], None]]:
+        return {
+            "start_holder": self._start_holder,
+            "start_container": self._start_container,
+            "exec": self._exec,
+            "kill_exec": self._kill_exec,
+            "stop": self._stop,
+            "signal": self._signal,
+            "attach": self._attach,
+            "resize": self._resize,
+            "reopen_log": self._reopen_log,
+            "state": self._state,
+            "stop_holder": self._stop_holder,
+            "forget": self._forget,
+            "shutdown": self._shutdown,
+        }
+
+    # -- the holder
+
+    def _start_holder(self, call: Call) -> None:
+        if self._holder:
+            raise AlreadyExists("the pod's holder was started before")
+        wanted = record.read_json(f"{self._sandbox_dir}/{messages.HOLDER_RECORD}")
+        self._holder = self._starter.holder(wanted, self._sandbox_dir)
+        self._holder_running = True
+        self._reaper.expect(self._holder.pid, self._holder_ended)
+        call.answer(self._holder.fields())
+
+    def _stop_holder(self, call: Call) -> None:
+        if not self._holder or not self._holder_running:
+            call.answer()
+            return
+        self._holder_waiting.append(call)
+        os.kill(self._holder.pid, signal.SIGTERM)
+        self._loop.after(HOLDER_GRACE_S, self._kill_holder)
+
+    def _kill_holder(self) -> None:
+        if self._holder and self._holder_running:
+            os.kill(self._holder.pid, signal.SIGKILL)
+
+    def _holder_ended(self, ended: Ended) -> None:
+        self._holder_running = False
+        assert self._holder is not None
+        self._holder.ended()
+        self._server.event({"event": "holder_exit", "exit_code": ended.exit_code})
+        waiting, self._holder_waiting = self._holder_waiting, []
+        for call in waiting:
+            call.answer()
+
+    # -- containers
+
+    def _start_container(self, call: Call) -> None:
+        container_id = call.text("container")
+        if container_id in self._containers:
+            raise AlreadyExists(f"container {container_id} was started before")
+        directory = f"{self._containers_dir}/{container_id}"
+        container = Container(self._loop, container_id, directory, self._container_exited)
+        try:
+            self._launch(container)
+        except Exception as error:
+            container.failed(error)
+            self._containers[container_id] = container
+            raise
+        self._containers[container_id] = container
+        self._reaper.expect(container.pid, container.ended)
+        fields = container.state()
+        call.answer({name: fields[name] for name in ("pid", "start_time", "started_at_ns")})
+
+    def _launch(self, container: Container) -> None:
+        launch = record.read_json(f"{container.directory}/{messages.LAUNCH_RECORD}")
+        container.open_log(launch.get("log_path"))
+        tty = bool(launch.get("tty"))
+        streams = Streams(stdin=bool(launch.get("stdin")) and not tty, stdout=not tty, stderr=not tty)
+        try:
+            process = self._starter.container(
+                container.id, container.directory, launch, streams.stdio, self._holder
+            )
+        except BaseException:
+            streams.close()
+            raise
+        streams.close_theirs()
+        container.started(
+            process, streams, stdin=bool(launch.get("stdin")), once=bool(launch.get("stdin_once"))
+        )
+
+    def _container_exited(self, container: Container) -> None:
+        self._server.event({"event": "exit", "container": container.id, **container.exit_fields()})
+
+    def _stop(self, call: Call) -> None:
+        container = self._container(call)
+        container.stop(call, _signal_number(call), call.number("timeout_s"))
+
+    def _signal(self, call: Call) -> None:
+        self._running(call).send_signal(_signal_number(call))
+        call.answer()
+
+    def _attach(self, call: Call) -> None:
+        wanted = [name for name in messages.STREAMS if call.flag(name)]
+        call.answer({}, self._running(call).attach(wanted))
+
+    def _resize(self, call: Call) -> None:
+        width, height = int(call.number("width")), int(call.number("height"))
+        if call.has("exec"):
+            session = self._execs.get(call.text("exec"))
+            if session is None:
+                raise NotFound(f"no exec session {call.text('exec')}")
+            session.resize(width, height)
+        else:
+            self._running(call).resize(width, height)
+        call.answer()
+
+    def _reopen_log(self, call: Call) -> None:
+        self._running(call).reopen_log()
+        call.answer()
+
+    def _forget(self, call: Call) -> None:
+        container = self._containers.get(call.text("container"))
+        if container and container.running:
+            raise WrongState(f"container {container.id} is running")
+        if container:
+            del self._containers[container.id]
+            container.release()
+        call.answer()
+
+    # -- exec sessions
+
+    def _exec(self, call: Call) -> None:
+        container, exec_id, tty = self._running(call), call.text("exec"), call.flag("tty")
+        if exec_id in self._execs:
+            raise AlreadyExists(f"exec session {exec_id} was started before")
+        wanted = {name: call.flag(name) and not tty for name in messages.STREAMS}
+        streams = Streams(**wanted)
+        try:
+            process = self._starter.execute(container, call.object("process"), streams.stdio, tty)
+        except BaseException:
+            streams.close()
+            raise
+        streams.close_theirs()
+        session = self._execs[exec_id] = Exec(exec_id, container, call.connection, process)
+        self._reaper.expect(process.pid, lambda ended: self._exec_exited(session, ended))
+        master = [] if process.console_fd is None else [os.dup(process.console_fd)]
+        call.answer({"pid": process.pid}, [*master, *streams.ours()])
+
+    def _exec_exited(self, session: Exec, ended: Ended) -> None:
+        session.ended()
+        self._loop.after(ENDED_EXEC_KEPT_S, lambda: self._drop_exec(session))
+        fields = {"exec": session.id, "container": session.container.id, "exit_code": ended.exit_code}
+        self._server.event({"event": "exec_exit", **fields})
+
+    def _drop_exec(self, session: Exec) -> None:
+        if self._execs.get(session.id) is session:
+            del self._execs[session.id]
+
+    def _kill_exec(self, call: Call) -> None:
+        session = self._execs.get(call.text("exec"))
+        if session:
+            session.kill()
+        call.answer()
+
+    def _kill_execs_of(self, connection: Connection) -> None:
+        """Nobody can read what they write, nor wait for them any more."""
+        for session in list(self._execs.values()):
+            if session.owner is connection:
+                try:
+                    session.kill()
+                except (Error, OSError) as error:
+                    print(f"pyrunc-shim: exec session {session.id}: {error}", file=sys.stderr)
+
+    # -- the whole
+
+    def _state(self, call: Call) -> None:
+        holder = self._holder and {**self._holder.fields(), "running": self._holder_running}
+        call.answer(
+            {
+                "protocol": messages.PROTOCOL,
+                "pid": os.getpid(),
+                "holder": holder,
+                "containers": [container.state() for container in self._containers.values()],
+                "execs": [session.id for session in self._execs.values() if not session.exited],
+            }
+        )
+
+    def _shutdown(self, call: Call) -> None:
+        running = [container.id for container in self._containers.values() if container.running]
+        if running or self._holder_running:
+            raise WrongState(f"still running in this pod: {', '.join(running) or 'its holder'}")
+        call.answer()
+        self._leave()
+
+    def _leave_if_abandoned(self) -> None:
+        """The server died between starting us and asking for anything."""
+        if self._holder or self._containers or self._server.connections:
+            return
+        self._leave()
+
+    def _leave(self) -> None:
+        for name in (messages.SOCKET, messages.SHIM_RECORD):
+            try:
+                os.unlink(f"{self._sandbox_dir}/{name}")
+            except FileNotFoundError:
+                pass
+        self._loop.stop()
+
+    def _container(self, call: Call) -> Container:
+        container = self._containers.get(call.text("container"))
+        if container is None:
+            raise NotFound(f"no container {call.text('container')} in this pod's shim")
+        return container
+
+    def _running(self, call: Call) -> Container:
+        container = self._container(call)
+        if not container.running:
+            raise WrongState(f"container {container.id} is not running")
+        return container
+
+
+def _signal_number(call: Call) -> int:
+    number = int(call.number("signal"))
+    if not 0 < number < signal.NSIG:
+        raise InvalidArgument(f"{number} is not a signal")
+    return number
+
+
+def write_own_record(sandbox_dir: str) -> None:
+    """Who we are, for a server that finds the folder."""
+    own = tree.stat(os.getpid())
+    assert own is not None
+    fields = {"pid": os.getpid(), "start_time": own.start_time}
+    record.write_json(f"{sandbox_dir}/{messages.SHIM_RECORD}", fields)

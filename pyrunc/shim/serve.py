@@ -1,0 +1,201 @@
+"""The shim's socket: any number of clients, a call answered once, events to all. Nobody who does not read holds us up."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from _socket import SO_PEERCRED, SOL_SOCKET, socket
+
+from pyrunc import wire
+from pyrunc.errors import Error, InvalidArgument, KernelError
+from pyrunc.shim.loop import BROKEN, READABLE, WRITABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+UNSENT_LIMIT = 4096
+_UCRED = struct.Struct("iII")
+
+
+class Call:
+    """One request: its parameters, and the only way to answer it."""
+
+    def __init__(self, connection: Connection, request: dict[str, Any]) -> None:
+        self.connection = connection
+        self.name = str(request.get("call"))
+        self._id, self._request, self._answered = request.get("id", 0), request, False
+
+    def text(self, name: str) -> str:
+        """A parameter that is a text. Raises InvalidArgument."""
+        value = self._request.get(name)
+        if not isinstance(value, str) or not value or "/" in value:
+            raise InvalidArgument(f"{self.name}: {name} is {value!r}, not a name")
+        return value
+
+    def number(self, name: str) -> float:
+        """A parameter that is a number. Raises InvalidArgument."""
+        value = self._request.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidArgument(f"{self.name}: {name} is {value!r}, not a number")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """A parameter that is true or false; absent is false."""
+        return bool(self._request.get(name, False))
+
+    def object(self, name: str) -> dict[str, Any]:
+        """A parameter that is an object. Raises InvalidArgument."""
+        value = self._request.get(name)
+        if not isinstance(value, dict):
+            raise InvalidArgument(f"{self.name}: {name} is not an object")
+        return value
+
+    def has(self, name: str) -> bool:
+        return self._request.get(name) is not None
+
+    def answer(self, fields: dict[str, Any] | None = None, fds: Sequence[int] = ()) -> None:
+        """Send the result; the descriptors are the connection's from now on."""
+        self._send({"id": self._id, "ok": fields or {}}, fds)
+
+    def fail(self, error: Error) -> None:
+        """Send the error."""
+        self._send({"id": self._id, "error": error.to_wire()}, ())
+
+    def _send(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        assert not self._answered, f"{self.name} answered twice"
+        self._answered = True
+        self.connection.send(message, fds)
+
+
+class Connection:
+    """One client."""
+
+    def __init__(self, server: Server, sock: socket) -> None:
+        self._server, self._socket = server, sock
+        self._unsent: list[tuple[bytes, list[int]]] = []
+        self.closed = False
+        server.loop.watch(sock.fileno(), READABLE, self._ready)
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send or queue; owns `fds`. A client that reads nothing for thousands of messages is dropped."""
+        if self.closed:
+            wire.close_all(fds)
+            return
+        self._unsent.append((wire.encode(message), list(fds)))
+        if len(self._unsent) > UNSENT_LIMIT:
+            self.close()
+        else:
+            self._flush()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.closed:
+            return
+        self.closed = True
+        self._server.loop.unwatch(self._socket.fileno())
+        self._socket.close()
+        for _, fds in self._unsent:
+            wire.close_all(fds)
+        self._unsent.clear()
+        self._server.left(self)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITABLE:
+            self._flush()
+        if events & (READABLE | BROKEN) and not self.closed:
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            received = wire.receive(self._socket)
+        except BlockingIOError:
+            return
+        except (OSError, Error) as error:
+            print(f"pyrunc-shim: a client is dropped: {error}", file=sys.stderr)
+            received = None
+        if received is None:
+            self.close()
+            return
+        request, fds = received
+        wire.close_all(fds)  # no call takes any
+        self._server.dispatch(Call(self, request))
+
+    def _flush(self) -> None:
+        while self._unsent:
+            text, fds = self._unsent[0]
+            try:
+                wire.send_text(self._socket, text, fds)
+            except BlockingIOError:
+                self._server.loop.watch(self._socket.fileno(), READABLE | WRITABLE, self._ready)
+                return
+            except OSError:
+                self.close()
+                return
+            wire.close_all(fds)
+            del self._unsent[0]
+        self._server.loop.watch(self._socket.fileno(), READABLE, self._ready)
+
+
+class Server:
+    """The listening socket. `calls` maps a call's name to a function that answers the call, or raises."""
+
+    def __init__(
+        self,
+        loop: Any,
+        listener: int,
+        calls: dict[str, Callable[[Call], None]],
+        on_left: Callable[[Connection], None],
+    ) -> None:
+        self.loop, self._calls, self._on_left = loop, calls, on_left
+        self._listener = socket(fileno=listener)
+        self._listener.setblocking(False)
+        self.connections: list[Connection] = []
+        loop.watch(listener, READABLE, self._accept)
+
+    def event(self, fields: dict[str, Any]) -> None:
+        """Tell every client."""
+        for connection in list(self.connections):
+            connection.send(fields)
+
+    def dispatch(self, call: Call) -> None:
+        """Answer with what the call's function raises, if it raises."""
+        function = self._calls.get(call.name)
+        try:
+            if function is None:
+                raise InvalidArgument(f"the shim has no call {call.name!r}")
+            function(call)
+        except Error as error:
+            call.fail(error)
+        except OSError as error:
+            call.fail(KernelError(call.name, "", error.errno or 0, error.strerror or ""))
+        except Exception as error:
+            sys.excepthook(*sys.exc_info())
+            call.fail(Error(f"{type(error).__name__}: {error}"))
+
+    def left(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self.connections.remove(connection)
+        self._on_left(connection)
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        for connection in list(self.connections):
+            connection.close()
+        self.loop.unwatch(self._listener.fileno())
+        self._listener.close()
+
+    def _accept(self, events: int) -> None:
+        try:
+            fd, _ = self._listener._accept()  # type: ignore[attr-defined]
+        except BlockingIOError:
+            return
+        client = socket(fileno=fd)
+        client.setblocking(False)
+        _, uid, _ = _UCRED.unpack(client.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
+        if uid not in (0, os.geteuid()):
+            client.close()
+            return
+        self.connections.append(Connection(self, client))

@@ -1,0 +1,299 @@
+"""A container and an exec session as their parent sees them: a process, its streams, and the order of things at its end.
+
+The end of a container: its process is reaped; whatever else is in its cgroup is killed; what is still in the pipes is logged
+(for a bounded time, for a process that cannot be killed may hold them); the OOM killer's count is read; the exit is written
+to disk; then everybody is told.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from pyrunc.errors import Error, WrongState
+from pyrunc.kernel import terminal
+from pyrunc.shim import messages, tree
+from pyrunc.shim.exit import Exit
+from pyrunc.shim.log_file import LogFile
+from pyrunc.shim.stdio import Follower, Input, Output
+from pyrunc.shim.stop import Stop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from pyrunc.shim.loop import Loop
+    from pyrunc.shim.reaper import Ended
+    from pyrunc.shim.serve import Call, Connection
+    from pyrunc.shim.starter import Process
+
+DRAIN_S = 0.5
+LOG_RETRY_S = 0.5
+
+
+class Container:
+    """A container that was started; after its exit it stays until it is forgotten."""
+
+    def __init__(
+        self, loop: Loop, container_id: str, directory: str, on_exit: Callable[[Container], None]
+    ) -> None:
+        self.id, self.directory = container_id, directory
+        self.pid = self.start_time = self.started_at_ns = 0
+        self.exit: Exit | None = None
+        self.outputs: list[Output] = []
+        self.input: Input | None = None
+        self._loop, self._on_exit = loop, on_exit
+        self._process: Process | None = None
+        self._ended: Ended | None = None
+        self._finished_at_ns = 0
+        self._log = LogFile(None)
+        self._stop: Stop | None = None
+
+    @property
+    def running(self) -> bool:
+        """True until the exit is recorded."""
+        return self._process is not None and self.exit is None
+
+    # -- birth
+
+    def open_log(self, path: str | None) -> None:
+        """Open the log before the first output. Raises KernelError."""
+        self._log = LogFile(path)
+        self._loop.after(LOG_RETRY_S, self._retry_log)
+
+    def started(self, process: Process, streams: Streams, *, stdin: bool, once: bool) -> None:
+        """The process runs: take its streams. `stdin` keeps its input open, `once` only until the first client's ends."""
+        self._process = process
+        self.pid, self.start_time, self.started_at_ns = process.pid, process.start_time, time.time_ns()
+        if process.console_fd is not None:
+            self.outputs = [
+                Output(self._loop, process.console_fd, "stdout", self._log, self._complete_if_silent)
+            ]
+        else:
+            pairs = ((streams.stdout, "stdout"), (streams.stderr, "stderr"))
+            self.outputs = [
+                Output(self._loop, fd, name, self._log, self._complete_if_silent) for fd, name in pairs
+            ]
+        if stdin:
+            tty = process.console_fd is not None
+            fd = os.dup(process.console_fd) if process.console_fd is not None else streams.stdin
+            self.input = Input(self._loop, fd, once and not tty)
+
+    def failed(self, error: Exception) -> None:
+        """It could not be started: that is its exit."""
+        message = error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        code, reason = messages.START_ERROR_CODE, messages.START_ERROR
+        self.exit = Exit(code, None, time.time_ns(), reason=reason, message=message)
+        self.exit.write(self.directory)
+        self._log.close()
+
+    # -- life
+
+    def attach(self, wanted: Sequence[str]) -> list[int]:
+        """New pipes to its streams; returns the client's ends, in the order stdin, stdout, stderr."""
+        ends: list[int] = []
+        if "stdin" in wanted:
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            ends.append(writing)
+            if self.input:
+                self.input.feed_from(reading)
+            else:
+                os.close(reading)  # a container without stdin: the first write tells
+        for output, name in zip(self.outputs, ("stdout", "stderr"), strict=False):
+            if name in wanted:
+                reading, writing = os.pipe2(os.O_CLOEXEC)
+                ends.append(reading)
+                follower = Follower(self._loop, writing)
+                if output.ended:
+                    follower.finish()
+                else:
+                    output.follow(follower)
+        return ends
+
+    def send_signal(self, number: int) -> None:
+        """To its first process, which is our child and not reaped, so the number is its own."""
+        if self._ended is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to all of it."""
+        self.send_signal(signal.SIGKILL)
+        if self._process:
+            self._process.group.kill()
+
+    def stop(self, call: Call, number: int, timeout_s: float) -> None:
+        """Answer `call` when it has exited, see `Stop`."""
+        if self.exit:
+            call.answer(self.exit_fields())
+            return
+        self._stop = self._stop or Stop(self._loop, self)
+        self._stop.request(call, number, timeout_s)
+
+    def resize(self, width: int, height: int) -> None:
+        """Raises WrongState without a terminal."""
+        console = self._process.console_fd if self._process else None
+        if console is None or not self.outputs or self.outputs[0].ended:
+            raise WrongState(f"container {self.id} has no terminal")
+        terminal.set_size(console, width, height)
+
+    def reopen_log(self) -> None:
+        """Raises WrongState when it does not run, KernelError."""
+        if not self.running:
+            raise WrongState(f"container {self.id} is not running")
+        self._log.reopen()
+
+    def processes(self) -> list[int]:
+        """All of its processes, by the pids that we see."""
+        return self._process.group.processes() if self._process else []
+
+    def exit_fields(self) -> dict[str, Any]:
+        """Of a container that has exited."""
+        if self.exit is None:
+            raise WrongState(f"container {self.id} is running")
+        return self.exit.fields()
+
+    def state(self) -> dict[str, Any]:
+        """For a server that was restarted."""
+        fields = {
+            "id": self.id,
+            "pid": self.pid,
+            "start_time": self.start_time,
+            "started_at_ns": self.started_at_ns,
+            "running": self.running,
+        }
+        return fields | ({"exit": self.exit.fields()} if self.exit else {})
+
+    # -- end
+
+    def ended(self, ended: Ended) -> None:
+        """The first process was reaped."""
+        self._ended, self._finished_at_ns = ended, time.time_ns()
+        self._kill_the_rest()
+        for output in self.outputs:
+            output.drain()
+        self._complete_if_silent()
+        if self.exit is None:
+            self._loop.after(DRAIN_S, self._end_streams)
+
+    def release(self) -> None:
+        """Close everything that is still open; it is forgotten."""
+        self._end_streams()
+        for output in self.outputs:
+            for follower in list(output.followers):
+                follower.close()
+        if self.input:
+            self.input.close()
+        self._log.close()
+
+    def _kill_the_rest(self) -> None:
+        assert self._process is not None
+        try:
+            self._process.group.kill()
+        except (Error, OSError) as error:
+            print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
+
+    def _complete_if_silent(self) -> None:
+        if self._ended and self.exit is None and all(output.ended for output in self.outputs):
+            self._complete()
+
+    def _end_streams(self) -> None:
+        for output in self.outputs:
+            output.end()
+
+    def _complete(self) -> None:
+        """Everything that it wrote is logged: record, then tell."""
+        assert self._ended is not None
+        ended, oom_killed = self._ended, self._oom_killed()
+        reason = messages.OOM_KILLED if oom_killed else ""
+        self.exit = Exit(
+            ended.exit_code, ended.signal, self._finished_at_ns, oom_killed=oom_killed, reason=reason
+        )
+        self.exit.write(self.directory)
+        if self.input:
+            self.input.close()
+        self._on_exit(self)
+        if self._stop:
+            self._stop.exited()
+
+    def _oom_killed(self) -> bool:
+        assert self._process is not None
+        try:
+            return bool(self._process.group.oom_kills())  # None: no memory controller on v2 here
+        except (Error, OSError) as error:
+            print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
+            return False
+
+    def _retry_log(self) -> None:
+        if self._log.waiting:
+            self._log.retry()
+        if self._log.waiting or self.running:
+            self._loop.after(LOG_RETRY_S, self._retry_log)
+        elif self.exit:
+            self._log.close()
+
+
+class Streams:
+    """The pipes of a process that is about to start: its ends in `stdio`, ours by name; -1 where there is none."""
+
+    def __init__(self, *, stdin: bool, stdout: bool = True, stderr: bool = True) -> None:
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self.stdin = self.stdout = self.stderr = -1
+        their_stdin = their_stdout = their_stderr = self._null
+        if stdin:
+            their_stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
+        if stdout:
+            self.stdout, their_stdout = os.pipe2(os.O_CLOEXEC)
+        if stderr:
+            self.stderr, their_stderr = os.pipe2(os.O_CLOEXEC)
+        self.stdio = (their_stdin, their_stdout, their_stderr)
+
+    def ours(self) -> list[int]:
+        """Our ends that exist, in the order stdin, stdout, stderr."""
+        return [fd for fd in (self.stdin, self.stdout, self.stderr) if fd >= 0]
+
+    def close_theirs(self) -> None:
+        """The process has its ends."""
+        for fd in {*self.stdio, self._null}:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Nothing was started: close all."""
+        self.close_theirs()
+        for fd in self.ours():
+            os.close(fd)
+
+
+class Exec:
+    """A process that was started in a running container, for one client: when that goes away, the session is killed."""
+
+    def __init__(self, exec_id: str, container: Container, owner: Connection, process: Process) -> None:
+        self.id, self.container, self.owner = exec_id, container, owner
+        self.pid = process.pid
+        self.exited = False
+        self._console_fd = process.console_fd
+
+    def kill(self) -> None:
+        """Its process and all descendants."""
+        if self.container.running:
+            tree.kill_session(self.pid, self._processes)
+        elif not self.exited:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def resize(self, width: int, height: int) -> None:
+        """Raises WrongState without a terminal."""
+        if self._console_fd is None:
+            raise WrongState(f"exec session {self.id} has no terminal")
+        terminal.set_size(self._console_fd, width, height)
+
+    def ended(self) -> None:
+        """The process was reaped."""
+        self.exited = True
+        if self._console_fd is not None:
+            os.close(self._console_fd)
+            self._console_fd = None
+
+    def _processes(self) -> list[int]:
+        return [*self.container.processes(), *([] if self.exited else [self.pid])]

@@ -1,0 +1,81 @@
+"""Stopping a container: the signal once, the earliest deadline wins, then SIGKILL until it is gone.
+
+The escalation lives in the shim and needs nobody to wait for it. A SIGKILL is repeated: the container may have been frozen,
+or a process may have been on its way into the cgroup.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pyrunc.errors import DeadlineExceeded
+from pyrunc.shim import tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyrunc.shim.loop import Loop, Timer
+    from pyrunc.shim.serve import Call
+    from pyrunc.shim.session import Container
+
+KILL_AGAIN_S = 0.25
+UNKILLABLE_AFTER_S = 2.0
+
+
+class Stop:
+    """One container's stop: begun by the first request, joined by the others."""
+
+    def __init__(self, loop: Loop, container: Container) -> None:
+        self._loop, self._container = loop, container
+        self._deadline: float | None = None
+        self._timer: Timer | None = None
+        self._waiting: list[Call] = []
+        self._signalled = False
+        self._killed_at: float | None = None
+
+    def request(self, call: Call, number: int, timeout_s: float) -> None:
+        """Answer `call` when the container has exited."""
+        self._waiting.append(call)
+        if timeout_s > 0 and not self._signalled:
+            self._signalled = True
+            self._container.send_signal(number)
+        at = time.monotonic() + max(0.0, timeout_s)
+        if self._killed_at is None and (self._deadline is None or at < self._deadline):
+            self._deadline = at
+            self._later(at - time.monotonic(), self._kill)
+
+    def exited(self) -> None:
+        """The container has ended and its exit is recorded: answer everybody."""
+        if self._timer:
+            self._timer.cancel()
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call.answer(self._container.exit_fields())
+
+    def _later(self, delay_s: float, function: Callable[[], None]) -> None:
+        if self._timer:
+            self._timer.cancel()
+        if delay_s <= 0:
+            function()
+        else:
+            self._timer = self._loop.after(delay_s, function)
+
+    def _kill(self) -> None:
+        now = time.monotonic()
+        self._killed_at = self._killed_at or now
+        self._container.kill()
+        if now - self._killed_at > UNKILLABLE_AFTER_S:
+            self._give_up()
+        self._later(KILL_AGAIN_S, self._kill)
+
+    def _give_up(self) -> None:
+        """Tell those who wait; the killing goes on."""
+        waiting, self._waiting = self._waiting, []
+        fact = tree.stat(self._container.pid)
+        state = fact.state if fact else "gone"
+        words = (
+            f"container {self._container.id}: process {self._container.pid} (state {state}) survives SIGKILL"
+        )
+        for call in waiting:
+            call.fail(DeadlineExceeded(words))

@@ -1,0 +1,82 @@
+"""Which processes belong to an exec session, and their end.
+
+Members are found by session id and by parent links, among the processes of the container's cgroup only. A pid is used
+through a pidfd that was opened before its membership was checked, so that a number that was given to another process in
+between is never signalled. The walk is repeated until it finds nothing new, for a killed process may have forked before.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from pyrunc.errors import Error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MOST_ROUNDS = 1000
+
+
+class Stat:
+    """Of /proc/PID/stat: state, parent, session, and the start time in clock ticks since boot."""
+
+    __slots__ = ("parent", "session", "start_time", "state")
+
+    def __init__(self, text: bytes) -> None:
+        fields = text[text.rindex(b")") + 2 :].split()
+        self.state = fields[0].decode()
+        self.parent, self.session, self.start_time = int(fields[1]), int(fields[3]), int(fields[19])
+
+
+def stat(pid: int) -> Stat | None:
+    """The process's facts; None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return Stat(file.read() or b"")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def kill_session(leader: int, processes: Callable[[], Iterable[int]]) -> int:
+    """SIGKILL to the session of `leader` and all descendants of its members; returns how many were signalled.
+
+    `processes()` lists the container's processes anew. Raises Error if they keep coming faster than they can be killed.
+    """
+    done: dict[int, int] = {}  # pid -> start time: who has got the signal is still listed for a moment
+    for _ in range(MOST_ROUNDS):
+        found = 0
+        for pid, fact in _members(leader, processes(), set(done)).items():
+            if done.get(pid) != fact.start_time and _kill(pid, fact.start_time):
+                done[pid] = fact.start_time
+                found += 1
+        if not found:
+            return len(done)
+    raise Error(f"processes of the session of {leader} appear faster than they can be killed")
+
+
+def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, Stat]:
+    """Those of `pids` that are in the session or below a member, without those that are dead already."""
+    facts = {pid: found for pid in pids if (found := stat(pid))}
+    members = {pid for pid, fact in facts.items() if pid == leader or fact.session == leader} | killed
+    while more := {pid for pid, fact in facts.items() if fact.parent in members} - members:
+        members |= more
+    return {pid: facts[pid] for pid in members if pid in facts and facts[pid].state not in "ZX"}
+
+
+def _kill(pid: int, start_time: int) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        fact = stat(pid)
+        if fact is None or fact.start_time != start_time:
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)

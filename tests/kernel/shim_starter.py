@@ -1,0 +1,94 @@
+"""Starts plain processes where the runtime library starts containers: the shim's own work is tested without namespaces.
+
+Same call, same results (child of the shim, a cgroup of its own, a pty's master); `process.args` run on the host.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pyrunc import record
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.errors import NotFound
+from pyrunc.kernel import terminal
+from pyrunc.shim import tree
+from pyrunc.shim.session import Container
+from pyrunc.shim.starter import Holder, Process
+
+
+class DirectStarter:
+    def holder(self, wanted: dict[str, Any], sandbox_dir: str) -> Holder:
+        group = Cgroup(wanted["cgroups_path"])
+        group.create()
+        pid = _spawn(["/bin/sleep", "1000"], {}, (0, 1, 2), None, group)
+        return Holder(pid, _start_time(pid), os.open(f"/proc/{pid}/ns/net", os.O_RDONLY), {})
+
+    def container(
+        self,
+        container_id: str,
+        directory: str,
+        launch: dict[str, Any],
+        stdio: tuple[int, int, int],
+        holder: Holder | None,
+    ) -> Process:
+        config = record.read_json(f"{directory}/config.json")
+        group = Cgroup(config["linux"]["cgroupsPath"])
+        group.create()
+        try:
+            return self._start(config["process"], stdio, bool(launch.get("tty")), group)
+        except BaseException:
+            group.remove()
+            raise
+
+    def execute(
+        self, container: Container, process: dict[str, Any], stdio: Sequence[int], tty: bool
+    ) -> Process:
+        group = Cgroup(record.read_json(f"{container.directory}/config.json")["linux"]["cgroupsPath"])
+        return self._start(process, stdio, tty, group)
+
+    def _start(self, process: dict[str, Any], stdio: Sequence[int], tty: bool, group: Cgroup) -> Process:
+        args = process["args"]
+        if not os.path.exists(args[0]):
+            raise NotFound(f"{args[0]}: no such file or directory")
+        time.sleep(process.get("slowness_s", 0))
+        master = slave = None
+        if tty:
+            master, slave = terminal.open_terminal()
+        try:
+            pid = _spawn(args, process.get("environment", {}), stdio, slave, group)
+        finally:
+            if slave is not None:
+                os.close(slave)
+        return Process(pid, _start_time(pid), group, master)
+
+
+def _spawn(
+    args: list[str], environment: dict[str, str], stdio: Sequence[int], slave: int | None, group: Cgroup
+) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        group.attach(os.getpid())
+        if slave is not None:
+            os.login_tty(slave)
+        else:
+            os.setsid()
+            for place, fd in enumerate(stdio):
+                os.dup2(fd, place)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.closerange(3, 65536)
+        os.execve(args[0], args, {**os.environ, **environment})
+    finally:
+        os._exit(127)
+
+
+def _start_time(pid: int) -> int:
+    fact = tree.stat(pid)
+    assert fact is not None
+    return fact.start_time
