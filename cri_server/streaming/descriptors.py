@@ -1,0 +1,67 @@
+"""Reading and writing non-blocking descriptors on the event loop: pipes, sockets, pty masters.
+
+Each call tries the system call first and waits only if the kernel says so, one waiter per direction and descriptor. A
+cancelled call leaves no registration behind. Nothing is buffered here: what a call returns or takes is in the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+READ_BYTES = 64 * 1024
+
+
+async def readable(fd: int) -> None:
+    """Wait until a read would not block (there may be nothing but the end to read)."""
+    loop = asyncio.get_running_loop()
+    await _ready(fd, loop.add_reader, loop.remove_reader)
+
+
+async def writable(fd: int) -> None:
+    """Wait until a write would not block (it may fail)."""
+    loop = asyncio.get_running_loop()
+    await _ready(fd, loop.add_writer, loop.remove_writer)
+
+
+async def _ready(fd: int, add: Callable[..., Any], remove: Callable[[int], Any]) -> None:
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    add(fd, _wake, ready)
+    try:
+        await ready
+    finally:
+        remove(fd)
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+async def read_some(fd: int, limit_bytes: int = READ_BYTES) -> bytes:
+    """Between one byte and `limit_bytes`, or nothing at the end.
+
+    A pty's master answers EIO when the last slave is closed, a socket ECONNRESET: both are an end.
+    """
+    while True:
+        try:
+            return os.read(fd, limit_bytes)
+        except BlockingIOError:
+            await readable(fd)
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.ECONNRESET):
+                return b""
+            raise
+
+
+async def write_all(fd: int, data: bytes) -> None:
+    """Write all of it. `BrokenPipeError` or `ConnectionResetError` if nobody will read it; EIO on a pty likewise."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            await writable(fd)

@@ -1,0 +1,174 @@
+"""Streams over one SPDY connection: the core of `spdy.connection` joined to a `Wire`.
+
+`run` is the only reader. It hands data to the streams and stops while they hold too much; it also answers pings and
+resets, by posting, so it never waits for the peer to read. Whoever owns a stream writes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cri_server.streaming.spdy.connection import (
+    Connection,
+    Data,
+    Event,
+    Failed,
+    Opened,
+    Replied,
+    Reset,
+    Side,
+    StreamClosed,
+)
+from cri_server.streaming.spdy.frames import Status
+from cri_server.streaming.spdy.headers import Headers
+from cri_server.streaming.streams import Budget, Inbound, StreamGone
+from cri_server.streaming.wire import ConnectionLost, Wire
+
+
+class MultiplexedStream:
+    """One stream: an `Outbound`, with what the peer sends in `inbound`."""
+
+    def __init__(self, multiplexer: Multiplexer, stream_id: int, headers: Headers) -> None:
+        self._multiplexer, self.stream_id, self.headers = multiplexer, stream_id, headers
+        self.inbound = Inbound(multiplexer.budget)
+        self.gone = asyncio.Event()
+        self.replied = asyncio.Event()
+
+    def header(self, name: str) -> str:
+        """The first value of a header, or an empty text."""
+        return self.headers.get(name, [""])[0]
+
+    async def write(self, data: bytes) -> None:
+        """Send data; waits for TCP. Raises `StreamGone`."""
+        await self._multiplexer.send(self, data, fin=False)
+
+    async def end(self) -> None:
+        """Say that no more will be written. Raises `StreamGone`."""
+        await self._multiplexer.send(self, b"", fin=True)
+
+    def reset(self, status: Status = Status.CANCEL) -> None:
+        """End the stream in both directions, if it has not ended."""
+        self._multiplexer.reset(self, status)
+
+    def lose(self) -> None:
+        """The peer has reset it, or the connection is lost."""
+        self.gone.set()
+        self.replied.set()
+        self.inbound.lose()
+
+
+class Multiplexer:
+    """All streams of a connection. `on_open` is told of each stream of the peer, which is accepted already."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        side: Side,
+        on_open: Callable[[MultiplexedStream], None],
+        streams_limit: int = 1024,
+    ) -> None:
+        self.budget = Budget()
+        self._wire, self._on_open = wire, on_open
+        self._core = Connection(side, streams_limit)
+        self._streams: dict[int, MultiplexedStream] = {}
+
+    async def run(self) -> str:
+        """Read until the connection is over; why it is, in words. All streams are lost then."""
+        try:
+            while data := await self._wire.receive():
+                for event in self._core.receive(data):
+                    if isinstance(event, Failed):
+                        return event.reason
+                    self._take(event)
+                self._post()
+                if self.budget.exhausted and not await self._room():
+                    return "the peer hung up"
+            return "the peer hung up"
+        except ConnectionLost as lost:
+            return str(lost)
+        finally:
+            self._post_last()
+            for stream in self._streams.values():
+                stream.lose()
+
+    async def _room(self) -> bool:
+        """Wait until the streams have room; false if the peer leaves before that."""
+        room = asyncio.create_task(self.budget.room())
+        leaving = asyncio.create_task(self._wire.hung_up())
+        try:
+            await asyncio.wait((room, leaving), return_when=asyncio.FIRST_COMPLETED)
+            return room.done()
+        finally:
+            room.cancel()
+            leaving.cancel()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Opened(stream_id, headers, fin):
+                stream = MultiplexedStream(self, stream_id, headers)
+                self._streams[stream_id] = stream
+                self._core.reply(stream_id)
+                if fin:
+                    stream.inbound.end()
+                self._on_open(stream)
+            case Replied(stream_id, _, fin) | Data(stream_id, _, fin):
+                known = self._streams.get(stream_id)
+                if known is None:
+                    return
+                if isinstance(event, Data):
+                    known.inbound.feed(event.data)
+                known.replied.set()
+                if fin:
+                    known.inbound.end()
+                    self._forget_if_over(known)
+            case Reset(stream_id, _):
+                lost = self._streams.pop(stream_id, None)
+                if lost is not None:
+                    lost.lose()
+            case _:
+                pass
+
+    def _forget_if_over(self, stream: MultiplexedStream) -> None:
+        if not self._core.is_open(stream.stream_id):
+            self._streams.pop(stream.stream_id, None)
+
+    async def open(self, headers: Headers) -> MultiplexedStream:
+        """Open a stream to the peer and wait until it is accepted. Raises `StreamGone`."""
+        stream = MultiplexedStream(self, self._core.open(headers), headers)
+        self._streams[stream.stream_id] = stream
+        self._post()
+        await stream.replied.wait()
+        if stream.gone.is_set():
+            raise StreamGone
+        return stream
+
+    async def send(self, stream: MultiplexedStream, data: bytes, *, fin: bool) -> None:
+        try:
+            await self._wire.send(self._core.data_head(stream.stream_id, len(data), fin=fin), data)
+        except (StreamClosed, ConnectionLost):
+            raise StreamGone from None
+        if fin:
+            self._forget_if_over(stream)
+
+    def reset(self, stream: MultiplexedStream, status: Status) -> None:
+        self._core.reset(stream.stream_id, status)
+        self._streams.pop(stream.stream_id, None)
+        stream.lose()
+        self._post_last()
+
+    def leave(self) -> None:
+        """Accept no more streams and tell the peer that this side is about to close."""
+        self._core.go_away()
+        self._post_last()
+
+    def _post(self) -> None:
+        data = self._core.data_to_send()
+        if data:
+            self._wire.post(data)
+
+    def _post_last(self) -> None:
+        try:
+            self._post()
+        except ConnectionLost:
+            pass

@@ -1,0 +1,182 @@
+"""Port forwarding: pairs of a data and an error stream, each joined to a TCP connection inside the pod.
+
+Over SPDY the client opens as many pairs as it likes, told apart by `requestid`; over WebSocket there is one pair per port of
+the request. Either side of a connection may end its half and go on reading. A failure is a text on the error stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+
+from cri_server.streaming.backend import Backend
+from cri_server.streaming.descriptors import read_some, write_all
+from cri_server.streaming.multiplex import MultiplexedStream
+from cri_server.streaming.spdy.frames import Status
+from cri_server.streaming.streams import Inbound, Outbound, StreamGone
+from cri_server.streaming.websocket import Channel
+from pyrunc.errors import Error
+
+PROTOCOL = "portforward.k8s.io"
+PAIRING_S = 30.0
+PAIRS_LIMIT = 256
+
+
+async def forward(backend: Backend, sandbox_id: str, port: int, data: Outbound, inbound: Inbound) -> str:
+    """Connect to the pod and copy until both directions have ended; what went wrong in words, or nothing."""
+    try:
+        sock = await backend.dial(sandbox_id, port)
+    except Error as error:
+        return f"forwarding to port {port}: {error.message}"
+    except OSError as error:
+        return f"forwarding to port {port}: {error.strerror}"
+    with sock:
+        sock.setblocking(False)
+        return await _copy_both(sock, port, data, inbound)
+
+
+async def _copy_both(sock: socket.socket, port: int, data: Outbound, inbound: Inbound) -> str:
+    copies = (asyncio.create_task(_to_pod(sock, inbound)), asyncio.create_task(_to_client(sock, data)))
+    try:
+        done, _ = await asyncio.wait(copies, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            error = task.exception()
+            if isinstance(error, OSError):
+                return f"forwarding to port {port}: {error.strerror}"
+            if error is not None and not isinstance(error, StreamGone):
+                raise error
+        return ""
+    finally:
+        for task in copies:
+            task.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
+
+
+async def _to_pod(sock: socket.socket, inbound: Inbound) -> None:
+    try:
+        while data := await inbound.read():
+            await write_all(sock.fileno(), data)
+        sock.shutdown(socket.SHUT_WR)
+    except (BrokenPipeError, ConnectionResetError, OSError):
+        # The pod has closed the connection; what it sent before is still on its way to the client.
+        inbound.discard()
+
+
+async def _to_client(sock: socket.socket, data: Outbound) -> None:
+    while received := await read_some(sock.fileno()):
+        await data.write(received)
+    await data.end()
+
+
+@dataclass(slots=True)
+class _Pair:
+    """The streams of one request; complete when both are there."""
+
+    data: MultiplexedStream | None = None
+    error: MultiplexedStream | None = None
+    port: int = 0
+    expiry: asyncio.TimerHandle | None = None
+
+
+class Forwarder:
+    """Sorts the streams of a SPDY connection into pairs and runs a task for each pair."""
+
+    def __init__(self, backend: Backend, sandbox_id: str) -> None:
+        self._backend, self._sandbox_id = backend, sandbox_id
+        self._pairs: dict[str, _Pair] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, stream: MultiplexedStream) -> None:
+        """A stream of the client: the first or second of its pair, or reset if it makes no sense."""
+        kind, port = stream.header("streamtype"), _port(stream.header("port"))
+        if kind not in ("data", "error") or port is None:
+            stream.reset(Status.PROTOCOL_ERROR)
+            return
+        request = stream.header("requestid") or self._implied(kind, stream.stream_id)
+        pair = self._pairs.get(request)
+        if pair is None:
+            if len(self._pairs) + len(self._tasks) >= PAIRS_LIMIT:
+                stream.reset(Status.REFUSED_STREAM)
+                return
+            pair = self._pairs[request] = _Pair(port=port)
+            pair.expiry = asyncio.get_running_loop().call_later(PAIRING_S, self._expire, request)
+        if port != pair.port or getattr(pair, kind) is not None:
+            stream.reset(Status.PROTOCOL_ERROR)
+            return
+        setattr(pair, kind, stream)
+        self._start_if_complete(request, pair)
+
+    @staticmethod
+    def _implied(kind: str, stream_id: int) -> str:
+        """Clients older than request ids open the error stream first and the data stream right behind it."""
+        return f"stream {stream_id if kind == 'error' else stream_id - 2}"
+
+    def _start_if_complete(self, request: str, pair: _Pair) -> None:
+        if pair.data is None or pair.error is None:
+            return
+        del self._pairs[request]
+        if pair.expiry is not None:
+            pair.expiry.cancel()
+        task = asyncio.create_task(self._run(pair.data, pair.error, pair.port))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, data: MultiplexedStream, error: MultiplexedStream, port: int) -> None:
+        error.inbound.discard()
+        forwarding = asyncio.create_task(forward(self._backend, self._sandbox_id, port, data, data.inbound))
+        dropped = asyncio.create_task(data.gone.wait())
+        try:
+            await asyncio.wait((forwarding, dropped), return_when=asyncio.FIRST_COMPLETED)
+            text = forwarding.result() if forwarding.done() else ""
+            if text:
+                await error.write(text.encode())
+            await error.end()
+            if text:
+                data.reset(Status.INTERNAL_ERROR)
+        except StreamGone:
+            pass
+        finally:
+            forwarding.cancel()
+            dropped.cancel()
+            await asyncio.gather(forwarding, dropped, return_exceptions=True)
+
+    def _expire(self, request: str) -> None:
+        pair = self._pairs.pop(request)
+        for stream in (pair.data, pair.error):
+            if stream is not None:
+                stream.reset(Status.CANCEL)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for pair in self._pairs.values():
+            if pair.expiry is not None:
+                pair.expiry.cancel()
+        self._pairs.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _port(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5):
+        return None
+    return int(text) if 0 < int(text) < 65536 else None
+
+
+async def forward_channels(
+    backend: Backend, sandbox_id: str, ports: tuple[int, ...], channels: list[tuple[Channel, Channel]]
+) -> None:
+    """The WebSocket form: data and error channel of each port, both of which start with the port (16 bits, little end)."""
+    for port, pair in zip(ports, channels, strict=True):
+        for channel in pair:
+            await channel.write(port.to_bytes(2, "little"))
+
+    async def one(port: int, data: Channel, error: Channel) -> None:
+        error.inbound.discard()
+        text = await forward(backend, sandbox_id, port, data, data.inbound)
+        if text:
+            await error.write(text.encode())
+
+    await asyncio.gather(*(one(port, *pair) for port, pair in zip(ports, channels, strict=True)))

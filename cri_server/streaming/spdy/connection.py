@@ -1,0 +1,330 @@
+"""One SPDY/3.1 connection as a state machine: bytes in, events out, bytes out; no I/O and no clock.
+
+`receive` never raises for what a peer sends. A wrong frame on a stream resets that stream; a frame after which the two
+sides no longer agree on the state (framing, compression, stream ids) gives `Failed` with a GOAWAY to send, and nothing
+that comes later is looked at. Memory is bounded: a control frame of at most `CONTROL_LIMIT_BYTES` is collected whole,
+data is handed on as it comes, streams are forgotten when both directions have ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cri_server.streaming.spdy import frames
+from cri_server.streaming.spdy.frames import FIN, HEAD, HEAD_BYTES, TWO_WORDS, WORD, Parting, Status, Type
+from cri_server.streaming.spdy.headers import Headers, MalformedHeaders, Packer, Unpacker
+
+CONTROL_LIMIT_BYTES = 64 * 1024
+STREAMS_LIMIT = 1024
+Side = Literal["client", "server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The peer opened a stream; answer with `reply` or `reset`. With `fin` it will send nothing on it."""
+
+    stream_id: int
+    headers: Headers
+    fin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """The peer accepted a stream of ours."""
+
+    stream_id: int
+    headers: Headers
+    fin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes of a stream, a whole frame or a part of one; with `fin` they are the last (and may be none)."""
+
+    stream_id: int
+    data: bytes
+    fin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The stream has ended in both directions; `status` is a `frames.Status` if the peer kept to the list."""
+
+    stream_id: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to a ping of ours."""
+
+    ping_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoneAway:
+    """The peer accepts no more streams and has not looked at those after `last_stream_id`."""
+
+    last_stream_id: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The connection is over because of what the peer sent; the GOAWAY that says so is ready to be sent."""
+
+    reason: str
+
+
+Event = Opened | Replied | Data | Reset | Pong | GoneAway | Failed
+
+
+class StreamClosed(Exception):
+    """A frame for a stream on which this side cannot send any more."""
+
+
+class _Broken(Exception):
+    """The connection cannot go on; the text says why."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    receiving: bool
+    sending: bool
+
+
+@dataclass(slots=True)
+class Connection:
+    """The state of one side. Frames to send collect in `data_to_send`; bodies of data frames are the caller's."""
+
+    side: Side
+    streams_limit: int = STREAMS_LIMIT
+    failed: bool = False
+    _streams: dict[int, _Stream] = field(default_factory=dict)
+    _out: list[bytes] = field(default_factory=list)
+    _packer: Packer = field(default_factory=Packer)
+    _unpacker: Unpacker = field(default_factory=Unpacker)
+    _partial: bytearray = field(default_factory=bytearray)
+    _data_stream: int = 0
+    _data_left: int = 0
+    _data_fin: bool = False
+    _last_received: int = 0
+    _next_stream: int = 0
+    _next_ping: int = 0
+    _leaving: bool = False
+
+    def __post_init__(self) -> None:
+        self._next_stream = self._next_ping = 1 if self.side == "client" else 2
+
+    # ---- what is received ----
+
+    def receive(self, data: bytes | memoryview) -> list[Event]:
+        """Take bytes of any length, in any cut; return what they mean, in order."""
+        events: list[Event] = []
+        view = memoryview(data)
+        try:
+            while len(view) and not self.failed:
+                view = self._body(view, events) if self._data_left else self._frame(view, events)
+        except _Broken as broken:
+            self.failed = True
+            self._streams.clear()
+            self._partial.clear()
+            self._out.append(frames.goaway(self._last_received, Parting.PROTOCOL_ERROR))
+            events.append(Failed(str(broken)))
+        return events
+
+    def _body(self, view: memoryview, events: list[Event]) -> memoryview:
+        """A part of a data frame's body."""
+        size = min(len(view), self._data_left)
+        self._data_left -= size
+        fin = self._data_fin and not self._data_left
+        stream = self._streams.get(self._data_stream)
+        if stream is not None and stream.receiving:
+            events.append(Data(self._data_stream, bytes(view[:size]), fin))
+            if fin:
+                self._ended_receiving(self._data_stream, stream)
+        return view[size:]
+
+    def _frame(self, view: memoryview, events: list[Event]) -> memoryview:
+        """A frame's head and, for a control frame, its body; keeps what is not complete for the next call."""
+        view = self._collect(view, HEAD_BYTES)
+        if len(self._partial) < HEAD_BYTES:
+            return view
+        first, second = HEAD.unpack_from(self._partial)
+        flags, length = second >> 24, second & frames.LENGTH_MAX
+        if not first >> 31:
+            self._partial.clear()
+            self._data_head(first, flags, length, events)
+            return view
+        if first >> 16 != frames.CONTROL << 8 | frames.VERSION:
+            raise _Broken(f"version {first >> 16 & 0x7FFF} of a frame")
+        if length > CONTROL_LIMIT_BYTES:
+            raise _Broken(f"control frame of {length} bytes")
+        view = self._collect(view, HEAD_BYTES + length)
+        if len(self._partial) == HEAD_BYTES + length:
+            body = bytes(self._partial[HEAD_BYTES:])
+            self._partial.clear()
+            self._control(first & 0xFFFF, flags, body, events)
+        return view
+
+    def _collect(self, view: memoryview, size: int) -> memoryview:
+        missing = max(0, size - len(self._partial))
+        self._partial += view[:missing]
+        return view[missing:]
+
+    def _data_head(self, stream_id: int, flags: int, length: int, events: list[Event]) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is None and not self._was_open(stream_id):
+            raise _Broken(f"data for stream {stream_id}, which was never opened")
+        if stream is not None and not stream.receiving:
+            self.reset(stream_id, Status.STREAM_ALREADY_CLOSED)
+            events.append(Reset(stream_id, Status.STREAM_ALREADY_CLOSED))
+        self._data_stream, self._data_left, self._data_fin = stream_id, length, bool(flags & FIN)
+        if not length and self._data_fin and stream is not None and stream.receiving:
+            events.append(Data(stream_id, b"", True))
+            self._ended_receiving(stream_id, stream)
+
+    def _was_open(self, stream_id: int) -> bool:
+        if self._is_mine(stream_id):
+            return 0 < stream_id < self._next_stream
+        return 0 < stream_id <= self._last_received
+
+    def _is_mine(self, stream_id: int) -> bool:
+        return stream_id % 2 == (1 if self.side == "client" else 0)
+
+    def _control(self, kind: int, flags: int, body: bytes, events: list[Event]) -> None:
+        match kind:
+            case Type.SYN_STREAM:
+                self._syn_stream(flags, body, events)
+            case Type.SYN_REPLY | Type.HEADERS:
+                self._more_headers(kind, flags, body, events)
+            case Type.RST_STREAM:
+                stream_id, status = _two_words(body, "RST_STREAM")
+                if self._streams.pop(stream_id, None) is not None:
+                    events.append(Reset(stream_id, status))
+            case Type.PING:
+                self._ping(body, events)
+            case Type.GOAWAY:
+                events.append(GoneAway(*_two_words(body, "GOAWAY")))
+            case Type.SETTINGS | Type.WINDOW_UPDATE:
+                pass  # the Go peers have no flow control, see spdy/__init__.py
+            case _:
+                pass  # "must ignore" says the draft of types it does not know
+
+    def _syn_stream(self, flags: int, body: bytes, events: list[Event]) -> None:
+        if len(body) < 10:
+            raise _Broken("SYN_STREAM is too short")
+        first, associated = TWO_WORDS.unpack_from(body)
+        stream_id = first & frames.STREAM_ID_MAX
+        headers = self._unpack(body[10:])
+        if stream_id == 0 or self._is_mine(stream_id) or stream_id <= self._last_received:
+            raise _Broken(f"stream id {stream_id} after {self._last_received}")
+        self._last_received = stream_id
+        if flags & frames.UNIDIRECTIONAL or associated & frames.STREAM_ID_MAX:
+            self._out.append(frames.rst_stream(stream_id, Status.PROTOCOL_ERROR))
+        elif self._leaving or len(self._streams) >= self.streams_limit:
+            self._out.append(frames.rst_stream(stream_id, Status.REFUSED_STREAM))
+        else:
+            self._streams[stream_id] = _Stream(receiving=not flags & FIN, sending=True)
+            events.append(Opened(stream_id, headers, bool(flags & FIN)))
+
+    def _more_headers(self, kind: int, flags: int, body: bytes, events: list[Event]) -> None:
+        if len(body) < WORD.size:
+            raise _Broken("a frame with headers is too short")
+        stream_id = WORD.unpack_from(body)[0] & frames.STREAM_ID_MAX
+        headers = self._unpack(body[WORD.size :])
+        stream = self._streams.get(stream_id)
+        if stream is None or not stream.receiving:
+            return
+        if kind == Type.SYN_REPLY and self._is_mine(stream_id):
+            events.append(Replied(stream_id, headers, bool(flags & FIN)))
+            if flags & FIN:
+                self._ended_receiving(stream_id, stream)
+        elif flags & FIN:
+            events.append(Data(stream_id, b"", True))
+            self._ended_receiving(stream_id, stream)
+
+    def _unpack(self, block: bytes) -> Headers:
+        try:
+            return self._unpacker.unpack(block)
+        except MalformedHeaders as error:
+            raise _Broken(str(error)) from None
+
+    def _ping(self, body: bytes, events: list[Event]) -> None:
+        if len(body) != WORD.size:
+            raise _Broken("PING of a wrong size")
+        ping_id = int(WORD.unpack(body)[0])
+        if self._is_mine(ping_id):
+            events.append(Pong(ping_id))
+        else:
+            self._out.append(frames.ping(ping_id))
+
+    def _ended_receiving(self, stream_id: int, stream: _Stream) -> None:
+        stream.receiving = False
+        if not stream.sending:
+            self._streams.pop(stream_id, None)
+
+    # ---- what is sent ----
+
+    def data_to_send(self) -> bytes:
+        """The frames made since the last call. Send them in this order, and before any later data."""
+        out = b"".join(self._out)
+        self._out.clear()
+        return out
+
+    def open(self, headers: Headers, *, fin: bool = False) -> int:
+        """Open a stream; its id. Data may follow at once, but a Go peer drops it until it has replied."""
+        stream_id = self._next_stream
+        self._next_stream += 2
+        self._streams[stream_id] = _Stream(receiving=True, sending=not fin)
+        self._out.append(frames.syn_stream(stream_id, self._packer.pack(headers), fin=fin))
+        return stream_id
+
+    def reply(self, stream_id: int, headers: Headers | None = None) -> None:
+        """Accept a stream of the peer."""
+        if stream_id in self._streams:
+            self._out.append(frames.syn_reply(stream_id, self._packer.pack(headers or {})))
+
+    def data_head(self, stream_id: int, length: int, *, fin: bool = False) -> bytes:
+        """The head of a data frame; the caller sends it and then `length` bytes, behind `data_to_send`.
+
+        Raises `StreamClosed` if the stream was reset, by either side, or this side has already ended it.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None or not stream.sending:
+            raise StreamClosed(stream_id)
+        if fin:
+            stream.sending = False
+            if not stream.receiving:
+                del self._streams[stream_id]
+        return frames.data_head(stream_id, length, fin)
+
+    def is_open(self, stream_id: int) -> bool:
+        """Whether either side can still send on the stream."""
+        return stream_id in self._streams
+
+    def reset(self, stream_id: int, status: Status) -> None:
+        """End a stream in both directions; nothing happens if it has ended."""
+        if self._streams.pop(stream_id, None) is not None:
+            self._out.append(frames.rst_stream(stream_id, status))
+
+    def ping(self) -> int:
+        """Ask for a `Pong`; its id."""
+        ping_id = self._next_ping
+        self._next_ping = (self._next_ping + 2) & frames.STREAM_ID_MAX
+        self._out.append(frames.ping(ping_id))
+        return ping_id
+
+    def go_away(self, status: Parting = Parting.OK) -> None:
+        """Accept no more streams; those that are open go on."""
+        if not self._leaving:
+            self._leaving = True
+            self._out.append(frames.goaway(self._last_received, status))
+
+
+def _two_words(body: bytes, name: str) -> tuple[int, int]:
+    if len(body) != TWO_WORDS.size:
+        raise _Broken(f"{name} of a wrong size")
+    first, second = TWO_WORDS.unpack(body)
+    return first & frames.STREAM_ID_MAX, second

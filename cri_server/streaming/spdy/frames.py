@@ -1,0 +1,97 @@
+"""The layout of SPDY/3.1 frames: eight bytes of head, then at most 2^24 - 1 bytes of body.
+
+A control frame's head is version and type (16 bits each, top bit set), a data frame's is the stream id; both go on with
+eight bits of flags and 24 bits of length. Only building is here: reading needs the state of a connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+VERSION = 3
+HEAD_BYTES = 8
+LENGTH_MAX = (1 << 24) - 1
+STREAM_ID_MAX = (1 << 31) - 1
+CONTROL = 0x80
+
+FIN = 0x01
+UNIDIRECTIONAL = 0x02
+
+HEAD = struct.Struct(">II")
+WORD = struct.Struct(">I")
+TWO_WORDS = HEAD
+_CONTROL_HEAD = struct.Struct(">HHI")
+
+
+class Type(IntEnum):
+    """Types of control frames; 5 (NOOP) and 10 (CREDENTIAL) went away with earlier versions."""
+
+    SYN_STREAM = 1
+    SYN_REPLY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PING = 6
+    GOAWAY = 7
+    HEADERS = 8
+    WINDOW_UPDATE = 9
+
+
+class Status(IntEnum):
+    """Why a stream was reset."""
+
+    PROTOCOL_ERROR = 1
+    INVALID_STREAM = 2
+    REFUSED_STREAM = 3
+    UNSUPPORTED_VERSION = 4
+    CANCEL = 5
+    INTERNAL_ERROR = 6
+    FLOW_CONTROL_ERROR = 7
+    STREAM_IN_USE = 8
+    STREAM_ALREADY_CLOSED = 9
+    FRAME_TOO_LARGE = 11
+
+
+class Parting(IntEnum):
+    """Why a connection goes away."""
+
+    OK = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+
+
+def control(kind: Type, flags: int, body: bytes) -> bytes:
+    """A whole control frame."""
+    return _CONTROL_HEAD.pack(CONTROL << 8 | VERSION, kind, flags << 24 | len(body)) + body
+
+
+def data_head(stream_id: int, length: int, fin: bool) -> bytes:
+    """The head of a data frame whose body, `length` bytes, the caller sends behind it."""
+    return HEAD.pack(stream_id, (FIN if fin else 0) << 24 | length)
+
+
+def syn_stream(stream_id: int, block: bytes, *, fin: bool = False, priority: int = 0) -> bytes:
+    """Opens a stream; `block` are the compressed headers. No associated stream, priority 0 (highest) to 7."""
+    return control(
+        Type.SYN_STREAM, FIN if fin else 0, struct.pack(">IIBB", stream_id, 0, priority << 5, 0) + block
+    )
+
+
+def syn_reply(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
+    """Accepts a stream."""
+    return control(Type.SYN_REPLY, FIN if fin else 0, WORD.pack(stream_id) + block)
+
+
+def rst_stream(stream_id: int, status: int) -> bytes:
+    """Ends a stream in both directions at once."""
+    return control(Type.RST_STREAM, 0, TWO_WORDS.pack(stream_id, status))
+
+
+def ping(ping_id: int) -> bytes:
+    """Asks for, or is, the same frame from the other side."""
+    return control(Type.PING, 0, WORD.pack(ping_id))
+
+
+def goaway(last_stream_id: int, status: int) -> bytes:
+    """Says that no stream after `last_stream_id` was or will be looked at."""
+    return control(Type.GOAWAY, 0, TWO_WORDS.pack(last_stream_id, status))

@@ -1,0 +1,114 @@
+"""Header blocks: name-value pairs, compressed with one zlib stream per direction that lives as long as the connection.
+
+Both streams start from the dictionary of SPDY/3 (its Adler-32 is e3c6a7c2) and are flushed, not ended, after each block.
+Since the state is shared, a block that cannot be read breaks the connection, not only its stream. What a block may
+become when unpacked is limited, so a small frame cannot fill the memory.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from cri_server.streaming.spdy.frames import WORD
+
+BLOCK_LIMIT_BYTES = 16 * 1024
+PAIRS_LIMIT = 64
+
+Headers = dict[str, list[str]]
+
+# The dictionary is a list of words, each behind its length in 32 bits, and a tail without lengths.
+_WORDS = (
+    "options head post put delete trace accept accept-charset accept-encoding accept-language accept-ranges age allow"
+    " authorization cache-control connection content-base content-encoding content-language content-length"
+    " content-location content-md5 content-range content-type date etag expect expires from host if-match"
+    " if-modified-since if-none-match if-range if-unmodified-since last-modified location max-forwards pragma"
+    " proxy-authenticate proxy-authorization range referer retry-after server te trailer transfer-encoding upgrade"
+    " user-agent vary via warning www-authenticate method get status 200_OK version HTTP/1.1 url public set-cookie"
+    " keep-alive origin"
+)
+_TAIL = (
+    "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505"
+    "203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized"
+    "403 Forbidden404 Not Found500 Internal Server Error501 Not Implemented503 Service Unavailable"
+    "Jan Feb Mar Apr May Jun Jul Aug Sept Oct Nov Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, Sat, Sun, GMT"
+    "chunked,text/html,image/png,image/jpg,image/gif,application/xml,application/xhtml+xml,text/plain,"
+    "text/javascript,publicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0."
+)
+
+
+def _dictionary() -> bytes:
+    words = [word.replace("_", " ").encode() for word in _WORDS.split(" ")]
+    return b"".join(WORD.pack(len(word)) + word for word in words) + _TAIL.encode()
+
+
+DICTIONARY = _dictionary()
+
+
+class MalformedHeaders(ValueError):
+    """A block does not unpack, is too large, or breaks the rules for names and values."""
+
+
+class Packer:
+    """Makes the header blocks of one direction of a connection, in the order of their frames."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.compressobj(zdict=DICTIONARY)
+
+    def pack(self, headers: Headers) -> bytes:
+        """One block. Names are sent in lower case; the values of a name are joined by NUL."""
+        parts = [WORD.pack(len(headers))]
+        for name, values in headers.items():
+            for text in (name.lower().encode("latin-1"), "\0".join(values).encode("utf-8")):
+                parts += (WORD.pack(len(text)), text)
+        return self._stream.compress(b"".join(parts)) + self._stream.flush(zlib.Z_SYNC_FLUSH)
+
+
+class Unpacker:
+    """Reads the header blocks of one direction of a connection, in the order of their frames."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(zdict=DICTIONARY)
+
+    def unpack(self, block: bytes) -> Headers:
+        """The headers of a block; `MalformedHeaders` means that the connection cannot go on."""
+        try:
+            plain = self._stream.decompress(block, BLOCK_LIMIT_BYTES)
+        except zlib.error as error:
+            raise MalformedHeaders(f"header block: {error}") from None
+        if self._stream.unconsumed_tail:
+            raise MalformedHeaders(f"header block of more than {BLOCK_LIMIT_BYTES} bytes")
+        if self._stream.eof or self._stream.unused_data:
+            raise MalformedHeaders("header compression ended")
+        return _parse(plain)
+
+
+def _parse(plain: bytes) -> Headers:
+    count, position = _word(plain, 0)
+    if count > PAIRS_LIMIT:
+        raise MalformedHeaders(f"{count} headers")
+    headers: Headers = {}
+    for _ in range(count):
+        name, position = _text(plain, position)
+        value, position = _text(plain, position)
+        if not name or name != name.lower() or name in headers:
+            raise MalformedHeaders(f"header name {name[:40]!r}")
+        headers[name] = value.split("\0")
+    if position != len(plain):
+        raise MalformedHeaders("bytes behind the last header")
+    return headers
+
+
+def _text(plain: bytes, position: int) -> tuple[str, int]:
+    length, position = _word(plain, position)
+    if length > len(plain) - position:
+        raise MalformedHeaders("header longer than its block")
+    try:
+        return plain[position : position + length].decode("utf-8"), position + length
+    except UnicodeDecodeError:
+        raise MalformedHeaders("header is not UTF-8") from None
+
+
+def _word(plain: bytes, position: int) -> tuple[int, int]:
+    if len(plain) - position < WORD.size:
+        raise MalformedHeaders("header block is too short")
+    return int(WORD.unpack_from(plain, position)[0]), position + WORD.size

@@ -1,0 +1,188 @@
+"""The HTTP/1.1 request that opens a session and the answer to it, without I/O; `h11` reads, this decides.
+
+Exactly one request per connection: it is answered by 101, after which the bytes are SPDY or WebSocket, or by an error and
+the end of the connection. Nothing in a request is believed except a valid ticket, but a browser must not be talked into
+using one (DNS rebinding, cross-site WebSockets): an Origin has to be that of the Host.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import h11
+from websockets.utils import accept_key
+
+HEAD_LIMIT_BYTES = 16 * 1024
+PROTOCOL_HEADER = "X-Stream-Protocol-Version"
+ACCEPTED_HEADER = "X-Accepted-Stream-Protocol-Versions"
+
+_REASONS = {
+    101: "Switching Protocols",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+Fields = Sequence[tuple[str, str]]
+
+
+class Refused(Exception):
+    """The request is answered with this status and the connection closed."""
+
+    def __init__(self, status: int, message: str, fields: Fields = ()) -> None:
+        super().__init__(message)
+        self.status, self.message, self.fields = status, message, fields
+
+    def response(self) -> bytes:
+        """The whole answer."""
+        body = (self.message + "\n").encode()
+        fields = [
+            ("Content-Type", "text/plain; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+            *self.fields,
+        ]
+        return _head(self.status, fields) + body
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A complete request without a body. Header names are in lower case; `ahead` are bytes that came behind it."""
+
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    ahead: bytes
+
+    def values(self, name: str) -> list[str]:
+        """All values of a header, comma lists taken apart."""
+        found = (value for key, value in self.headers if key == name)
+        return [part.strip() for value in found for part in value.split(",") if part.strip()]
+
+    @property
+    def upgrade(self) -> str:
+        """The protocol asked for, in lower case; empty if this is not an upgrade."""
+        asked = {value.lower() for value in self.values("connection")}
+        wanted = self.values("upgrade")
+        return wanted[0].lower() if "upgrade" in asked and wanted else ""
+
+
+class RequestReader:
+    """Feeds bytes to `h11` until a request is complete."""
+
+    def __init__(self) -> None:
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
+        self._request: h11.Request | None = None
+
+    def receive(self, data: bytes) -> Request | None:
+        """Take bytes (none: the client has ended); the request if they complete it. Raises `Refused`."""
+        try:
+            self._http.receive_data(data)
+            if self._request is None:
+                event = self._http.next_event()
+                if event is h11.NEED_DATA:
+                    return None
+                if not isinstance(event, h11.Request):
+                    raise Refused(400, "no request")
+                self._request = event
+                _check_framing(event)
+        except h11.RemoteProtocolError as error:
+            raise Refused(431 if error.error_status_hint == 431 else 400, str(error)) from None
+        ahead, _ = self._http.trailing_data
+        return _checked(self._request, bytes(ahead))
+
+
+def _check_framing(event: h11.Request) -> None:
+    """Nothing may come between the head and the session's own bytes."""
+    if event.http_version != b"1.1":
+        raise Refused(400, "HTTP/1.1 is needed")
+    for name, value in event.headers:
+        if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
+            raise Refused(400, "a request with a body")
+
+
+def _checked(event: h11.Request, ahead: bytes) -> Request:
+    headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
+    target = event.target.decode("latin-1")
+    path = urlsplit(target).path if target.startswith("http://") else target.split("?", 1)[0]
+    request = Request(event.method.decode("latin-1"), path, headers, ahead)
+    _check_origin(request)
+    return request
+
+
+def _check_origin(request: Request) -> None:
+    """Host is whatever name the client reached us by: the kubelet passes on that of its own client."""
+    hosts = [value for name, value in request.headers if name == "host"]
+    origins = [value for name, value in request.headers if name == "origin"]
+    if len(hosts) != 1 or not hosts[0] or any(mark in hosts[0] for mark in "/@?# "):
+        raise Refused(400, "exactly one Host is needed")
+    if any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
+        raise Refused(403, "Origin differs from Host")
+
+
+def switch(fields: Fields) -> bytes:
+    """The answer 101."""
+    return _head(101, [("Connection", "Upgrade"), *fields])
+
+
+def choose_stream_protocol(request: Request, supported: Sequence[str]) -> str:
+    """The first of the client's SPDY stream protocols that we know. Raises `Refused`."""
+    offered = request.values(PROTOCOL_HEADER.lower())
+    if not offered:
+        raise Refused(400, f"{PROTOCOL_HEADER} is needed")
+    for name in offered:
+        if name in supported:
+            return name
+    raise Refused(
+        403,
+        f"none of {', '.join(offered)[:200]} is supported",
+        [(ACCEPTED_HEADER, name) for name in supported],
+    )
+
+
+def switch_to_spdy(protocol: str) -> bytes:
+    """The answer that turns the connection into SPDY/3.1 with a stream protocol."""
+    return switch([("Upgrade", "SPDY/3.1"), (PROTOCOL_HEADER, protocol)])
+
+
+def choose_subprotocol(request: Request, supported: Sequence[str]) -> str:
+    """The first of the client's WebSocket subprotocols that we know, empty if it names none. Raises `Refused`."""
+    offered = request.values("sec-websocket-protocol")
+    for name in offered:
+        if name in supported:
+            return name
+    if offered:
+        raise Refused(403, f"none of {', '.join(offered)[:200]} is supported")
+    return ""
+
+
+def switch_to_websocket(request: Request, subprotocol: str) -> bytes:
+    """The answer that turns the connection into a WebSocket (RFC 6455, 4.2.2). Raises `Refused`."""
+    keys = [value for name, value in request.headers if name == "sec-websocket-key"]
+    if request.method != "GET" or len(keys) != 1 or not _is_key(keys[0]):
+        raise Refused(400, "not a WebSocket handshake")
+    if request.values("sec-websocket-version") != ["13"]:
+        raise Refused(400, "WebSocket version 13 is needed", [("Sec-WebSocket-Version", "13")])
+    fields = [("Upgrade", "websocket"), ("Sec-WebSocket-Accept", accept_key(keys[0]))]
+    if subprotocol:
+        fields.append(("Sec-WebSocket-Protocol", subprotocol))
+    return switch(fields)
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(base64.b64decode(text, validate=True)) == 16
+    except (binascii.Error, ValueError):
+        return False
+
+
+def _head(status: int, fields: Fields) -> bytes:
+    lines = [f"HTTP/1.1 {status} {_REASONS[status]}", *(f"{name}: {value}" for name, value in fields)]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
