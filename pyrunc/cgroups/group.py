@@ -75,7 +75,8 @@ class Cgroup:
             from pyrunc.cgroups import scope
 
             self._placeholder = scope.start(self, resources or {}, annotations or {})
-        self._make_directories()
+        else:
+            self._make_directories()
 
     def _refuse_a_used_one(self) -> None:
         events = tree.keyed(tree.read(self.directory, "cgroup.events"))

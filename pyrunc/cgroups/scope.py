@@ -1,0 +1,112 @@
+"""A container's cgroup as a transient scope of systemd, delegated to us.
+
+systemd makes a scope around processes and never an empty one, but the container's process is to be born inside it. So a
+placeholder, a forked child that waits for end of file, is the scope's first process and leaves when the container is in.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.cgroups import scope_properties
+from pyrunc.errors import Error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from pyrunc.cgroups.group import Cgroup
+    from pyrunc.kernel.systemd import Property
+
+ACCOUNTING = ("CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting")
+
+
+class Placeholder:
+    """A child that does nothing until `end`, or until its parent dies."""
+
+    __slots__ = ("_write_end", "pid")
+
+    def __init__(self) -> None:
+        read_end, self._write_end = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _wait_for_end_of_file(read_end)
+        os.close(read_end)
+
+    def end(self) -> None:
+        os.close(self._write_end)
+        os.waitpid(self.pid, 0)
+
+
+def _wait_for_end_of_file(read_end: int) -> None:
+    try:
+        os.dup2(read_end, 0)
+        os.closerange(1, os.sysconf("SC_OPEN_MAX"))
+        os.read(0, 1)
+    finally:
+        os._exit(0)
+
+
+def start(group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]) -> Placeholder | None:
+    """Start the unit and learn where systemd put it. None for a slice, which may be empty.
+
+    Raises PeerError, DeadlineExceeded, Unsupported (no D-Bus), InvalidSpec.
+    """
+    from pyrunc.kernel.systemd import Systemd
+
+    is_slice = group.unit.endswith(".slice")
+    wanted = [*scope_properties.properties(resources), *scope_properties.from_annotations(annotations)]
+    placeholder = None if is_slice else Placeholder()
+    try:
+        with Systemd() as systemd:
+            systemd.start_transient(group.unit, [*_frame(group, placeholder), *wanted])
+            group.path = systemd.control_group(group.unit) or group.path
+    except BaseException:
+        if placeholder is not None:
+            placeholder.end()
+        raise
+    return placeholder
+
+
+def _frame(group: Cgroup, placeholder: Placeholder | None) -> list[Property]:
+    """What every container's unit has, whatever its limits."""
+    common: list[Property] = [
+        ("Description", ("s", f"pyrunc container {group.unit}")),
+        ("DefaultDependencies", ("b", False)),
+        *((name, ("b", True)) for name in ACCOUNTING),
+    ]
+    if placeholder is None:
+        return [*common, ("Wants", ("as", [group.slice]))]
+    return [
+        *common,
+        ("Slice", ("s", group.slice)),
+        ("Delegate", ("b", True)),
+        ("CollectMode", ("s", "inactive-or-failed")),
+        ("PIDs", ("au", [placeholder.pid])),
+    ]
+
+
+def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
+    """Tell systemd about new limits, so that it does not write the old ones again. Raises PeerError, DeadlineExceeded."""
+    from pyrunc.kernel.systemd import Systemd
+
+    properties = scope_properties.properties(resources)
+    if properties:
+        with Systemd() as systemd:
+            systemd.set_properties(group.unit, properties)
+
+
+def stop(group: Cgroup) -> None:
+    """End the unit. A scope whose last process is gone has ended by itself; without systemd the group is simply removed."""
+    if not group.exists():
+        return
+    from pyrunc.kernel.systemd import Systemd
+
+    try:
+        with Systemd() as systemd:
+            systemd.stop(group.unit)
+            systemd.reset_failed(group.unit)
+    except Error:
+        if group.populated():
+            raise

@@ -1,0 +1,168 @@
+"""OCI resources as properties of a systemd unit: pure. systemd writes the same files again when it reloads its units, so what
+is only written to the files would be lost then; both are done.
+
+Source: systemd.resource-control(5), org.freedesktop.systemd1(5). Values are (D-Bus signature, value).
+"""
+
+from __future__ import annotations
+
+from pyrunc.cgroups import convert
+from pyrunc.errors import InvalidSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    Property = tuple[str, tuple[str, Any]]
+
+INFINITY = (1 << 64) - 1
+SECOND_US = 1_000_000
+PERCENT_US = SECOND_US // 100
+ANNOTATION = "org.systemd.property."
+SIGNED = {"int16": "n", "int32": "i", "int64": "x"}
+UNSIGNED = {"byte": "y", "uint16": "q", "uint32": "u", "uint64": "t"}
+
+
+def properties(resources: Mapping[str, Any]) -> list[Property]:
+    """What of `resources` systemd has a property for; later ones win. Raises InvalidSpec."""
+    found = dict([*_cpu(resources.get("cpu") or {}), *_memory(resources.get("memory") or {})])
+    limit = (resources.get("pids") or {}).get("limit")
+    if limit is not None:
+        found["TasksMax"] = ("t", INFINITY if limit == -1 else max(int(limit), 1))
+    found |= dict(_unified(resources.get("unified") or {}))
+    return list(found.items())
+
+
+def _cpu(cpu: Mapping[str, Any]) -> Iterator[Property]:
+    if cpu.get("idle"):
+        yield "CPUWeight", ("t", 0)
+    elif cpu.get("shares"):
+        yield "CPUWeight", ("t", convert.weight(int(cpu["shares"])))
+    quota, period = int(cpu.get("quota") or 0), int(cpu.get("period") or 0)
+    if period:
+        yield "CPUQuotaPeriodUSec", ("t", period)
+    if quota:
+        yield "CPUQuotaPerSecUSec", ("t", quota_per_second(quota, period or convert.DEFAULT_PERIOD_US))
+    for key, name in (("cpus", "AllowedCPUs"), ("mems", "AllowedMemoryNodes")):
+        if cpu.get(key):
+            yield name, ("ay", bitmap(str(cpu[key])))
+
+
+def quota_per_second(quota: int, period: int) -> int:
+    """systemd counts in whole percents of a CPU: rounded up, so that nobody gets less than asked for."""
+    if quota < 0:
+        return INFINITY
+    exact = -(-quota * SECOND_US // period)
+    return -(-exact // PERCENT_US) * PERCENT_US
+
+
+def bitmap(cpus: str) -> bytes:
+    """`0-2,8` -> b"\\x07\\x01": lowest numbers first. Raises InvalidSpec."""
+    bits = 0
+    for part in cpus.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdigit() and (not dash or last.isdigit())) or int(last or first) > 8191:
+            raise InvalidSpec(f"{convert.RESOURCES}.cpu", f"{cpus!r} is not a list such as 0-3,7")
+        for number in range(int(first), int(last or first) + 1):
+            bits |= 1 << number
+    return bits.to_bytes(max(1, -(-bits.bit_length() // 8)), "little")
+
+
+def _memory(memory: Mapping[str, Any]) -> Iterator[Property]:
+    swap = convert.swap_max(memory)
+    if swap is not None:
+        yield "MemorySwapMax", ("t", _bytes(swap))
+    if memory.get("limit"):
+        yield "MemoryMax", ("t", _bytes(int(memory["limit"])))
+    if memory.get("reservation"):
+        yield "MemoryLow", ("t", _bytes(int(memory["reservation"])))
+
+
+def _bytes(value: int) -> int:
+    return INFINITY if value == -1 else value
+
+
+_UNIFIED = {
+    "cpu.weight": "CPUWeight",
+    "memory.max": "MemoryMax",
+    "memory.high": "MemoryHigh",
+    "memory.low": "MemoryLow",
+    "memory.min": "MemoryMin",
+    "memory.swap.max": "MemorySwapMax",
+    "pids.max": "TasksMax",
+}
+
+
+def _unified(unified: Mapping[str, Any]) -> Iterator[Property]:
+    for file, content in unified.items():
+        text = str(content).strip()
+        if file in _UNIFIED:
+            yield _UNIFIED[file], ("t", INFINITY if text == "max" else _number(file, text))
+        elif file == "cpu.idle" and text == "1":
+            yield "CPUWeight", ("t", 0)
+        elif file == "cpu.max":
+            quota, _, period = text.partition(" ")
+            period_us = _number(file, period) if period else convert.DEFAULT_PERIOD_US
+            yield "CPUQuotaPeriodUSec", ("t", period_us)
+            amount = -1 if quota == "max" else _number(file, quota)
+            yield "CPUQuotaPerSecUSec", ("t", quota_per_second(amount, period_us))
+        elif file in ("cpuset.cpus", "cpuset.mems"):
+            yield "AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes", ("ay", bitmap(text))
+        elif file == "memory.oom.group":
+            yield "OOMPolicy", ("s", "kill" if text == "1" else "continue")
+
+
+def _number(file: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidSpec(f"{convert.RESOURCES}.unified", f"{text!r} for {file} is not a number")
+    return int(text)
+
+
+def from_annotations(annotations: Mapping[str, str]) -> list[Property]:
+    """`org.systemd.property.NAME: value`, the value as GVariant text: strings, booleans, numbers, arrays of strings.
+
+    A NAME that ends in Sec is given in seconds and sent as USec. Raises InvalidSpec.
+    """
+    found = []
+    for key, text in annotations.items():
+        if not key.startswith(ANNOTATION):
+            continue
+        name = key[len(ANNOTATION) :]
+        if len(name) < 3 or not (name.isascii() and name.isalpha()):
+            raise InvalidSpec(f"annotations[{key!r}]", "is not the name of a systemd property")
+        value = _gvariant(text.strip(), key)
+        if name.endswith("Sec") and not name.endswith("USec"):
+            name, value = f"{name[:-3]}USec", ("t", _microseconds(value[1], key))
+        found.append((name, value))
+    return found
+
+
+def _microseconds(value: object, key: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise InvalidSpec(f"annotations[{key!r}]", f"{value!r} is not a time in seconds")
+    return int(value * SECOND_US)
+
+
+def _gvariant(text: str, key: str) -> tuple[str, Any]:
+    kind, _, rest = text.partition(" ")
+    if text in ("true", "false"):
+        return "b", text == "true"
+    if text[:1] in ("'", '"') and len(text) > 1 and text[-1] == text[0]:
+        return "s", text[1:-1].replace("\\" + text[0], text[0])
+    if text.startswith("[") and text.endswith("]"):
+        items = [_gvariant(item.strip(), key) for item in text[1:-1].split(",") if item.strip()]
+        if all(signature == "s" for signature, _ in items):
+            return "as", [value for _, value in items]
+    if kind in SIGNED | UNSIGNED and _is_number(rest.strip()):
+        return (SIGNED | UNSIGNED)[kind], int(rest)
+    if _is_number(text):
+        return "i", int(text)
+    if _is_number(text.replace(".", "", 1)):
+        return "d", float(text)
+    raise InvalidSpec(f"annotations[{key!r}]", f"{text!r} is not a value that systemd takes")
+
+
+def _is_number(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit()

@@ -1,0 +1,153 @@
+"""systemd over D-Bus, as far as a container's cgroup needs it: transient units, their properties, their end.
+
+A blocking connection is opened per piece of work: the calls are rare (never on the way of an exec) and a shim is forked, so
+it could not inherit one. Source: org.freedesktop.systemd1(5). jeepney is imported here only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from pyrunc.errors import DeadlineExceeded, PeerError, Unsupported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Any
+
+    Property = tuple[str, tuple[str, Any]]
+
+NAME, MANAGER_PATH = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
+MANAGER, PROPERTIES = f"{NAME}.Manager", "org.freedesktop.DBus.Properties"
+REPLACE = "replace"
+UNIT_EXISTS, NO_SUCH_UNIT = f"{NAME}.UnitExists", f"{NAME}.NoSuchUnit"
+CALL_TIMEOUT_S, JOB_TIMEOUT_S = 25.0, 30.0
+
+
+class Refused(PeerError):
+    """systemd answered with an error; `name` is its D-Bus name."""
+
+    def __init__(self, call: str, name: str, text: str) -> None:
+        super().__init__(f"systemd refused {call}: {text or name}")
+        self.name = name
+
+
+class Systemd:
+    """A connection to the system's manager, or for other users than root to their own. A context manager."""
+
+    def __init__(self) -> None:
+        from jeepney import DBusAddress
+        from jeepney.io.blocking import open_dbus_connection
+
+        bus = "SYSTEM" if os.geteuid() == 0 else _user_bus()
+        try:
+            self._connection = open_dbus_connection(bus)
+        except (OSError, KeyError, StopIteration, RuntimeError) as error:
+            raise Unsupported(f"the systemd cgroup driver cannot reach the D-Bus: {error}") from None
+        self._manager = DBusAddress(MANAGER_PATH, bus_name=NAME, interface=MANAGER)
+
+    def __enter__(self) -> Systemd:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
+        """Make and start a unit; returns when its job is done. A failed unit of that name is forgotten first."""
+        body: tuple[Any, ...] = (unit, REPLACE, list(properties), [])
+        try:
+            self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
+        except Refused as error:
+            if error.name != UNIT_EXISTS:
+                raise
+            self.reset_failed(unit)
+            self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
+
+    def stop(self, unit: str) -> None:
+        """Stop a unit; returns when its job is done. Fine when there is no such unit."""
+        try:
+            self._job("StopUnit", "ss", (unit, REPLACE), unit)
+        except Refused as error:
+            if error.name != NO_SUCH_UNIT:
+                raise
+
+    def reset_failed(self, unit: str) -> None:
+        """Forget a unit that failed; fine when there is none."""
+        try:
+            self._call("ResetFailedUnit", "s", (unit,))
+        except Refused as error:
+            if error.name != NO_SUCH_UNIT:
+                raise
+
+    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
+        """Change properties of a running unit, until it ends."""
+        self._call("SetUnitProperties", "sba(sv)", (unit, True, list(properties)))
+
+    def control_group(self, unit: str) -> str:
+        """The unit's path in the cgroup tree, empty when it has none."""
+        from jeepney import DBusAddress
+
+        (path,) = self._call("GetUnit", "s", (unit,))
+        interface = f"{NAME}.{unit.rpartition('.')[2].capitalize()}"
+        found = self._call("Get", "ss", (interface, "ControlGroup"), DBusAddress(path, NAME, PROPERTIES))
+        return str(found[0][1])
+
+    def _job(self, method: str, signature: str, body: tuple[Any, ...], unit: str) -> None:
+        """Call what makes a job, and wait for the job's end: the rule is in force before the call, so no end is missed."""
+        from jeepney import MatchRule, message_bus
+
+        rule = MatchRule(type="signal", interface=MANAGER, member="JobRemoved", path=MANAGER_PATH)
+        self._send(message_bus.AddMatch(rule), "AddMatch")
+        with self._connection.filter(rule, bufsize=1000) as ended:
+            (job,) = self._call(method, signature, body)
+            deadline = time.monotonic() + JOB_TIMEOUT_S
+            while True:
+                try:
+                    message = self._connection.recv_until_filtered(
+                        ended, timeout=max(deadline - time.monotonic(), 0)
+                    )
+                except TimeoutError:
+                    raise DeadlineExceeded(
+                        f"systemd did not finish {method} of {unit} within {JOB_TIMEOUT_S:g} s"
+                    ) from None
+                _, path, _, result = message.body
+                if path == job:
+                    break
+        if result != "done":
+            raise PeerError(f"systemd's job {method} of {unit} ended as {result!r}")
+
+    def _call(
+        self, method: str, signature: str, body: tuple[Any, ...], address: Any = None
+    ) -> tuple[Any, ...]:
+        from jeepney import new_method_call
+
+        return self._send(new_method_call(address or self._manager, method, signature, body), method)
+
+    def _send(self, message: Any, method: str) -> tuple[Any, ...]:
+        from jeepney import HeaderFields, MessageType
+
+        try:
+            reply = self._connection.send_and_get_reply(message, timeout=CALL_TIMEOUT_S)
+        except TimeoutError:
+            raise DeadlineExceeded(f"systemd did not answer {method} within {CALL_TIMEOUT_S:g} s") from None
+        except OSError as error:
+            raise PeerError(f"the D-Bus connection broke during {method}: {error}") from None
+        if reply.header.message_type == MessageType.error:
+            name = reply.header.fields.get(HeaderFields.error_name, "")
+            raise Refused(method, str(name), str(reply.body[0]) if reply.body else "")
+        body: tuple[Any, ...] = reply.body
+        return body
+
+
+def _user_bus() -> str:
+    address = os.environ.get("DBUS_SESSION_BUS_ADDRESS", "")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not address and runtime:
+        address = f"unix:path={runtime}/bus"
+    if not address:
+        raise Unsupported("the systemd cgroup driver needs DBUS_SESSION_BUS_ADDRESS or XDG_RUNTIME_DIR")
+    return address
