@@ -1,0 +1,236 @@
+"""The server from start to end: what it opens, in which order, and that it answers only once it knows what is there.
+
+The event loop never forks, blocks on foreign storage or enters a namespace: two zygotes fork (shims; errands), threads wait
+for disks. Ending the server, in whatever way, leaves pods as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from cri_server import events, node
+from cri_server.api import api_pb2_grpc
+from cri_server.config import Config
+from cri_server.containers.sessions import Sessions
+from cri_server.events import Events
+from cri_server.images.service import ImageService as Images
+from cri_server.network.service import Network
+from cri_server.rpc.admin import Admin
+from cri_server.rpc.image import ImageService
+from cri_server.rpc.runtime import RuntimeService
+from cri_server.sandboxes import status
+from cri_server.services import Services
+from cri_server.shims import Shims
+from cri_server.store.index import Index
+from cri_server.store.model import Container, Sandbox
+from cri_server.store.paths import Paths
+from cri_server.store.recovery import live_networks, recover
+from cri_server.streaming.server import StreamingServer
+from pyrunc.errors import Error, WrongState
+from pyrunc.zygote.client import Zygote
+
+log = logging.getLogger(__name__)
+
+MESSAGE_LIMIT_BYTES = 32 << 20
+RECONCILE_INTERVAL_S = 10.0
+THREADS = 32
+SHIM_MODULES = ["pyrunc.shim.main"]
+ERRAND_MODULES = [
+    "cri_server.errands",
+    "cri_server.images.unpack",
+    "cni_plugins.bridge.main",
+    "cni_plugins.host_local.main",
+    "cni_plugins.loopback.main",
+    "cni_plugins.portmap.main",
+]
+OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.so_reuseport", 0),
+]
+
+
+def serve(config: Config) -> None:
+    """Run the server until SIGTERM or SIGINT. Raises Error when it cannot start."""
+    logging.basicConfig(
+        level=config.server.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    prepare_process()
+    asyncio.run(_serve(config))
+
+
+def prepare_process() -> None:
+    """umask, no core dumps (they hold pull secrets), as many descriptors as permitted."""
+    os.umask(0o022)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(config: Config) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="disk"))
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    async with contextlib.AsyncExitStack() as stack:
+        services = await open_services(config, stack)
+        await recover(services)
+        streaming = await open_streaming(config, services, stack)
+        await open_grpc(config, services, streaming, stack)
+        await stack.enter_async_context(_reconciling(services))
+        notify("READY=1")
+        log.info("serving at %s", config.server.listen)
+        await stopping.wait()
+        log.info("stopping; pods stay")
+        notify("STOPPING=1")
+
+
+async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Services:
+    """Everything the verbs need; closed by `stack` in reverse."""
+    paths = Paths(config.root, config.state)
+    paths.prepare()
+    stack.enter_context(_lock(paths))
+    facts = node.probe(config)
+    zygote = await Zygote.start(SHIM_MODULES)
+    stack.push_async_callback(zygote.close)
+    errands = await Zygote.start(ERRAND_MODULES)
+    stack.push_async_callback(errands.close)
+    index = Index()
+    shims = Shims(zygote, paths, index, facts)
+    stack.callback(shims.disconnect)
+    images = await _open_images(config, paths, index, errands, stack)
+    network = Network(config.network.conf_dir, config.network.bin_dir, str(paths.root / "network"), errands)
+    services = Services(config, facts, paths, index, images, network, shims, errands, Events())
+    shims.told = lambda sandbox, container: _told(services, sandbox, container)
+    stack.push_async_callback(_settle, services)
+    return services
+
+
+async def _open_images(
+    config: Config, paths: Paths, index: Index, errands: Zygote, stack: contextlib.AsyncExitStack
+) -> Images:
+    certificates = Path(config.registry.config_path) if config.registry.config_path else None
+    images = Images(paths.images, certificates, config.images.pinned, errands, in_use=index.users_of)
+    await images.start()
+    stack.push_async_callback(images.close)
+    return images
+
+
+def _told(services: Services, sandbox: Sandbox, container: Container | None) -> None:
+    about = container.id if container is not None else sandbox.id
+    status.publish(services, sandbox, about, events.STOPPED)
+
+
+async def open_streaming(
+    config: Config, services: Services, stack: contextlib.AsyncExitStack
+) -> StreamingServer:
+    """The HTTP server of exec, attach and port-forward."""
+    server = StreamingServer(Sessions(services), config.streaming.host, config.streaming.port)
+    await server.start()
+    stack.push_async_callback(server.close)
+    return server
+
+
+async def open_grpc(
+    config: Config, services: Services, streaming: StreamingServer, stack: contextlib.AsyncExitStack
+) -> None:
+    """Listen on the unix socket, root only."""
+    server = grpc.aio.server(options=OPTIONS)
+    api_pb2_grpc.add_RuntimeServiceServicer_to_server(RuntimeService(services, streaming), server)  # type: ignore[no-untyped-call]
+    api_pb2_grpc.add_ImageServiceServicer_to_server(ImageService(services), server)  # type: ignore[no-untyped-call]
+    server.add_generic_rpc_handlers((Admin(services).handler(),))
+    path = config.socket_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _unlink_stale(path)
+    before = os.umask(0o117)
+    try:
+        server.add_insecure_port(config.server.listen)
+    finally:
+        os.umask(before)
+    await server.start()
+    stack.callback(path.unlink, missing_ok=True)
+    stack.push_async_callback(server.stop, config.server.shutdown_timeout_s)
+
+
+def _unlink_stale(path: Path) -> None:
+    """Remove the socket of a dead server. Raises WrongState when a living one listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise WrongState(f"another server listens at {path}")
+
+
+@contextlib.contextmanager
+def _lock(paths: Paths) -> Iterator[None]:
+    """One server per state directory. Raises WrongState."""
+    with open(paths.state / "server.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WrongState(f"another server uses {paths.state}") from None
+        yield
+
+
+async def _settle(services: Services) -> None:
+    """Let running operations end, so that little is left to recovery."""
+    left = await services.running.settle(services.config.server.shutdown_timeout_s)
+    for name in left:
+        log.warning("still running at the end: %s", name)
+    await services.shims.settle()
+
+
+@contextlib.asynccontextmanager
+async def _reconciling(services: Services) -> AsyncIterator[None]:
+    """While inside: every few seconds, networks without a pod are released and lost host rules put back."""
+    task = asyncio.create_task(_reconcile(services))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _reconcile(services: Services) -> None:
+    while True:
+        try:
+            for problem in await services.network.reconcile(live_networks(services)):
+                log.warning("network: %s", problem)
+        except Error as error:
+            log.warning("network: %s", error)
+        except Exception:
+            log.exception("network: not expected")
+        await asyncio.sleep(RECONCILE_INTERVAL_S)
+
+
+def notify(message: str) -> None:
+    """Tell the service manager, if there is one (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.sendto(message.encode(), "\0" + address[1:] if address[0] == "@" else address)
+        except OSError as error:
+            log.warning("NOTIFY_SOCKET: %s", error)

@@ -1,0 +1,1 @@
+"""The program `pyrunc-cri`: the server, and a front end for people over its socket."""

@@ -1,0 +1,35 @@
+"""`pyrunc-cri serve`: every flag has a key in the configuration file and wins over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+FLAGS = {
+    "listen": "server.listen",
+    "root": "server.root",
+    "state": "server.state",
+    "log_level": "server.log_level",
+    "cni_conf_dir": "network.conf_dir",
+    "cni_bin_dir": "network.bin_dir",
+    "cgroup_driver": "cgroup.driver",
+}
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file [/etc/pyrunc/config.toml]")
+@click.option("--listen", metavar="unix:///PATH", help="Where to listen.")
+@click.option("--root", metavar="DIR", help="Images and records (a disk).")
+@click.option("--state", metavar="DIR", help="Sockets and facts of this boot (a tmpfs).")
+@click.option("--cni-conf-dir", metavar="DIR")
+@click.option("--cni-bin-dir", metavar="DIR")
+@click.option("--cgroup-driver", type=click.Choice(["auto", "systemd", "cgroupfs"]))
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+def serve(config: Path | None, **flags: Any) -> None:
+    """Run the CRI server that kubelet connects to."""
+    from cri_server import app
+    from cri_server.config import load
+
+    app.serve(load(config, {FLAGS[name]: value for name, value in flags.items()}))

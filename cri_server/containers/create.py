@@ -1,0 +1,278 @@
+"""CreateContainer: everything is checked, the writable layer and the spec are made; nothing of the user's runs yet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from cri_server import events
+from cri_server.api import api_pb2 as api
+from cri_server.containers import image_volumes
+from cri_server.containers.accounts import read_accounts
+from cri_server.containers.spec import build, mounts, signals, sources
+from cri_server.containers.spec.user import Accounts
+from cri_server.images.service import Image, Rootfs
+from cri_server.node import effective_capabilities
+from cri_server.sandboxes import files, status
+from cri_server.services import Services
+from cri_server.store import disk
+from cri_server.store.model import Container, Sandbox
+from cri_server.undo import Step, Steps
+from pyrunc import record
+from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, WrongState
+
+
+@dataclass(slots=True)
+class Work:
+    """A container that is being made."""
+
+    services: Services
+    sandbox: Sandbox
+    config: api.ContainerConfig
+    id: str
+    image: Image | None = None
+    rootfs: Rootfs | None = None
+    accounts: Accounts = field(default_factory=Accounts)
+    wanted: list[mounts.Asked] = field(default_factory=list)
+    mounted_images: dict[str, str] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    built: build.Built | None = None
+    container: Container | None = None
+
+
+async def create(
+    services: Services, reference: str, config: api.ContainerConfig, sandbox_config: api.PodSandboxConfig
+) -> str:
+    """The id of a container in state CREATED. The same request again joins the running one or returns what it made.
+
+    Raises NotFound (sandbox, image), WrongState (sandbox not ready), InvalidArgument, AlreadyExists, Unsupported.
+    """
+    sandbox = services.index.sandboxes.get(reference)
+    build.check(config, sandbox.config)
+    name = (sandbox.id, config.metadata.name, config.metadata.attempt)
+    found = services.index.containers.named(name)
+    if found is not None:
+        return _again(found, config)
+    if sandbox.state != api.SANDBOX_READY:
+        raise WrongState(f"sandbox {sandbox.id} is not ready")
+    return await services.running.join(("create", name), lambda: _create(services, sandbox, config))
+
+
+def _again(found: Container, config: api.ContainerConfig) -> str:
+    if found.config == config and found.state == api.CONTAINER_CREATED:
+        return found.id
+    why = "was started already" if found.config == config else "has another configuration"
+    raise AlreadyExists(f"container {found.id} of the same name and attempt {why}")
+
+
+async def _create(services: Services, sandbox: Sandbox, config: api.ContainerConfig) -> str:
+    with sandbox.gate:
+        work = Work(services, sandbox, config, os.urandom(32).hex())
+        await STEPS.run(work)
+        assert work.container is not None
+        if sandbox.state != api.SANDBOX_READY:
+            await _take_back(work)
+            raise WrongState(f"sandbox {sandbox.id} was stopped meanwhile")
+        services.index.containers.add(work.container)
+    status.publish(services, sandbox, work.id, events.CREATED)
+    return work.id
+
+
+async def _take_back(work: Work) -> None:
+    await unsave(work)
+    await remove_folders(work)
+
+
+async def find_image(work: Work) -> None:
+    """Images are never pulled here."""
+    reference = work.config.image.image
+    if not reference:
+        raise InvalidArgument("config.image.image is empty")
+    work.image = await work.services.images.status(reference)
+    if work.image is None:
+        raise NotFound(f"image {reference[:200]!r} is not on this node")
+    work.rootfs = await work.services.images.rootfs(work.image.id)
+    work.accounts = await read_accounts(work.image.id, work.rootfs.lower_dirs)
+
+
+async def find_sources(work: Work) -> None:
+    """Host paths may lie on storage that does not answer: looked up in a thread that can be given up."""
+    config, services = work.config, work.services
+    work.wanted = mounts.asked(config.mounts)
+    work.mounted_images = await image_volumes.resolve(services, work.wanted)
+    timeout_s = services.config.containers.foreign_path_timeout_s
+    if any(not m.source and not m.overlay_lower for m in work.wanted):
+        paths = ", ".join(m.request.host_path for m in work.wanted if m.request.host_path)
+        await sources.in_time(timeout_s, paths, sources.find, work.wanted)
+    if config.linux.security_context.privileged:
+        work.devices = await sources.in_time(timeout_s, "/dev", sources.all_devices)
+    if config.devices:
+        found = await sources.in_time(timeout_s, "devices", sources.devices, list(config.devices))
+        taken = {d["path"] for d in found}
+        work.devices = [d for d in work.devices if d["path"] not in taken] + found
+
+
+async def build_spec(work: Work) -> None:
+    sandbox, services = work.sandbox, work.services
+    folder = services.paths.sandbox_state(sandbox.id)
+    assert work.rootfs is not None and sandbox.holder is not None
+    image = work.rootfs.config
+    work.built = build.build(
+        build.Inputs(
+            container_id=work.id,
+            config=work.config,
+            sandbox=sandbox.config,
+            image=build.ImageFacts(
+                user=image.user,
+                env=image.env,
+                entrypoint=image.entrypoint,
+                cmd=image.cmd,
+                working_dir=image.working_dir,
+                stop_signal=image.stop_signal,
+            ),
+            accounts=work.accounts,
+            wanted=work.wanted,
+            devices=work.devices,
+            files=files.paths(folder),
+            hostname=files.hostname(sandbox.config, sandbox.id, services.node.hostname),
+            holder_pid=sandbox.holder.pid,
+            target_pid=_target(work),
+            cgroup_parent=sandbox.cgroup_parent,
+            node=services.node,
+            available_capabilities=effective_capabilities(),
+            kubernetes={
+                "io.kubernetes.cri.sandbox-id": sandbox.id,
+                "io.kubernetes.cri.sandbox-name": sandbox.config.metadata.name,
+                "io.kubernetes.cri.sandbox-namespace": sandbox.config.metadata.namespace,
+                "io.kubernetes.cri.sandbox-uid": sandbox.config.metadata.uid,
+            },
+        )
+    )
+    work.container = _container(work, image.stop_signal)
+
+
+def _target(work: Work) -> int:
+    """The process whose pid namespace mode TARGET joins: a running container of the same sandbox."""
+    options = work.config.linux.security_context.namespace_options
+    return target_pid(work.services, work.sandbox, options) if options.pid == api.TARGET else 0
+
+
+def target_pid(services: Services, sandbox: Sandbox, options: api.NamespaceOption) -> int:
+    """Raises NotFound, InvalidArgument (another sandbox's), WrongState (not running)."""
+    target = services.index.containers.get(options.target_id)
+    if target.sandbox_id != sandbox.id:
+        raise InvalidArgument(f"target container {target.id} belongs to another sandbox")
+    if not target.running or target.process is None:
+        raise WrongState(f"target container {target.id} is not running")
+    return target.process.pid
+
+
+def _container(work: Work, image_signal: str) -> Container:
+    assert work.image is not None and work.built is not None
+    resources = api.LinuxContainerResources()
+    resources.CopyFrom(work.config.linux.resources)
+    image = work.image
+    return Container(
+        id=work.id,
+        sandbox_id=work.sandbox.id,
+        config=work.config,
+        created_at_ns=time.time_ns(),
+        boot_id=work.services.node.boot_id,
+        image_id=image.id,
+        image_ref=image.repo_digests[0] if image.repo_digests else image.id,
+        image_name=image.repo_tags[0] if image.repo_tags else work.config.image.image,
+        user=work.built.user,
+        stop_signal=signals.chosen(work.config.stop_signal, image_signal),
+        log_path=log_path(work.sandbox.config, work.config),
+        cgroups_path=work.built.spec["linux"]["cgroupsPath"],
+        resources=resources,
+        mounted_images=work.mounted_images,
+    )
+
+
+def log_path(sandbox: api.PodSandboxConfig, config: api.ContainerConfig) -> str:
+    """The log's absolute path, empty when output is to be discarded. Raises InvalidArgument for one outside the pod's."""
+    if not sandbox.log_directory or not config.log_path:
+        return ""
+    if config.log_path.startswith("/") or ".." in config.log_path.split("/") or "\0" in config.log_path:
+        raise InvalidArgument(f"log_path {config.log_path!r} leaves the pod's log directory")
+    return os.path.join(sandbox.log_directory, config.log_path)
+
+
+async def make_folders(work: Work) -> None:
+    assert work.rootfs is not None
+    paths = work.services.paths
+    try:
+        paths.container_state(work.id).mkdir(mode=0o700)
+        await asyncio.to_thread(make_layer, str(paths.container_root(work.id)), work.rootfs.lower_dirs[0])
+    except OSError as error:
+        raise disk.worded(error, "mkdir", str(paths.container_root(work.id))) from None
+
+
+def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
+    """The writable layer. The root of the merged tree takes owner and mode from `upper`, so that has the image's."""
+    os.mkdir(root, 0o700)
+    os.mkdir(f"{root}/work", 0o700)
+    os.mkdir(f"{root}/upper", 0o755)
+    facts = os.stat(top_layer, follow_symlinks=False)
+    os.chown(f"{root}/upper", facts.st_uid, facts.st_gid)
+    os.chmod(f"{root}/upper", facts.st_mode & 0o7777)
+
+
+async def remove_folders(work: Work) -> None:
+    await disk.delete_tree(work.services.paths.container_root(work.id))
+    await disk.delete_tree(work.services.paths.container_state(work.id))
+
+
+async def write_bundle(work: Work) -> None:
+    assert work.built is not None and work.rootfs is not None and work.container is not None
+    folder = work.services.paths.container_state(work.id)
+    root = work.services.paths.container_root(work.id)
+    settings = work.services.config
+    launch = {
+        "sandbox": work.sandbox.id,
+        "rootfs": {
+            "lower": [str(p) for p in work.rootfs.lower_dirs],
+            "upper": str(root / "upper"),
+            "work": str(root / "work"),
+            "volatile": settings.containers.volatile,
+        },
+        "tty": bool(work.config.tty),
+        "stdin": bool(work.config.stdin),
+        "stdin_once": bool(work.config.stdin_once),
+        "log_path": work.container.log_path or None,
+        "cgroup": {
+            "driver": work.services.node.cgroup_driver,
+            "missing_controllers": settings.cgroup.missing_controllers,
+        },
+    }
+    try:
+        record.write_json(str(folder / "config.json"), work.built.spec)
+        record.write_json(str(folder / "launch.json"), launch)
+    except OSError as error:
+        raise disk.worded(error, "write", str(folder)) from None
+
+
+async def save(work: Work) -> None:
+    assert work.container is not None
+    await disk.save_container(work.services.paths, work.container)
+
+
+async def unsave(work: Work) -> None:
+    await disk.forget(work.services.paths.container_record(work.id))
+
+
+STEPS: Steps[Work] = Steps(
+    "create_container",
+    [
+        Step("image", find_image),
+        Step("sources", find_sources),
+        Step("spec", build_spec),
+        Step("folders", make_folders, remove_folders),
+        Step("bundle", write_bundle),
+        Step("record", save, unsave),
+    ],
+)

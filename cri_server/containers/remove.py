@@ -1,0 +1,88 @@
+"""RemoveContainer: what runs is killed, then everything of the container goes, but never its log."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from cri_server import events
+from cri_server.containers import stop
+from cri_server.sandboxes import status
+from cri_server.services import Services
+from cri_server.store import disk
+from cri_server.store.model import Container
+from cri_server.undo import Step, Steps
+from pyrunc.errors import PeerError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Work:
+    """A container that is being removed."""
+
+    services: Services
+    container: Container
+
+
+async def remove(services: Services, reference: str) -> None:
+    """Returns when neither lists nor status show the container. Unknown ids are fine."""
+    container = services.index.containers.find(reference)
+    if container is not None:
+        await remove_container(services, container)
+
+
+async def remove_container(services: Services, container: Container) -> None:
+    """As `remove`, for a container at hand; repeated calls join."""
+    await services.running.join(("remove", container.id), lambda: STEPS.run(Work(services, container)))
+
+
+async def kill(work: Work) -> None:
+    await stop.kill(work.services, work.container)
+
+
+async def leave_shim(work: Work) -> None:
+    sandbox = work.services.index.sandboxes.find(work.container.sandbox_id)
+    client = work.services.shims.find(sandbox) if sandbox is not None else None
+    try:
+        if client is not None:
+            await client.forget(work.container.id)
+    except PeerError as error:
+        log.warning("container %s: %s", work.container.id, error)
+
+
+async def remove_cgroup(work: Work) -> None:
+    container = work.container
+    if container.started_at_ns and container.boot_id == work.services.node.boot_id:
+        await work.services.shims.kill_group(container.cgroups_path, container.id)
+
+
+async def remove_record(work: Work) -> None:
+    """From here on a restarted server finishes the removal by itself."""
+    await disk.forget(work.services.paths.container_record(work.container.id))
+
+
+async def remove_folders(work: Work) -> None:
+    await disk.delete_tree(work.services.paths.container_root(work.container.id))
+    await disk.delete_tree(work.services.paths.container_state(work.container.id))
+
+
+async def forget(work: Work) -> None:
+    services, container = work.services, work.container
+    services.index.containers.remove(container)
+    sandbox = services.index.sandboxes.find(container.sandbox_id)
+    if sandbox is not None:
+        status.publish(services, sandbox, container.id, events.DELETED)
+
+
+STEPS: Steps[Work] = Steps(
+    "remove_container",
+    [
+        Step("kill", kill),
+        Step("shim", leave_shim),
+        Step("cgroup", remove_cgroup),
+        Step("record", remove_record),
+        Step("folders", remove_folders),
+        Step("forget", forget),
+    ],
+)

@@ -1,0 +1,140 @@
+"""Exec, Attach and PortForward: the requests are checked when they come, the session begins when its client connects."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers import exec as execution
+from cri_server.errands import DIAL
+from cri_server.services import Services
+from cri_server.store.model import Container, Sandbox
+from cri_server.streaming.backend import AttachOptions, Descriptors, ExecOptions, PortForwardOptions, Session
+from pyrunc.errors import InvalidArgument, PeerError, WrongState
+from pyrunc.shim.client import ExecSession, ShimClient, Streams
+
+DIAL_TIMEOUT_S = 10.0
+
+
+def check_exec(services: Services, request: api.ExecRequest) -> ExecOptions:
+    """Raises InvalidArgument, NotFound, WrongState."""
+    _check_streams(request)
+    _, container, _ = execution.running(services, request.container_id)
+    if not request.cmd:
+        raise InvalidArgument("no command to execute")
+    return ExecOptions(
+        container.id, tuple(request.cmd), request.stdin, request.stdout, request.stderr, request.tty
+    )
+
+
+def check_attach(services: Services, request: api.AttachRequest) -> AttachOptions:
+    """Raises InvalidArgument, NotFound, WrongState."""
+    _check_streams(request)
+    _, container, _ = execution.running(services, request.container_id)
+    tty = bool(container.config.tty)
+    return AttachOptions(container.id, request.stdin, request.stdout, request.stderr and not tty, tty)
+
+
+def check_port_forward(services: Services, request: api.PortForwardRequest) -> PortForwardOptions:
+    """Raises InvalidArgument, NotFound, WrongState."""
+    sandbox = services.index.sandboxes.get(request.pod_sandbox_id)
+    for port in request.port:
+        _check_port(port)
+    _check_ready(sandbox)
+    return PortForwardOptions(sandbox.id, tuple(request.port))
+
+
+def _check_streams(request: api.ExecRequest | api.AttachRequest) -> None:
+    if not (request.stdin or request.stdout or request.stderr):
+        raise InvalidArgument("at least one of stdin, stdout and stderr is required")
+    if request.tty and request.stderr:
+        raise InvalidArgument("a terminal has no stderr: tty and stderr exclude each other")
+
+
+def _check_port(port: int) -> None:
+    if not 0 < port <= 65535:
+        raise InvalidArgument(f"port {port} is not in 1..65535")
+
+
+def _check_ready(sandbox: Sandbox) -> None:
+    if sandbox.state != api.SANDBOX_READY:
+        raise WrongState(f"sandbox {sandbox.id} is not ready")
+
+
+class ExecSeat(Descriptors):
+    """A command that runs for a client; it is killed when the client leaves."""
+
+    def __init__(self, client: ShimClient, session: ExecSession) -> None:
+        super().__init__(session.stdin_fd, session.stdout_fd, session.stderr_fd)
+        self._client, self._id, self._exited = client, session.exec_id, session.exited
+
+    async def resize(self, width: int, height: int) -> None:
+        if not self._exited.done():
+            await self._client.resize(width, height, exec_id=self._id)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._exited)
+
+    async def close(self) -> None:
+        self.close_descriptors()
+        if not self._exited.done():
+            await execution.end(self._client, self._id)
+
+
+class AttachSeat(Descriptors):
+    """A seat at a container's stdio; leaving it changes nothing for the container."""
+
+    def __init__(self, client: ShimClient, container: Container, streams: Streams) -> None:
+        super().__init__(streams.stdin_fd, streams.stdout_fd, streams.stderr_fd)
+        self._client, self._container = client, container
+
+    async def resize(self, width: int, height: int) -> None:
+        if self._container.running and self._container.config.tty:
+            await self._client.resize(width, height, container=self._container.id)
+
+    async def wait(self) -> int:
+        await self._container.exited.wait()
+        return self._container.exit.exit_code if self._container.exit else 0
+
+    async def close(self) -> None:
+        self.close_descriptors()
+
+
+class Sessions:
+    """What the streaming server needs from us."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def exec(self, options: ExecOptions) -> Session:
+        _, container, client = execution.running(self._services, options.container_id)
+        described = execution.oci_process(self._services, container, options.command, tty=options.tty)
+        session = await client.exec(
+            container.id,
+            execution.new_exec_id(),
+            described,
+            stdin=options.stdin,
+            stdout=options.stdout,
+            stderr=options.stderr,
+            tty=options.tty,
+        )
+        return ExecSeat(client, session)
+
+    async def attach(self, options: AttachOptions) -> Session:
+        _, container, client = execution.running(self._services, options.container_id)
+        streams = await client.attach(
+            container.id, stdin=options.stdin, stdout=options.stdout, stderr=options.stderr
+        )
+        return AttachSeat(client, container, streams)
+
+    async def dial(self, sandbox_id: str, port: int) -> socket.socket:
+        """An errand enters the pod's network and hands the connected socket back; we never enter a namespace."""
+        sandbox = self._services.index.sandboxes.get(sandbox_id)
+        _check_port(port)
+        _check_ready(sandbox)
+        pid = sandbox.holder.pid if sandbox.holder and not sandbox.host_network else 0
+        result = await self._services.errands.run(DIAL, {"pid": pid, "port": port}, timeout_s=DIAL_TIMEOUT_S)
+        if result.exit_code or len(result.fds) != 1:
+            raise PeerError(f"dial port {port}: {result.stderr.decode('utf-8', 'replace')[-200:]}")
+        return socket.socket(fileno=result.fds[0])

@@ -1,0 +1,198 @@
+"""The order in which a container's OCI spec comes about. Everything that can be wrong for the caller's reasons fails here,
+at CreateContainer; what is built here is what StartContainer runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers.spec import (
+    capabilities,
+    groups,
+    mounts,
+    namespaces,
+    process,
+    resources,
+    security,
+    user,
+)
+from cri_server.node import Node, loaded_apparmor_profiles
+from cri_server.store.model import User
+from pyrunc.errors import InvalidArgument
+
+OCI_VERSION = "1.2.0"
+DENY_ALL = {"allow": False, "access": "rwm"}
+ALLOW_ALL = {"allow": True, "access": "rwm"}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """What an image says about its containers."""
+
+    user: str = ""
+    env: Sequence[str] = ()
+    entrypoint: Sequence[str] = ()
+    cmd: Sequence[str] = ()
+    working_dir: str = ""
+    stop_signal: str = ""
+
+
+@dataclass(slots=True)
+class Inputs:
+    """All that a spec depends on. Host paths of `wanted` mounts and `devices` were looked up before."""
+
+    container_id: str
+    config: api.ContainerConfig
+    sandbox: api.PodSandboxConfig
+    image: ImageFacts
+    accounts: user.Accounts
+    wanted: list[mounts.Asked]
+    devices: list[dict[str, Any]]
+    files: mounts.PodFiles
+    hostname: str
+    holder_pid: int
+    target_pid: int
+    cgroup_parent: str
+    node: Node
+    available_capabilities: int
+    kubernetes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The spec, and what CRI wants to know of it."""
+
+    spec: dict[str, Any]
+    user: User
+
+
+def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
+    """What is wrong whatever the image and the host are. Raises InvalidArgument."""
+    if not config.metadata.name:
+        raise InvalidArgument("config.metadata.name is empty")
+    security_context = config.linux.security_context
+    if security_context.privileged and not sandbox.linux.security_context.privileged:
+        raise InvalidArgument("a privileged container needs a privileged sandbox")
+    namespaces.check_container(
+        security_context.namespace_options, sandbox.linux.security_context.namespace_options
+    )
+    resources.check(config.linux.resources)
+    for path in (*security_context.masked_paths, *security_context.readonly_paths):
+        if not path.startswith("/") or "\0" in path:
+            raise InvalidArgument(f"masked or read-only path {path!r} is not absolute")
+    if config.CDI_devices:
+        raise InvalidArgument(f"CDI device {config.CDI_devices[0].name!r} cannot be resolved")
+
+
+def build(inputs: Inputs) -> Built:
+    """The spec as a JSON object. Raises InvalidArgument, Unsupported."""
+    context = inputs.config.linux.security_context
+    who = user.resolve(context, inputs.image.user, inputs.accounts)
+    granted = capabilities.of(context, inputs.available_capabilities)
+    return Built(
+        {
+            "ociVersion": OCI_VERSION,
+            "process": _process(inputs, who, granted),
+            "root": {"path": "rootfs", "readonly": bool(context.readonly_rootfs)},
+            "mounts": _mounts(inputs),
+            "linux": _linux(inputs, granted["bounding"]),
+            "annotations": _annotations(inputs),
+        },
+        who,
+    )
+
+
+def _process(inputs: Inputs, who: User, granted: dict[str, list[str]]) -> dict[str, Any]:
+    config, image = inputs.config, inputs.image
+    context = config.linux.security_context
+    result: dict[str, Any] = {
+        "terminal": bool(config.tty),
+        "user": {"uid": who.uid, "gid": who.gid, "additionalGids": list(who.groups)},
+        "args": process.argv(config.command, config.args, image.entrypoint, image.cmd),
+        "env": process.environment(
+            image.env,
+            process.cri_envs(config),
+            hostname=inputs.hostname,
+            tty=bool(config.tty),
+            home=who.home,
+        ),
+        "cwd": process.working_dir(config.working_dir, image.working_dir),
+        "capabilities": granted,
+        "noNewPrivileges": bool(context.no_new_privs),
+        "oomScoreAdj": resources.clamp_oom_score_adj(
+            config.linux.resources.oom_score_adj, inputs.node.oom_score_adj_floor
+        ),
+    }
+    profile = security.apparmor_name(
+        security.apparmor_profile(context),
+        enabled=inputs.node.apparmor,
+        loaded=loaded_apparmor_profiles() if inputs.node.apparmor else set(),
+    )
+    if profile:
+        result["apparmorProfile"] = profile
+    if inputs.node.selinux:
+        security.check_selinux(context.selinux_options)
+    return result
+
+
+def _mounts(inputs: Inputs) -> list[dict[str, Any]]:
+    context = inputs.config.linux.security_context
+    sandbox_options = inputs.sandbox.linux.security_context.namespace_options
+    default = mounts.defaults(
+        inputs.files,
+        ipc=context.namespace_options.ipc,
+        shared_shm=sandbox_options.ipc == api.POD,
+        privileged=bool(context.privileged),
+        readonly_root=bool(context.readonly_rootfs),
+        sysfs_bind=namespaces.has_user_namespace(sandbox_options) and sandbox_options.network == api.NODE,
+    )
+    return mounts.merged(default, inputs.wanted)
+
+
+def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
+    context = inputs.config.linux.security_context
+    privileged = bool(context.privileged)
+    limits = resources.without_hugepages(
+        resources.to_oci(inputs.config.linux.resources), inputs.node.cgroup_controllers
+    )
+    limits["devices"] = _device_rules(inputs.devices, privileged)
+    result: dict[str, Any] = {
+        "namespaces": namespaces.entries(
+            context.namespace_options, inputs.holder_pid, inputs.target_pid, privileged=privileged
+        ),
+        "resources": limits,
+        "cgroupsPath": groups.path(inputs.cgroup_parent, inputs.container_id, inputs.node.cgroup_driver),
+        "maskedPaths": [] if privileged else list(context.masked_paths),
+        "readonlyPaths": [] if privileged else list(context.readonly_paths),
+    }
+    if inputs.devices:
+        result["devices"] = [{k: v for k, v in d.items() if k != "access"} for d in inputs.devices]
+    filters = security.seccomp_object(security.seccomp_profile(context), granted)
+    if filters is not None:
+        result["seccomp"] = filters
+    propagation = mounts.root_propagation(inputs.wanted)
+    if propagation:
+        result["rootfsPropagation"] = propagation
+    return result
+
+
+def _device_rules(devices: list[dict[str, Any]], privileged: bool) -> list[dict[str, Any]]:
+    if privileged:
+        return [ALLOW_ALL]
+    return [DENY_ALL] + [
+        {"allow": True, "type": d["type"], "major": d["major"], "minor": d["minor"], "access": d["access"]}
+        for d in devices
+    ]
+
+
+def _annotations(inputs: Inputs) -> dict[str, str]:
+    """Ours for people who look at a bundle, in the words that other runtimes use."""
+    return {
+        "io.kubernetes.cri.container-type": "container",
+        "io.kubernetes.cri.container-name": inputs.config.metadata.name,
+        "io.kubernetes.cri.image-name": inputs.config.image.image,
+        **inputs.kubernetes,
+    }

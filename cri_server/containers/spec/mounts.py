@@ -1,0 +1,181 @@
+"""What a container sees mounted: the usual filesystems, the pod's files, and the caller's mounts over both.
+
+This file only decides; that sources exist and may propagate is looked up by `sources`, in a thread with a deadline, for a
+host path may lie on storage that does not answer.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cri_server.api import api_pb2 as api
+from pyrunc.errors import InvalidArgument
+
+Mount = dict[str, Any]
+
+SHM_SIZE_BYTES = 64 << 20
+POD_SHM = "pyrunc:shm"  # the shim holds the pod's detached tmpfs under this name
+MOUNT_OPTIONS = ("noexec", "nodev", "nosuid")
+
+PROPAGATION = {
+    api.PROPAGATION_PRIVATE: "rprivate",
+    api.PROPAGATION_HOST_TO_CONTAINER: "rslave",
+    api.PROPAGATION_BIDIRECTIONAL: "rshared",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PodFiles:
+    """Host paths of the files made for a pod."""
+
+    resolv_conf: str
+    hostname: str
+    hosts: str
+
+
+@dataclass(slots=True)
+class Asked:
+    """A mount of the caller, checked: where it goes and, once looked up, its real source on the host."""
+
+    request: api.Mount
+    destination: str
+    source: str = ""
+    overlay_lower: list[str] = field(default_factory=list)  # an image volume of several layers, top first
+
+
+def asked(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[Asked]:
+    """Check each request by itself. Raises InvalidArgument naming the entry."""
+    return [_checked(request, f"{where}[{i}]") for i, request in enumerate(requests)]
+
+
+def _checked(request: api.Mount, where: str) -> Asked:
+    if "\0" in request.container_path + request.host_path + request.image_sub_path:
+        raise InvalidArgument(f"{where}: a path holds a NUL byte")
+    if not request.container_path.startswith("/"):
+        raise InvalidArgument(f"{where}: container_path {request.container_path!r} is not absolute")
+    destination = posixpath.normpath("/" + request.container_path.lstrip("/"))
+    if destination == "/":
+        raise InvalidArgument(f"{where}: cannot mount over the container's root")
+    if request.propagation not in PROPAGATION:
+        raise InvalidArgument(f"{where}: unknown propagation {request.propagation}")
+    if request.recursive_read_only and not request.readonly:
+        raise InvalidArgument(f"{where}: recursive_read_only needs readonly")
+    if request.recursive_read_only and request.propagation != api.PROPAGATION_PRIVATE:
+        raise InvalidArgument(f"{where}: recursive_read_only needs private propagation")
+    wrong = [o for o in request.mount_options if o not in MOUNT_OPTIONS]
+    if wrong:
+        raise InvalidArgument(f"{where}: mount option {wrong[0]!r}: one of {', '.join(MOUNT_OPTIONS)}")
+    if request.HasField("image") and request.image.image:
+        _check_image(request, where)
+    elif not request.host_path.startswith("/"):
+        raise InvalidArgument(f"{where}: host_path {request.host_path!r} is not absolute")
+    return Asked(request, destination)
+
+
+def _check_image(request: api.Mount, where: str) -> None:
+    if request.host_path:
+        raise InvalidArgument(f"{where}: an image volume takes no host_path")
+    if not request.readonly:
+        raise InvalidArgument(f"{where}: an image volume must be readonly")
+    if request.image_sub_path.startswith("/") or ".." in request.image_sub_path.split("/"):
+        raise InvalidArgument(f"{where}: image_sub_path {request.image_sub_path!r} leaves the image")
+
+
+def defaults(
+    files: PodFiles,
+    *,
+    ipc: int,
+    shared_shm: bool,
+    privileged: bool,
+    readonly_root: bool,
+    sysfs_bind: bool = False,
+) -> list[Mount]:
+    """The mounts of every container. `shared_shm`: the pod has a /dev/shm of its own that the shim holds."""
+    access = "rw" if privileged else "ro"
+    result = [
+        _fs("/proc", "proc", ["nosuid", "noexec", "nodev"]),
+        _fs("/dev", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        _fs("/dev/pts", "devpts", ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
+        _fs("/dev/mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
+        _sysfs(access, sysfs_bind),
+        _fs("/sys/fs/cgroup", "cgroup", ["nosuid", "noexec", "nodev", "relatime", access]),
+        _shm(ipc, shared_shm),
+    ]
+    file_access = "ro" if readonly_root else "rw"
+    for destination, source in (
+        ("/etc/hosts", files.hosts),
+        ("/etc/hostname", files.hostname),
+        ("/etc/resolv.conf", files.resolv_conf),
+    ):
+        result.append(bind(source, destination, ["rbind", "rprivate", file_access]))
+    return result
+
+
+def _sysfs(access: str, bound: bool) -> Mount:
+    """sysfs cannot be mounted in a user namespace that does not own the network namespace: bind the host's then."""
+    if bound:
+        return bind("/sys", "/sys", ["rbind", "rprivate", "nosuid", "noexec", "nodev", "ro"])
+    return _fs("/sys", "sysfs", ["nosuid", "noexec", "nodev", access])
+
+
+def _shm(ipc: int, shared: bool) -> Mount:
+    if ipc == api.NODE:
+        return bind("/dev/shm", "/dev/shm", ["rbind", "rprivate", "rw"])
+    if ipc == api.POD and shared:
+        return bind(POD_SHM, "/dev/shm", ["bind", "rprivate", "rw"])
+    return _fs("/dev/shm", "tmpfs", ["nosuid", "noexec", "nodev", "mode=1777", f"size={SHM_SIZE_BYTES}"])
+
+
+def merged(default: Sequence[Mount], wanted: Sequence[Asked]) -> list[Mount]:
+    """Defaults and the caller's, ordered by the depth of their destination; the caller's replaces a default at the same
+    place, and one over /dev also takes the defaults beneath it away."""
+    taken = {a.destination for a in wanted}
+    kept = [
+        m
+        for m in default
+        if m["destination"] not in taken and not ("/dev" in taken and m["destination"].startswith("/dev/"))
+    ]
+    listed = kept + [to_oci(a) for a in wanted]
+    return sorted(listed, key=lambda m: len([p for p in m["destination"].split("/") if p]))
+
+
+def to_oci(wanted: Asked) -> Mount:
+    """The OCI mount for a checked and looked-up request."""
+    request = wanted.request
+    extra = sorted(set(request.mount_options))
+    if wanted.overlay_lower:
+        lower = ":".join(wanted.overlay_lower)
+        return _fs(wanted.destination, "overlay", [f"lowerdir={lower}", "ro", "nosuid", "nodev", *extra])
+    access = "ro" if request.readonly else "rw"
+    options = [
+        "rbind",
+        PROPAGATION[request.propagation],
+        "rro" if request.recursive_read_only else access,
+        *extra,
+    ]
+    mount = bind(wanted.source, wanted.destination, options)
+    for key, maps in (("uidMappings", request.uidMappings), ("gidMappings", request.gidMappings)):
+        if maps:
+            mount[key] = [
+                {"containerID": m.container_id, "hostID": m.host_id, "size": m.length} for m in maps
+            ]
+    return mount
+
+
+def root_propagation(wanted: Iterable[Asked]) -> str:
+    """The strongest propagation that a mount needs from the container's root; empty: the default."""
+    kinds = {a.request.propagation for a in wanted}
+    if api.PROPAGATION_BIDIRECTIONAL in kinds:
+        return "rshared"
+    return "rslave" if api.PROPAGATION_HOST_TO_CONTAINER in kinds else ""
+
+
+def bind(source: str, destination: str, options: list[str]) -> Mount:
+    return {"destination": destination, "type": "bind", "source": source, "options": options}
+
+
+def _fs(destination: str, kind: str, options: list[str]) -> Mount:
+    return {"destination": destination, "type": kind, "source": kind, "options": options}

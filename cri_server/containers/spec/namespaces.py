@@ -1,0 +1,103 @@
+"""Which namespaces a container joins, makes or leaves to the host, by CRI's four modes."""
+
+from __future__ import annotations
+
+from cri_server.api import api_pb2 as api
+from pyrunc.errors import InvalidArgument
+
+Entries = list[dict[str, str]]
+
+
+def entries(options: api.NamespaceOption, holder_pid: int, target_pid: int, *, privileged: bool) -> Entries:
+    """The OCI list `linux.namespaces`. The pod's namespaces are those of its holder.
+
+    `target_pid` is the process whose pid namespace mode TARGET joins, 0 otherwise.
+    """
+    result: Entries = [{"type": "mount"}]
+    if not privileged:
+        result.append({"type": "cgroup"})
+    if options.network == api.POD:
+        result.append({"type": "network", "path": f"/proc/{holder_pid}/ns/net"})
+        result.append({"type": "uts", "path": f"/proc/{holder_pid}/ns/uts"})
+    result += _ipc(options.ipc, holder_pid)
+    result += _pid(options.pid, holder_pid, target_pid)
+    return result
+
+
+def _ipc(mode: int, holder_pid: int) -> Entries:
+    if mode == api.POD:
+        return [{"type": "ipc", "path": f"/proc/{holder_pid}/ns/ipc"}]
+    return [{"type": "ipc"}] if mode == api.CONTAINER else []
+
+
+def _pid(mode: int, holder_pid: int, target_pid: int) -> Entries:
+    if mode == api.CONTAINER:
+        return [{"type": "pid"}]
+    if mode == api.POD:
+        return [{"type": "pid", "path": f"/proc/{holder_pid}/ns/pid"}]
+    if mode == api.TARGET:
+        return [{"type": "pid", "path": f"/proc/{target_pid}/ns/pid"}]
+    return []
+
+
+def check_sandbox(options: api.NamespaceOption) -> None:
+    """Refuse modes that a sandbox cannot have. Raises InvalidArgument."""
+    if options.network not in (api.POD, api.NODE):
+        raise InvalidArgument("namespace_options.network must be POD or NODE")
+    if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
+        raise InvalidArgument("namespace_options.ipc must be POD, CONTAINER or NODE")
+    if options.pid not in (api.POD, api.CONTAINER, api.NODE):
+        raise InvalidArgument("namespace_options.pid must be POD, CONTAINER or NODE")
+    if options.HasField("userns_options"):
+        check_user_namespace(options.userns_options)
+
+
+def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> None:
+    """A container shares the network and users of its sandbox. Raises InvalidArgument."""
+    if options.network not in (api.POD, api.NODE) or options.network != sandbox.network:
+        raise InvalidArgument("namespace_options.network must be the sandbox's")
+    if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
+        raise InvalidArgument("namespace_options.ipc must be POD, CONTAINER or NODE")
+    if options.ipc == api.POD and sandbox.ipc == api.NODE:
+        raise InvalidArgument("namespace_options.ipc is POD, but the sandbox uses the host's")
+    if options.pid not in (api.POD, api.CONTAINER, api.NODE, api.TARGET):
+        raise InvalidArgument(f"namespace_options.pid: unknown mode {options.pid}")
+    if options.pid == api.POD and sandbox.pid != api.POD:
+        raise InvalidArgument("namespace_options.pid is POD, but the sandbox has no pid namespace to share")
+    if options.pid == api.TARGET and not options.target_id:
+        raise InvalidArgument("namespace_options.pid is TARGET without target_id")
+    if options.HasField("userns_options"):
+        check_user_namespace(options.userns_options)
+    if _mapped(options) != _mapped(sandbox):
+        raise InvalidArgument("namespace_options.userns_options must be the sandbox's")
+
+
+def check_user_namespace(asked: api.UserNamespace) -> None:
+    """CRI allows NODE without mappings, or POD with exactly one range for users and one for groups, from id 0."""
+    where = "namespace_options.userns_options"
+    if asked.mode == api.NODE:
+        if asked.uids or asked.gids:
+            raise InvalidArgument(f"{where}: mode NODE takes no mappings")
+        return
+    if asked.mode != api.POD:
+        raise InvalidArgument(f"{where}: mode must be POD or NODE")
+    for name, mappings in (("uids", asked.uids), ("gids", asked.gids)):
+        if len(mappings) != 1:
+            raise InvalidArgument(f"{where}.{name}: exactly one mapping is supported, not {len(mappings)}")
+        mapping = mappings[0]
+        if mapping.length < 1 or mapping.container_id != 0:
+            raise InvalidArgument(f"{where}.{name}: the mapping must begin at container id 0 and hold an id")
+        if mapping.host_id + mapping.length > 2**32 - 1:
+            raise InvalidArgument(f"{where}.{name}: the mapping ends above the highest id")
+
+
+def has_user_namespace(options: api.NamespaceOption) -> bool:
+    """Whether the pod asked for users of its own."""
+    return options.HasField("userns_options") and options.userns_options.mode == api.POD
+
+
+def _mapped(options: api.NamespaceOption) -> tuple[tuple[int, int, int], ...]:
+    if not has_user_namespace(options):
+        return ()
+    users = options.userns_options
+    return tuple((m.host_id, m.container_id, m.length) for m in (*users.uids, *users.gids))

@@ -1,0 +1,93 @@
+"""What runs: argv, environment and working directory, from the CRI configuration over the image's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from cri_server.api import api_pb2 as api
+from pyrunc.errors import InvalidArgument
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def argv(
+    command: Sequence[str], args: Sequence[str], entrypoint: Sequence[str], cmd: Sequence[str]
+) -> list[str]:
+    """Kubernetes' matrix: a command replaces entrypoint and cmd, args alone replace cmd.
+
+    Raises InvalidArgument when nothing is left to run.
+    """
+    if command:
+        result = [*command, *args]
+    elif args:
+        result = [*entrypoint, *args]
+    else:
+        result = [*entrypoint, *cmd]
+    if not result or not result[0]:
+        raise InvalidArgument("no command: neither the container nor its image names one")
+    _no_nul(result, "command")
+    return result
+
+
+def environment(
+    image: Iterable[str],
+    envs: Iterable[tuple[str, str]],
+    *,
+    hostname: str,
+    tty: bool,
+    home: str,
+) -> list[str]:
+    """`KEY=VALUE` lines: the image's, overridden by the caller's, with what a process may expect in any container."""
+    result: dict[str, str] = {}
+    for line in image:
+        key, equals, value = line.partition("=")
+        if key and equals:
+            result[key] = value
+    result.setdefault("PATH", DEFAULT_PATH)
+    result.setdefault("HOSTNAME", hostname)
+    if tty:
+        result.setdefault("TERM", "xterm")
+    for key, value in envs:
+        if not key or "=" in key:
+            raise InvalidArgument(f"environment variable name {key!r}")
+        result[key] = value
+    if home:
+        result.setdefault("HOME", home)
+    lines = [f"{key}={value}" for key, value in result.items()]
+    _no_nul(lines, "environment")
+    return lines
+
+
+def cri_envs(config: api.ContainerConfig) -> list[tuple[str, str]]:
+    """The caller's variables; bytes that are not UTF-8 travel as surrogates."""
+    return [(e.key, _text(e.value)) for e in config.envs]
+
+
+def working_dir(cri: str, image: str) -> str:
+    """The caller's, else the image's, else `/`. Raises InvalidArgument unless absolute."""
+    chosen = cri or image or "/"
+    if not chosen.startswith("/"):
+        raise InvalidArgument(f"working directory {chosen!r} is not absolute")
+    _no_nul([chosen], "working directory")
+    return chosen
+
+
+def with_arguments(process: Mapping[str, object], command: Sequence[str], *, tty: bool) -> dict[str, object]:
+    """The OCI process of an exec: as the container's, with another argv and terminal."""
+    if not command or not command[0]:
+        raise InvalidArgument("no command to execute")
+    _no_nul(command, "command")
+    result = {**process, "args": list(command), "terminal": tty}
+    env = result.get("env")
+    if tty and isinstance(env, list) and not any(str(e).startswith("TERM=") for e in env):
+        result["env"] = [*env, "TERM=xterm"]
+    return result
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+def _no_nul(words: Iterable[str], what: str) -> None:
+    if any("\0" in word for word in words):
+        raise InvalidArgument(f"{what} holds a NUL byte")

@@ -1,0 +1,130 @@
+"""Seccomp and AppArmor: which profile a container gets, from the new fields, the deprecated strings, or neither.
+
+A missing message means "nothing asked", a present one with zero values means RuntimeDefault: protobuf presence decides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from cri_server.api import api_pb2 as api
+from pyrunc.errors import InvalidArgument, Unsupported
+from pyrunc.seccomp.default import runtime_default
+
+DEFAULT, UNCONFINED, LOCALHOST = "default", "unconfined", "localhost"
+PROFILE_SIZE_LIMIT_BYTES = 4 << 20
+
+_TYPES = {
+    api.SecurityProfile.RuntimeDefault: DEFAULT,
+    api.SecurityProfile.Unconfined: UNCONFINED,
+    api.SecurityProfile.Localhost: LOCALHOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """`kind` is default, unconfined or localhost; `reference` a path (seccomp) or a name (AppArmor) for the last."""
+
+    kind: str
+    reference: str = ""
+
+
+def seccomp_profile(
+    context: api.LinuxContainerSecurityContext | api.LinuxSandboxSecurityContext,
+) -> Profile:
+    """What is asked for; privileged containers and those that ask for nothing are unconfined."""
+    if context.privileged:
+        return Profile(UNCONFINED)
+    if context.HasField("seccomp"):
+        return _profile(context.seccomp, "seccomp")
+    text = context.seccomp_profile_path
+    if text in ("", "unconfined"):
+        return Profile(UNCONFINED)
+    if text in ("runtime/default", "docker/default"):
+        return Profile(DEFAULT)
+    if text.startswith("localhost/"):
+        return Profile(LOCALHOST, text.removeprefix("localhost/"))
+    raise InvalidArgument(f"seccomp_profile_path {text!r}")
+
+
+def apparmor_profile(context: api.LinuxContainerSecurityContext) -> Profile:
+    """What is asked for; nothing asked means the runtime's default."""
+    if context.privileged:
+        return Profile(UNCONFINED)
+    if context.HasField("apparmor"):
+        profile = _profile(context.apparmor, "apparmor")
+        return Profile(profile.kind, profile.reference.removeprefix("localhost/"))
+    text = context.apparmor_profile
+    if text in ("", "runtime/default"):
+        return Profile(DEFAULT)
+    if text == "unconfined":
+        return Profile(UNCONFINED)
+    if text.startswith("localhost/"):
+        return Profile(LOCALHOST, text.removeprefix("localhost/"))
+    raise InvalidArgument(f"apparmor_profile {text!r}")
+
+
+def _profile(asked: api.SecurityProfile, what: str) -> Profile:
+    kind = _TYPES.get(asked.profile_type)
+    if kind is None:
+        raise InvalidArgument(f"{what}: unknown profile type {asked.profile_type}")
+    if kind == LOCALHOST and not asked.localhost_ref:
+        raise InvalidArgument(f"{what}: profile type Localhost without localhost_ref")
+    if kind != LOCALHOST and asked.localhost_ref:
+        raise InvalidArgument(f"{what}: localhost_ref is only for profile type Localhost")
+    return Profile(kind, asked.localhost_ref)
+
+
+def seccomp_object(profile: Profile, capabilities: list[str]) -> dict[str, Any] | None:
+    """The OCI object `linux.seccomp`; None when unconfined. `capabilities` are the granted `CAP_…` names, which open some
+    calls of the default profile. Reads the profile's file for `localhost`: raises InvalidArgument."""
+    if profile.kind == UNCONFINED:
+        return None
+    if profile.kind == DEFAULT:
+        return runtime_default(capabilities, os.uname().machine)
+    return _read_profile(profile.reference)
+
+
+def _read_profile(path: str) -> dict[str, Any]:
+    if not path.startswith("/"):
+        raise InvalidArgument(f"seccomp profile {path!r} is not an absolute path")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidArgument(f"seccomp profile {path!r}: {error.strerror}") from None
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > PROFILE_SIZE_LIMIT_BYTES:
+            raise InvalidArgument(f"seccomp profile {path!r} is not a file of at most 4 MiB")
+        content = file.read(PROFILE_SIZE_LIMIT_BYTES)
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"seccomp profile {path!r} is not JSON: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("defaultAction"), str):
+        raise InvalidArgument(f"seccomp profile {path!r} is not an OCI seccomp object")
+    return found
+
+
+def apparmor_name(profile: Profile, *, enabled: bool, loaded: set[str]) -> str:
+    """The profile to enter, empty for none. We ship no default profile, so that means none.
+
+    Raises Unsupported on a host without AppArmor, InvalidArgument for a profile that is not loaded.
+    """
+    if profile.kind != LOCALHOST:
+        return ""
+    if not enabled:
+        raise Unsupported(f"apparmor profile {profile.reference!r}: AppArmor is not enabled on this host")
+    if profile.reference not in loaded:
+        raise InvalidArgument(f"apparmor profile {profile.reference!r} is not loaded")
+    return profile.reference
+
+
+def check_selinux(asked: api.SELinuxOption) -> None:
+    """Labels are not built; a host that enforces them must not run an unlabelled container in silence."""
+    if asked.level or asked.type or asked.user or asked.role:
+        raise Unsupported("selinux_options: SELinux labels are not supported")

@@ -1,0 +1,72 @@
+"""Stop signals: CRI's enum (numbers of its own), the image's text and the kernel's number, mapped by name."""
+
+from __future__ import annotations
+
+import signal
+
+from cri_server.api import api_pb2 as api
+from pyrunc.errors import InvalidArgument
+
+DEFAULT = "SIGTERM"
+_PREFIX = "SIGNAL_"
+_ALIASES = {"SIGCLD": "SIGCHLD", "SIGIOT": "SIGABRT"}
+
+
+def chosen(asked: int, image: str) -> str:
+    """The name of the signal that stops: the caller's, else the image's, else SIGTERM. Raises InvalidArgument."""
+    if asked:
+        return from_cri(asked)
+    return from_text(image) if image else DEFAULT
+
+
+def from_cri(value: int) -> str:
+    """`SIGNAL_SIGRTMINPLUS1` -> `SIGRTMIN+1`. Raises InvalidArgument for a number that the enum does not have."""
+    try:
+        name = api.Signal.Name(value).removeprefix(_PREFIX)  # type: ignore[arg-type]
+    except ValueError:
+        raise InvalidArgument(f"unknown stop signal {value}") from None
+    return name.replace("PLUS", "+").replace("MINUS", "-")
+
+
+def to_cri(name: str) -> int:
+    """The enum value for a name; SIGNAL_RUNTIME_DEFAULT when CRI has no word for it."""
+    word = _ALIASES.get(name, name).replace("+", "PLUS").replace("-", "MINUS")
+    return dict(api.Signal.items()).get(_PREFIX + word, 0)
+
+
+def from_text(text: str) -> str:
+    """`15`, `TERM`, `SIGTERM`, `SIGRTMIN+3` -> the full name. Raises InvalidArgument."""
+    word = text.strip().upper()
+    if word.isascii() and word.isdigit():
+        return _named(int(word[:4]))
+    name = word if word.startswith("SIG") else f"SIG{word}"
+    number(name)
+    return name
+
+
+def number(name: str) -> int:
+    """The kernel's number on this architecture. Raises InvalidArgument."""
+    base, offset = _ALIASES.get(name, name), 0
+    for sign in ("+", "-"):
+        head, found, tail = base.partition(sign)
+        if found:
+            if head not in ("SIGRTMIN", "SIGRTMAX") or not tail.isdigit():
+                raise InvalidArgument(f"unknown signal {name[:40]!r}")
+            base, offset = head, int(sign + tail[:3])
+    try:
+        value = signal.Signals[base].value + offset
+    except KeyError:
+        raise InvalidArgument(f"unknown signal {name[:40]!r}") from None
+    if not 1 <= value <= signal.SIGRTMAX:
+        raise InvalidArgument(f"unknown signal {name[:40]!r}")
+    return value
+
+
+def _named(value: int) -> str:
+    try:
+        return signal.Signals(value).name
+    except ValueError:
+        pass
+    if signal.SIGRTMIN < value < signal.SIGRTMAX:
+        return f"SIGRTMIN+{value - signal.SIGRTMIN}"
+    raise InvalidArgument(f"unknown signal {value}")

@@ -1,0 +1,154 @@
+"""Looks up what mounts and devices need from the host. Every function here may hang on foreign storage: `in_time` runs it in
+a thread that is given up when its deadline passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers.spec.mounts import Asked
+from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+async def in_time(timeout_s: float, what: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    """`function(*arguments)` in a daemon thread of its own. Raises DeadlineExceeded naming `what`; the thread is then left
+    to the kernel, which cannot interrupt it either."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            outcome = function(*arguments)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(outcome)
+
+    threading.Thread(target=run, name=f"path {what[:60]}", daemon=True).start()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+    except TimeoutError:
+        log.warning("%s does not answer after %g s; its thread is abandoned", what, timeout_s)
+        raise DeadlineExceeded(f"{what} does not answer after {timeout_s:g} s") from None
+
+
+def find(wanted: list[Asked]) -> None:
+    """Fill in the real source of each bind mount; a missing one becomes a directory, as everywhere.
+
+    Raises InvalidArgument for a propagation that the source's mount does not offer, KernelError.
+    """
+    table: list[tuple[str, set[str]]] | None = None
+    for mount in wanted:
+        if mount.source or mount.overlay_lower:
+            continue
+        mount.source = real_path(mount.request.host_path)
+        if mount.request.propagation != api.PROPAGATION_PRIVATE:
+            table = table if table is not None else mount_table()
+            _check_propagation(mount, table)
+
+
+def real_path(path: str) -> str:
+    """`path` without symlinks, made as a directory when it does not exist. Raises KernelError."""
+    try:
+        resolved = os.path.realpath(path)
+        if not os.path.lexists(resolved):
+            os.makedirs(resolved, mode=0o755, exist_ok=True)
+        return resolved
+    except OSError as error:
+        raise KernelError("mkdir", repr(path), error.errno or 0) from None
+
+
+def mount_table() -> list[tuple[str, set[str]]]:
+    """Mount points of this namespace with their propagation tags, innermost last."""
+    table = []
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            left = line.partition(" - ")[0].split()
+            point = left[4].encode().decode("unicode_escape")
+            table.append((point, {tag.partition(":")[0] for tag in left[6:]}))
+    return table
+
+
+def _check_propagation(mount: Asked, table: list[tuple[str, set[str]]]) -> None:
+    tags: set[str] = set()
+    longest = -1
+    for point, found in table:
+        beneath = point == "/" or mount.source == point or mount.source.startswith(point + "/")
+        if beneath and len(point) >= longest:
+            tags, longest = found, len(point)
+    needed = (
+        {"shared"} if mount.request.propagation == api.PROPAGATION_BIDIRECTIONAL else {"shared", "master"}
+    )
+    if not tags & needed:
+        word = " or ".join("slave" if n == "master" else n for n in sorted(needed, reverse=True))
+        raise InvalidArgument(f"path {mount.request.host_path!r} is mounted on no {word} mount")
+
+
+def devices(requests: list[api.Device]) -> list[dict[str, Any]]:
+    """The OCI devices of the caller's requests, with a private key `access`. A directory means every node beneath it.
+
+    Raises InvalidArgument for wrong permissions, paths that are no devices.
+    """
+    found = []
+    for i, request in enumerate(requests):
+        access = request.permissions or "rwm"
+        if set(access) - set("rwm"):
+            raise InvalidArgument(f"devices[{i}]: permissions {access!r} are not a subset of rwm")
+        if not request.host_path.startswith("/"):
+            raise InvalidArgument(f"devices[{i}]: host_path {request.host_path!r} is not absolute")
+        target = request.container_path or request.host_path
+        if not target.startswith("/"):
+            raise InvalidArgument(f"devices[{i}]: container_path {target!r} is not absolute")
+        nodes = _nodes(os.path.realpath(request.host_path), target)
+        if not nodes:
+            raise InvalidArgument(f"devices[{i}]: {request.host_path!r} is not a device")
+        found += [{**node, "access": access} for node in nodes]
+    return found
+
+
+def all_devices() -> list[dict[str, Any]]:
+    """Every node of the host's /dev but terminals and what containers have of their own."""
+    own = {"/dev/console", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/lxc"}
+    return [
+        {**node, "access": "rwm"}
+        for node in _nodes("/dev", "/dev", own)
+        if not node["path"].startswith("/dev/pts/")
+    ]
+
+
+def _nodes(source: str, target: str, skip: set[str] | frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    try:
+        facts = os.lstat(source)
+    except OSError as error:
+        raise InvalidArgument(f"device {source!r}: {error.strerror}") from None
+    if stat.S_ISDIR(facts.st_mode):
+        nodes = []
+        for name in sorted(os.listdir(source)):
+            path = f"{source}/{name}"
+            if path not in skip and not os.path.islink(path):
+                nodes += _nodes(path, f"{target}/{name}", skip)
+        return nodes
+    if not stat.S_ISCHR(facts.st_mode) and not stat.S_ISBLK(facts.st_mode):
+        return []
+    return [
+        {
+            "path": target,
+            "type": "c" if stat.S_ISCHR(facts.st_mode) else "b",
+            "major": os.major(facts.st_rdev),
+            "minor": os.minor(facts.st_rdev),
+            "fileMode": stat.S_IMODE(facts.st_mode),
+            "uid": facts.st_uid,
+            "gid": facts.st_gid,
+        }
+    ]

@@ -1,0 +1,147 @@
+"""Who the process is: names and groups resolved in the image's own /etc/passwd and /etc/group.
+
+Both files are hostile input: lines that do not parse are skipped, ids out of range are refused (CVE-2024-40635), and the
+host's name service is never asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cri_server.api import api_pb2 as api
+from cri_server.store.model import User
+from pyrunc.errors import InvalidArgument
+
+# 2^32-1 is (uid_t)-1; runc, containerd and Kubernetes stop at 2^31-1.
+HIGHEST_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A line of /etc/passwd."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A line of /etc/group."""
+
+    name: str
+    gid: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """What an image says about users and groups."""
+
+    users: tuple[Account, ...] = ()
+    groups: tuple[Group, ...] = ()
+
+    @classmethod
+    def parse(cls, passwd: bytes, group: bytes) -> Accounts:
+        return cls(tuple(_passwd(passwd)), tuple(_group(group)))
+
+
+def resolve(context: api.LinuxContainerSecurityContext, image_user: str, accounts: Accounts) -> User:
+    """The caller's name, else the caller's number, else the image's USER, else root.
+
+    Raises InvalidArgument for unknown names, ids out of range, and a group without a user.
+    """
+    named = bool(context.run_as_username) or context.HasField("run_as_user")
+    if context.HasField("run_as_group") and not named:
+        raise InvalidArgument("security_context.run_as_group without run_as_user or run_as_username")
+    if context.run_as_username:
+        text, image_group = context.run_as_username, ""
+    elif context.HasField("run_as_user"):
+        text, image_group = str(_checked(context.run_as_user.value, "run_as_user")), ""
+    else:
+        text, _, image_group = image_user.partition(":")
+    account = _account(text or "0", accounts)
+    gid = _primary(context, image_group, account, accounts)
+    return User(account.uid, gid, _supplemental(context, account, gid, accounts), account.home)
+
+
+def _account(text: str, accounts: Accounts) -> Account:
+    for account in accounts.users:
+        if account.name == text:
+            return account
+    if not _is_number(text):
+        raise InvalidArgument(f"user {text[:80]!r} is not in the image's /etc/passwd")
+    uid = _checked(int(text), "user")
+    for account in accounts.users:
+        if account.uid == uid:
+            return account
+    return Account("", uid, 0, "/")
+
+
+def _primary(
+    context: api.LinuxContainerSecurityContext, image_group: str, account: Account, accounts: Accounts
+) -> int:
+    if context.HasField("run_as_group"):
+        return _checked(context.run_as_group.value, "run_as_group")
+    if not image_group:
+        return account.gid
+    for group in accounts.groups:
+        if group.name == image_group:
+            return group.gid
+    if not _is_number(image_group):
+        raise InvalidArgument(f"group {image_group[:80]!r} is not in the image's /etc/group")
+    return _checked(int(image_group), "group")
+
+
+def _supplemental(
+    context: api.LinuxContainerSecurityContext, account: Account, gid: int, accounts: Accounts
+) -> tuple[int, ...]:
+    """The primary group is always a member; Merge adds those that the image gives the user."""
+    asked = [_checked(g, "supplemental_groups") for g in context.supplemental_groups]
+    merged = [gid, *asked]
+    if context.supplemental_groups_policy == api.Merge and account.name:
+        merged += [g.gid for g in accounts.groups if account.name in g.members]
+    elif context.supplemental_groups_policy not in (api.Merge, api.Strict):
+        raise InvalidArgument(f"supplemental_groups_policy {context.supplemental_groups_policy}")
+    return tuple(dict.fromkeys(merged))
+
+
+def _checked(value: int, what: str) -> int:
+    if not 0 <= value <= HIGHEST_ID:
+        raise InvalidArgument(f"{what}: {value} is not in 0..{HIGHEST_ID}")
+    return value
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20
+
+
+def _id(text: str) -> int | None:
+    return int(text) if _is_number(text) and int(text) <= HIGHEST_ID else None
+
+
+def _fields(content: bytes, count: int) -> list[list[str]]:
+    lines = content.decode("utf-8", "surrogateescape").split("\n")
+    return [fields for line in lines if len(fields := line.split(":")) >= count]
+
+
+def _passwd(content: bytes) -> list[Account]:
+    accounts = []
+    for fields in _fields(content, 4):
+        uid, gid = _id(fields[2]), _id(fields[3])
+        if fields[0] and uid is not None and gid is not None:
+            home = fields[5] if len(fields) > 5 else ""
+            safe = home.startswith("/") and "\0" not in home and "\r" not in home
+            accounts.append(Account(fields[0], uid, gid, home if safe else "/"))
+    return accounts
+
+
+def _group(content: bytes) -> list[Group]:
+    groups = []
+    for fields in _fields(content, 3):
+        gid = _id(fields[2])
+        if fields[0] and gid is not None:
+            members = tuple(m for m in fields[3].split(",") if m) if len(fields) > 3 else ()
+            groups.append(Group(fields[0], gid, members))
+    return groups

@@ -1,0 +1,103 @@
+"""StartContainer: the shim runs the spec; the call returns when the process has been executed, or says why it was not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cri_server import events
+from cri_server.api import api_pb2 as api
+from cri_server.containers.create import target_pid
+from cri_server.containers.spec import sources
+from cri_server.sandboxes import status
+from cri_server.services import Services
+from cri_server.store.facts import Process
+from cri_server.store.model import Container, Exit, Sandbox
+from cri_server.undo import Step, Steps
+from pyrunc.errors import Error, KernelError, WrongState
+
+START_ERROR, START_ERROR_CODE = "StartError", 128
+
+
+@dataclass(slots=True)
+class Work:
+    """A container that is being started."""
+
+    services: Services
+    sandbox: Sandbox
+    container: Container
+
+
+async def start(services: Services, reference: str) -> None:
+    """CREATED -> RUNNING, or EXITED with code 128 and reason StartError, and the error.
+
+    A repetition of a start that succeeded while its caller had hung up is an error like any other (kubelet recreates).
+    Raises NotFound, WrongState.
+    """
+    container = services.index.containers.get(reference)
+    await services.running.join(("start", container.id), lambda: _start(services, container))
+
+
+async def _start(services: Services, container: Container) -> None:
+    sandbox = services.index.sandboxes.get(container.sandbox_id)
+    with sandbox.gate:
+        async with container.lock:
+            if container.state != api.CONTAINER_CREATED or ("remove", container.id) in services.running:
+                state = api.ContainerState.Name(container.state)  # type: ignore[arg-type]
+                raise WrongState(f"container {container.id} is {state}, not CONTAINER_CREATED")
+            if sandbox.state != api.SANDBOX_READY:
+                raise WrongState(f"sandbox {sandbox.id} is not ready")
+            await STEPS.run(Work(services, sandbox, container))
+    status.publish(services, sandbox, container.id, events.STARTED)
+
+
+async def check_target(work: Work) -> None:
+    options = work.container.config.linux.security_context.namespace_options
+    if options.pid == api.TARGET:
+        target_pid(work.services, work.sandbox, options)
+
+
+async def make_log_folder(work: Work) -> None:
+    if work.container.log_path:
+        timeout_s = work.services.config.containers.foreign_path_timeout_s
+        folder = os.path.dirname(work.container.log_path)
+        await sources.in_time(timeout_s, folder, _make_folder, folder)
+
+
+def _make_folder(path: str) -> None:
+    try:
+        Path(path).mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise KernelError("mkdir", repr(path), error.errno or 0) from None
+
+
+async def execute(work: Work) -> None:
+    container = work.container
+    try:
+        started = await work.services.shims.get(work.sandbox).start_container(container.id)
+    except Error as error:
+        if container.exit is None:
+            message = error.message
+            container.ended(Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message))
+        raise
+    container.process = Process(started.pid, started.start_time)
+    container.started_at_ns = started.started_at_ns
+
+
+async def end(work: Work) -> None:
+    """It runs, but the start failed afterwards."""
+    if work.container.running:
+        await work.services.shims.get(work.sandbox).stop(work.container.id, signal.SIGKILL, 0.0)
+
+
+STEPS: Steps[Work] = Steps(
+    "start_container",
+    [
+        Step("target", check_target),
+        Step("log", make_log_folder),
+        Step("execute", execute, end),
+    ],
+)

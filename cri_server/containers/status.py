@@ -1,0 +1,96 @@
+"""ContainerStatus and ListContainers: messages from the index, without touching the disk."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers.spec import signals
+from cri_server.services import Services
+from cri_server.store.model import Container
+from pyrunc import record
+from pyrunc.errors import Error
+
+
+def of(services: Services, container: Container) -> api.ContainerStatus:
+    """The status message."""
+    config = container.config
+    status = api.ContainerStatus(
+        id=container.id,
+        metadata=config.metadata,
+        state=container.state,  # type: ignore[arg-type]
+        created_at=container.created_at_ns,
+        started_at=container.started_at_ns,
+        image_ref=container.image_ref,
+        image_id=container.image_id,
+        labels=config.labels,
+        annotations=config.annotations,
+        mounts=[_mount(m, container) for m in config.mounts],
+        log_path=container.log_path,
+        stop_signal=signals.to_cri(container.stop_signal),  # type: ignore[arg-type]
+    )
+    status.image.image = container.image_name
+    status.image.user_specified_image = config.image.user_specified_image
+    status.image.runtime_handler = config.image.runtime_handler
+    status.resources.linux.CopyFrom(container.resources)
+    user = container.user
+    status.user.linux.uid, status.user.linux.gid = user.uid, user.gid
+    status.user.linux.supplemental_groups.extend(user.groups)
+    if container.exit is not None:
+        status.finished_at = container.exit.finished_at_ns
+        status.exit_code = container.exit.exit_code
+        status.reason = container.exit.cri_reason
+        status.message = container.exit.message
+    return status
+
+
+def _mount(asked: api.Mount, container: Container) -> api.Mount:
+    """The caller's mount as asked; an image volume also names the image that it shows."""
+    mount = api.Mount()
+    mount.CopyFrom(asked)
+    image = container.mounted_images.get(asked.container_path)
+    if image:
+        mount.image.image_ref = image
+    return mount
+
+
+def listed(container: Container) -> api.Container:
+    """The list entry."""
+    config = container.config
+    return api.Container(
+        id=container.id,
+        pod_sandbox_id=container.sandbox_id,
+        metadata=config.metadata,
+        image=config.image,
+        image_ref=container.image_ref,
+        image_id=container.image_id,
+        state=container.state,  # type: ignore[arg-type]
+        created_at=container.created_at_ns,
+        labels=config.labels,
+        annotations=config.annotations,
+    )
+
+
+async def answer(services: Services, reference: str, verbose: bool) -> api.ContainerStatusResponse:
+    """Raises NotFound."""
+    container = services.index.containers.get(reference)
+    response = api.ContainerStatusResponse(status=of(services, container))
+    if verbose:
+        response.info["info"] = json.dumps(_info(services, container))
+    return response
+
+
+def _info(services: Services, container: Container) -> dict[str, Any]:
+    """Without the environment: it holds secrets."""
+    try:
+        spec = record.read_json(str(services.paths.container_state(container.id) / "config.json"))
+        spec.get("process", {}).pop("env", None)
+    except Error:
+        spec = {}
+    return {
+        "sandboxID": container.sandbox_id,
+        "pid": container.process.pid if container.process else 0,
+        "cgroupsPath": container.cgroups_path,
+        "runtimeSpec": spec,
+    }

@@ -1,0 +1,73 @@
+"""StopContainer: the stop signal, and SIGKILL when the time is up.
+
+The shim decides about concurrent stops (one signal, the earliest deadline wins) and goes on when we are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers.spec import signals
+from cri_server.services import Services
+from cri_server.store.model import Container, Exit
+from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
+
+log = logging.getLogger(__name__)
+
+LOST_TIMEOUT_S = 10.0
+
+
+async def stop(services: Services, reference: str, timeout_s: int) -> None:
+    """Returns when the container has exited. Unknown, created and exited ones are fine.
+
+    Raises DeadlineExceeded when not even SIGKILL ends it.
+    """
+    container = services.index.containers.find(reference)
+    if container is not None:
+        await end(services, container, signals.number(container.stop_signal), float(timeout_s))
+
+
+async def kill(services: Services, container: Container) -> None:
+    """SIGKILL now, whatever state the container is in."""
+    await end(services, container, signals.number("SIGKILL"), 0.0)
+
+
+async def end(services: Services, container: Container, signal: int, timeout_s: float) -> None:
+    """As `stop`, for a container at hand."""
+    async with container.lock:
+        pass  # a start that is under way decides first whether there is anything to stop
+    if container.state not in (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN):
+        return
+    sandbox = services.index.sandboxes.find(container.sandbox_id)
+    client = services.shims.find(sandbox) if sandbox is not None else None
+    if client is None:
+        if sandbox is not None:
+            await services.shims.end_orphans(sandbox)
+        return
+    try:
+        ended = await client.stop(container.id, signal, max(timeout_s, 0.0))
+    except PeerError:
+        await _wait_for_the_end(container)
+    except NotFound:
+        if container.exit is None:
+            raise
+    else:
+        container.ended(
+            Exit(
+                ended.exit_code,
+                ended.finished_at_ns,
+                ended.oom_killed,
+                ended.reason or "",
+                ended.message or "",
+            )
+        )
+
+
+async def _wait_for_the_end(container: Container) -> None:
+    """The shim died meanwhile: what is done about that ends the container too."""
+    try:
+        await asyncio.wait_for(container.exited.wait(), LOST_TIMEOUT_S)
+    except TimeoutError:
+        raise DeadlineExceeded(f"container {container.id} did not end with its shim") from None

@@ -1,0 +1,40 @@
+"""Errands of the server: functions that run in a forked child of the zygote, never in the server itself.
+
+This module is preloaded by the zygote, so it imports neither gRPC nor asyncio.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from pyrunc.abi.clone import CLONE_NEWNET
+from pyrunc.errors import PeerError
+from pyrunc.kernel.namespace import setns
+
+DIAL = "cri_server.errands:dial"
+DIAL_TIMEOUT_S = 8.0
+LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+
+
+def dial(arguments: dict[str, Any], fds: list[int]) -> list[int]:
+    """A TCP socket to `port` on the loopback of the network namespace of `pid` (0: ours). Raises PeerError."""
+    pid, port = int(arguments["pid"]), int(arguments["port"])
+    if pid:
+        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        setns(namespace, CLONE_NEWNET)
+        os.close(namespace)
+    reasons = []
+    for family, address in LOOPBACK:
+        connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection.settimeout(DIAL_TIMEOUT_S)
+        try:
+            connection.connect((address, port))
+        except OSError as error:
+            connection.close()
+            reasons.append(f"{address}: {error.strerror or error}")
+            continue
+        connection.setblocking(False)
+        return [connection.detach()]
+    raise PeerError(f"port {port}: {', '.join(reasons)}")

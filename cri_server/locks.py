@@ -1,0 +1,72 @@
+"""Calls about the same thing meet here: a repeated call joins the running one, and work outlives a caller that hangs up.
+
+A kubelet whose deadline passed repeats the call. The first one was not cancelled with its caller (it runs in a task of its
+own), and the repetition gets its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, TypeVar, cast
+
+Outcome = TypeVar("Outcome")
+
+
+class Joined:
+    """At most one running operation per key."""
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, asyncio.Task[Any]] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._running
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def join(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        """The outcome of the operation `key`, started by `start` unless it runs already.
+
+        Cancelling the caller does not cancel the operation.
+        """
+        task = self._running.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(start(), name=str(key))
+            self._running[key] = task
+            task.add_done_callback(lambda done: self._finished(key, done))
+        return cast(Outcome, await asyncio.shield(task))
+
+    async def settle(self, timeout_s: float) -> list[str]:
+        """Wait until nothing runs, at most `timeout_s`; the names of what is still running."""
+        if self._running:
+            await asyncio.wait(set(self._running.values()), timeout=timeout_s)
+        return [str(key) for key in self._running]
+
+    def _finished(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+        self._running.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # somebody has seen it: the caller that waited, or the log of the edge
+
+
+class Gate:
+    """Work that may go on in parallel until somebody closes the gate and waits for what is inside."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __enter__(self) -> Gate:
+        self._inside += 1
+        self._empty.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self._empty.set()
+
+    async def empty(self) -> None:
+        """Returns when nobody is inside."""
+        await self._empty.wait()

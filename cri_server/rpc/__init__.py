@@ -1,0 +1,1 @@
+"""The edge: gRPC messages in, verbs called, messages and status codes out."""

@@ -1,0 +1,97 @@
+"""ImageService: each call in a line or two over the image service."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from cri_server.api import api_pb2 as api
+from cri_server.api import api_pb2_grpc
+from cri_server.images.service import Auth, Image
+from cri_server.rpc.codes import answers, streams
+from cri_server.rpc.runtime import batches
+from cri_server.services import Services
+from pyrunc.errors import InvalidArgument
+
+
+def message(image: Image) -> api.Image:
+    """The CRI message: a uid or a user name, never both."""
+    result = api.Image(
+        id=image.id,
+        repo_tags=image.repo_tags,
+        repo_digests=image.repo_digests,
+        size=max(1, image.size_bytes),
+        username=image.username,
+        pinned=image.pinned,
+    )
+    if image.uid is not None:
+        result.uid.value = image.uid
+    result.spec.image = image.id
+    return result
+
+
+class ImageService(api_pb2_grpc.ImageServiceServicer):
+    """The servicer."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @answers
+    async def ListImages(self, request: api.ListImagesRequest, context: Any) -> api.ListImagesResponse:
+        found = await self._services.images.list(request.filter.image.image or None)
+        return api.ListImagesResponse(images=[message(i) for i in found])
+
+    @streams
+    async def StreamImages(
+        self, request: api.StreamImagesRequest, context: Any
+    ) -> AsyncIterator[api.StreamImagesResponse]:
+        found = await self._services.images.list(request.filter.image.image or None)
+        for batch in batches(found):
+            yield api.StreamImagesResponse(images=[message(i) for i in batch])
+
+    @answers
+    async def ImageStatus(self, request: api.ImageStatusRequest, context: Any) -> api.ImageStatusResponse:
+        response = api.ImageStatusResponse()
+        image = await self._services.images.status(_reference(request.image))
+        if image is not None:
+            response.image.CopyFrom(message(image))
+            if request.verbose:
+                config = (await self._services.images.rootfs(image.id)).config
+                response.info["info"] = json.dumps({"user": image.user, "labels": config.labels})
+        return response
+
+    @answers
+    async def PullImage(self, request: api.PullImageRequest, context: Any) -> api.PullImageResponse:
+        asked = request.auth
+        auth = Auth(
+            username=asked.username,
+            password=asked.password,
+            auth=asked.auth,
+            server_address=asked.server_address,
+            identity_token=asked.identity_token,
+            registry_token=asked.registry_token,
+        )
+        identifier = await self._services.images.pull(_reference(request.image), None if auth.empty else auth)
+        return api.PullImageResponse(image_ref=identifier)
+
+    @answers
+    async def RemoveImage(self, request: api.RemoveImageRequest, context: Any) -> api.RemoveImageResponse:
+        await self._services.images.remove(_reference(request.image))
+        return api.RemoveImageResponse()
+
+    @answers
+    async def ImageFsInfo(self, request: api.ImageFsInfoRequest, context: Any) -> api.ImageFsInfoResponse:
+        usage = await self._services.images.fs_info()
+        found = api.FilesystemUsage(timestamp=usage.timestamp_ns)
+        found.fs_id.mountpoint = os.fspath(usage.mountpoint)
+        found.used_bytes.value = usage.used_bytes
+        found.inodes_used.value = usage.inodes_used
+        return api.ImageFsInfoResponse(image_filesystems=[found], container_filesystems=[found])
+
+
+def _reference(image: api.ImageSpec) -> str:
+    if not image.image:
+        raise InvalidArgument("image.image is empty")
+    return str(image.image)

@@ -1,0 +1,1 @@
+"""Pod sandboxes: one verb a file."""

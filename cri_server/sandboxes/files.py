@@ -1,0 +1,68 @@
+"""The files that a pod's containers see: resolv.conf, hostname and hosts, written into the sandbox's state directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers.spec.mounts import PodFiles
+from pyrunc import record
+from pyrunc.errors import InvalidArgument
+
+HOSTNAME_LIMIT = 64  # __NEW_UTS_LEN
+SHORT_ID = 12
+
+
+def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
+    """The pod's name for itself: as asked; the host's with its network; else the id's first characters.
+
+    Raises InvalidArgument for what sethostname(2) would refuse.
+    """
+    if config.hostname:
+        name = config.hostname
+        if len(name.encode()) > HOSTNAME_LIMIT or any(c.isspace() or c in "\0/" for c in name):
+            raise InvalidArgument(f"hostname {name[:80]!r}: at most {HOSTNAME_LIMIT} bytes without spaces")
+        return name
+    on_host = config.linux.security_context.namespace_options.network == api.NODE
+    return host if on_host else sandbox_id[:SHORT_ID]
+
+
+def resolv_conf(config: api.PodSandboxConfig) -> str | None:
+    """The file's text; None: as the host has it. A present but empty DNS configuration is an empty file."""
+    if not config.HasField("dns_config"):
+        return None
+    dns = config.dns_config
+    words = [*dns.servers, *dns.searches, *dns.options]
+    if any(not word or any(c.isspace() or c == "\0" for c in word) for word in words):
+        raise InvalidArgument("dns_config: an entry is empty or holds white space")
+    lines = []
+    if dns.searches:
+        lines.append(f"search {' '.join(dns.searches)}")
+    lines += [f"nameserver {server}" for server in dns.servers]
+    if dns.options:
+        lines.append(f"options {' '.join(dns.options)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def paths(folder: Path) -> PodFiles:
+    """Where the three files are."""
+    return PodFiles(str(folder / "resolv.conf"), str(folder / "hostname"), str(folder / "hosts"))
+
+
+def write(folder: Path, config: api.PodSandboxConfig, name: str) -> None:
+    """Write the three files. Raises OSError, InvalidArgument."""
+    resolver = resolv_conf(config)
+    _put(folder / "resolv.conf", _host_file("/etc/resolv.conf") if resolver is None else resolver.encode())
+    _put(folder / "hostname", f"{name}\n".encode())
+    _put(folder / "hosts", _host_file("/etc/hosts"))
+
+
+def _put(path: Path, content: bytes) -> None:
+    record.write_bytes(str(path), content, mode=0o644)
+
+
+def _host_file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return b""

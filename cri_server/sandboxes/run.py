@@ -1,0 +1,264 @@
+"""RunPodSandbox: a shim, a holder of the pod's namespaces and the pod's network, or nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cri_server import events
+from cri_server.api import api_pb2 as api
+from cri_server.containers.spec import groups, mounts, namespaces, resources, security
+from cri_server.network.model import Dns, PodNetwork, PortMapping
+from cri_server.sandboxes import files, status, sysctls
+from cri_server.services import RUNTIME_HANDLERS, Services
+from cri_server.store import disk
+from cri_server.store.facts import Process
+from cri_server.store.model import Sandbox, sandbox_name
+from cri_server.undo import Step, Steps
+from pyrunc import record
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
+
+log = logging.getLogger(__name__)
+
+HOLDER_OOM_SCORE_ADJ = -998
+MODES = {api.POD: "new", api.CONTAINER: "new", api.NODE: "host"}
+
+
+@dataclass(slots=True)
+class Work:
+    """A sandbox that is being made."""
+
+    services: Services
+    config: api.PodSandboxConfig
+    sandbox: Sandbox
+    hostname: str
+
+
+async def run(services: Services, config: api.PodSandboxConfig, handler: str) -> str:
+    """The id of a READY sandbox. The same request again joins the running one or returns what it made.
+
+    Raises InvalidArgument, AlreadyExists (the name is taken by another configuration), and what its steps raise.
+    """
+    check(config, handler)
+    name = sandbox_name(config.metadata)
+    found = services.index.sandboxes.named(name)
+    if found is not None:
+        return _again(found, config)
+    return await services.running.join(("run", name), lambda: _run(services, config, handler))
+
+
+def _again(found: Sandbox, config: api.PodSandboxConfig) -> str:
+    if found.config == config and found.state == api.SANDBOX_READY:
+        return found.id
+    why = "is not ready" if found.config == config else "has another configuration"
+    age_s = (time.time_ns() - found.created_at_ns) / 1e9
+    raise AlreadyExists(
+        f"sandbox {found.id} of the same name, namespace, uid and attempt {why} ({age_s:.0f} s old)"
+    )
+
+
+def check(config: api.PodSandboxConfig, handler: str) -> None:
+    """What is wrong whatever the host is. Raises InvalidArgument, Unsupported."""
+    metadata = config.metadata
+    if not config.HasField("metadata") or not (metadata.name and metadata.namespace and metadata.uid):
+        raise InvalidArgument("config.metadata: name, namespace and uid are required")
+    if handler not in RUNTIME_HANDLERS:
+        raise InvalidArgument(f"unknown runtime handler {handler!r}")
+    if config.log_directory and not config.log_directory.startswith("/"):
+        raise InvalidArgument(f"log_directory {config.log_directory!r} is not absolute")
+    options = config.linux.security_context.namespace_options
+    namespaces.check_sandbox(options)
+    if namespaces.has_user_namespace(options):
+        raise Unsupported("pods with user namespaces are not supported")
+    sysctls.check(config.linux.sysctls, options)
+    files.resolv_conf(config)
+    _port_mappings(config)
+
+
+async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -> str:
+    identifier = os.urandom(32).hex()
+    driver = services.node.cgroup_driver
+    parent = groups.parent(config.linux.cgroup_parent, driver, services.config.cgroup.default_parent)
+    sandbox = Sandbox(
+        id=identifier,
+        config=config,
+        runtime_handler=handler,
+        created_at_ns=time.time_ns(),
+        boot_id=services.node.boot_id,
+        cgroup_parent=parent,
+        cgroups_path=groups.path(parent, identifier, driver),
+    )
+    name = files.hostname(config, identifier, services.node.hostname)
+    services.pending.add(identifier)
+    try:
+        await STEPS.run(Work(services, config, sandbox, name))
+        services.index.sandboxes.add(sandbox)
+    finally:
+        services.pending.discard(identifier)
+    status.publish(services, sandbox, sandbox.id, events.CREATED)
+    status.publish(services, sandbox, sandbox.id, events.STARTED)
+    return identifier
+
+
+async def make_state(work: Work) -> None:
+    """The state folder is the intent: without a record beside it the sandbox was never finished."""
+    folder = work.services.paths.sandbox_state(work.sandbox.id)
+    try:
+        folder.mkdir(mode=0o700)
+        files.write(folder, work.config, work.hostname)
+        record.write_json(str(folder / "holder.json"), holder(work))
+    except OSError as error:
+        raise disk.worded(error, "write", str(folder)) from None
+    if work.config.log_directory:
+        await asyncio.to_thread(_make_log_directory, work.config.log_directory)
+
+
+def _make_log_directory(path: str) -> None:
+    try:
+        Path(path).mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise KernelError("mkdir", repr(path), error.errno or 0) from None
+
+
+async def remove_state(work: Work) -> None:
+    await disk.delete_tree(work.services.paths.sandbox_state(work.sandbox.id))
+
+
+def holder(work: Work) -> dict[str, Any]:
+    """What the shim reads to start the holder."""
+    security_context = work.config.linux.security_context
+    options = security_context.namespace_options
+    settings = work.services.config.cgroup
+    profile = security.seccomp_profile(_sandbox_seccomp(security_context))
+    return {
+        "hostname": "" if options.network == api.NODE else work.hostname,
+        "namespaces": {
+            "network": MODES[options.network],
+            "ipc": MODES[options.ipc],
+            "uts": MODES[options.network],
+            "pid": "new" if options.pid == api.POD else "none",
+        },
+        "sysctls": dict(work.config.linux.sysctls),
+        "cgroups_path": work.sandbox.cgroups_path,
+        "cgroup": {
+            "driver": work.services.node.cgroup_driver,
+            "missing_controllers": settings.missing_controllers,
+        },
+        "oom_score_adj": resources.clamp_oom_score_adj(
+            HOLDER_OOM_SCORE_ADJ, work.services.node.oom_score_adj_floor
+        ),
+        "seccomp": security.seccomp_object(profile, []),
+        "shm_size_bytes": mounts.SHM_SIZE_BYTES,
+    }
+
+
+def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandboxSecurityContext:
+    """The holder is ours and needs no privilege, whatever the pod's containers may do."""
+    plain = api.LinuxSandboxSecurityContext()
+    plain.CopyFrom(context)
+    plain.privileged = False
+    return plain
+
+
+async def start_shim(work: Work) -> None:
+    await work.services.shims.start(work.sandbox)
+
+
+async def end_shim(work: Work) -> None:
+    await work.services.shims.shutdown(work.sandbox)
+
+
+async def start_holder(work: Work) -> None:
+    started = await work.services.shims.get(work.sandbox).start_holder()
+    work.sandbox.holder = Process(started.pid, started.start_time)
+    work.sandbox.netns_path = started.netns_path or ""
+    work.sandbox.holder_alive = True
+
+
+async def end_holder(work: Work) -> None:
+    client = work.services.shims.find(work.sandbox)
+    if client is not None:
+        await client.stop_holder()
+    work.sandbox.holder_alive = False
+
+
+async def attach_network(work: Work) -> None:
+    sandbox, config = work.sandbox, work.config
+    if sandbox.host_network:
+        sandbox.network = "host"
+        return
+    dns = config.dns_config
+    result = await work.services.network.attach(
+        PodNetwork(
+            sandbox_id=sandbox.id,
+            name=config.metadata.name,
+            namespace=config.metadata.namespace,
+            uid=config.metadata.uid,
+            netns_path=sandbox.netns_path,
+            port_mappings=_port_mappings(config),
+            dns=Dns(tuple(dns.servers), tuple(dns.searches), tuple(dns.options))
+            if config.HasField("dns_config")
+            else None,
+            annotations=dict(config.annotations),
+            cgroup_path=sandbox.cgroups_path,
+        )
+    )
+    sandbox.network, sandbox.ips = "attached", list(result.ips)
+
+
+def _port_mappings(config: api.PodSandboxConfig) -> tuple[PortMapping, ...]:
+    """Those with a host port. Raises InvalidArgument."""
+    found = []
+    for i, mapping in enumerate(config.port_mappings):
+        if not (0 <= mapping.host_port <= 65535 and 0 <= mapping.container_port <= 65535):
+            raise InvalidArgument(f"port_mappings[{i}]: a port is not in 0..65535")
+        try:
+            protocol = api.Protocol.Name(mapping.protocol).lower()
+        except ValueError:
+            raise InvalidArgument(f"port_mappings[{i}]: unknown protocol {mapping.protocol}") from None
+        if mapping.host_port:
+            found.append(PortMapping(mapping.host_port, mapping.container_port, protocol, mapping.host_ip))
+    return tuple(found)
+
+
+async def detach_network(work: Work) -> None:
+    if not work.sandbox.host_network:
+        await work.services.network.detach(work.sandbox.id, work.sandbox.netns_path or None)
+        work.sandbox.network = "released"
+
+
+async def save(work: Work) -> None:
+    await disk.save_sandbox(work.services.paths, work.sandbox)
+
+
+async def unsave(work: Work) -> None:
+    await disk.forget(work.services.paths.sandbox_record(work.sandbox.id))
+
+
+async def leave_for_removal(work: Work) -> None:
+    """The roll-back did not succeed: show the sandbox as not ready, so that the caller can stop and remove it."""
+    sandbox = work.sandbox
+    sandbox.phase = "stopped"
+    work.services.index.sandboxes.add(sandbox)
+    try:
+        await disk.save_sandbox(work.services.paths, sandbox)
+    except Error as error:
+        log.error("sandbox %s stays in memory only: %s", sandbox.id, error)
+
+
+STEPS: Steps[Work] = Steps(
+    "run_sandbox",
+    [
+        Step("state", make_state, remove_state),
+        Step("shim", start_shim, end_shim),
+        Step("holder", start_holder, end_holder),
+        Step("network", attach_network, detach_network),
+        Step("record", save, unsave),
+    ],
+    stuck=leave_for_removal,
+)

@@ -1,0 +1,93 @@
+"""PodSandboxStatus and ListPodSandbox: messages from the index, without touching the disk; and events with both."""
+
+from __future__ import annotations
+
+import json
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers import status as container_status
+from cri_server.services import Services
+from cri_server.store.model import Sandbox
+
+
+def of(sandbox: Sandbox) -> api.PodSandboxStatus:
+    """The status message; namespace options are echoed as asked, for kubelet compares them."""
+    config = sandbox.config
+    result = api.PodSandboxStatus(
+        id=sandbox.id,
+        metadata=config.metadata,
+        state=sandbox.state,  # type: ignore[arg-type]
+        created_at=sandbox.created_at_ns,
+        labels=config.labels,
+        annotations=config.annotations,
+        runtime_handler=sandbox.runtime_handler,
+    )
+    result.linux.namespaces.options.CopyFrom(sandbox.options)
+    result.network.SetInParent()
+    if sandbox.ips:
+        result.network.ip = sandbox.ips[0]
+        for ip in sandbox.ips[1:]:
+            result.network.additional_ips.add(ip=ip)
+    return result
+
+
+def listed(sandbox: Sandbox) -> api.PodSandbox:
+    """The list entry."""
+    config = sandbox.config
+    return api.PodSandbox(
+        id=sandbox.id,
+        metadata=config.metadata,
+        state=sandbox.state,  # type: ignore[arg-type]
+        created_at=sandbox.created_at_ns,
+        labels=config.labels,
+        annotations=config.annotations,
+        runtime_handler=sandbox.runtime_handler,
+    )
+
+
+async def answer(services: Services, reference: str, verbose: bool) -> api.PodSandboxStatusResponse:
+    """The status with those of its containers. Raises NotFound."""
+    sandbox = services.index.sandboxes.get(reference)
+    response = api.PodSandboxStatusResponse(
+        status=of(sandbox),
+        containers_statuses=[container_status.of(services, c) for c in services.index.containers_of(sandbox)],
+        timestamp=services.events.now_ns(),
+    )
+    if verbose:
+        response.info["info"] = json.dumps(await _info(services, sandbox))
+    return response
+
+
+async def _info(services: Services, sandbox: Sandbox) -> dict[str, object]:
+    result = await services.network.recall(sandbox.id) if sandbox.network == "attached" else None
+    return {
+        "pid": sandbox.holder.pid if sandbox.holder else 0,
+        "shimPid": sandbox.shim.pid if sandbox.shim else 0,
+        "shimReachable": sandbox.reachable,
+        "netns": sandbox.netns_path,
+        "cgroupsPath": sandbox.cgroups_path,
+        "phase": sandbox.phase,
+        "network": sandbox.network,
+        "cniResult": result.raw if result else None,
+    }
+
+
+def event(services: Services, sandbox: Sandbox, about: str, kind: int) -> api.ContainerEventResponse | None:
+    """The event that something (a container, or the sandbox itself by its id) changed; None when nobody listens."""
+    if not services.events.wanted:
+        return None
+    containers = services.index.containers_of(sandbox)
+    return api.ContainerEventResponse(
+        container_id=about,
+        container_event_type=kind,  # type: ignore[arg-type]
+        pod_sandbox_status=of(sandbox),
+        containers_statuses=[container_status.of(services, c) for c in containers],
+        created_at=services.events.now_ns(),
+    )
+
+
+def publish(services: Services, sandbox: Sandbox, about: str, kind: int) -> None:
+    """Tell subscribers; call it when the new state is visible."""
+    found = event(services, sandbox, about, kind)
+    if found is not None:
+        services.events.publish(found)

@@ -1,0 +1,122 @@
+"""StopPodSandbox: the containers end, then the holder, then the network; the sandbox stays visible as not ready.
+
+Every step may find its work done already: kubelet calls this many times, after reboots too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from cri_server import events
+from cri_server.containers import stop as container_stop
+from cri_server.sandboxes import status
+from cri_server.services import Services
+from cri_server.shims import kill_process
+from cri_server.store import disk
+from cri_server.store.model import Sandbox
+from cri_server.undo import Step, Steps
+from pyrunc.errors import Error, PeerError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Work:
+    """A sandbox that is being stopped."""
+
+    services: Services
+    sandbox: Sandbox
+    was_ready: bool
+
+
+async def stop(services: Services, reference: str) -> None:
+    """Returns when nothing of the pod runs and its address is free. Unknown ids are fine.
+
+    Raises what the network's teardown raises; call again then.
+    """
+    sandbox = services.index.sandboxes.find(reference)
+    if sandbox is not None:
+        await stop_sandbox(services, sandbox)
+
+
+async def stop_sandbox(services: Services, sandbox: Sandbox) -> None:
+    """As `stop`, for a sandbox at hand; repeated calls join."""
+    if _stopped(services, sandbox):
+        return
+    work = Work(services, sandbox, sandbox.phase == "ready" and sandbox.holder_alive)
+    await services.running.join(("stop", sandbox.id), lambda: STEPS.run(work))
+
+
+def _stopped(services: Services, sandbox: Sandbox) -> bool:
+    return (
+        sandbox.phase == "stopped"
+        and sandbox.network != "attached"
+        and services.shims.find(sandbox) is None
+        and not any(c.running for c in services.index.containers_of(sandbox))
+    )
+
+
+async def refuse_more(work: Work) -> None:
+    """No container is created or started from here on; those that are being wait to be ended."""
+    work.sandbox.phase = "stopping"
+    await work.sandbox.gate.empty()
+
+
+async def end_containers(work: Work) -> None:
+    living = [c for c in work.services.index.containers_of(work.sandbox) if c.exit is None]
+    await asyncio.gather(*(container_stop.kill(work.services, c) for c in living))
+
+
+async def end_holder(work: Work) -> None:
+    client = work.services.shims.find(work.sandbox)
+    try:
+        if client is not None:
+            await client.stop_holder()
+    except PeerError as error:
+        log.warning("sandbox %s: %s", work.sandbox.id, error)
+    if work.sandbox.holder is not None and work.sandbox.boot_id == work.services.node.boot_id:
+        kill_process(work.sandbox.holder)
+    work.sandbox.holder_alive = False
+
+
+async def detach_network(work: Work) -> None:
+    sandbox = work.sandbox
+    if sandbox.network == "attached":
+        alive = work.services.shims.find(sandbox) is not None
+        await work.services.network.detach(sandbox.id, sandbox.netns_path if alive else None)
+        sandbox.network = "released"
+
+
+async def end_shim(work: Work) -> None:
+    try:
+        await work.services.shims.shutdown(work.sandbox)
+    except PeerError as error:
+        log.warning("sandbox %s: %s", work.sandbox.id, error)
+
+
+async def save(work: Work) -> None:
+    """A full disk does not keep a pod from being stopped: what the record lacks is found out again from the facts."""
+    was_stopped = work.sandbox.phase == "stopped"
+    work.sandbox.phase = "stopped"
+    if not was_stopped and work.services.paths.sandbox_record(work.sandbox.id).exists():
+        try:
+            await disk.save_sandbox(work.services.paths, work.sandbox)
+        except Error as error:
+            log.warning("sandbox %s: %s", work.sandbox.id, error)
+    if work.was_ready:
+        status.publish(work.services, work.sandbox, work.sandbox.id, events.STOPPED)
+
+
+STEPS: Steps[Work] = Steps(
+    "stop_sandbox",
+    [
+        Step("refuse", refuse_more),
+        Step("containers", end_containers),
+        Step("holder", end_holder),
+        Step("network", detach_network),
+        Step("shim", end_shim),
+        Step("record", save),
+    ],
+)

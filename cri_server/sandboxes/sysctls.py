@@ -1,0 +1,51 @@
+"""Kernel settings of a pod: only those that a namespace of the pod owns; anything else would change the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cri_server.api import api_pb2 as api
+from pyrunc.errors import InvalidArgument
+
+IPC = (
+    "kernel.msgmax",
+    "kernel.msgmnb",
+    "kernel.msgmni",
+    "kernel.sem",
+    "kernel.shmall",
+    "kernel.shmmax",
+    "kernel.shmmni",
+    "kernel.shm_rmid_forced",
+)
+IPC_PREFIX, NET_PREFIX = "fs.mqueue.", "net."
+
+
+def check(asked: Mapping[str, str], options: api.NamespaceOption) -> None:
+    """Raises InvalidArgument naming the setting."""
+    for key, value in asked.items():
+        name = dotted(key)
+        if any(part in ("", ".", "..") for part in key.replace("/", ".").split(".")) or "\0" in key:
+            raise InvalidArgument(f"sysctl {key!r} is not a setting's name")
+        if "\n" in value or "\0" in value:
+            raise InvalidArgument(f"sysctl {key!r}: the value is not one line")
+        if name in IPC or name.startswith(IPC_PREFIX):
+            _own(key, "IPC", options.ipc)
+        elif name.startswith(NET_PREFIX):
+            _own(key, "network", options.network)
+        else:
+            raise InvalidArgument(f"sysctl {key!r} is not namespaced")
+
+
+def dotted(key: str) -> str:
+    """The form with dots between the parts; the first separator decides which it is (sysctl(8))."""
+    dot, slash = key.find("."), key.find("/")
+    if slash >= 0 and (dot < 0 or slash < dot):
+        return key.translate({ord("."): "/", ord("/"): "."})
+    return key
+
+
+def _own(key: str, what: str, mode: int) -> None:
+    if mode == api.NODE:
+        raise InvalidArgument(
+            f"sysctl {key!r} would change the host: the pod uses the host's {what} namespace"
+        )

@@ -1,0 +1,36 @@
+"""What the verbs work with, made once at start: configuration, facts of the node, the index and the parts that act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cri_server.config import Config
+from cri_server.events import Events
+from cri_server.images.service import ImageService
+from cri_server.locks import Joined
+from cri_server.network.service import Network
+from cri_server.node import Node
+from cri_server.shims import Shims
+from cri_server.store.index import Index
+from cri_server.store.paths import Paths
+from pyrunc.zygote.client import Zygote
+
+DEFAULT_HANDLER = "pyrunc"
+RUNTIME_HANDLERS = ("", DEFAULT_HANDLER)
+
+
+@dataclass(slots=True)
+class Services:
+    """The server's parts. `running` joins repeated calls about one thing."""
+
+    config: Config
+    node: Node
+    paths: Paths
+    index: Index
+    images: ImageService
+    network: Network
+    shims: Shims
+    errands: Zygote
+    events: Events
+    running: Joined = field(default_factory=Joined)
+    pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made

@@ -1,0 +1,204 @@
+"""The server's shims: one connection per living sandbox, what they tell goes into the index, and what is left of a dead one
+is ended. A container is never said to run when nobody holds its exit any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cri_server.node import Node
+from cri_server.store.facts import Process, start_time_of
+from cri_server.store.index import Index
+from cri_server.store.model import Container, Exit, Sandbox
+from cri_server.store.paths import Paths
+from pyrunc import record
+from pyrunc.cgroups import naming
+from pyrunc.errors import Error, NotFound, PeerError
+from pyrunc.shim import messages
+from pyrunc.shim.client import ShimClient, start_shim
+from pyrunc.zygote.client import Zygote
+
+log = logging.getLogger(__name__)
+
+SHIM_LOST, SHIM_LOST_CODE = "ShimLost", 137
+Told = Callable[[Sandbox, Container | None], None]
+
+
+class Shims:
+    """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted; None: the holder's."""
+
+    def __init__(self, zygote: Zygote, paths: Paths, index: Index, node: Node) -> None:
+        self._zygote, self._paths, self._index, self._node = zygote, paths, index, node
+        self._clients: dict[str, ShimClient] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.told: Told = lambda sandbox, container: None
+
+    def get(self, sandbox: Sandbox) -> ShimClient:
+        """The connection. Raises PeerError when its shim is gone."""
+        client = self._clients.get(sandbox.id)
+        if client is None or client.closed:
+            raise PeerError(f"the shim of sandbox {sandbox.id} is gone")
+        return client
+
+    def find(self, sandbox: Sandbox) -> ShimClient | None:
+        """The connection, None when there is no shim."""
+        client = self._clients.get(sandbox.id)
+        return None if client is None or client.closed else client
+
+    async def start(self, sandbox: Sandbox) -> ShimClient:
+        """Fork a shim for the sandbox's state folder and connect to it."""
+        folder = self._paths.sandbox_state(sandbox.id)
+        pid = await start_shim(self._zygote, folder, self._paths.container_states)
+        started = start_time_of(pid)
+        sandbox.shim = Process(pid, started) if started is not None else None
+        return await self.connect(sandbox)
+
+    async def connect(self, sandbox: Sandbox) -> ShimClient:
+        """Connect to the shim that lives already. Raises NotFound, PeerError."""
+        client = await ShimClient.connect(
+            self._paths.sandbox_state(sandbox.id),
+            on_event=lambda event: self._event(sandbox, event),
+            on_close=lambda: self._closed(sandbox),
+        )
+        self._clients[sandbox.id] = client
+        sandbox.reachable = True
+        return client
+
+    async def shutdown(self, sandbox: Sandbox) -> None:
+        """End the sandbox's shim; fine when it is gone. Raises WrongState while something runs in it."""
+        client = self.find(sandbox)
+        if client is not None:
+            await client.shutdown()
+        self._clients.pop(sandbox.id, None)
+        sandbox.reachable = False
+
+    def drop(self, sandbox: Sandbox) -> None:
+        """Give up on a shim that does not answer."""
+        client = self._clients.pop(sandbox.id, None)
+        if client is not None:
+            client.close()
+        sandbox.reachable = False
+
+    def disconnect(self) -> None:
+        """Hang up everywhere; the shims stay."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+    async def settle(self) -> None:
+        """Wait for what is being done about lost shims."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _event(self, sandbox: Sandbox, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        if kind == "holder_exit":
+            sandbox.holder_alive = False
+            self.told(sandbox, None)
+        elif kind == "exit":
+            container = self._index.containers.find(str(event.get("container")))
+            if container is not None and container.exit is None:
+                container.ended(Exit.from_record(event))
+                self.told(sandbox, container)
+
+    def _closed(self, sandbox: Sandbox) -> None:
+        self._clients.pop(sandbox.id, None)
+        sandbox.reachable = False
+        log.warning("sandbox %s: its shim is gone", sandbox.id)
+        task = asyncio.get_running_loop().create_task(self.end_orphans(sandbox))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end_orphans(self, sandbox: Sandbox) -> None:
+        """The sandbox's shim is gone: take what it left on disk, end the holder and the containers that still run.
+
+        Nobody reads their output or can tell their exit codes any more, so they end with reason ShimLost.
+        """
+        for container in self._index.containers_of(sandbox):
+            if container.exit is not None:
+                continue
+            self.read_facts(container)
+            if container.exit is None and (container.started_at_ns or container.process):
+                await self._end(container)
+            if container.exit is not None:
+                self.told(sandbox, container)
+        for process in (sandbox.holder, sandbox.shim):
+            if process is not None:
+                kill_process(process)
+        await self.kill_group(sandbox.cgroups_path, sandbox.id)
+        sandbox.holder_alive = False
+        self.told(sandbox, None)
+
+    def read_facts(self, container: Container) -> None:
+        """What the shim wrote about the container: its process and its exit."""
+        folder = self._paths.container_state(container.id)
+        try:
+            container.ended(Exit.from_record(record.read_json(str(folder / messages.EXIT_RECORD))))
+        except NotFound:
+            pass
+        except Error as error:
+            log.error("container %s: %s", container.id, error)
+            container.ended(Exit(255, time.time_ns(), reason="Unknown", message=error.message))
+        try:
+            state = record.read_json(str(folder / "state.json"))
+        except Error:
+            return
+        container.process = Process.parse(state)
+        container.started_at_ns = container.started_at_ns or int(state.get("started_at_ns", 0))
+
+    async def _end(self, container: Container) -> None:
+        if container.process is not None:
+            kill_process(container.process)
+        await self.kill_group(container.cgroups_path, container.id)
+        ended = Exit(SHIM_LOST_CODE, time.time_ns(), reason=SHIM_LOST, message="the container's shim died")
+        content = {
+            "exit_code": ended.exit_code,
+            "signal": signal.SIGKILL.value,
+            "finished_at_ns": ended.finished_at_ns,
+            "oom_killed": False,
+            "reason": ended.reason,
+            "message": ended.message,
+        }
+        path = self._paths.container_state(container.id) / messages.EXIT_RECORD
+        try:
+            record.write_json(str(path), content)
+        except OSError as error:
+            log.error("container %s: cannot write %s: %s", container.id, path, error)
+        container.ended(ended)
+
+    async def kill_group(self, cgroups_path: str, identifier: str) -> None:
+        """SIGKILL to all of a cgroup and remove it; what fails is logged."""
+        if not cgroups_path:
+            return
+        try:
+            group = naming.place(cgroups_path, identifier, self._node.cgroup_driver)
+            await asyncio.to_thread(_kill_and_remove, group)
+        except (Error, OSError) as error:
+            log.warning("cgroup %s: %s", cgroups_path, error)
+
+
+def _kill_and_remove(group: Any) -> None:
+    if group.exists():
+        group.kill()
+        group.remove()
+
+
+def kill_process(process: Process) -> None:
+    """SIGKILL to this very process: through a pidfd that is checked against the start time, never by number alone."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if process.alive():
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,244 @@
+"""Usage of containers and pods, read from their cgroups when asked.
+
+On a host whose controllers are on v1 the v2 group has no memory files: memory is then added up over the group's processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cri_server.api import api_pb2 as api
+from cri_server.services import Services
+from cri_server.store.model import Container, Sandbox
+from pyrunc.cgroups import naming
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.cgroups.stats import Stats
+from pyrunc.errors import Error
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+LAYER_AGE_S = 10.0
+DEFAULT_INTERFACE = "eth0"
+
+
+class LayerSizes:
+    """Sizes of writable layers, walked at most once per `LAYER_AGE_S` and container."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, int, int, int]] = {}
+
+    async def of(self, container_id: str, upper: Path) -> tuple[int, int, int]:
+        """timestamp ns, bytes, inodes."""
+        known = self._known.get(container_id)
+        if known is None or time.monotonic() - known[0] > LAYER_AGE_S:
+            used, inodes = await asyncio.to_thread(tree_size, upper)
+            known = (time.monotonic(), time.time_ns(), used, inodes)
+            if len(self._known) > 10_000:
+                self._known.clear()
+            self._known[container_id] = known
+        return known[1:]
+
+
+layers = LayerSizes()
+
+
+def tree_size(top: Path) -> tuple[int, int]:
+    """Bytes on disk and inodes of a tree, hard links counted once; what vanishes meanwhile does not count."""
+    used = inodes = 0
+    seen: set[tuple[int, int]] = set()
+    pending = [str(top)]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    facts = entry.stat(follow_symlinks=False)
+                    if (facts.st_dev, facts.st_ino) in seen:
+                        continue
+                    if facts.st_nlink > 1:
+                        seen.add((facts.st_dev, facts.st_ino))
+                    used += facts.st_blocks * 512
+                    inodes += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+        except OSError:
+            continue
+    return used, inodes
+
+
+async def of_container(services: Services, container: Container) -> api.ContainerStats:
+    """Attributes and writable layer always, usage while it runs."""
+    result = api.ContainerStats()
+    result.attributes.id = container.id
+    result.attributes.metadata.CopyFrom(container.config.metadata)
+    _copy(result.attributes.labels, container.config.labels)
+    _copy(result.attributes.annotations, container.config.annotations)
+    root = services.paths.container_root(container.id)
+    stamp, used, inodes = await layers.of(container.id, root / "upper")
+    result.writable_layer.timestamp = stamp
+    result.writable_layer.fs_id.mountpoint = str(services.paths.images)
+    result.writable_layer.used_bytes.value = used
+    result.writable_layer.inodes_used.value = inodes
+    if container.running:
+        group = naming.place(container.cgroups_path, container.id, services.node.cgroup_driver)
+        found = await asyncio.to_thread(measure, group)
+        _fill(result.cpu, result.memory, found)
+        _fill_swap(result.swap, found)
+        _psi(result.io, found, "io")
+    return result
+
+
+async def of_containers(services: Services, containers: Iterable[Container]) -> list[api.ContainerStats]:
+    """Of each; one that is removed meanwhile is left out."""
+    found = []
+    for container in containers:
+        try:
+            found.append(await of_container(services, container))
+        except Error:
+            continue
+    return found
+
+
+async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStats:
+    """Usage of the pod's parent cgroup when it has one of its own, of its members otherwise."""
+    result = api.PodSandboxStats()
+    result.attributes.id = sandbox.id
+    result.attributes.metadata.CopyFrom(sandbox.config.metadata)
+    _copy(result.attributes.labels, sandbox.config.labels)
+    _copy(result.attributes.annotations, sandbox.config.annotations)
+    linux = result.linux
+    linux.SetInParent()
+    containers = services.index.containers_of(sandbox)
+    if sandbox.state == api.SANDBOX_READY:
+        found, processes = await asyncio.to_thread(_measure_pod, services, sandbox, containers)
+        _fill(linux.cpu, linux.memory, found)
+        _psi(linux.io, found, "io")
+        linux.process.timestamp = time.time_ns()
+        linux.process.process_count.value = processes
+        if sandbox.holder is not None:
+            _network(linux.network, sandbox.holder.pid)
+    linux.containers.extend(await of_containers(services, containers))
+    return result
+
+
+def measure(group: Cgroup) -> Stats:
+    """The group's figures, completed from its processes where the v2 tree has no files for them."""
+    found = group.stats()
+    if found.memory is None:
+        found.memory = _memory_of(group.processes())
+    return found
+
+
+def _measure_pod(services: Services, sandbox: Sandbox, containers: list[Container]) -> tuple[Stats, int]:
+    driver = services.node.cgroup_driver
+    if sandbox.config.linux.cgroup_parent.strip("/"):
+        path = naming.expand_slice(sandbox.cgroup_parent) if driver == "systemd" else sandbox.cgroup_parent
+        pod = Cgroup(path, driver)
+        return measure(pod), len(pod.processes())
+    total, count = Stats(), 0
+    members = [(sandbox.cgroups_path, sandbox.id)]
+    members += [(c.cgroups_path, c.id) for c in containers if c.running]
+    for cgroups_path, identifier in members:
+        group = naming.place(cgroups_path, identifier, driver)
+        found = measure(group)
+        count += len(group.processes())
+        total.cpu = _sum(total.cpu, found.cpu)
+        total.memory = _sum_memory(total.memory, found.memory)
+    return total, count
+
+
+def _sum(left: Mapping[str, int] | None, right: Mapping[str, int] | None) -> dict[str, int]:
+    keys = {**(left or {}), **(right or {})}
+    return {key: (left or {}).get(key, 0) + (right or {}).get(key, 0) for key in keys}
+
+
+def _sum_memory(left: dict[str, Any] | None, right: dict[str, Any] | None) -> dict[str, Any]:
+    left, right = left or {}, right or {}
+    return {
+        "current": left.get("current", 0) + right.get("current", 0),
+        "stat": _sum(left.get("stat"), right.get("stat")),
+    }
+
+
+def _memory_of(pids: Iterable[int]) -> dict[str, Any]:
+    resident = faults = major = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        faults, major = faults + int(fields[7]), major + int(fields[9])
+        resident += int(fields[21]) * PAGE_BYTES
+    return {
+        "current": resident,
+        "stat": {"anon": resident, "inactive_file": 0, "pgfault": faults, "pgmajfault": major},
+    }
+
+
+def _fill(cpu: api.CpuUsage, memory: api.MemoryUsage, found: Stats) -> None:
+    now = time.time_ns()
+    cpu.timestamp = memory.timestamp = now
+    cpu.usage_core_nano_seconds.value = (found.cpu or {}).get("usage_usec", 0) * 1000
+    figures = found.memory or {}
+    stat = figures.get("stat", {})
+    used = figures.get("current", 0)
+    working_set = max(0, used - stat.get("inactive_file", 0))
+    memory.usage_bytes.value = used
+    memory.working_set_bytes.value = working_set
+    memory.rss_bytes.value = stat.get("anon", 0)
+    memory.page_faults.value = stat.get("pgfault", 0)
+    memory.major_page_faults.value = stat.get("pgmajfault", 0)
+    limit = figures.get("max")
+    if limit is not None:
+        memory.available_bytes.value = max(0, limit - working_set)
+    _psi(cpu, found, "cpu")
+    _psi(memory, found, "memory")
+
+
+def _fill_swap(swap: api.SwapUsage, found: Stats) -> None:
+    figures = found.memory or {}
+    if "swap_current" not in figures:
+        return
+    swap.timestamp = time.time_ns()
+    used = figures["swap_current"] or 0
+    swap.swap_usage_bytes.value = used
+    if figures.get("swap_max") is not None:
+        swap.swap_available_bytes.value = max(0, figures["swap_max"] - used)
+
+
+def _psi(message: Any, found: Stats, name: str) -> None:
+    """Pressure; the kernel counts microseconds, CRI nanoseconds."""
+    for kind, figures in found.pressure.get(name, {}).items():
+        data = getattr(message.psi, kind.capitalize())
+        data.Total = int(figures["total"]) * 1000
+        data.Avg10, data.Avg60, data.Avg300 = figures["avg10"], figures["avg60"], figures["avg300"]
+        if name == "io":
+            message.timestamp = time.time_ns()
+
+
+def _network(usage: api.NetworkUsage, pid: int) -> None:
+    """Counters of the namespace of `pid`, from its /proc/PID/net/dev; the default interface is always named."""
+    usage.timestamp = time.time_ns()
+    usage.default_interface.name = DEFAULT_INTERFACE
+    try:
+        lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    except OSError:
+        return
+    for line in lines:
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if name.strip() == "lo" or len(fields) < 11:
+            continue
+        entry = usage.interfaces.add(name=name.strip())
+        for key, place in (("rx_bytes", 0), ("rx_errors", 2), ("tx_bytes", 8), ("tx_errors", 10)):
+            getattr(entry, key).value = int(fields[place])
+        if entry.name == DEFAULT_INTERFACE:
+            usage.default_interface.CopyFrom(entry)
+
+
+def _copy(target: Any, source: Mapping[str, str]) -> None:
+    for key, value in source.items():
+        target[key] = value

@@ -1,0 +1,59 @@
+"""Facts of the host that states are derived from: processes by pid and start time, and the boot that we are in."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that cannot be mistaken for a later one of the same pid: `start_time` is field 22 of /proc/PID/stat,
+    in clock ticks since boot."""
+
+    pid: int
+    start_time: int
+
+    @classmethod
+    def parse(cls, record: dict[str, Any] | None) -> Process | None:
+        """From `{"pid": …, "start_time": …}`; None when either is missing."""
+        if not record or "pid" not in record or "start_time" not in record:
+            return None
+        return cls(int(record["pid"]), int(record["start_time"]))
+
+    def alive(self) -> bool:
+        """Whether it runs (a zombie does not)."""
+        return start_time_of(self.pid) == self.start_time
+
+
+def start_time_of(pid: int) -> int | None:
+    """The start time of a living process; None when there is none or it is a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[19])
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def boot_time_ns() -> int:
+    """When this boot began, in nanoseconds since the epoch."""
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def entries(folder: str | os.PathLike[str]) -> list[str]:
+    """The names in `folder`; none when it does not exist."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,258 @@
+"""Sandboxes and containers as the server sees them: what was asked, what was decided, and facts that states follow from.
+
+The record on disk holds what was asked and decided. CRI messages are kept in their wire form: fields that this build does
+not know survive, and reading them back costs microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+from typing import Any
+
+from cri_server.api import api_pb2 as api
+from cri_server.locks import Gate
+from cri_server.store.facts import Process
+from pyrunc.record import DamagedRecord
+
+NAME_LABEL, NAMESPACE_LABEL = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
+
+SandboxName = tuple[str, str, str, int]
+ContainerName = tuple[str, str, int]
+
+
+def pack(message: Any) -> str:
+    """A CRI message as text for a record."""
+    return base64.b64encode(message.SerializeToString()).decode()
+
+
+def unpack(kind: Any, text: str) -> Any:
+    """The message of class `kind` that `pack` wrote. Raises DamagedRecord."""
+    try:
+        return kind.FromString(base64.b64decode(text, validate=True))
+    except Exception as error:
+        raise DamagedRecord(f"not a {kind.__name__}: {error}") from None
+
+
+@dataclass(eq=False, slots=True)
+class Sandbox:
+    """A pod's sandbox. `phase` is what was decided: `ready`, or `stopped` once StopPodSandbox began for good."""
+
+    id: str
+    config: api.PodSandboxConfig
+    runtime_handler: str
+    created_at_ns: int
+    boot_id: str
+    cgroup_parent: str
+    cgroups_path: str
+    phase: str = "ready"
+    ips: list[str] = field(default_factory=list)
+    network: str = "none"  # none, host, attached, released
+    netns_path: str = ""
+    holder: Process | None = None
+    shim: Process | None = None
+    # Facts and coordination, not recorded.
+    holder_alive: bool = False
+    reachable: bool = False
+    gate: Gate = field(default_factory=Gate)
+
+    @property
+    def name(self) -> SandboxName:
+        """What must be unique: name, namespace, uid and attempt."""
+        return sandbox_name(self.config.metadata)
+
+    @property
+    def options(self) -> api.NamespaceOption:
+        """The namespace options as asked."""
+        return self.config.linux.security_context.namespace_options
+
+    @property
+    def host_network(self) -> bool:
+        return bool(self.options.network == api.NODE)
+
+    @property
+    def state(self) -> int:
+        """READY only while it was not stopped and its holder lives."""
+        ready = self.phase == "ready" and self.holder_alive
+        return api.SANDBOX_READY if ready else api.SANDBOX_NOTREADY
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "config": pack(self.config),
+            "runtime_handler": self.runtime_handler,
+            "created_at_ns": self.created_at_ns,
+            "boot_id": self.boot_id,
+            "cgroup_parent": self.cgroup_parent,
+            "cgroups_path": self.cgroups_path,
+            "phase": self.phase,
+            "ips": self.ips,
+            "network": self.network,
+            "netns_path": self.netns_path,
+            "holder": _process(self.holder),
+            "shim": _process(self.shim),
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Sandbox:
+        """Raises DamagedRecord."""
+        try:
+            return cls(
+                id=record["id"],
+                config=unpack(api.PodSandboxConfig, record["config"]),
+                runtime_handler=record["runtime_handler"],
+                created_at_ns=record["created_at_ns"],
+                boot_id=record["boot_id"],
+                cgroup_parent=record["cgroup_parent"],
+                cgroups_path=record["cgroups_path"],
+                phase=record["phase"],
+                ips=list(record["ips"]),
+                network=record["network"],
+                netns_path=record["netns_path"],
+                holder=Process.parse(record["holder"]),
+                shim=Process.parse(record["shim"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRecord(f"sandbox record: {error!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a container ended, as exit.json says it."""
+
+    exit_code: int
+    finished_at_ns: int
+    oom_killed: bool = False
+    reason: str = ""
+    message: str = ""
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Exit:
+        return cls(
+            exit_code=int(record.get("exit_code", 255)),
+            finished_at_ns=int(record.get("finished_at_ns", 0)),
+            oom_killed=bool(record.get("oom_killed", False)),
+            reason=str(record.get("reason") or ""),
+            message=str(record.get("message") or ""),
+        )
+
+    @property
+    def cri_reason(self) -> str:
+        """The word that kubelet shows and partly branches on."""
+        if self.oom_killed:
+            return "OOMKilled"
+        if self.reason:
+            return self.reason
+        return "Completed" if self.exit_code == 0 else "Error"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who the container's process is, resolved in its image."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Container:
+    """A container of a sandbox. Its state follows from `started_at_ns`, `exit` and whether its shim can be asked."""
+
+    id: str
+    sandbox_id: str
+    config: api.ContainerConfig
+    created_at_ns: int
+    boot_id: str
+    image_id: str
+    image_ref: str
+    image_name: str
+    user: User
+    stop_signal: str
+    log_path: str
+    cgroups_path: str
+    resources: api.LinuxContainerResources
+    mounted_images: dict[str, str] = field(default_factory=dict)  # container path -> image id
+    # Facts and coordination, not recorded.
+    process: Process | None = None
+    started_at_ns: int = 0
+    exit: Exit | None = None
+    lost: bool = False
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def name(self) -> ContainerName:
+        """What must be unique: sandbox, name and attempt."""
+        return (self.sandbox_id, self.config.metadata.name, self.config.metadata.attempt)
+
+    @property
+    def state(self) -> int:
+        if self.exit is not None:
+            return api.CONTAINER_EXITED
+        if self.lost:
+            return api.CONTAINER_UNKNOWN
+        return api.CONTAINER_RUNNING if self.started_at_ns else api.CONTAINER_CREATED
+
+    @property
+    def running(self) -> bool:
+        return self.state == api.CONTAINER_RUNNING
+
+    def ended(self, how: Exit) -> None:
+        """Take note of the exit; the first one told stays."""
+        if self.exit is None:
+            self.exit = how
+            self.lost = False
+        self.exited.set()
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "sandbox_id": self.sandbox_id,
+            "config": pack(self.config),
+            "created_at_ns": self.created_at_ns,
+            "boot_id": self.boot_id,
+            "image_id": self.image_id,
+            "image_ref": self.image_ref,
+            "image_name": self.image_name,
+            "user": [self.user.uid, self.user.gid, list(self.user.groups), self.user.home],
+            "stop_signal": self.stop_signal,
+            "log_path": self.log_path,
+            "cgroups_path": self.cgroups_path,
+            "resources": pack(self.resources),
+            "mounted_images": self.mounted_images,
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Container:
+        """Raises DamagedRecord."""
+        try:
+            uid, gid, groups, home = record["user"]
+            return cls(
+                id=record["id"],
+                sandbox_id=record["sandbox_id"],
+                config=unpack(api.ContainerConfig, record["config"]),
+                created_at_ns=record["created_at_ns"],
+                boot_id=record["boot_id"],
+                image_id=record["image_id"],
+                image_ref=record["image_ref"],
+                image_name=record["image_name"],
+                user=User(uid, gid, tuple(groups), home),
+                stop_signal=record["stop_signal"],
+                log_path=record["log_path"],
+                cgroups_path=record["cgroups_path"],
+                resources=unpack(api.LinuxContainerResources, record["resources"]),
+                mounted_images=dict(record["mounted_images"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRecord(f"container record: {error!r}") from None
+
+
+def sandbox_name(metadata: api.PodSandboxMetadata) -> SandboxName:
+    return (metadata.name, metadata.namespace, metadata.uid, metadata.attempt)
+
+
+def _process(process: Process | None) -> dict[str, int] | None:
+    return {"pid": process.pid, "start_time": process.start_time} if process else None

@@ -1,0 +1,70 @@
+"""Where things are: the state directory (a tmpfs, gone with the boot) and the root directory (a disk, durable).
+
+What exists under `state` or `root` without a record in `root` was being made or removed when the server died.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """All paths below the two directories."""
+
+    root: Path
+    state: Path
+
+    @property
+    def sandbox_records(self) -> Path:
+        return self.root / "sandboxes"
+
+    @property
+    def container_records(self) -> Path:
+        return self.root / "containers"
+
+    @property
+    def sandbox_states(self) -> Path:
+        return self.state / "sandboxes"
+
+    @property
+    def container_states(self) -> Path:
+        return self.state / "containers"
+
+    @property
+    def images(self) -> Path:
+        return self.root / "images"
+
+    def sandbox_record(self, sandbox_id: str) -> Path:
+        return self.sandbox_records / f"{sandbox_id}.json"
+
+    def sandbox_state(self, sandbox_id: str) -> Path:
+        """Holds shim.sock, holder.json and the files that containers see (resolv.conf, hostname, hosts)."""
+        return self.sandbox_states / sandbox_id
+
+    def container_record(self, container_id: str) -> Path:
+        return self.container_records / f"{container_id}.json"
+
+    def container_state(self, container_id: str) -> Path:
+        """Holds config.json, launch.json, state.json and exit.json."""
+        return self.container_states / container_id
+
+    def container_root(self, container_id: str) -> Path:
+        """Holds the writable layer: `upper` and `work`."""
+        return self.container_records / container_id
+
+    def prepare(self) -> None:
+        """Make the directories, for root only whatever the umask is. Raises OSError."""
+        for path in (
+            self.root,
+            self.state,
+            self.sandbox_records,
+            self.container_records,
+            self.sandbox_states,
+            self.container_states,
+            self.images,
+        ):
+            path.mkdir(parents=True, exist_ok=True)
+            os.chmod(path, 0o711 if path in (self.root, self.state) else 0o700)

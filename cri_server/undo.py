@@ -1,0 +1,137 @@
+"""Every verb is a list of named steps, each with what takes it back: the journal that tests enumerate and break.
+
+`Steps` registers its verb when its module is imported, so a test can walk all steps there are and fail, delay or kill the
+server at each (`PYRUNC_FAILPOINT`); a new step cannot be left out of that matrix. An undo is idempotent, because it also
+runs for the step that failed half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pyrunc.errors import Error
+
+log = logging.getLogger(__name__)
+
+Work = TypeVar("Work")
+Effect = Callable[[Work], Awaitable[None]]
+
+FAILPOINT = "PYRUNC_FAILPOINT"
+_ENTRY = re.compile(r"(?P<point>[\w.]+)=(?:(?P<times>\d+)\*)?(?P<action>kill|error|delay\((?P<ms>\d+)\))")
+
+
+class InjectedError(Error):
+    """A failpoint asked for this error."""
+
+
+@dataclass(slots=True)
+class _Failpoint:
+    action: str
+    delay_s: float
+    left: int | None
+
+
+@dataclass(slots=True)
+class Failpoints:
+    """Faults to inject, by `verb.step`: `PYRUNC_FAILPOINT=run_sandbox.network=1*error,stop_container.signal=kill`.
+
+    The action happens after the step's effect, so that there is something to take back: `kill` ends the server as SIGKILL
+    does, `error` fails the step, `delay(MS)` waits; `N*` limits how often. Raises ValueError for anything else.
+    """
+
+    points: dict[str, _Failpoint] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Failpoints:
+        points = {}
+        for entry in filter(None, text.split(",")):
+            match = _ENTRY.fullmatch(entry.strip())
+            if match is None:
+                raise ValueError(f"{FAILPOINT}: {entry!r} is not VERB.STEP=[N*]kill|error|delay(MS)")
+            times = match["times"]
+            points[match["point"]] = _Failpoint(
+                match["action"].partition("(")[0], int(match["ms"] or 0) / 1e3, int(times) if times else None
+            )
+        return cls(points)
+
+    async def reached(self, point: str) -> None:
+        """Do what is asked for at `point`; usually nothing."""
+        found = self.points.get(point)
+        if found is None or found.left == 0:
+            return
+        if found.left is not None:
+            found.left -= 1
+        if found.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif found.action == "delay":
+            await asyncio.sleep(found.delay_s)
+        else:
+            raise InjectedError(f"failpoint {point}")
+
+
+failpoints = Failpoints.parse(os.environ.get(FAILPOINT, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[Work]):
+    """One effect of a verb and what takes it back (None: nothing to take back)."""
+
+    name: str
+    do: Effect[Work]
+    undo: Effect[Work] | None = None
+
+
+class Steps(Generic[Work]):
+    """The steps of `verb`, in order. `run` does all of them or takes back what was done."""
+
+    registered: ClassVar[dict[str, Steps[Any]]] = {}
+
+    def __init__(self, verb: str, steps: Sequence[Step[Work]], *, stuck: Effect[Work] | None = None) -> None:
+        """`stuck` runs when some undo failed: the place to leave a thing that the caller can remove later."""
+        names = [step.name for step in steps]
+        if verb in self.registered or len(set(names)) != len(names):
+            raise ValueError(f"the steps of {verb} are named twice")
+        self.verb, self.steps, self._stuck = verb, tuple(steps), stuck
+        self.registered[verb] = self
+
+    @classmethod
+    def points(cls) -> list[str]:
+        """All failpoints there are: `verb.step`."""
+        return [f"{verb}.{step.name}" for verb, steps in cls.registered.items() for step in steps.steps]
+
+    async def run(self, work: Work) -> None:
+        """Do the steps. On failure undo all that were begun, last first, and raise what happened, with a note for each
+        undo that failed."""
+        begun: list[Step[Work]] = []
+        try:
+            for step in self.steps:
+                begun.append(step)
+                await step.do(work)
+                await failpoints.reached(f"{self.verb}.{step.name}")
+        except BaseException as error:
+            log.info("%s failed at step %s: %s", self.verb, begun[-1].name, error)
+            failed = await self._take_back(begun, work)
+            for line in failed:
+                error.add_note(line)
+            if failed and self._stuck is not None:
+                await self._stuck(work)
+            raise
+
+    async def _take_back(self, begun: list[Step[Work]], work: Work) -> list[str]:
+        failed = []
+        for step in reversed(begun):
+            if step.undo is None:
+                continue
+            try:
+                await step.undo(work)
+            except Exception as error:
+                log.warning("%s: could not undo %s: %s", self.verb, step.name, error)
+                failed.append(f"could not undo {step.name}: {error}")
+        return failed
