@@ -69,7 +69,7 @@ class Multiplexer:
         streams_limit: int = 1024,
     ) -> None:
         self.budget = Budget()
-        self._wire, self._on_open = wire, on_open
+        self._wire, self._side, self._on_open = wire, side, on_open
         self._core = Connection(side, streams_limit)
         self._streams: dict[int, MultiplexedStream] = {}
 
@@ -93,7 +93,13 @@ class Multiplexer:
                 stream.lose()
 
     async def _room(self) -> bool:
-        """Wait until the streams have room; false if the peer leaves before that."""
+        """Wait until the streams have room; false if a client leaves before that.
+
+        A server that has sent everything hangs up with a part of it still to be read: not a reason to drop it.
+        """
+        if self._side == "client":
+            await self.budget.room()
+            return True
         room = asyncio.create_task(self.budget.room())
         leaving = asyncio.create_task(self._wire.hung_up())
         try:
