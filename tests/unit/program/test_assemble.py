@@ -1,0 +1,350 @@
+"""The assembler refuses what could go wrong by itself, and encodes what the launcher expects."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+
+import pytest
+
+from pyrunc.abi.arch import arch
+from pyrunc.errors import InvalidArgument, Unsupported
+from pyrunc.program import encode, macros
+from pyrunc.program.assemble import NEXT, Assembler
+from pyrunc.program.errors import failure
+from pyrunc.program.model import EXIT, FAIL, LOAD_4, LOAD_8, SEND, SYS, Program
+
+
+def parse(program: Program) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[int], bytes]:
+    """Header, operations, relocations, data."""
+    raw = program.encode()
+    header = encode.HEADER.unpack_from(raw)
+    _, _, operations, relocations, start, size = header
+    ops = [encode.OPERATION.unpack_from(raw, 32 + 96 * i) for i in range(operations)]
+    table = struct.unpack_from(f"<{relocations}I", raw, 32 + 96 * operations)
+    assert len(raw) == start + size
+    return header, ops, list(table), raw[start:]
+
+
+def test_the_layout_is_the_one_that_the_launcher_reads() -> None:
+    a = Assembler("x86_64")
+    where = a.slot(4)
+    a.sys("openat", -100, "/x", 0, store=where, skip={errno.ENOENT: NEXT}, retry=(errno.EAGAIN, 9))
+    a.send(7, 1, 2)
+    a.exit(3)
+    header, ops, relocations, data = parse(a.program())
+    assert header[:4] == (encode.MAGIC, encode.VERSION, 3, 0)
+    kind, width, relation, number, *rest = ops[0]
+    assert (kind, width, relation, number) == (SYS, 4, 0, 257)
+    assert rest[:4] == [errno.ENOENT, 0, 0, errno.EAGAIN]
+    place, kinds, skip_ok, s1, s2, s3, times = rest[4:11]
+    assert (place, skip_ok, s1, s2, s3, times) == (where.offset, 0, 0, 0, 0, 9)
+    assert kinds == 1 << 4
+    assert rest[11:14] == [(-100) & (1 << 64) - 1, data.index(b"/x\0"), 0]
+    assert ops[1][0] == SEND and ops[1][3] == 7 and ops[1][-6:-4] == (1, 2)
+    assert ops[2][0] == EXIT and ops[2][-6] == 3
+    assert relocations == []
+
+
+def test_every_record_has_the_size_that_the_launcher_expects() -> None:
+    assert encode.OPERATION.size == 96
+    assert encode.HEADER.size == 32
+
+
+def test_labels_become_forward_skips() -> None:
+    a = Assembler()
+    first, second, third = a.label(), a.label(), a.label()
+    a.sys("getpid", ok=third, skip={1: first, 2: second}, skip_any=NEXT)
+    a.exit(0)
+    a.place(first)
+    a.exit(1)
+    a.place(second)
+    a.exit(2)
+    a.place(third)
+    a.exit(3)
+    _, ops, _, _ = parse(a.program())
+    _, _, _, _, e1, e2, e3, _, _, _, ok, s1, s2, s3, *_ = ops[0]
+    assert (e1, e2, e3) == (1, 2, encode.ANY_ERRNO)
+    assert (ok, s1, s2, s3) == (3, 1, 2, 0)
+
+
+def test_a_program_that_runs_off_its_end_fails_there() -> None:
+    a = Assembler()
+    a.sys("getpid")
+    program = a.program()
+    assert parse(program)[1][-1][0] == FAIL
+    assert "ran off its end" in failure(program, 1, errno.EPROTO).message
+
+
+def test_equal_strings_share_a_place_and_blocks_do_not() -> None:
+    a = Assembler()
+    assert a.string("abc").offset == a.string(b"abc").offset != a.string("ab").offset
+    assert a.data(b"abc").offset != a.data(b"abc").offset
+
+
+def test_pointers_are_offsets_with_relocations_and_a_null() -> None:
+    a = Assembler()
+    argv = a.pointers(["one", b"two"])
+    a.exit(0)
+    _, _, relocations, data = parse(a.program())
+    assert relocations == [argv.offset, argv.offset + 8]
+    first, second, null = struct.unpack_from("<3Q", data, argv.offset)
+    assert (data[first : first + 4], data[second : second + 4], null) == (b"one\0", b"two\0", 0)
+
+
+def test_a_pointer_inside_a_structure() -> None:
+    a = Assembler()
+    target = a.data(b"x")
+    iovec = a.data(16)
+    a.pointer(iovec, target)
+    a.exit(0)
+    _, _, relocations, data = parse(a.program())
+    assert relocations == [iovec.offset]
+    assert struct.unpack_from("<Q", data, iovec.offset) == (target.offset,)
+    with pytest.raises(InvalidArgument, match="multiple of 8"):
+        a.pointer(iovec.at(4), target)
+
+
+def test_slots_are_aligned_and_hold_their_initial_value() -> None:
+    a = Assembler()
+    a.string("x")
+    four, eight = a.slot(4, -2), a.slot(8, 1 << 40)
+    a.send(1, four, eight)
+    a.exit(0)
+    _, ops, _, data = parse(a.program())
+    assert four.offset % 4 == eight.offset % 8 == 0
+    assert struct.unpack_from("<i", data, four.offset) == (-2,)
+    assert struct.unpack_from("<Q", data, eight.offset) == (1 << 40,)
+    assert ops[0][9] == LOAD_4 | LOAD_8 << 4
+
+
+def test_a_slot_must_be_stored_before_it_is_loaded() -> None:
+    a = Assembler()
+    slot = a.slot(4)
+    a.send(1, slot)
+    a.sys("getpid", store=slot)
+    a.exit(0)
+    with pytest.raises(InvalidArgument, match=r"operation 0 .*may never have been stored"):
+        a.program()
+
+
+def test_a_slot_must_be_stored_on_every_path() -> None:
+    a = Assembler()
+    slot, around = a.slot(4), a.label("around")
+    a.sys("getpid", skip={errno.EPERM: around})
+    a.set(slot, 1)
+    a.place(around)
+    a.send(1, slot)
+    a.exit(0)
+    with pytest.raises(InvalidArgument, match="operation 2"):
+        a.program()
+
+
+def test_stored_on_both_branches_is_stored() -> None:
+    a = Assembler()
+    slot, other, end = a.slot(4), a.label(), a.label()
+    a.compare(0, "eq", 1, true=other)
+    a.set(slot, 1)
+    a.goto(end)
+    a.place(other)
+    a.set(slot, 2)
+    a.place(end)
+    a.send(1, slot)
+    a.exit(0)
+    assert len(a.program()) == 6
+
+
+def test_a_branch_that_ends_does_not_count() -> None:
+    a = Assembler()
+    slot, go_on = a.slot(4), a.label()
+    a.compare(0, "eq", 1, true=go_on)
+    a.exit(1)
+    a.place(go_on)
+    a.set(slot, 1)
+    a.send(1, slot)
+    a.exit(0)
+    a.program()
+
+
+def test_a_result_counts_as_stored_also_when_the_call_fails() -> None:
+    a = Assembler()
+    slot = a.slot(4)
+    a.sys("getpid", store=slot, skip_any=NEXT)
+    a.send(1, slot)
+    a.exit(0)
+    a.program()
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_jumps_go_forward_to_places_that_exist(backward: bool) -> None:
+    a = Assembler()
+    label = a.label("there")
+    if backward:
+        a.place(label)
+    a.goto(label)
+    a.exit(0)
+    with pytest.raises(InvalidArgument, match="there.*later" if backward else "there.*never placed"):
+        a.program()
+
+
+def test_a_label_at_the_very_end_is_the_appended_failure() -> None:
+    a = Assembler()
+    label = a.label("end")
+    a.goto(label)
+    a.exit(0)
+    a.place(label)
+    with pytest.raises(InvalidArgument, match="not a later operation"):
+        a.program()
+
+
+def test_a_label_is_placed_once() -> None:
+    a = Assembler()
+    label = a.label("twice")
+    a.place(label)
+    with pytest.raises(InvalidArgument, match="twice"):
+        a.place(label)
+    with pytest.raises(InvalidArgument):
+        a.place(NEXT)
+
+
+def test_what_the_launcher_could_not_hold_is_refused() -> None:
+    a = Assembler()
+    with pytest.raises(InvalidArgument, match="4 error rules"):
+        a.sys("getpid", skip={1: NEXT, 2: NEXT, 3: NEXT}, skip_any=NEXT)
+    with pytest.raises(InvalidArgument, match="7 arguments"):
+        a.sys("getpid", 1, 2, 3, 4, 5, 6, 7)
+    with pytest.raises(Unsupported, match="no_such_call"):
+        a.sys("no_such_call")
+    with pytest.raises(InvalidArgument, match="NUL"):
+        a.string("a\0b")
+    with pytest.raises(InvalidArgument, match="slot of 2"):
+        a.slot(2)
+    with pytest.raises(InvalidArgument, match="tag"):
+        a.send(0xFFFFFFFF)
+
+
+@pytest.mark.parametrize("number", [0, 4096, -1])
+def test_errno_rules_are_errnos(number: int) -> None:
+    a = Assembler()
+    a.sys("getpid", skip={number: NEXT})
+    a.exit(0)
+    with pytest.raises((InvalidArgument, struct.error)):
+        a.program()
+
+
+def test_a_failure_is_worded_with_its_line() -> None:
+    a = Assembler()
+    with a.line("mount 'proc' on '/proc'", 17, mark="mount"):
+        a.sys("mount", 0, "/proc", "proc", 0, 0)
+        a.sys("move_mount", -1, "", -1, "", 0)
+    a.sys("getpid")
+    a.fail(errno.ENODEV, "is no device", mark="device")
+    program = a.program()
+    assert str(failure(program, 0, errno.EPERM)) == "mount 'proc' on '/proc': EPERM (plan line 17)"
+    error = failure(program, 1, errno.EBUSY)
+    assert str(error) == "mount 'proc' on '/proc': EBUSY (move_mount, plan line 17)"
+    assert (error.line, error.op_index, error.mark, error.errno) == (17, 1, "mount", errno.EBUSY)
+    assert str(failure(program, 2, errno.EIO)) == "getpid operation 2: EIO"
+    assert failure(program, 3, errno.ENODEV).mark == "device"
+    assert "is no device" in str(failure(program, 3, errno.ENODEV))
+    assert "operation 99" in str(failure(program, 99, errno.EIO))
+    assert program.explain(1) == "mount 'proc' on '/proc' (move_mount, plan line 17)"
+
+
+def test_lines_nest_and_end() -> None:
+    a = Assembler()
+    with a.line("outer", 1):
+        with a.line("inner", 2):
+            a.sys("getpid")
+        a.sys("getpid")
+    a.sys("getpid")
+    a.exit(0)
+    assert [line.text for line in a.program().lines] == ["inner", "outer", "", ""]
+
+
+def test_the_prologue_resets_what_posix_spawn_spoils() -> None:
+    a = Assembler()
+    macros.prologue(a)
+    a.exit(0)
+    program = a.program()
+    assert program.calls[0] == "fcntl"
+    _, ops, _, _ = parse(program)
+    assert [op[-6] for op, call in zip(ops, program.calls, strict=True) if call == "rt_sigaction"] == [32, 33]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_every_macro_assembles_on_every_architecture(machine: str) -> None:
+    a = Assembler(machine)
+    macros.prologue(a)
+    macros.fork_parent(a, 0x20000, cgroup=7)
+    root = macros.open_at(a, -100, "/", resolve=0)
+    macros.close(a, macros.make_directories(a, root, "/a/b"))
+    macros.close(a, macros.make_file(a, root, "/a/c"))
+    macros.mask(a, root, "/proc/kcore", null=5, empty=6)
+    macros.make_read_only(a, root, "/proc/sys", 1)
+    macros.require_device(a, root, 1, 3, "/dev/null")
+    macros.write_file(a, root, "x", "1", skip={errno.ENOENT: NEXT})
+    macros.send_fd(a, root)
+    macros.require(a, root, "ge", 0, errno.EBADF, "no root")
+    macros.check_program(a, ["/bin/x", "/usr/bin/x"])
+    macros.close_all_from(a, 3, keep=[5, 4, 9])
+    result = a.slot(4)
+    macros.execute(a, ["/bin/x"], ["x"], [], result=result)
+    a.fail(result)
+    assert len(a.program()) > 60
+
+
+def test_close_all_from_leaves_what_is_kept() -> None:
+    a = Assembler()
+    macros.close_all_from(a, 3, keep=[2, 3, 7, 8])
+    a.exit(0)
+    _, ops, _, _ = parse(a.program())
+    assert [op[-6:-4] for op in ops[:-1]] == [(4, 6), (9, 0xFFFFFFFF)]
+
+
+def test_search_path_is_that_of_execvp() -> None:
+    assert macros.search_path("sh", "/bin::/usr/bin") == ["/bin/sh", "./sh", "/usr/bin/sh"]
+    assert macros.search_path("./sh", "/bin") == ["./sh"]
+    assert macros.search_path("/x/sh", "/bin") == ["/x/sh"]
+
+
+def test_the_tables_agree_with_this_machine_and_with_each_other() -> None:
+    here = arch()
+    assert (here.o_directory, here.o_nofollow, here.o_direct) == (os.O_DIRECTORY, os.O_NOFOLLOW, os.O_DIRECT)
+    x86, arm = arch("x86_64").syscalls, arch("aarch64").syscalls
+    assert (x86["execve"], arm["execve"]) == (59, 221)
+    assert (x86["statx"], arm["statx"]) == (332, 291)
+    shared = {n for n in x86 if x86[n] >= 424}
+    assert shared <= set(arm) | {"memfd_secret"}
+    assert all(arm[n] == x86[n] for n in shared & set(arm))
+    for table in (x86, arm):
+        assert len(set(table.values())) == len(table)
+
+
+def test_an_unknown_architecture_is_said_so() -> None:
+    with pytest.raises(Unsupported, match="riscv64"):
+        Assembler("riscv64")
+
+
+def test_it_is_fast_enough_to_assemble_every_start() -> None:
+    import time
+
+    def build() -> None:
+        a = Assembler()
+        root = a.slot(4, 3)
+        for i in range(120):
+            with a.line(f"line {i}", i):
+                a.sys("openat", root, f"/some/path/{i}", 0, 0, store=a.slot(4), skip={errno.ENOENT: NEXT})
+        a.exit(0)
+        a.program()
+
+    best = min(_timed(build, time.perf_counter) for _ in range(30))
+    assert best < 0.002, f"{best * 1000:.2f} ms for 120 operations; the aim is 0.5 on a quiet machine"
+
+
+def _timed(function: object, clock: object) -> float:
+    assert callable(function) and callable(clock)
+    start = clock()
+    function()
+    return float(clock() - start)
