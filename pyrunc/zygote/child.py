@@ -32,7 +32,10 @@ def fork_detached(request: dict[str, Any], fds: Sequence[int]) -> int:
 
 
 def fork_errand(request: dict[str, Any], fds: Sequence[int]) -> int:
-    """A child in a process group of its own that dies with the zygote; the first descriptors are stdio and result socket."""
+    """A child in a process group of its own; the first descriptors are stdio and the result socket.
+
+    It dies with the zygote, however that dies (PR_SET_PDEATHSIG); processes that it started only if the zygote ends orderly.
+    """
     function = preload.resolve(request["function"])
     pid = os.fork()
     if pid == 0:

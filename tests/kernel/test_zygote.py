@@ -1,0 +1,242 @@
+"""The zygote with real processes: what a child gets, how errands end, what survives whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
+from pyrunc.zygote.client import Zygote
+
+HERE = "tests.kernel.zygote_functions"
+
+
+@pytest_asyncio.fixture
+async def zygote() -> AsyncIterator[Zygote]:
+    found = await Zygote.start([HERE])
+    yield found
+    await found.close()
+
+
+def gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+async def until_gone(pids: list[int], timeout_s: float = 3.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not all(map(gone, pids)):
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.01)
+    return True
+
+
+async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
+    """A detached child that answers on a socket: its pid, the socket, what it said first."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        pid = await zygote.fork(f"{HERE}:answer_on", {}, [theirs.fileno()])
+    ours.settimeout(5)
+    return pid, ours, ours.recv(100).decode().split()
+
+
+# -- errands
+
+
+async def test_an_errand_has_stdin_environment_arguments_and_descriptors(zygote: Zygote) -> None:
+    reading, writing = os.pipe()
+    result = await zygote.run(
+        f"{HERE}:echo", {"say": "hi ", "code": 3}, [writing], stdin=b"there", env={"EXTRA": "!"}
+    )
+    os.close(writing)
+    assert (result.exit_code, result.stdout, result.stderr) == (3, b"hi there!", b"to stderr")
+    assert os.read(reading, 100) == b"to a descriptor"
+    os.close(reading)
+
+
+async def test_an_errand_has_no_descriptor_but_its_own(zygote: Zygote) -> None:
+    result = await zygote.run(f"{HERE}:descriptors", fds=[0, 1])
+    ours = set(eval(result.stdout)) - {6, 7}  # the listing itself
+    assert ours == {0, 1, 2, 3, 4, 5}  # stdio, the result socket, two that were passed
+
+
+async def test_an_errand_hands_descriptors_over(zygote: Zygote) -> None:
+    result = await zygote.run(f"{HERE}:hand_over")
+    assert [os.read(fd, 100) for fd in result.fds] == [b"from the errand"]
+    for fd in result.fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(("function", "code"), [("leave", 7), ("die", 137), ("crash", 1)])
+async def test_exit_codes(zygote: Zygote, function: str, code: int) -> None:
+    result = await zygote.run(f"{HERE}:{function}")
+    assert result.exit_code == code
+    assert (b"ZeroDivisionError: a bug" in result.stderr) == (function == "crash")
+
+
+async def test_our_errors_come_back_as_they_were_raised(zygote: Zygote) -> None:
+    with pytest.raises(NotFound, match="no such thing"):
+        await zygote.run(f"{HERE}:refuse")
+
+
+async def test_an_errand_may_become_another_program(zygote: Zygote) -> None:
+    result = await zygote.run(f"{HERE}:replace", {"script": "cat; echo error >&2; exit 9"}, stdin=b"in")
+    assert (result.exit_code, result.stdout, result.stderr) == (9, b"in", b"error\n")
+
+
+async def test_a_function_that_does_not_exist_is_an_error_and_no_process(zygote: Zygote) -> None:
+    for function in (f"{HERE}:nothing", "no.such.module:main"):
+        with pytest.raises(PeerError):
+            await zygote.run(function)
+        with pytest.raises(PeerError):
+            await zygote.fork(function)
+
+
+async def test_large_input_output_and_arguments(zygote: Zygote) -> None:
+    text = "x" * 300_000
+    result = await zygote.run(f"{HERE}:echo", {"say": text}, stdin=b"y" * 2_000_000)
+    assert result.stdout == text.encode() + b"y" * 2_000_000
+
+
+async def test_output_beyond_the_limit_is_dropped_and_the_errand_goes_on(zygote: Zygote) -> None:
+    result = await zygote.run(f"{HERE}:flood", {"blocks": 100}, output_limit_bytes=100_000)
+    assert (result.exit_code, len(result.stdout), result.truncated) == (0, 100_000, True)
+
+
+async def test_many_errands_at_once(zygote: Zygote) -> None:
+    async def one(n: int) -> bytes:
+        return (await zygote.run(f"{HERE}:echo", {"say": str(n)})).stdout
+
+    assert await asyncio.gather(*map(one, range(50))) == [str(n).encode() for n in range(50)]
+
+
+async def test_a_timeout_kills_all_that_the_errand_started(zygote: Zygote, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await zygote.run(f"{HERE}:family", {"file": str(pids)}, timeout_s=0.5)
+    assert time.monotonic() - started < 2
+    family = [int(pid) for pid in pids.read_text().split()]
+    assert len(family) == 3
+    assert await until_gone(family)
+
+
+async def test_cancelling_kills_all_that_the_errand_started(zygote: Zygote, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    task = asyncio.create_task(zygote.run(f"{HERE}:family", {"file": str(pids)}))
+    while not pids.exists() or len(pids.read_text().split()) < 3:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await until_gone([int(pid) for pid in pids.read_text().split()])
+    assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
+
+
+async def test_a_process_left_behind_with_stdout_does_not_hold_the_result_up(zygote: Zygote) -> None:
+    started = time.monotonic()
+    result = await zygote.run(f"{HERE}:background")
+    assert time.monotonic() - started < 2
+    assert await until_gone([int(result.stdout)])
+
+
+# -- detached children
+
+
+async def test_a_detached_child_has_its_own_session_and_survives_server_and_zygote(zygote: Zygote) -> None:
+    pid, sock, (its_pid, session, parent) = await detached(zygote)
+    assert (int(its_pid), int(session), int(parent)) == (pid, pid, zygote.pid)
+    assert zygote.pid is not None
+    os.kill(zygote.pid, signal.SIGKILL)
+    await asyncio.sleep(0.1)
+    sock.send(b"still there?")
+    assert sock.recv(100).split()[1] == b"still"
+    sock.close()
+    assert await until_gone([pid])
+
+
+async def test_a_detached_child_has_null_stdio_and_its_descriptor(zygote: Zygote) -> None:
+    pid, sock, _ = await detached(zygote)
+    links = {int(n): os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")}
+    assert {n: links[n] for n in (0, 1, 2)} == dict.fromkeys((0, 1, 2), "/dev/null")
+    assert set(links) == {0, 1, 2, 3} and links[3].startswith("socket:")
+    sock.close()
+    assert await until_gone([pid])
+
+
+async def test_the_zygote_reaps_its_detached_children(zygote: Zygote) -> None:
+    pid, sock, _ = await detached(zygote)
+    sock.close()
+    deadline = time.monotonic() + 3
+    while os.path.exists(f"/proc/{pid}"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+# -- the zygote itself
+
+
+async def test_it_ends_when_the_server_goes_and_kills_errands_but_not_detached_children(
+    tmp_path: Path,
+) -> None:
+    zygote = await Zygote.start([HERE])
+    zygote_pid = zygote.pid
+    assert zygote_pid
+    pid, sock, _ = await detached(zygote)
+    pids = tmp_path / "pids"
+    errand = asyncio.create_task(zygote.run(f"{HERE}:family", {"file": str(pids)}))
+    while not pids.exists() or len(pids.read_text().split()) < 3:
+        await asyncio.sleep(0.01)
+    await zygote.close()
+    with pytest.raises(PeerError):
+        await errand
+    assert await until_gone([zygote_pid, *map(int, pids.read_text().split())])
+    sock.send(b"alive")
+    assert b"alive" in sock.recv(100)
+    sock.close()
+    assert await until_gone([pid])
+
+
+async def test_a_killed_zygote_takes_its_errands_along_and_is_replaced(zygote: Zygote) -> None:
+    first = zygote.pid
+    assert first
+    errand = asyncio.create_task(zygote.run(f"{HERE}:replace", {"script": "exec sleep 100"}))
+    await asyncio.sleep(0.2)
+    with open(f"/proc/{first}/task/{first}/children") as file:
+        children = [int(pid) for pid in file.read().split()]
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(PeerError, match="died"):
+        await errand
+    assert await until_gone(children)
+    assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
+    assert zygote.pid not in (None, first)
+
+
+async def test_a_preload_that_fails_says_so() -> None:
+    with pytest.raises(PeerError, match=r"importing no\.such\.module: ModuleNotFoundError"):
+        await Zygote.start(["no.such.module"])
+
+
+async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> None:
+    await zygote.run(f"{HERE}:leave")
+    before = os.listdir(f"/proc/{zygote.pid}/fd")
+    for _ in range(100):
+        await zygote.run(f"{HERE}:echo", {"say": "x"})
+        result = await zygote.run(f"{HERE}:hand_over")
+        for fd in result.fds:
+            os.close(fd)
+    assert os.listdir(f"/proc/{zygote.pid}/fd") == before
+    with open(f"/proc/{zygote.pid}/task/{zygote.pid}/children") as file:
+        assert not file.read().split()

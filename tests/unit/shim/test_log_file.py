@@ -1,0 +1,117 @@
+"""The log file on a disk that is full: nothing torn, losses counted and told."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyrunc.errors import KernelError
+from pyrunc.shim.log_file import HELD_LIMIT_BYTES, LogFile
+
+LINE = b"2026-01-31T12:00:00.000000001Z stdout F " + b"x" * 59 + b"\n"
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """RLIMIT_FSIZE stands for the disk: write(2) is cut short at the limit, then fails with EFBIG."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def full_at(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def room_again() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def test_folders_are_made_and_the_file_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "pod" / "container" / "0.log"
+    for _ in range(2):
+        log = LogFile(str(path))
+        log.write(LINE)
+        log.close()
+    assert path.read_bytes() == LINE * 2
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_without_a_path_everything_is_discarded() -> None:
+    log = LogFile(None)
+    log.write(LINE)
+    log.reopen()
+    log.close()
+    assert not log.waiting
+
+
+def test_a_path_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KernelError, match="the container's log"):
+        LogFile(str(tmp_path / "file" / "0.log"))
+
+
+def test_a_torn_record_is_taken_back_and_written_when_there_is_room(tmp_path: Path, limited: None) -> None:
+    path = tmp_path / "0.log"
+    log = LogFile(str(path))
+    full_at(250)
+    log.write(LINE * 4)
+    assert path.read_bytes() == LINE * 2  # 250 bytes would hold half of a third one
+    log.write(LINE)
+    assert log.waiting and path.read_bytes() == LINE * 2
+    room_again()
+    assert log.retry()
+    assert path.read_bytes() == LINE * 5
+    log.close()
+
+
+def test_what_is_too_much_is_dropped_counted_and_told(tmp_path: Path, limited: None) -> None:
+    path = tmp_path / "0.log"
+    log = LogFile(str(path))
+    full_at(0)
+    batch = LINE * 1000
+    for _ in range(30):
+        log.write(batch)
+    assert 0 < log.dropped_bytes < 30 * len(batch)
+    held = (30 * len(batch) - log.dropped_bytes) // len(LINE)
+    assert held * len(LINE) <= HELD_LIMIT_BYTES
+    room_again()
+    log.write(LINE)
+    content = path.read_bytes()
+    log.close()
+    assert content.startswith(LINE * held) and content.endswith(LINE)
+    note = content[held * len(LINE) : -len(LINE)]
+    assert note.count(b"\n") == 1 and b" stderr F pyrunc: " in note and b"File too large" in note
+    assert str((30 - 1) * len(batch) + len(batch) - held * len(LINE)).encode() in note
+
+
+def test_what_was_held_goes_to_the_reopened_file(tmp_path: Path, limited: None) -> None:
+    path = tmp_path / "0.log"
+    log = LogFile(str(path))
+    full_at(150)
+    log.write(LINE * 2)
+    path.rename(tmp_path / "0.log.1")
+    room_again()
+    log.reopen()
+    log.close()
+    assert (tmp_path / "0.log.1").read_bytes() == LINE
+    assert path.read_bytes() == LINE
+
+
+def test_a_failed_reopen_keeps_the_old_file(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    log = LogFile(str(folder / "0.log"))
+    os.rename(folder, tmp_path / "away")
+    folder.write_text("in the way")
+    with pytest.raises(KernelError):
+        log.reopen()
+    log.write(LINE)
+    log.close()
+    assert (tmp_path / "away" / "0.log").read_bytes() == LINE

@@ -1,0 +1,114 @@
+"""The CRI log format without I/O: whatever way the bytes arrive, readers get them back."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyrunc.shim.log_lines import PARTIAL_BYTES, LogLines, time_stamp
+
+STAMP = b"2026-01-31T12:00:00.000000001Z"
+RECORD = re.compile(rb"(\S+) (stdout|stderr) ([FP]) (.*)", re.DOTALL)
+
+
+def records(output: bytes) -> list[tuple[bytes, bytes]]:
+    """(tag, content) of each record; fails on anything that is not one."""
+    if not output:
+        return []
+    assert output.endswith(b"\n")
+    found = []
+    for line in output[:-1].split(b"\n"):
+        match = RECORD.fullmatch(line)
+        assert match, line[:100]
+        found.append((match[3], match[4]))
+    return found
+
+
+def read_back(output: bytes) -> bytes:
+    """What a reader makes of a log: P continues, F ends a line."""
+    return b"".join(content + (b"\n" if tag == b"F" else b"") for tag, content in records(output))
+
+
+def write(portions: list[bytes], stream: str = "stdout") -> bytes:
+    lines = LogLines(stream)
+    return b"".join(lines.feed(portion, STAMP) for portion in portions) + lines.finish(STAMP)
+
+
+def test_lines_become_full_records() -> None:
+    assert write([b"one\ntwo\n\n"]) == b"".join(
+        STAMP + b" stdout F " + x for x in (b"one\n", b"two\n", b"\n")
+    )
+
+
+def test_the_stream_is_named() -> None:
+    assert write([b"x\n"], "stderr") == STAMP + b" stderr F x\n"
+
+
+def test_an_unterminated_end_is_a_partial() -> None:
+    assert write([b"one\ntail"]) == STAMP + b" stdout F one\n" + STAMP + b" stdout P tail\n"
+
+
+def test_nothing_is_written_before_a_line_is_whole() -> None:
+    lines = LogLines("stdout")
+    assert lines.feed(b"half", STAMP) == b""
+    assert lines.feed(b" and half\nmore", STAMP) == STAMP + b" stdout F half and half\n"
+
+
+@pytest.mark.parametrize("length", [0, 1, PARTIAL_BYTES - 1, PARTIAL_BYTES])
+def test_a_line_up_to_the_limit_is_one_record(length: int) -> None:
+    assert [(tag, len(content)) for tag, content in records(write([b"x" * length + b"\n"]))] == [
+        (b"F", length)
+    ]
+
+
+@pytest.mark.parametrize("length", [PARTIAL_BYTES + 1, 2 * PARTIAL_BYTES, 2 * PARTIAL_BYTES + 1, 10**6])
+def test_a_longer_line_is_cut(length: int) -> None:
+    found = records(write([b"before\n", b"x" * length + b"\nafter\n"]))
+    tags = [tag for tag, _ in found]
+    lengths = [len(content) for _, content in found[1:-1]]
+    assert found[0] == (b"F", b"before") and found[-1] == (b"F", b"after")
+    assert set(tags[1:-2]) == {b"P"} and tags[-2:] == [b"F", b"F"]
+    assert (
+        set(lengths[:-1]) == {PARTIAL_BYTES} and 0 < lengths[-1] <= PARTIAL_BYTES and sum(lengths) == length
+    )
+
+
+def test_what_has_no_newline_does_not_pile_up() -> None:
+    lines = LogLines("stdout")
+    for _ in range(100):
+        lines.feed(b"x" * 10_000, STAMP)
+        assert len(lines._tail) <= PARTIAL_BYTES
+
+
+def test_byte_by_byte_is_the_same_as_at_once() -> None:
+    content = b"a\n\nbc\n" + b"x" * (PARTIAL_BYTES + 5) + b"\ny" * 3 + b"z" * PARTIAL_BYTES
+    assert write([content[i : i + 1] for i in range(len(content))]) == write([content])
+
+
+# Pieces that make interesting lines: short ones, newlines, and lengths around the cut.
+piece = st.one_of(
+    st.binary(max_size=20),
+    st.just(b"\n"),
+    st.integers(PARTIAL_BYTES - 2, PARTIAL_BYTES + 2).map(lambda n: b"x" * n),
+    st.just(b"y" * (3 * PARTIAL_BYTES)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(piece, max_size=12), st.lists(st.integers(0, 200_000), max_size=12))
+def test_readers_get_the_bytes_back_however_they_arrive(pieces: list[bytes], cuts: list[int]) -> None:
+    content = b"".join(pieces)
+    at = sorted({min(cut, len(content)) for cut in cuts} | {0, len(content)})
+    portions = [content[a:b] for a, b in itertools.pairwise(at)]
+    output = write(portions)
+    assert read_back(output) == content
+    assert all(len(line) <= PARTIAL_BYTES for _, line in records(output))
+    assert all(tag == b"P" for tag, line in records(output)[:-1] if len(line) > PARTIAL_BYTES)
+
+
+def test_the_time_stamp_is_rfc_3339_with_nanoseconds() -> None:
+    assert re.fullmatch(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z", time_stamp())
