@@ -1,7 +1,7 @@
 """Write our plugins as executables into a folder, for any CNI runtime: `python -m cni_plugins.install DIR`.
 
 Each is a script for an isolated interpreter (-I: no environment, no user site; -S: no site-packages hooks) whose import
-path is fixed when it is written. `is_ours` recognises them, so that our server need not run what it has built in.
+path is fixed when it is written. A mark tells them from foreign ones: our server need not run what it has built in.
 """
 
 from __future__ import annotations
@@ -9,13 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-MODULES = {
-    "bridge": "cni_plugins.bridge.plugin",
-    "host-local": "cni_plugins.host_local.plugin",
-    "loopback": "cni_plugins.loopback.plugin",
-    "portmap": "cni_plugins.portmap.plugin",
-}
-_MARK = b"# a CNI plugin of pyrunc"
+from cni_plugins.protocol.builtin import MARK, MODULES
 
 
 def script(name: str, path: list[str]) -> str:
@@ -23,7 +17,7 @@ def script(name: str, path: list[str]) -> str:
     return "\n".join(
         (
             f"#!{sys.executable} -IS",
-            _MARK.decode(),
+            MARK.decode(),
             "import sys",
             f"sys.path[:] = {path!r}",
             f"from {MODULES[name]} import main",
@@ -53,16 +47,6 @@ def install(folder: str) -> list[str]:
         os.rename(temporary, path)
         written.append(path)
     return written
-
-
-def is_ours(path: str) -> bool:
-    """Whether the executable at `path` was written by `install`."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            lines = (file.read(512) or b"").split(b"\n", 2)
-    except OSError:
-        return False
-    return len(lines) > 1 and lines[1] == _MARK
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import subprocess
 from typing import Any
 
 from cni_plugins.host_local import plugin as host_local
-from cni_plugins.install import is_ours
+from cni_plugins.protocol.builtin import HEAD_BYTES, is_ours
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig, decode_object
 from cni_plugins.protocol.errors import DECODING_FAILURE, INVALID_CONFIG, IO_FAILURE, CniError, from_json
@@ -81,7 +81,7 @@ def _program(kind: str, call: Call) -> str:
     for folder in call.path:
         path = os.path.join(folder, kind)
         if os.path.isabs(path) and os.access(path, os.X_OK) and os.path.isfile(path):
-            if kind == "host-local" and is_ours(path):
+            if kind == "host-local" and is_ours(_head(path)):
                 return ""
             return path
     if kind == "host-local":
@@ -89,6 +89,11 @@ def _program(kind: str, call: Call) -> str:
     raise CniError(
         IO_FAILURE, f"there is no address plugin {kind!r} in {':'.join(call.path) or 'an empty CNI_PATH'}"
     )
+
+
+def _head(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read(HEAD_BYTES) or b""
 
 
 def _run(program: str, call: Call, config: PluginConfig) -> dict[str, Any]:

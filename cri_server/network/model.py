@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -87,14 +88,19 @@ class ErrandOutcome(Protocol):
 
 
 class Errands(Protocol):
-    """Runs `module:function` in a process of its own with stdin, stdout, stderr on pipes (the zygote's client)."""
+    """Runs `module:function(arguments, fds)` in a process of its own, stdio on pipes (`pyrunc.zygote.client.Zygote`).
+
+    Raises DeadlineExceeded after `timeout_s`, having killed the errand and its descendants; output beyond the limit is
+    cut off.
+    """
 
     async def run(
         self,
-        task: str,
-        arguments: dict[str, Any],
-        fds: tuple[int, ...] = (),
-        timeout_s: float = 60.0,
+        function: str,
+        arguments: Mapping[str, Any] | None = None,
+        fds: Sequence[int] = (),
+        timeout_s: float | None = None,
         stdin: bytes = b"",
-        env: dict[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        output_limit_bytes: int = ...,
     ) -> ErrandOutcome: ...

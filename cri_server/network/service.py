@@ -1,19 +1,36 @@
 """The server's network: attaches pods by a chain of CNI plugins and remembers enough to detach them.
 
-    network = Network(conf_dir, bin_dir, state_dir, errands)
-    (await network.status()).ready
-    result = await network.attach(PodNetwork(...))   # result.ips[0] is the pod's primary address
-    await network.detach(sandbox_id, netns_path)      # idempotent, also when the namespace is gone
-    await network.reconcile(live_sandbox_ids)         # at start and every ten seconds or so
+network = Network(conf_dir, bin_dir, state_dir, errands)
+(await network.status()).ready
+result = await network.attach(PodNetwork(...))   # result.ips[0] is the pod's primary address
+await network.detach(sandbox_id, netns_path)      # idempotent, also when the namespace is gone
+await network.reconcile(live_sandbox_ids)         # at start and every ten seconds or so
+network.close()
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Iterable
+from ipaddress import ip_network as parse_network
 from typing import Any
 
+from cni_plugins.protocol.call import check_identifier
+from cni_plugins.protocol.config import NetworkList
+from cni_plugins.protocol.errors import CniError
+from cri_server.network.attachments import Attachment, Attachments
+from cri_server.network.capabilities import capability_arguments, cni_arguments
+from cri_server.network.chain import IFNAME, PluginRunner
+from cri_server.network.configuration import Configuration
 from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readiness
-from pyrunc.errors import Unsupported
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
+
+_NOT_READY = "NetworkPluginNotReady"
+_STATUS_TTL_S = 10.0
+_STATUS_TIMEOUT_S = 3.0
 
 
 class Network:
@@ -21,7 +38,8 @@ class Network:
 
     conf_dir: folder of *.conflist, *.conf, *.json; bin_dir: folders of CNI executables separated by `:`, which win over
     our plugins of the same name; state_dir: where attachments are remembered (created, 0700).
-    default: a conflist object used while `conf_dir` holds no valid configuration; None: the network is not ready then.
+    default: a conflist object used while `conf_dir` holds no valid configuration (`configuration.builtin_network`);
+    None: the network is not ready then. timeout_s: for one plugin, or several of ours in a row.
     """
 
     def __init__(
@@ -34,20 +52,68 @@ class Network:
         default: dict[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        self._conf_dir, self._bin_dir, self._state_dir = conf_dir, bin_dir, state_dir
-        self._errands, self._default, self._timeout_s = errands, default, timeout_s
+        self._configuration = Configuration(conf_dir, default)
+        self._attachments = Attachments(state_dir)
+        self._plugins = PluginRunner(errands, tuple(p for p in bin_dir.split(":") if p), timeout_s)
+        self._pod_ranges: tuple[str, ...] = ()
+        self._turns = _Turns()
+        self._status: tuple[float, str, Readiness] | None = None
+        self._status_lock = asyncio.Lock()
+        self._must_collect = True
+
+    def close(self) -> None:
+        self._plugins.close()
+
+    def use_pod_ranges(self, subnets: Iterable[str]) -> None:
+        """The node's pod CIDRs (UpdateRuntimeConfig), for plugins with the capability ipRanges. Raises InvalidArgument."""
+        try:
+            self._pod_ranges = tuple(
+                str(parse_network(subnet.strip())) for subnet in subnets if subnet.strip()
+            )
+        except ValueError as error:
+            raise InvalidArgument(f"pod CIDR: {error}") from None
+
+    def replace_default(self, default: dict[str, Any] | None) -> None:
+        """Another embedded network for the pods to come."""
+        self._configuration.replace_default(default)
 
     async def status(self) -> Readiness:
         """The condition `NetworkReady`; cheap, asks the plugins' STATUS at most every ten seconds."""
-        raise Unsupported("the network is not built yet")
+        found = self._configuration.current()
+        if found.network is None:
+            return Readiness(False, _NOT_READY, found.problem)
+        missing = self._plugins.missing(found.network)
+        if missing:
+            return Readiness(False, _NOT_READY, f"{found.source}: there is no CNI plugin {missing[0]!r}")
+        async with self._status_lock:
+            now, key = time.monotonic(), f"{found.source} {found.network}"
+            if self._status is None or self._status[1] != key or now - self._status[0] > _STATUS_TTL_S:
+                self._status = (now, key, await self._ask_status(found.network))
+            return self._status[2]
 
     async def attach(self, pod: PodNetwork) -> NetworkResult:
         """Loopback up and the chain's ADD. What failed is rolled back by DEL before the error is raised.
 
-        Raises WrongState (no configuration), InvalidArgument (ports, names), PeerError (a plugin failed or answered
-        nonsense), ResourceExhausted (no address left), DeadlineExceeded.
+        Raises WrongState (no configuration), InvalidArgument (ports, names), NotFound (no such namespace), AlreadyExists
+        (attached already), PeerError (a plugin failed or answered nonsense), ResourceExhausted (no address left),
+        DeadlineExceeded. When the roll-back fails too, the attachment stays remembered: call `detach`.
         """
-        raise Unsupported("the network is not built yet")
+        found = self._configuration.current()
+        if found.network is None:
+            raise WrongState(f"the network is not ready: {found.problem}")
+        attachment = self._prepare(pod, found.network)
+        async with self._turns.of(pod.sandbox_id):
+            if await asyncio.to_thread(self._attachments.read, pod.sandbox_id) is not None:
+                raise AlreadyExists(f"sandbox {pod.sandbox_id} is attached to the network already")
+            await asyncio.to_thread(self._attachments.write, attachment)
+            try:
+                result = await self._plugins.add(attachment)
+                answer = _result(attachment.with_result(result))
+                await asyncio.to_thread(self._attachments.write, attachment.with_result(result))
+            except BaseException as error:
+                await _unless_cancelled(self._roll_back(attachment, error))
+                raise
+            return answer
 
     async def detach(self, sandbox_id: str, netns_path: str | None = None) -> None:
         """The chain's DEL with the configuration of the ADD; nothing to do for an unknown or detached sandbox.
@@ -56,15 +122,182 @@ class Network:
         the interfaces are quiet afterwards and vanish with the namespace. Raises PeerError, DeadlineExceeded: the
         attachment is then still remembered, call again.
         """
-        raise Unsupported("the network is not built yet")
+        _check_id(sandbox_id)
+        async with self._turns.of(sandbox_id):
+            attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
+            if attachment is None:
+                return
+            same = netns_path is not None and _namespace_id(netns_path) == attachment.netns_id
+            await self._plugins.delete(attachment, netns_path if same and netns_path else "")
+            await asyncio.to_thread(self._attachments.forget, sandbox_id)
+
+    async def check(self, sandbox_id: str) -> None:
+        """The chain's CHECK. Raises NotFound, PeerError for the first damage found."""
+        attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
+        if attachment is None or attachment.result is None:
+            raise NotFound(f"sandbox {sandbox_id} is not attached to the network")
+        await self._plugins.check(attachment)
 
     async def recall(self, sandbox_id: str) -> NetworkResult | None:
         """The result of a successful `attach` that was not detached, also after a restart of the server."""
-        raise Unsupported("the network is not built yet")
+        attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
+        return None if attachment is None or attachment.result is None else _result(attachment)
 
     async def reconcile(self, live_sandbox_ids: Iterable[str]) -> list[str]:
         """Detach what is remembered but not live, let plugins collect leftovers, put back lost host rules.
 
-        Returns one line per problem that stays; never raises for a broken plugin.
+        A sandbox counts as live from before its `attach`. Leftovers are collected by the first call and after a failed
+        roll-back. Returns one line per problem that stays; never raises for a broken plugin.
         """
-        raise Unsupported("the network is not built yet")
+        live = set(live_sandbox_ids)
+        remembered, problems = await asyncio.to_thread(self._attachments.all)
+        for attachment in remembered:
+            if attachment.sandbox_id not in live and not self._turns.busy(attachment.sandbox_id):
+                try:
+                    await self.detach(attachment.sandbox_id)
+                except (Error, OSError) as error:
+                    problems.append(f"detaching {attachment.sandbox_id}: {error}")
+        if self._must_collect:
+            failed = await self._collect()
+            self._must_collect = bool(failed)
+            problems += failed
+        return problems + await self._restore()
+
+    async def _ask_status(self, network: NetworkList) -> Readiness:
+        try:
+            await self._plugins.status(network, _STATUS_TIMEOUT_S)
+        except (Error, OSError) as error:
+            return Readiness(False, _NOT_READY, str(error))
+        return Readiness(True)
+
+    def _prepare(self, pod: PodNetwork, network: NetworkList) -> Attachment:
+        _check_id(pod.sandbox_id)
+        netns_id = _namespace_id(pod.netns_path)
+        if not netns_id:
+            raise NotFound(f"there is no network namespace {pod.netns_path}")
+        return Attachment(
+            sandbox_id=pod.sandbox_id,
+            network=network,
+            netns_path=pod.netns_path,
+            netns_id=netns_id,
+            arguments=cni_arguments(pod),
+            capabilities=capability_arguments(pod, self._pod_ranges),
+        )
+
+    async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
+        try:
+            await self._plugins.delete(attachment, attachment.netns_path)
+            await asyncio.to_thread(self._attachments.forget, attachment.sandbox_id)
+        except (Error, OSError) as second:
+            self._must_collect = True
+            error.add_note(f"the roll-back failed too: {second}")
+
+    async def _collect(self) -> list[str]:
+        """GC for every network that pods are or would be attached to, while no plugin runs."""
+        async with self._turns.alone():
+            remembered, problems = await asyncio.to_thread(self._attachments.all)
+            if problems:  # whose attachment is damaged must not lose its address
+                return problems
+            networks = {a.network.name: a.network for a in remembered}
+            current = self._configuration.current().network
+            if current is not None:
+                networks[current.name] = current
+            for network in networks.values():
+                try:
+                    mine = [a for a in remembered if a.network.name == network.name]
+                    await self._plugins.collect(network, mine)
+                except (Error, OSError) as error:
+                    problems.append(f"collecting leftovers of network {network.name}: {error}")
+        return problems
+
+    async def _restore(self) -> list[str]:
+        async with self._turns.alone():
+            remembered, _ = await asyncio.to_thread(self._attachments.all)
+            try:
+                await self._plugins.restore(remembered)
+            except (Error, OSError) as error:
+                return [f"restoring host rules: {error}"]
+        return []
+
+
+class _Turns:
+    """One verb at a time per sandbox; `alone` waits until no sandbox has its turn and keeps others waiting."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: dict[str, int] = {}
+        self._running = 0
+        self._alone = False
+        self._change = asyncio.Condition()
+
+    def busy(self, sandbox_id: str) -> bool:
+        return sandbox_id in self._users
+
+    @contextlib.asynccontextmanager
+    async def of(self, sandbox_id: str) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(sandbox_id, asyncio.Lock())
+        self._users[sandbox_id] = self._users.get(sandbox_id, 0) + 1
+        try:
+            async with lock:
+                async with self._change:
+                    await self._change.wait_for(lambda: not self._alone)
+                    self._running += 1
+                try:
+                    yield
+                finally:
+                    self._running -= 1
+                    async with self._change:
+                        self._change.notify_all()
+        finally:
+            self._users[sandbox_id] -= 1
+            if not self._users[sandbox_id]:
+                del self._users[sandbox_id], self._locks[sandbox_id]
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        async with self._change:
+            await self._change.wait_for(lambda: not self._alone and self._running == 0)
+            self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+            async with self._change:
+                self._change.notify_all()
+
+
+def _result(attachment: Attachment) -> NetworkResult:
+    """The pod's addresses in the plugins' order. Raises PeerError where the pod's interface has none."""
+    assert attachment.result is not None
+    found = attachment.result.addresses_of(IFNAME, attachment.netns_path)
+    ips = tuple(dict.fromkeys(str(a.address.ip) for a in found))
+    if not ips:
+        raise PeerError(f"the plugins of network {attachment.network.name} gave {IFNAME} no address")
+    return NetworkResult(ips=ips, raw=attachment.result.to_json(attachment.network.cni_version))
+
+
+def _namespace_id(path: str) -> str:
+    """Device and inode of what `path` leads to, empty where it leads nowhere."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return ""
+    return f"{stat.st_dev}:{stat.st_ino}"
+
+
+def _check_id(sandbox_id: str) -> None:
+    try:
+        check_identifier(sandbox_id, "sandbox id")
+    except CniError as error:
+        raise InvalidArgument(error.message) from None
+
+
+async def _unless_cancelled(work: Any) -> None:
+    """Finish `work` although this task is being cancelled: a roll-back is never left half done."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                return

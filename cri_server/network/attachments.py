@@ -1,0 +1,105 @@
+"""What is remembered about each attached pod: DEL must use the configuration of the ADD, whatever happened since.
+
+One file per sandbox, written before the first plugin runs (without a result) and again after the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cni_plugins.protocol.config import NetworkList, parse_list_object
+from cni_plugins.protocol.errors import CniError
+from cni_plugins.protocol.result import Result
+from pyrunc.errors import Error, NotFound
+from pyrunc.record import DamagedRecord, read_json, write_json
+
+_ENDING = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A pod and its network as of the ADD. `netns_id` is the namespace's device and inode; `result` None while ADD runs."""
+
+    sandbox_id: str
+    network: NetworkList
+    netns_path: str
+    netns_id: str
+    arguments: tuple[tuple[str, str], ...]
+    capabilities: dict[str, Any]
+    result: Result | None = None
+
+    def with_result(self, result: Result) -> Attachment:
+        return replace(self, result=result)
+
+
+class Attachments:
+    """The records in one folder, which is made with mode 0700. All methods touch the disk."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def write(self, attachment: Attachment) -> None:
+        """Raises OSError."""
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        result = attachment.result
+        write_json(
+            self._path(attachment.sandbox_id),
+            {
+                "sandbox_id": attachment.sandbox_id,
+                "network": attachment.network.to_json(),
+                "netns_path": attachment.netns_path,
+                "netns_id": attachment.netns_id,
+                "arguments": [list(pair) for pair in attachment.arguments],
+                "capabilities": attachment.capabilities,
+                "result": None if result is None else result.to_json(attachment.network.cni_version),
+            },
+        )
+
+    def read(self, sandbox_id: str) -> Attachment | None:
+        """None for a sandbox that is not attached. Raises DamagedRecord."""
+        path = self._path(sandbox_id)
+        try:
+            record = read_json(path)
+        except NotFound:
+            return None
+        try:
+            network = parse_list_object(record["network"])
+            result = record["result"]
+            return Attachment(
+                sandbox_id=str(record["sandbox_id"]),
+                network=network,
+                netns_path=str(record["netns_path"]),
+                netns_id=str(record["netns_id"]),
+                arguments=tuple((str(key), str(value)) for key, value in record["arguments"]),
+                capabilities=dict(record["capabilities"]),
+                result=None
+                if result is None
+                else Result.from_json(result, default_version=network.cni_version),
+            )
+        except (CniError, KeyError, TypeError, ValueError) as error:
+            raise DamagedRecord(f"{path}: {error}") from None
+
+    def forget(self, sandbox_id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(sandbox_id))
+
+    def all(self) -> tuple[list[Attachment], list[str]]:
+        """Every readable record, and a line for each damaged one."""
+        found, damaged = [], []
+        for name in sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else ():
+            if not name.endswith(_ENDING):
+                continue
+            try:
+                attachment = self.read(name.removesuffix(_ENDING))
+            except (Error, OSError) as error:
+                damaged.append(str(error))
+                continue
+            if attachment is not None:
+                found.append(attachment)
+        return found, damaged
+
+    def _path(self, sandbox_id: str) -> str:
+        return os.path.join(self._folder, sandbox_id + _ENDING)

@@ -1,0 +1,107 @@
+"""What a pod asks for, as the capability arguments and CNI_ARGS that plugins know (CNI conventions, kubelet's annotations)."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any
+
+from cni_plugins.protocol.call import format_arguments
+from cni_plugins.protocol.errors import CniError
+from cri_server.network.model import Bandwidth, PodNetwork
+from pyrunc.errors import InvalidArgument
+
+_ANNOTATIONS = {"ingress": "kubernetes.io/ingress-bandwidth", "egress": "kubernetes.io/egress-bandwidth"}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)\Z")
+_SUFFIXES = {
+    "n": "1e-9",
+    "u": "1e-6",
+    "m": "1e-3",
+    "k": "1e3",
+    "M": "1e6",
+    "G": "1e9",
+    "T": "1e12",
+    "P": "1e15",
+    "E": "1e18",
+}
+_LOWEST_RATE, _HIGHEST_RATE = 1_000, 10**15
+_BURST = (1 << 32) - 1
+"""No burst limit is asked for; this is the largest that the bandwidth plugin takes."""
+
+
+def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[str, Any]:
+    """Every capability that we can serve; a plugin gets those that it names. Raises InvalidArgument."""
+    bandwidth = pod.bandwidth or bandwidth_of(pod.annotations)
+    offered: dict[str, Any] = {
+        "portMappings": [
+            {
+                "hostPort": m.host_port,
+                "containerPort": m.container_port,
+                "protocol": m.protocol,
+                "hostIP": m.host_ip,
+            }
+            for m in pod.port_mappings
+            if m.host_port > 0
+        ],
+        "io.kubernetes.cri.pod-annotations": dict(pod.annotations),
+    }
+    if pod.dns is not None:
+        offered["dns"] = {
+            "servers": list(pod.dns.servers),
+            "searches": list(pod.dns.searches),
+            "options": list(pod.dns.options),
+        }
+    if bandwidth is not None:
+        offered["bandwidth"] = {
+            "ingressRate": bandwidth.ingress_rate,
+            "ingressBurst": bandwidth.ingress_burst,
+            "egressRate": bandwidth.egress_rate,
+            "egressBurst": bandwidth.egress_burst,
+        }
+    if pod_ranges:
+        offered["ipRanges"] = [[{"subnet": subnet}] for subnet in pod_ranges]
+    if pod.cgroup_path:
+        offered["cgroupPath"] = pod.cgroup_path
+    return {name: value for name, value in offered.items() if value}
+
+
+def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
+    """CNI_ARGS for a pod. Raises InvalidArgument for names that the format cannot carry: it has no escapes."""
+    pairs = (
+        ("IgnoreUnknown", "1"),
+        ("K8S_POD_NAMESPACE", pod.namespace),
+        ("K8S_POD_NAME", pod.name),
+        ("K8S_POD_INFRA_CONTAINER_ID", pod.sandbox_id),
+        ("K8S_POD_UID", pod.uid),
+    )
+    try:
+        format_arguments(pairs)
+    except CniError as error:
+        raise InvalidArgument(error.message) from None
+    return pairs
+
+
+def bandwidth_of(annotations: dict[str, str]) -> Bandwidth | None:
+    """The limits in a pod's annotations, Kubernetes quantities in bits per second. Raises InvalidArgument."""
+    rates = {way: _rate(annotations[key], key) for way, key in _ANNOTATIONS.items() if annotations.get(key)}
+    if not rates:
+        return None
+    ingress, egress = rates.get("ingress", 0), rates.get("egress", 0)
+    return Bandwidth(ingress, _BURST if ingress else 0, egress, _BURST if egress else 0)
+
+
+def _rate(text: str, key: str) -> int:
+    match = _QUANTITY.match(text) if len(text) < 40 else None
+    if match is None:
+        raise InvalidArgument(f"annotation {key}: {text[:40]!r} is not a quantity")
+    number, exponent, suffix = match.groups()
+    value = Decimal(number)
+    if exponent:
+        value *= Decimal(f"1{exponent}")
+    elif suffix and suffix.endswith("i"):
+        value *= 1024 ** ("KMGTPE".index(suffix[0]) + 1)
+    elif suffix:
+        value *= Decimal(_SUFFIXES[suffix])
+    if not _LOWEST_RATE <= value <= _HIGHEST_RATE:
+        raise InvalidArgument(f"annotation {key}: {text} is not between 1k and 1P")
+    return int(value)

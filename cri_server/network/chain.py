@@ -1,0 +1,339 @@
+"""Runs a network's plugins in order: ours in errands, several in one; an executable of `bin_dir` by that name wins.
+
+Everything that comes back is judged by `cni_plugins.protocol`: a plugin's answer is another program's output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from cni_plugins.protocol import version
+from cni_plugins.protocol.builtin import HEAD_BYTES, MODULES, is_ours
+from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.config import LIMIT_BYTES, NetworkList, decode_object, plugin_input
+from cni_plugins.protocol.errors import INVALID_ENVIRONMENT, NO_ADDRESS_LEFT, CniError, from_json
+from cni_plugins.protocol.result import Result
+from cri_server.network.attachments import Attachment
+from cri_server.network.model import ErrandOutcome, Errands
+from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted
+
+IFNAME = "eth0"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NETLINK_NETFILTER = 12
+_WORDS_LIMIT = 500
+_SPARE_SOCKETS = 8
+_OUTPUT_LIMIT_BYTES = LIMIT_BYTES + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One plugin's run; `program` is empty for one of ours."""
+
+    kind: str
+    program: str
+    input: dict[str, Any]
+
+
+class PluginRunner:
+    """Runs plugins for one server. `bin_dirs` are searched in order."""
+
+    def __init__(self, errands: Errands, bin_dirs: tuple[str, ...], timeout_s: float) -> None:
+        self._errands, self._bin_dirs, self._timeout_s = errands, bin_dirs, timeout_s
+        self._sockets: list[socket.socket] = []
+
+    def close(self) -> None:
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def missing(self, network: NetworkList) -> list[str]:
+        """The plugins of `network` that there is no program for."""
+        kinds = [str(plugin["type"]) for plugin in network.plugins]
+        return [kind for kind in kinds if not self._program(kind) and kind not in MODULES]
+
+    def runs_ours(self, kind: str) -> bool:
+        return kind in MODULES and not self._program(kind)
+
+    async def add(self, attachment: Attachment) -> Result:
+        """Loopback and ADD of every plugin. Raises PeerError, ResourceExhausted, DeadlineExceeded."""
+        call = self._call("ADD", attachment, attachment.netns_path)
+        steps = self._steps(attachment, None)
+        result: Result | None = None
+        loopback = True
+        for ours, group in _groups(steps):
+            if ours or loopback:
+                result = (
+                    await self._ours(call, group if ours else [], result, attachment.network, loopback)
+                    or result
+                )
+                loopback = False
+            for step in () if ours else group:
+                result = await self._add_foreign(call, step, result, attachment.network)
+        if result is None:
+            raise PeerError(f"the plugins of network {attachment.network.name} gave no result")
+        return result
+
+    async def delete(self, attachment: Attachment, netns_path: str) -> None:
+        """DEL of every plugin in reverse, each with the whole chain's result; the first refusal ends it."""
+        call = self._call("DEL", attachment, netns_path)
+        steps = [_in_background(step) for step in reversed(self._steps(attachment, _for_delete(attachment)))]
+        for ours, group in _groups(steps):
+            if ours:
+                await self._ours(call, group, None, attachment.network, loopback=False)
+            for step in () if ours else group:
+                await self._run_foreign(call, step)
+
+    async def check(self, attachment: Attachment) -> None:
+        """CHECK of every plugin, where the configuration wants it. Raises PeerError for the first damage."""
+        network = attachment.network
+        if (
+            network.disable_check
+            or not version.at_least(network.cni_version, "0.4.0")
+            or attachment.result is None
+        ):
+            return
+        call = self._call("CHECK", attachment, attachment.netns_path)
+        for ours, group in _groups(self._steps(attachment, attachment.result)):
+            if ours:
+                await self._ours(call, group, None, network, loopback=False)
+            for step in () if ours else group:
+                await self._run_foreign(call, step)
+
+    async def status(self, network: NetworkList, timeout_s: float) -> None:
+        """STATUS of every plugin of a network of 1.1.0. Raises PeerError where one is not ready."""
+        if version.at_least(network.cni_version, "1.1.0"):
+            await self._for_network("STATUS", network, None, timeout_s)
+
+    async def collect(self, network: NetworkList, attachments: list[Attachment]) -> None:
+        """GC: of our plugins for every version, of foreign ones for networks of 1.1.0."""
+        if not network.disable_gc:
+            valid = [{"containerID": a.sandbox_id, "ifname": IFNAME} for a in attachments]
+            await self._for_network("GC", network, valid, self._timeout_s)
+
+    async def restore(self, attachments: list[Attachment]) -> int:
+        """Put back host rules of our plugins that somebody removed; returns how many elements were missing."""
+        wanted = []
+        for attachment in attachments:
+            if attachment.result is not None:
+                steps = [s for s in self._steps(attachment, attachment.result) if not s.program]
+                call = self._call("ADD", attachment, attachment.netns_path)
+                wanted.append({"environment": call.environment(), "inputs": [s.input for s in steps]})
+        if not any(a["inputs"] for a in wanted):
+            return 0
+        content = json.dumps({"attachments": wanted}).encode()
+        with self._filter_socket() as fds:
+            done = await self._errands.run(
+                "cni_plugins.errand:restore", {}, fds, timeout_s=self._timeout_s, stdin=content
+            )
+        if done.exit_code != 0:
+            raise PeerError(f"restoring host rules failed: {_words(done.stderr)}")
+        return int(decode_object(done.stdout, "the answer")["restored"])
+
+    async def _for_network(
+        self, command: str, network: NetworkList, valid: list[dict[str, str]] | None, timeout_s: float
+    ) -> None:
+        call = Call(command=command, path=self._bin_dirs)
+        newest = version.at_least(network.cni_version, "1.1.0")
+        for plugin in network.plugins:
+            kind = str(plugin["type"])
+            step = _Step(kind, self._program(kind), plugin_input(network, plugin, valid_attachments=valid))
+            if not step.program:
+                step.input["cniVersion"] = version.LATEST
+                await self._ours(call, [step], None, network, loopback=False, timeout_s=timeout_s)
+            elif newest:
+                await self._run_foreign(call, step, timeout_s)
+
+    def _call(self, command: str, attachment: Attachment, netns_path: str) -> Call:
+        return Call(
+            command=command,
+            container_id=attachment.sandbox_id,
+            netns=netns_path,
+            ifname=IFNAME,
+            arguments=attachment.arguments,
+            path=self._bin_dirs,
+        )
+
+    def _steps(self, attachment: Attachment, previous: Result | None) -> list[_Step]:
+        network = attachment.network
+        return [
+            _Step(
+                kind=str(plugin["type"]),
+                program=self._program(str(plugin["type"])),
+                input=plugin_input(network, plugin, capabilities=attachment.capabilities, previous=previous),
+            )
+            for plugin in network.plugins
+        ]
+
+    def _program(self, kind: str) -> str:
+        """The executable to run, or an empty string: ours is meant, or there is none."""
+        for folder in self._bin_dirs:
+            path = os.path.join(folder, kind)
+            if os.path.isfile(path) and os.access(path, os.X_OK):
+                return "" if kind in MODULES and _is_ours(path) else path
+        return ""
+
+    async def _ours(
+        self,
+        call: Call,
+        steps: list[_Step],
+        previous: Result | None,
+        network: NetworkList,
+        loopback: bool,
+        timeout_s: float | None = None,
+    ) -> Result | None:
+        """Run consecutive plugins of ours in one errand; the last result of an ADD."""
+        unknown = [step.kind for step in steps if step.kind not in MODULES]
+        if unknown:
+            raise PeerError(f"there is no CNI plugin {unknown[0]!r} in {':'.join(self._bin_dirs)}")
+        request = {
+            "inputs": [step.input for step in steps],
+            "previous": None if previous is None else previous.to_json(network.cni_version),
+        }
+        arguments = {"environment": _environment(call), "loopback": loopback}
+        with self._filter_socket() as fds:
+            done = await self._errands.run(
+                "cni_plugins.errand:chain",
+                arguments,
+                fds,
+                timeout_s=self._timeout_s if timeout_s is None else timeout_s,
+                stdin=json.dumps(request).encode(),
+                output_limit_bytes=_OUTPUT_LIMIT_BYTES,
+            )
+        names = "+".join(step.kind for step in steps) or "loopback"
+        answer = _decode(done, names, call.command)
+        if isinstance(answer.get("error"), dict):
+            raise _refused(str(answer.get("plugin", names)), call.command, from_json(answer["error"]))
+        if done.exit_code != 0:
+            raise PeerError(f"CNI plugins {names} ended with {done.exit_code}: {_words(done.stderr)}")
+        result = answer.get("result")
+        return None if result is None else _judge(result, names, network)
+
+    async def _add_foreign(
+        self, call: Call, step: _Step, previous: Result | None, network: NetworkList
+    ) -> Result:
+        value = dict(step.input)
+        if previous is not None:
+            value["prevResult"] = previous.to_json(network.cni_version)
+        done = await self._run_foreign(call, replace(step, input=value))
+        answer = _decode(done, step.kind, "ADD")
+        if "code" in answer and "msg" in answer:
+            raise _refused(step.kind, "ADD", from_json(answer))
+        return _judge(answer, step.kind, network)
+
+    async def _run_foreign(self, call: Call, step: _Step, timeout_s: float | None = None) -> ErrandOutcome:
+        """Run an executable; raises its refusal. DEL and the others may print nothing."""
+        if not step.program:
+            raise PeerError(f"there is no CNI plugin {step.kind!r} in {':'.join(self._bin_dirs)}")
+        environment = {"PATH": _PATH, **_environment(call)}
+        done = await self._errands.run(
+            "cni_plugins.errand:execute",
+            {"program": step.program, "environment": environment},
+            timeout_s=self._timeout_s if timeout_s is None else timeout_s,
+            stdin=json.dumps(step.input).encode(),
+            output_limit_bytes=_OUTPUT_LIMIT_BYTES,
+        )
+        if done.exit_code != 0:
+            try:
+                refused = from_json(decode_object(done.stdout, "its answer"))
+            except CniError:
+                words = _words(done.stderr) or _words(done.stdout) or "it said nothing"
+                raise PeerError(
+                    f"CNI plugin {step.kind} ended {call.command} with {done.exit_code}: {words}"
+                ) from None
+            raise _refused(step.kind, call.command, refused)
+        return done
+
+    @contextmanager
+    def _filter_socket(self) -> Iterator[tuple[int, ...]]:
+        """A netfilter socket to lend to an errand: who closes the last copy waits for the kernel, 6 to 20 ms.
+
+        Used by one errand at a time; one whose errand failed may hold answers and is not lent again.
+        """
+        try:
+            lent = self._sockets.pop() if self._sockets else _open_filter_socket()
+        except OSError:
+            yield ()
+            return
+        try:
+            yield (lent.fileno(),)
+        except BaseException:
+            lent.close()
+            raise
+        if len(self._sockets) < _SPARE_SOCKETS:
+            self._sockets.append(lent)
+        else:
+            lent.close()
+
+
+def _groups(steps: list[_Step]) -> Iterator[tuple[bool, list[_Step]]]:
+    """Runs of plugins that are all ours or all foreign."""
+    for ours, group in groupby(steps, key=lambda step: not step.program):
+        yield ours, list(group)
+
+
+def _in_background(step: _Step) -> _Step:
+    """Tell our bridge that the namespace is closed next: the kernel removes the veth then, nobody need wait for it."""
+    if step.kind != "bridge" or step.program:
+        return step
+    given = step.input.get("args")
+    arguments = dict(given) if isinstance(given, dict) else {}
+    inner = arguments.get("cni")
+    arguments["cni"] = {**(inner if isinstance(inner, dict) else {}), "teardown": "background"}
+    return replace(step, input={**step.input, "args": arguments})
+
+
+def _for_delete(attachment: Attachment) -> Result | None:
+    """DEL gets the result since 0.4.0."""
+    return attachment.result if version.at_least(attachment.network.cni_version, "0.4.0") else None
+
+
+def _environment(call: Call) -> dict[str, str]:
+    try:
+        return call.environment()
+    except CniError as error:
+        assert error.code == INVALID_ENVIRONMENT
+        raise InvalidArgument(error.message) from None
+
+
+def _decode(done: ErrandOutcome, names: str, command: str) -> dict[str, Any]:
+    if len(done.stdout) > LIMIT_BYTES:
+        raise PeerError(f"CNI plugin {names} answered {command} with more than {LIMIT_BYTES} bytes")
+    try:
+        return decode_object(done.stdout, "the answer")
+    except CniError as error:
+        words = _words(done.stderr)
+        raise PeerError(
+            f"CNI plugin {names}, {command}: {error.message}" + (f" ({words})" if words else "")
+        ) from None
+
+
+def _judge(value: object, names: str, network: NetworkList) -> Result:
+    try:
+        return Result.from_json(value, default_version=network.cni_version)
+    except CniError as error:
+        raise PeerError(f"CNI plugin {names} gave a bad result: {error.message}") from None
+
+
+def _refused(kind: str, command: str, error: CniError) -> Error:
+    words = error.message if error.message.startswith(f"{kind}:") else f"{kind}: {error.message}"
+    text = f"CNI {command} failed in {words}" + (f" ({error.details})" if error.details else "")
+    return ResourceExhausted(text) if error.code == NO_ADDRESS_LEFT else PeerError(text)
+
+
+def _words(output: bytes) -> str:
+    return " ".join(output[: 1 << 16].decode("utf-8", "replace").split())[:_WORDS_LIMIT]
+
+
+def _is_ours(path: str) -> bool:
+    with open(path, "rb", buffering=0) as file:
+        return is_ours(file.read(HEAD_BYTES) or b"")
+
+
+def _open_filter_socket() -> socket.socket:
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)

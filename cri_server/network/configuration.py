@@ -1,0 +1,102 @@
+"""The folder of network configurations: the lexically first valid file of it is the node's network.
+
+Reading is cheap enough to be done for every pod: names, sizes and times are compared, files are parsed when they change.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from cni_plugins.protocol.config import LIMIT_BYTES, NetworkList, parse_list, parse_list_object
+from cni_plugins.protocol.errors import CniError
+
+_ENDINGS = (".conflist", ".conf", ".json")
+_Signature = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The node's network, or why there is none. `source` is the file, or `built in`."""
+
+    network: NetworkList | None
+    source: str
+    problem: str
+
+
+class Configuration:
+    """What the folder says now; `default` (a conflist object) stands in while it holds no valid file."""
+
+    def __init__(self, folder: str, default: dict[str, Any] | None) -> None:
+        self._folder, self._default = folder, default
+        self._signature: _Signature | None = None
+        self._found = Found(None, "", "")
+
+    def replace_default(self, default: dict[str, Any] | None) -> None:
+        self._default, self._signature = default, None
+
+    def current(self) -> Found:
+        """Never raises: a folder that cannot be read is a problem to report."""
+        try:
+            signature = self._sign()
+        except OSError as error:
+            return self._fallback([f"{self._folder}: {error.strerror}"])
+        if signature != self._signature:
+            self._found, self._signature = self._load([entry[0] for entry in signature]), signature
+        return self._found
+
+    def _sign(self) -> _Signature:
+        found = []
+        for entry in os.scandir(self._folder) if os.path.isdir(self._folder) else ():
+            if entry.name.endswith(_ENDINGS) and entry.is_file():
+                stat = entry.stat()
+                found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        return tuple(sorted(found))
+
+    def _load(self, names: list[str]) -> Found:
+        problems = []
+        for name in names:
+            path = os.path.join(self._folder, name)
+            try:
+                with open(path, "rb") as file:
+                    return Found(parse_list(file.read(LIMIT_BYTES + 1)), path, "")
+            except CniError as error:
+                problems.append(f"{name}: {error.message}")
+            except OSError as error:
+                problems.append(f"{name}: {error.strerror}")
+        return self._fallback(problems)
+
+    def _fallback(self, problems: list[str]) -> Found:
+        if self._default is not None:
+            return Found(parse_list_object(self._default), "built in", "")
+        empty = f"no network configuration (*.conflist, *.conf, *.json) in {self._folder}"
+        return Found(None, "", "; ".join(problems) or empty)
+
+
+def builtin_network(
+    data_dir: str, *, bridge: str = "pyrunc0", subnets: tuple[str, ...] = ("10.85.0.0/16", "fd85::/64")
+) -> dict[str, Any]:
+    """The network of a node that has no configuration: a bridge, host-local addresses below `data_dir`, host ports."""
+    anywhere = {"0.0.0.0/0": 4, "::/0": 6}
+    versions = {6 if ":" in subnet else 4 for subnet in subnets}
+    return {
+        "cniVersion": "1.1.0",
+        "name": "pyrunc",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": bridge,
+                "isGateway": True,
+                "ipMasq": True,
+                "hairpinMode": True,
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": data_dir,
+                    "ranges": [[{"subnet": subnet}] for subnet in subnets],
+                    "routes": [{"dst": route} for route, version in anywhere.items() if version in versions],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
