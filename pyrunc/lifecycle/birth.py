@@ -1,0 +1,135 @@
+"""A lowered plan is launched and followed until its process has become the program, or until it failed and nothing is left.
+
+What is the same for a container, an exec and a pod's holder: the launcher is spawned, the process reports its pid, waits at
+the points where its parent has a part, and ends its side of the socket by execve.
+"""
+
+from __future__ import annotations
+
+import os
+from errno import EACCES, EISDIR, ENOENT, ENOTDIR
+
+from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound
+from pyrunc.plan.build import SYNC_POINTS
+from pyrunc.plan.lower_process import NO_PROGRAM
+from pyrunc.program.errors import OperationFailed
+from pyrunc.program.launch import launch
+from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyrunc.plan.lower import Lowered
+    from pyrunc.program.launch import Message, Running
+    from pyrunc.undo import Undo
+
+SIGKILL = 9
+
+
+class Born:
+    """A process of ours, from the moment it exists. The descriptors belong to whoever gets it."""
+
+    __slots__ = ("console_fd", "listener_fd", "pid", "pidfd", "start_time")
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)  # our own unreaped child: the number cannot have been reused
+        self.start_time = _start_time(pid)
+        self.console_fd: int | None = None
+        self.listener_fd: int | None = None
+
+    def kill(self) -> None:
+        """End it, wait for it, close what it gave us."""
+        try:
+            os.kill(self.pid, SIGKILL)
+            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        for descriptor in (self.pidfd, self.console_fd, self.listener_fd):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def bear(
+    lowered: Lowered,
+    descriptors: Mapping[str, int],
+    undo: Undo,
+    *,
+    stdio: Sequence[int],
+    args: Sequence[str],
+    parts: Mapping[str, Callable[[Born], None]] | None = None,
+    extra: Mapping[int, int] | None = None,
+) -> Born:
+    """Run the program; returns when its process has executed `args` (or waits for `start`).
+
+    `parts` are the caller's parts at the plan's sync points; `extra` are further descriptors {number there: number here}.
+    The process's end is pushed on `undo`. Raises KernelError worded with the plan line, NotFound and InvalidArgument in the
+    words of execvp when there is no such program, and what a part raises.
+    """
+    fds = {number: descriptors[name] for name, number in lowered.numbers.items()}
+    if extra:
+        fds.update(extra)
+    running = launch(lowered.program, stdio=stdio, fds=fds)
+    born: Born | None = None
+    ready = False
+    try:
+        while (message := running.receive()) is not None:
+            if message.tag == PID:
+                born = Born(message.value)
+                undo.push(f"process {born.pid}", born.kill)
+            elif message.tag == READY:
+                ready = True
+            else:
+                assert born is not None
+                _answer(message, born, running, parts or {})
+    except OperationFailed as error:
+        raise worded(error, args) from None
+    finally:
+        running.close()
+    if born is None or not ready:
+        raise Error("the container's process ended before it could run anything")
+    return born
+
+
+def _answer(
+    message: Message, born: Born, running: Running, parts: Mapping[str, Callable[[Born], None]]
+) -> None:
+    """What the process reports on its way, other than that it exists and is ready."""
+    if message.tag == DESCRIPTOR:
+        (born.console_fd,) = message.fds
+    elif message.tag == PROGRESS:
+        parts[SYNC_POINTS[message.value]](born)
+        running.release()
+    elif message.tag == LISTENER:
+        from pyrunc.kernel.process import open_from_process
+
+        born.listener_fd = open_from_process(born.pidfd, message.value)
+        if "listener" in parts:
+            parts["listener"](born)
+        running.release()
+
+
+def worded(error: OperationFailed, args: Sequence[str]) -> Error:
+    """What callers of a runtime match: the texts of exec.LookPath and of execve(2)."""
+    if error.mark != NO_PROGRAM:
+        return error
+    name = args[0]
+    if error.errno in (ENOENT, ENOTDIR):
+        if "/" not in name:
+            return NotFound(f'exec: "{name}": executable file not found in $PATH')
+        return NotFound(f'exec: "{name}": stat {name}: {os.strerror(error.errno).lower()}')
+    if error.errno in (EACCES, EISDIR):
+        return InvalidArgument(f'exec: "{name}": {os.strerror(error.errno).lower()}')
+    return KernelError("exec", f'"{name}"', error.errno, os.strerror(error.errno).lower())
+
+
+def _start_time(pid: int) -> int:
+    """Clock ticks since boot, field 22 of /proc/PID/stat, which a zombie still has."""
+    descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+    # The name is in parentheses and may itself contain some.
+    return int(content[content.rindex(b")") + 2 :].split(None, 20)[19])

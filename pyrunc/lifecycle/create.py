@@ -1,0 +1,386 @@
+"""`create`: a container comes to be, up to its program's first instruction or to the wait for `start`.
+
+The caller's process is its parent (CLONE_PARENT through the launcher), so it is reaped like any child. Everything that the
+container needs from outside is a descriptor made here: the root as a detached mount, clones of bind sources, namespaces, the
+cgroup. Nothing is mounted on the host, and on failure nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
+from _socket import socket as _Socket
+from errno import EINVAL
+
+from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
+from pyrunc.abi.mount import OPEN_TREE_CLONE
+from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError, Unsupported
+from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.namespace import open_namespace
+from pyrunc.lifecycle import birth, facts, findings
+from pyrunc.plan import build as plans
+from pyrunc.plan.lower import lower
+from pyrunc.plan.model import LoadFilter
+from pyrunc.plan.mounts import is_bind
+from pyrunc.plan.namespaces import KERNEL_NAMES
+from pyrunc.program.launch import LAUNCHER
+from pyrunc.spec.model import Linux, Namespace
+from pyrunc.spec.value import Value
+from pyrunc.undo import Undo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from pyrunc.cgroups.group import Cgroup
+    from pyrunc.lifecycle.birth import Born
+    from pyrunc.plan.model import Findings
+    from pyrunc.spec.model import Spec
+
+START_SOCKET = "start.sock"
+OUR_MOUNTS = "pyrunc:"
+_NO_MOUNTS: Mapping[str, int] = {}
+
+
+class Directory(Value):
+    """The container's root is a directory of the host, with what is mounted in it."""
+
+    path: str
+
+
+class Overlay(Value):
+    """The container's root is an overlay; `lower` top first. Without `upper` it is read-only."""
+
+    lower: tuple[str, ...]
+    upper: str = ""
+    work: str = ""
+    volatile: bool = False
+
+
+class CgroupChoice(Value):
+    """How the cgroup is made: `driver` cgroupfs or systemd; `missing_controllers` error or warn."""
+
+    driver: str = "cgroupfs"
+    missing_controllers: str = "error"
+
+
+class CreateRequest(Value):
+    """What `create` needs.
+
+    `stdio` stay the caller's. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that detached mount.
+    `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `parts`: the
+    caller's part at sync points (`plan.build.SYNC_POINTS`), called with the `Born` process. `preserve_fds`: numbers of the
+    caller that become 3, 4, …. `cgroup` None: stay in the caller's.
+    """
+
+    id: str
+    bundle: str
+    spec: Spec
+    rootfs: Directory | Overlay
+    stdio: tuple[int, int, int] = (0, 1, 2)
+    state_dir: str = ""
+    cgroup: CgroupChoice | None = CgroupChoice()
+    mount_fds: Mapping[str, int] = _NO_MOUNTS
+    start_immediately: bool = True
+    parts: Mapping[str, Callable[[Born], None]] = {}
+    preserve_fds: tuple[int, ...] = ()
+    keyring: bool = True
+    restrict_oom_score_adj: bool = False
+    seccomp_store: str | None = None
+
+
+class Created(Value):
+    """A container's process. The descriptors are the caller's now; `cgroup` is where it lives."""
+
+    pid: int
+    pidfd: int
+    start_time: int
+    console_fd: int | None
+    cgroup: Cgroup | None
+    warnings: tuple[str, ...]
+
+
+def create(request: CreateRequest) -> Created:
+    """Make the container. Raises InvalidSpec, KernelError (worded with the plan's line), NotFound for a missing program.
+
+    The start socket and the cgroup are removed again on failure, the process is killed and reaped.
+    """
+    spec = request.spec
+    with Undo() as undo, Descriptors() as descriptors:
+        load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
+        _open_root(request, descriptors)
+        _open_sources(request, descriptors)
+        _open_namespaces(spec.linux, descriptors)
+        if spec.linux.sysctl:
+            descriptors.take("proc", kernel_mount.open_mount("proc"))
+        found = findings.look(spec, descriptors.numbers, request.stdio)
+        cgroup, warnings = _open_cgroup(
+            request.id, spec.linux, spec.annotations, request.cgroup, descriptors, undo
+        )
+        if not request.start_immediately:
+            descriptors.take("start", _open_start_socket(request.state_dir, undo))
+        lowered, plan_warnings = _program(request, found, load_filter, cgroup is not None)
+        findings.give_stdio(spec, request.stdio)
+        born = birth.bear(
+            lowered,
+            descriptors.numbers,
+            undo,
+            stdio=request.stdio,
+            args=spec.process.args if spec.process else ("",),
+            parts=request.parts,
+            extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
+        )
+        if cgroup is not None:
+            cgroup.occupied()
+        undo.commit()
+    return Created(
+        born.pid, born.pidfd, born.start_time, born.console_fd, cgroup, (*warnings, *plan_warnings)
+    )
+
+
+class Descriptors:
+    """Named descriptors that a program inherits; all are closed at the end, for it has copies."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def take(self, name: str, number: int) -> int:
+        self.numbers[name] = number
+        return number
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number in self.numbers.values():
+            os.close(number)
+
+
+def _program(
+    request: CreateRequest, found: Findings, load_filter: LoadFilter | None, in_cgroup: bool
+) -> tuple[Any, tuple[str, ...]]:
+    plan = plans.build(
+        request.spec,
+        facts.host(),
+        found,
+        load_filter=load_filter,
+        cgroup=in_cgroup,
+        sync=request.parts,
+        await_start=not request.start_immediately,
+        keyring=f"_ses.{request.id}" if request.keyring else "",
+        restrict_oom_score_adj=request.restrict_oom_score_adj,
+        preserve=len(request.preserve_fds),
+    )
+    return lower(plan), plan.warnings
+
+
+def _open_root(request: CreateRequest, descriptors: Descriptors) -> None:
+    """The root as a detached mount, which the container attaches in its own mount namespace."""
+    rootfs = request.rootfs
+    if isinstance(rootfs, Overlay):
+        options = (("volatile", None),) if rootfs.volatile and rootfs.upper else ()
+        descriptors.take(
+            "root",
+            kernel_mount.open_overlay(
+                rootfs.lower, rootfs.upper or None, rootfs.work or None, options=options
+            ),
+        )
+        return
+    path = os.path.join(request.bundle, rootfs.path)
+    if not os.path.isdir(path):
+        raise InvalidSpec("root.path", f"{path} is not a directory")
+    if request.spec.linux.namespace("mount") is None:
+        descriptors.take("root", os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    else:
+        descriptors.take("root", kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | AT_RECURSIVE))
+
+
+def _open_sources(request: CreateRequest, descriptors: Descriptors) -> None:
+    """Detached clones of what is bound into the container, made with our rights and in our namespaces."""
+    for i, mount in enumerate(request.spec.mounts):
+        if not is_bind(mount):
+            continue
+        if mount.source.startswith(OUR_MOUNTS):
+            number = _open_clone(mount.source, request.mount_fds, f"mounts[{i}].source")
+        else:
+            flags = OPEN_TREE_CLONE | (AT_RECURSIVE if "rbind" in mount.options else 0)
+            source = os.path.join(request.bundle, mount.source)
+            try:
+                number = kernel_mount.open_tree(AT_FDCWD, source, flags)
+            except KernelError as error:
+                raise KernelError("bind", f"'{source}' on '{mount.destination}'", error.errno) from None
+        descriptors.take(f"tree:{i}", number)
+
+
+def _open_clone(source: str, mount_fds: Mapping[str, int], path: str) -> int:
+    """A clone of a mount that the caller holds without it being attached anywhere."""
+    name = source[len(OUR_MOUNTS) :]
+    if name not in mount_fds:
+        raise InvalidSpec(path, f"there is no mount called {name!r}")
+    try:
+        return kernel_mount.open_tree(mount_fds[name], "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
+    except KernelError as error:
+        if error.errno == EINVAL:
+            raise Unsupported(
+                f"{source}: this kernel cannot clone a detached mount (Linux 6.15 can)"
+            ) from None
+        raise
+
+
+def _open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
+    """The namespaces that are given by path, each checked to be of its kind."""
+    for entry in linux.namespaces:
+        if entry.path:
+            number = open_namespace(entry.path, KERNEL_NAMES[entry.type])
+            descriptors.take(f"namespace:{entry.type}", number)
+
+
+def _open_cgroup(
+    container_id: str,
+    linux: Linux,
+    annotations: Mapping[str, str],
+    choice: CgroupChoice | None,
+    descriptors: Descriptors,
+    undo: Undo,
+) -> tuple[Cgroup | None, list[str]]:
+    """The container's cgroup with its limits in force before the first process enters: clone puts it in."""
+    if choice is None:
+        return None, []
+    from pyrunc.cgroups.naming import place
+
+    resources = linux.resources or {}
+    cgroup = place(linux.cgroups_path, container_id, choice.driver)
+    cgroup.create(resources, annotations)
+    undo.push(f"cgroup {cgroup.path}", cgroup.remove)
+    warnings = cgroup.apply(resources, choice.missing_controllers) if resources else []
+    devices = resources.get("devices")
+    if devices:
+        cgroup.set_devices(devices)
+    descriptors.take("cgroup", cgroup.open_directory())
+    return cgroup, warnings
+
+
+def _open_start_socket(state_dir: str, undo: Undo) -> int:
+    """The listening socket on which the container waits for `start`; paths may be longer than an address."""
+    folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listening = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+        try:
+            listening.bind(f"/proc/self/fd/{folder}/{START_SOCKET}")
+            undo.push("start socket", os.unlink, f"{state_dir}/{START_SOCKET}")
+            listening.listen(1)
+            return listening.detach()
+        except OSError as error:
+            listening.close()
+            raise KernelError("bind", f"'{state_dir}/{START_SOCKET}'", error.errno or 0) from None
+    finally:
+        os.close(folder)
+
+
+def _load_filter(seccomp: Mapping[str, Any] | None, store: str | None) -> LoadFilter | None:
+    if not seccomp:
+        return None
+    from pyrunc.seccomp.compiler import compile as compile_filter
+
+    made = compile_filter(seccomp, store=store)
+    return None if made is None else LoadFilter(made.program, made.flags, made.notifies)
+
+
+class HolderRequest(Value):
+    """A pod's pause process.
+
+    `namespaces`: kernel-independent type (`network`, `ipc`, `uts`, `pid`) -> `new`, an absolute path to join, or `host` or
+    `none` for the caller's. The mount namespace is always its own.
+    """
+
+    id: str
+    namespaces: Mapping[str, str]
+    hostname: str = ""
+    sysctls: Mapping[str, str] = {}
+    cgroups_path: str = ""
+    cgroup: CgroupChoice | None = CgroupChoice()
+    oom_score_adj: int | None = None
+    seccomp: Mapping[str, Any] | None = None
+    stdio: tuple[int, int, int] | None = None
+    uid: int = 65535
+    gid: int = 65535
+    parts: Mapping[str, Callable[[Born], None]] = {}
+
+
+class Held(Value):
+    """The holder. `pidfd` is the caller's now."""
+
+    pid: int
+    pidfd: int
+    start_time: int
+    cgroup: Cgroup | None
+    warnings: tuple[str, ...]
+
+
+def holder(request: HolderRequest) -> Held:
+    """Start the pause process that holds a pod's namespaces: an empty read-only root, no capabilities, no new privileges."""
+    linux = Linux(
+        namespaces=tuple(_holder_namespaces(request.namespaces)),
+        sysctl=request.sysctls,
+        cgroups_path=request.cgroups_path,
+    )
+    with Undo() as undo, Descriptors() as descriptors:
+        load_filter = _load_filter(request.seccomp, None)
+        _open_namespaces(linux, descriptors)
+        if linux.sysctl:
+            descriptors.take("proc", kernel_mount.open_mount("proc"))
+        descriptors.take("pause", _open_pause())
+        cgroup, warnings = _open_cgroup(request.id, linux, {}, request.cgroup, descriptors, undo)
+        plan = plans.build_holder(
+            linux,
+            facts.host(),
+            hostname=request.hostname,
+            uid=request.uid,
+            gid=request.gid,
+            load_filter=load_filter,
+            oom_score_adj=request.oom_score_adj,
+            cgroup=cgroup is not None,
+            sync=request.parts,
+        )
+        stdio = request.stdio
+        if stdio is None:
+            null = descriptors.take("null", os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+            stdio = (null, null, null)
+        born = birth.bear(
+            lower(plan), descriptors.numbers, undo, stdio=stdio, args=("pause",), parts=request.parts
+        )
+        if cgroup is not None:
+            cgroup.occupied()
+        undo.commit()
+    return Held(born.pid, born.pidfd, born.start_time, cgroup, tuple(warnings))
+
+
+def _holder_namespaces(chosen: Mapping[str, str]) -> list[Namespace]:
+    entries = [Namespace("mount")]
+    for kind, how in chosen.items():
+        if kind not in KERNEL_NAMES or kind == "mount":
+            raise InvalidArgument(f"a holder has no {kind} namespace of its own choice")
+        if how == "new":
+            entries.append(Namespace(kind))
+        elif how.startswith("/"):
+            entries.append(Namespace(kind, how))
+        elif how not in ("host", "none"):
+            raise InvalidArgument(f"namespace {kind}: {how!r} is not new, host, none or a path")
+    return entries
+
+
+_pause: int | None = None
+
+
+def _open_pause() -> int:
+    """A copy of the descriptor of the sealed pause program, made once per process like the launcher's."""
+    global _pause
+    if _pause is None:
+        from pyrunc.kernel.fd import open_sealed_executable
+
+        with open(os.path.join(os.path.dirname(LAUNCHER), "pause"), "rb", buffering=0) as file:
+            _pause = open_sealed_executable("pyrunc:pause", file.readall() or b"")
+    return os.dup(_pause)

@@ -1,0 +1,183 @@
+"""`exec`: another process enters a container that runs. It is a child of the caller and lives in the container's cgroup.
+
+The launcher joins the namespaces of the container's first process by its pidfd, all at once, and clones; what follows is the
+identity half of a start. What the request does not say is taken from the container's configuration.
+"""
+
+from __future__ import annotations
+
+import os
+from errno import EBUSY, ENOENT
+
+from pyrunc.errors import KernelError, NotFound, WrongState
+from pyrunc.lifecycle import birth, facts, findings
+from pyrunc.lifecycle.create import Descriptors, _load_filter
+from pyrunc.plan import build as plans
+from pyrunc.plan.lower import lower
+from pyrunc.program.errors import OperationFailed
+from pyrunc.spec.parse import parse_process
+from pyrunc.spec.value import Value
+from pyrunc.undo import Undo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from pyrunc.cgroups.group import Cgroup
+    from pyrunc.lifecycle.birth import Born
+    from pyrunc.plan.model import LoadFilter
+    from pyrunc.spec.model import Process, Spec
+
+
+class ExecRequest(Value):
+    """What `execute` needs: the container's first process and configuration, and what is to run (see `merged`).
+
+    `cgroup` None: stay in the caller's. `stdio` stay the caller's and are not used with a terminal.
+    """
+
+    pid: int
+    pidfd: int
+    spec: Spec
+    process: Process
+    stdio: tuple[int, int, int] = (0, 1, 2)
+    cgroup: Cgroup | None = None
+    parts: Mapping[str, Callable[[Born], None]] = {}
+    preserve_fds: tuple[int, ...] = ()
+    keyring: str = ""
+    restrict_oom_score_adj: bool = False
+    seccomp_store: str | None = None
+
+
+class Executed(Value):
+    """The process. The descriptors are the caller's now."""
+
+    pid: int
+    pidfd: int
+    start_time: int
+    console_fd: int | None
+    warnings: tuple[str, ...] = ()
+
+
+def merged(spec: Spec, asked: dict[str, Any]) -> Process:
+    """An OCI process object, with what it does not name taken from the container's. Raises InvalidSpec.
+
+    Never inherited: the terminal. The umask follows the container's unless the object's user has one.
+    """
+    process, base = parse_process(asked), spec.process
+    if base is None:
+        return process
+    changes: dict[str, Any] = {
+        field: getattr(base, field)
+        for key, field in _INHERITED
+        if asked.get(key) is None or (key == "rlimits" and not process.rlimits)
+    }
+    if "user" not in changes and process.user.umask is None:
+        changes["user"] = process.user.replace(umask=base.user.umask)
+    return process.replace(**changes) if changes else process
+
+
+_INHERITED = (
+    ("cwd", "cwd"),
+    ("env", "env"),
+    ("user", "user"),
+    ("capabilities", "capabilities"),
+    ("rlimits", "rlimits"),
+    ("noNewPrivileges", "no_new_privileges"),
+    ("apparmorProfile", "apparmor_profile"),
+    ("selinuxLabel", "selinux_label"),
+    ("oomScoreAdj", "oom_score_adj"),
+    ("scheduler", "scheduler"),
+    ("ioPriority", "io_priority"),
+    ("execCPUAffinity", "exec_cpu_affinity"),
+)
+
+
+def execute(request: ExecRequest) -> Executed:
+    """Run the process; returns when its program was executed. Raises like `create`, WrongState for a dead container."""
+    spec, process = request.spec, request.process
+    load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
+    home = "" if findings.has_home(process) else _home(request)
+    if not process.terminal:
+        findings.give_stdio(spec.replace(process=process), request.stdio)
+    try:
+        return _run(request, load_filter, home, None)
+    except OperationFailed as error:
+        # The container's init may have moved to a group below: then this one takes no processes (cgroup v2, no internal
+        # processes), or it is gone.
+        if request.cgroup is None or error.errno not in (EBUSY, ENOENT) or error.call != "clone":
+            raise
+        return _run(request, load_filter, home, _current_group(request.pid))
+
+
+def _run(request: ExecRequest, load_filter: LoadFilter | None, home: str, group: str | None) -> Executed:
+    process = request.process
+    with Undo() as undo, Descriptors() as descriptors:
+        descriptors.take("container", os.dup(request.pidfd))
+        if group is not None:
+            descriptors.take("cgroup", os.open(group, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        elif request.cgroup is not None:
+            descriptors.take("cgroup", request.cgroup.open_directory())
+        plan = plans.build_exec(
+            request.spec.linux,
+            process,
+            facts.host(),
+            load_filter=load_filter,
+            cgroup="cgroup" in descriptors.numbers,
+            sync=request.parts,
+            home=home,
+            keyring=request.keyring,
+            restrict_oom_score_adj=request.restrict_oom_score_adj,
+            preserve=len(request.preserve_fds),
+        )
+        try:
+            born = birth.bear(
+                lower(plan),
+                descriptors.numbers,
+                undo,
+                stdio=request.stdio,
+                args=process.args,
+                parts=request.parts,
+                extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
+            )
+        except KernelError as error:
+            if error.call == "setns" and not _alive(request.pidfd):
+                raise WrongState("the container is not running") from None
+            raise
+        undo.commit()
+    return Executed(born.pid, born.pidfd, born.start_time, born.console_fd, plan.warnings)
+
+
+def _home(request: ExecRequest) -> str:
+    """By the /etc/passwd that the container sees now."""
+    try:
+        root = os.open(f"/proc/{request.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return findings.home(root, request.process.user.uid)
+    finally:
+        os.close(root)
+
+
+def _alive(pidfd: int) -> bool:
+    import select
+
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return not poller.poll(0)
+
+
+def _current_group(pid: int) -> str:
+    """The directory of the v2 group that the process is in now."""
+    from pyrunc.kernel import cgroup as tree
+
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:
+            lines = (file.readall() or b"").decode("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        raise WrongState("the container is not running") from None
+    for line in lines:
+        if line.startswith("0::"):
+            return tree.root() + line[3:]
+    raise NotFound(f"process {pid} is in no cgroup of the v2 tree")

@@ -1,0 +1,53 @@
+"""Facts about the runtime's own process and machine that decide what a plan holds, read once.
+
+Only what can change in the life of a process, its oom_score_adj, is read each time that it matters.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.abi.capability import CAP_SYS_RESOURCE
+from pyrunc.plan.model import Host
+
+_host: Host | None = None
+
+
+def host() -> Host:
+    """The facts; cheap after the first time."""
+    global _host
+    if _host is None:
+        capabilities = _held_capabilities()
+        _host = Host(
+            capabilities,
+            int(_read("/proc/sys/kernel/cap_last_cap")),
+            0,
+            _read("/sys/module/apparmor/parameters/enabled")[:1] == b"Y",
+            os.path.exists("/sys/fs/selinux/enforce"),
+            os.path.exists("/proc/kcore"),
+        )
+    if _host.capabilities >> CAP_SYS_RESOURCE & 1:
+        return _host  # may lower the score, so its own is of no interest
+    return _host.replace(oom_score_adj=int(_read("/proc/self/oom_score_adj")))
+
+
+def _held_capabilities() -> int:
+    """What we may give away: permitted and not taken out of the bounding set."""
+    permitted = bounding = 0
+    for line in _read("/proc/self/status").splitlines():
+        if line.startswith(b"CapPrm:"):
+            permitted = int(line[7:], 16)
+        elif line.startswith(b"CapBnd:"):
+            bounding = int(line[7:], 16)
+    return permitted & bounding
+
+
+def _read(path: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.read(descriptor, 8192)
+    finally:
+        os.close(descriptor)

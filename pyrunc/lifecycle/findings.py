@@ -1,0 +1,117 @@
+"""What the plan of a container needs to know of its files, looked up beneath its root before anything runs.
+
+Kinds of bind sources, destinations whose dangling links have to be followed by us, the mode of what a tmpfs covers, the
+user's home; and the owner of stdio.
+"""
+
+from __future__ import annotations
+
+import os
+from errno import EPERM, EROFS
+from stat import S_ISCHR, S_ISDIR
+
+from pyrunc.errors import KernelError
+from pyrunc.kernel.path import open_in_root, read_in_root, resolve
+from pyrunc.plan.model import Findings
+from pyrunc.plan.mounts import normal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyrunc.spec.model import IdMap, Process, Spec
+
+# Places that every image has as plain directories, or that lie in mounts of ours; others are looked at.
+_PLAIN = frozenset(("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/sys/fs/cgroup"))
+PASSWD_LIMIT_BYTES = 1 << 20
+NULL = os.makedev(1, 3)
+
+
+def look(spec: Spec, descriptors: Mapping[str, int], stdio: tuple[int, int, int]) -> Findings:
+    """The findings. `descriptors` has the detached root and the trees of bind mounts by their plan names."""
+    root = descriptors["root"]
+    directories, destinations, modes = {}, {}, {}
+    for i, mount in enumerate(spec.mounts):
+        tree = descriptors.get(f"tree:{i}")
+        if tree is not None:
+            directories[i] = S_ISDIR(os.fstat(tree).st_mode)
+        destination = normal(mount.destination)
+        if destination in _PLAIN:
+            continue
+        there = _mode(root, destination)
+        if there is None:
+            real = resolve(root, destination)
+            if real != destination:
+                destinations[i] = real
+        elif mount.type == "tmpfs" and S_ISDIR(there):
+            modes[i] = there & 0o7777
+    process = spec.process
+    return Findings(
+        directories,
+        destinations,
+        modes,
+        "" if process is None or has_home(process) else home(root, process.user.uid),
+        tuple(n for n in range(3) if _is_null(stdio[n])) if process and not process.terminal else (),
+    )
+
+
+def has_home(process: Process) -> bool:
+    """Whether the environment names a home, so that nobody has to look it up."""
+    return any(variable.startswith("HOME=") and len(variable) > 5 for variable in process.env)
+
+
+def home(root: int, uid: int) -> str:
+    """The user's home by the /etc/passwd beneath `root`, empty when that does not say. Our own parser: NSS would run the
+    container's libraries."""
+    try:
+        content = read_in_root(root, "/etc/passwd", PASSWD_LIMIT_BYTES)
+    except KernelError:
+        return ""
+    wanted = str(uid).encode()
+    for line in content.splitlines():
+        fields = line.split(b":")
+        if len(fields) >= 6 and fields[2] == wanted:
+            return os.fsdecode(fields[5]) if b"\0" not in fields[5] else ""
+    return ""
+
+
+def give_stdio(spec: Spec, stdio: tuple[int, int, int]) -> None:
+    """Make the container's user the owner of its pipes and files, so that it can open /dev/stdout again."""
+    process = spec.process
+    if process is None or process.terminal:
+        return
+    owner = host_id(process.user.uid, spec.linux.uid_mappings)
+    for number in stdio:
+        status = os.fstat(number)
+        if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == NULL):
+            continue
+        try:
+            os.fchown(number, owner, -1)
+        except OSError as error:
+            if error.errno not in (EPERM, EROFS):
+                raise KernelError("fchown", f"stdio {number}", error.errno or 0) from None
+
+
+def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
+    """The id outside for one inside; unmapped ones stay."""
+    for entry in mappings:
+        if entry.container_id <= container_id < entry.container_id + entry.size:
+            return entry.host_id + container_id - entry.container_id
+    return container_id
+
+
+def _mode(root: int, path: str) -> int | None:
+    """st_mode of what is at the path beneath the root, None when nothing is."""
+    try:
+        number = open_in_root(root, path)
+    except KernelError:
+        return None
+    try:
+        return os.fstat(number).st_mode
+    finally:
+        os.close(number)
+
+
+def _is_null(number: int) -> bool:
+    status = os.fstat(number)
+    return S_ISCHR(status.st_mode) and status.st_rdev == NULL

@@ -1,0 +1,67 @@
+"""`start`: a container that waits on its start socket is let go.
+
+The container accepts one connection and reads one byte. The connection closes by execve, which is the good end; an errno
+that comes instead says why the program could not be executed.
+"""
+
+from __future__ import annotations
+
+import os
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
+from _socket import socket as _Socket
+from errno import ECONNREFUSED, ENOENT
+
+from pyrunc.errors import Error, KernelError, WrongState
+from pyrunc.lifecycle.birth import worded
+from pyrunc.lifecycle.create import START_SOCKET
+from pyrunc.plan.lower_process import NO_PROGRAM
+from pyrunc.program.errors import OperationFailed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
+    """Let the container of that folder run `args`; returns when they were executed, and the socket is gone.
+
+    Raises WrongState when nothing waits there (started already, or dead), NotFound and the like as `create` does.
+    """
+    path = f"{state_dir}/{START_SOCKET}"
+    connection = _connect(state_dir, path)
+    try:
+        os.unlink(path)
+        connection.send(b"\1")
+        answer = _answer(connection)
+    finally:
+        connection.close()
+    if answer:
+        number = int.from_bytes(answer[:4], "little")
+        raise worded(OperationFailed("exec", args[0], number, "", -1, None, NO_PROGRAM), args)
+
+
+def _connect(state_dir: str, path: str) -> _Socket:
+    try:
+        folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise KernelError("open", f"'{state_dir}'", error.errno or 0) from None
+    connection = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{START_SOCKET}")
+        return connection
+    except OSError as error:
+        connection.close()
+        if error.errno == ENOENT:
+            raise WrongState("cannot start an already running container") from None
+        if error.errno == ECONNREFUSED:
+            raise WrongState("cannot start a container that has stopped") from None
+        raise KernelError("connect", f"'{path}'", error.errno or 0) from None
+    finally:
+        os.close(folder)
+
+
+def _answer(connection: _Socket) -> bytes:
+    try:
+        return connection.recv(4)
+    except ConnectionResetError:  # it died with the byte unread
+        raise Error("the container ended before it could be started") from None
