@@ -21,7 +21,7 @@ from pyrunc.program.model import Program
 ROOT = Path(__file__).parents[3]
 NATIVE = platform.machine()
 MACHINES = sorted({NATIVE, "aarch64"})
-SYNC = 20  # where the socket is in the launcher; the program is one above
+SYNC = 700  # where the socket is in the launcher; the program is one above
 
 
 def program_of(name: str, machine: str) -> list[str]:
