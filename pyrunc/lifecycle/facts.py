@@ -6,8 +6,13 @@ Only what can change in the life of a process, its oom_score_adj, is read each t
 from __future__ import annotations
 
 import os
+from errno import EINVAL
 
 from pyrunc.abi.capability import CAP_SYS_RESOURCE
+from pyrunc.abi.file import AT_EMPTY_PATH
+from pyrunc.abi.mount import OPEN_TREE_CLONE
+from pyrunc.errors import KernelError
+from pyrunc.kernel import mount as kernel_mount
 from pyrunc.plan.model import Host
 
 _host: Host | None = None
@@ -25,6 +30,7 @@ def host() -> Host:
             _read("/sys/module/apparmor/parameters/enabled")[:1] == b"Y",
             os.path.exists("/sys/fs/selinux/enforce"),
             os.path.exists("/proc/kcore"),
+            _clones_detached(),
         )
     if _host.capabilities >> CAP_SYS_RESOURCE & 1:
         return _host  # may lower the score, so its own is of no interest
@@ -51,3 +57,17 @@ def _read(path: str) -> bytes:
         return os.read(descriptor, 8192)
     finally:
         os.close(descriptor)
+
+
+def _clones_detached() -> bool:
+    """Whether open_tree can clone a mount that is attached nowhere (Linux 6.15)."""
+    mount = kernel_mount.open_mount("tmpfs", (("nr_blocks", "1"), ("nr_inodes", "1")))
+    try:
+        os.close(kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_EMPTY_PATH))
+        return True
+    except KernelError as error:
+        if error.errno != EINVAL:
+            raise
+        return False
+    finally:
+        os.close(mount)

@@ -50,7 +50,7 @@ def build(
     if keyring:
         ops.append(model.NewKeyring(keyring, linux.namespace("user") is not None))
     ops += _root_filesystem(spec, host, findings, sync, warnings)
-    ops += _settings(spec, findings)
+    ops += _settings(spec, host)
     if process is not None:
         ops += identity.scheduling(process, linux.personality)
         ops += _sync("before-identity", sync)
@@ -169,7 +169,7 @@ def _root_filesystem(
         ops.append(
             mounts.operation(mount, i, findings.directories.get(i, True), findings.modes.get(i), warnings)
         )
-    ops += devices.operations(spec, host.kcore)
+    ops += devices.operations(spec, host)
     ops += _sync("mounted", sync)
     ops += _sync("before-pivot", sync)
     own = propagation if propagation & (mounts_abi.MS_SHARED | mounts_abi.MS_UNBINDABLE) else 0
@@ -187,7 +187,7 @@ def _root_filesystem(
     return ops
 
 
-def _settings(spec: Spec, findings: Findings) -> list[Op]:
+def _settings(spec: Spec, host: Host) -> list[Op]:
     """umask, names, sysctls, read-only and masked paths, memory policy: what still needs the root's rights."""
     linux, process = spec.linux, spec.process
     umask = process.user.umask if process is not None else None
@@ -197,7 +197,7 @@ def _settings(spec: Spec, findings: Findings) -> list[Op]:
     if spec.domainname:
         ops.append(model.SetDomainname(spec.domainname))
     ops += [model.SetSysctl(sysctl_path(key), value) for key, value in linux.sysctl.items()]
-    ops += paths.operations(linux)
+    ops += paths.operations(linux, host.clones_detached)
     policy = linux.memory_policy
     if policy is not None:
         ops.append(identity.memory_policy(policy))

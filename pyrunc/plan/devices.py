@@ -6,13 +6,16 @@ mount keeps it as it is.
 
 from __future__ import annotations
 
+from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.plan.model import MakeDevice, Symlink
 from pyrunc.plan.mounts import is_bind, normal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.plan.model import Op
-    from pyrunc.spec.model import Spec
+    from collections.abc import Mapping
+
+    from pyrunc.plan.model import Host, Op
+    from pyrunc.spec.model import Mount, Spec
 
 DEFAULT = (
     ("/dev/null", 1, 3),
@@ -22,7 +25,14 @@ DEFAULT = (
     ("/dev/urandom", 1, 9),
     ("/dev/tty", 5, 0),
 )
-_DEFAULT_OPS = tuple(MakeDevice(path, "c", major, minor) for path, major, minor in DEFAULT)
+# By (made in a fresh tmpfs, may have to be a bind)
+_DEFAULT_OPS = {
+    (fresh, bind): tuple(
+        MakeDevice(path, "c", major, minor, fresh=fresh, bind=bind) for path, major, minor in DEFAULT
+    )
+    for fresh in (False, True)
+    for bind in (False, True)
+}
 _LINKS = (
     Symlink("/dev/fd", "/proc/self/fd"),
     Symlink("/dev/stdin", "/proc/self/fd/0"),
@@ -30,26 +40,36 @@ _LINKS = (
     Symlink("/dev/stderr", "/proc/self/fd/2"),
 )
 _PTMX = Symlink("/dev/ptmx", "pts/ptmx", over=True)
+_FRESH_PTMX = Symlink("/dev/ptmx", "pts/ptmx")
 _CORE = Symlink("/dev/core", "/proc/kcore")
 
 
-def operations(spec: Spec, kcore: bool) -> list[Op]:
+def operations(spec: Spec, host: Host) -> list[Op]:
     """Nodes, then links. A listed device replaces the default of its path; a listed ptmx is left to the link."""
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
     dev = destinations.get("/dev")
     if dev is not None and is_bind(dev):
         return []
+    fresh = dev is not None and dev.type == "tmpfs" and not _covered(destinations)
+    # mknod needs the capability in the initial user namespace
+    bind = spec.linux.namespace("user") is not None or not host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1
     asked = {normal(device.path): device for device in spec.linux.devices}
-    ops: list[Op] = [op for op in _DEFAULT_OPS if op.path not in asked]
+    ops: list[Op] = [op for op in _DEFAULT_OPS[fresh, bind] if op.path not in asked]
     for path, device in asked.items():
         if path == "/dev/ptmx":
             continue
         mode = 0o666 if device.file_mode is None else device.file_mode & 0o7777
-        ops.append(MakeDevice(path, device.type, device.major, device.minor, mode, device.uid, device.gid))
+        owner = device.uid, device.gid
+        ops.append(MakeDevice(path, device.type, device.major, device.minor, mode, *owner, False, bind))
     if "/proc" in destinations:
         ops += _LINKS
-        if kcore:
+        if host.kcore:
             ops.append(_CORE)
     if "/dev/ptmx" not in destinations:
-        ops.append(_PTMX)
+        ops.append(_PTMX if not fresh else _FRESH_PTMX)
     return ops
+
+
+def _covered(destinations: Mapping[str, Mount]) -> bool:
+    """Whether some mount makes a file where a default device goes."""
+    return any(path in destinations for path, _, _ in DEFAULT)

@@ -90,17 +90,22 @@ def make_device(low: Lowering, op: m.MakeDevice) -> None:
     kind = _TYPES[op.type]
     number = 0 if op.type == "p" else makedev(op.major, op.minor)
     exists, refused, done = a.label(), a.label(), a.label()
-    a.sys("mknodat", folder, name, kind | op.mode, number, skip={EEXIST: exists, EPERM: refused})
-    if op.uid or op.gid:
-        a.sys("fchownat", folder, name, op.uid, op.gid, f.AT_SYMLINK_NOFOLLOW)
-    a.goto(done)
-    a.place(exists)
-    _same_device(low, op, folder, name, kind)
-    a.goto(done)
-    a.place(refused)
-    if op.type == "p":
-        a.fail(EPERM)
-    else:
+    rules = {} if op.fresh else {EEXIST: exists}
+    if op.bind and op.type != "p":
+        rules[EPERM] = refused
+    owned = bool(op.uid or op.gid)
+    a.sys(
+        "mknodat", folder, name, kind | op.mode, number, skip=rules, ok=done if rules and not owned else NEXT
+    )
+    if owned:
+        a.sys("fchownat", folder, name, op.uid, op.gid, f.AT_SYMLINK_NOFOLLOW, ok=done if rules else NEXT)
+    if EEXIST in rules:
+        a.place(exists)
+        _same_device(low, op, folder, name, kind)
+        if EPERM in rules:
+            a.goto(done)
+    if EPERM in rules:
+        a.place(refused)
         _bind_device(low, op.path, folder, name)
     a.place(done)
 
@@ -239,7 +244,7 @@ def mask_path(low: Lowering, op: m.MaskPath) -> None:
     a, tree = low.a, low.a.slot(4)
     end, hidden, folder = a.label(), a.label(), a.label()
     null = _null(low)
-    if low.mask is None:
+    if low.mask is None and op.copy:
         low.make_mask()
     found = low.beneath(op.path, missing=end, also=ENOTDIR)
     a.sys("statx", found, "", EMPTY, f.STATX_TYPE, low.scratch)
@@ -247,7 +252,7 @@ def mask_path(low: Lowering, op: m.MaskPath) -> None:
     a.compare(mode, "eq", f.S_IFDIR, mask=f.S_IFMT, true=folder)
     a.sys("open_tree", null, "", CLONE | EMPTY, store=tree, ok=hidden)
     a.place(folder)
-    low.copy_mask(tree)
+    low.hide_folder(tree)
     a.place(hidden)
     low.attach(tree, found)
     low.close(tree, found)

@@ -6,13 +6,13 @@ destination, `attach` puts a mount there. `program.macros` has what does not dep
 
 from __future__ import annotations
 
-from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
+from errno import ELOOP, ENOENT, ENOTDIR
 from struct import pack
 
 from pyrunc.abi import file as f
 from pyrunc.abi import mount as mnt
 from pyrunc.program import macros
-from pyrunc.program.assemble import NEXT, Assembler
+from pyrunc.program.assemble import Assembler
 from pyrunc.program.macros import IN_ROOT, RETRY
 
 TYPE_CHECKING = False
@@ -193,15 +193,10 @@ class Lowering:
         """The empty read-only tmpfs that hides folders, made once whether or not there is one to hide."""
         self.mask = self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
-    def copy_mask(self, store: Slot) -> None:
-        """Another mount of the mask's tmpfs; kernels before 6.15 cannot copy a detached mount, so a new one there."""
-        a, done, context = self.a, self.a.label(), self.a.slot(4)
-        assert self.mask is not None
-        a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store, ok=done, skip={EINVAL: NEXT})
-        a.sys("fsopen", "tmpfs", mnt.FSOPEN_CLOEXEC, store=context)
-        for key, value in MASK_OPTIONS:
-            a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0)
-        a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0)
-        a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, QUIET | mnt.MOUNT_ATTR_RDONLY, store=store)
-        self.close(context)
-        a.place(done)
+    def hide_folder(self, store: Slot) -> None:
+        """Another mount of the mask's tmpfs; where detached mounts cannot be cloned (Linux before 6.15) a new one."""
+        if self.mask is not None:
+            self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)
+        else:
+            made = self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
+            self.a.set(store, made)

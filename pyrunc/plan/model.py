@@ -154,7 +154,10 @@ class MountTree(Op):
 
 
 class MakeDevice(Op):
-    """A device file with that owner and mode; a bind of the host's when making it is not permitted."""
+    """A device file with that owner and mode. An existing one must match, unless the folder is known to be `fresh`.
+
+    `bind`: making it may not be permitted, then the host's is bound there.
+    """
 
     path: str
     type: str
@@ -163,6 +166,8 @@ class MakeDevice(Op):
     mode: int = 0o666
     uid: int = 0
     gid: int = 0
+    fresh: bool = False
+    bind: bool = True
 
 
 class Symlink(Op):
@@ -237,9 +242,13 @@ class ReadonlyPath(Op):
 
 
 class MaskPath(Op):
-    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a missing one is skipped."""
+    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a missing one is skipped.
+
+    `copy`: all folders share one tmpfs, which the kernel can clone detached.
+    """
 
     path: str
+    copy: bool = True
 
 
 class SetScheduler(Op):
@@ -369,6 +378,7 @@ class Host(Value):
     apparmor: bool = False
     selinux: bool = False
     kcore: bool = True
+    clones_detached: bool = True
 
 
 class Findings(Value):

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from pyrunc.spec.model import Linux
 
 
-def operations(linux: Linux) -> list[Op]:
+def operations(linux: Linux, clones_detached: bool) -> list[Op]:
     """One operation for each distinct path."""
     ops: list[Op] = [ReadonlyPath(path) for path in dict.fromkeys(map(normal, linux.readonly_paths))]
-    ops += [MaskPath(path) for path in dict.fromkeys(map(normal, linux.masked_paths))]
+    ops += [MaskPath(path, clones_detached) for path in dict.fromkeys(map(normal, linux.masked_paths))]
     return ops
