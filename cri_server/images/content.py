@@ -1,0 +1,168 @@
+"""Blobs on disk in an OCI image layout: `blobs/sha256/<hex>`, there whole and durable or not at all.
+
+A blob grows in `ingest/` under a name of its own, is hashed while it is written, synced, and renamed. What lies in `ingest/`
+when the server starts is rubbish of an earlier life.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+
+from pyrunc import record
+from pyrunc.errors import Error, KernelError, NotFound, PeerError, ResourceExhausted
+
+FOLDER_MODE = 0o700
+
+
+class DigestMismatch(PeerError):
+    """Content is not what its digest or size promised."""
+
+
+def node_error(error: OSError, subject: str) -> Error:
+    """An OSError of the store in our words: a full disk is a matter of its own."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceExhausted(f"no space left on the image store ({subject})")
+    return KernelError("write", subject, error.errno or 0)
+
+
+class Ingest:
+    """A blob that is being written. Use from one thread at a time; ends with `commit` or `abandon` (or as a `with`)."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._path = blobs.new_temporary("blob")
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def __enter__(self) -> Ingest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises ResourceExhausted, KernelError."""
+        self._hash.update(data)
+        self.size += len(data)
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            raise node_error(error, "a blob") from None
+
+    def restart(self) -> None:
+        """Forget what was written."""
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        self._hash, self.size = hashlib.sha256(), 0
+
+    @property
+    def digest(self) -> str:
+        """Of what was written so far."""
+        return f"sha256:{self._hash.hexdigest()}"
+
+    def check(self, digest: str, size: int | None = None) -> None:
+        """Raises DigestMismatch unless this is the promised content."""
+        if size is not None and self.size != size:
+            raise DigestMismatch(f"blob {digest} has {self.size} bytes, not {size}")
+        if self.digest != digest:
+            raise DigestMismatch(f"blob {digest} has the content of {self.digest}")
+
+    def commit(self) -> str:
+        """Make it a blob; its digest. Raises ResourceExhausted, KernelError."""
+        try:
+            os.fsync(self._fd)
+            os.rename(self._path, self._blobs.path(self.digest))
+        except OSError as error:
+            raise node_error(error, "a blob") from None
+        os.close(self._fd)
+        self._fd = -1
+        return self.digest
+
+    def abandon(self) -> None:
+        """Remove what is not committed; does nothing after `commit`. Safe beside a thread that still writes."""
+        if self._fd < 0:
+            return
+        Path(self._path).unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = -1
+
+
+class Blobs:
+    """The blobs below `root`, an OCI image layout."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._folder = root / "blobs" / "sha256"
+        self._ingest = root / "ingest"
+
+    def prepare(self) -> None:
+        """Make the layout's folders and files, and clear what an earlier life left in `ingest/`."""
+        for folder in (self.root, self.root / "blobs", self._folder, self._ingest):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(FOLDER_MODE)
+        layout = self.root / "oci-layout"
+        if not layout.exists():
+            record.write_bytes(str(layout), json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
+
+    def new_temporary(self, kind: str) -> str:
+        """A path in `ingest/` that nobody has."""
+        return str(self._ingest / f"{kind}-{uuid.uuid4().hex}")
+
+    def path(self, digest: str) -> str:
+        """Where the blob is or will be."""
+        return str(self._folder / digest.removeprefix("sha256:"))
+
+    def size(self, digest: str) -> int | None:
+        """The blob's size; None if it is not here."""
+        try:
+            return os.stat(self.path(digest)).st_size
+        except FileNotFoundError:
+            return None
+
+    def read(self, digest: str, limit_bytes: int) -> bytes:
+        """The content, verified. Raises NotFound, DigestMismatch (damaged, or longer than the limit)."""
+        try:
+            with open(self.path(digest), "rb") as file:
+                data = file.read(limit_bytes + 1)
+        except FileNotFoundError:
+            raise NotFound(f"no blob {digest}") from None
+        if len(data) > limit_bytes or f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+            raise DigestMismatch(f"blob {digest} is damaged on disk")
+        return data
+
+    def open_blob(self, digest: str) -> int:
+        """A descriptor for reading, which the caller closes. Raises NotFound."""
+        try:
+            return os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(f"no blob {digest}") from None
+
+    def put(self, data: bytes) -> str:
+        """Store content; its digest."""
+        with Ingest(self) as ingest:
+            ingest.write(data)
+            return ingest.digest if self.size(ingest.digest) == len(data) else ingest.commit()
+
+    def remove(self, digest: str) -> None:
+        """Missing is fine."""
+        Path(self.path(digest)).unlink(missing_ok=True)
+
+    def digests(self) -> list[str]:
+        """All blobs."""
+        return [f"sha256:{name}" for name in os.listdir(self._folder)]
+
+    def sync_folder(self) -> None:
+        """Make the names of committed blobs durable."""
+        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

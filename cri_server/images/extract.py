@@ -1,0 +1,446 @@
+"""A layer's tar made into files: every name resolved beneath the layer's own root, whiteouts in overlayfs' form.
+
+The tar is hostile. Names with `..` are refused; parents are opened beneath the root by openat2, and where a link lies on the
+way it is followed inside the root only; the last name is never followed. Nothing else has access to the folder meanwhile
+(it is new and its parent is 0700), so there is nobody to race with. `trusted.overlay.*` is what we write, never the layer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from cri_server.images import headers
+from cri_server.images.headers import Entry, members, shown
+from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.trees import open_folder, remove_tree
+from pyrunc.errors import KernelError, ResourceExhausted
+from pyrunc.kernel.path import open_beneath
+
+WHITEOUT = b".wh."
+OPAQUE = b".wh..wh..opq"
+_AUFS = b".wh..wh."
+OPAQUE_XATTR = "trusted.overlay.opaque"
+_PARENTS_OPEN = 48
+_LINKS_AT_MOST = 40
+_PATH_LIMIT_BYTES = 4095
+_MAJOR_LIMIT, _MINOR_LIMIT = 1 << 12, 1 << 20
+_TICK_BYTES = 4 << 20
+_TICK_ENTRIES = 500
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Made = TypeVar("Made")
+Path = bytes  # relative to the layer's root, without links, `.` and `..`; empty: the root
+
+
+@dataclass(slots=True)
+class Extracted:
+    """What came out. `implicit`: directories that the layer needed but did not describe; `opaque`: it hides all below it."""
+
+    size_bytes: int = 0
+    inodes: int = 0
+    implicit: set[Path] = field(default_factory=set)
+    opaque: bool = False
+
+
+def extract(
+    stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None] = lambda: None
+) -> Extracted:
+    """Make the files of the tar beneath `root_fd`, an empty directory. `tick` is called now and then, and may raise.
+
+    Raises BadLayer, ResourceExhausted (disk, limits), KernelError.
+    """
+    extractor = _Extractor(stream, root_fd, limits, tick)
+    try:
+        return extractor.run()
+    except OSError as error:
+        raise in_our_words(error, extractor.now) from None
+    except KernelError as error:
+        raise in_our_words(OSError(error.errno, error.call), extractor.now) from None
+    finally:
+        extractor.close()
+
+
+def in_our_words(error: OSError, name: bytes) -> Exception:
+    """What the kernel refused while `name` was being made."""
+    number = error.errno or 0
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceExhausted(f"no space left while unpacking {shown(name)}")
+    if number in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EXDEV):
+        return BadLayer(f"{shown(name)}: {os.strerror(number)}")
+    return KernelError("unpack", shown(name), number)
+
+
+class _Extractor:
+    def __init__(self, stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None]) -> None:
+        self._stream, self._root, self._limits, self._tick = stream, root_fd, limits, tick
+        self._parents: dict[bytes, tuple[Path, int]] = {}  # as written -> (resolved, descriptor)
+        self._stale: list[int] = []  # descriptors that the current entry may still use
+        self._times: dict[Path, int] = {}
+        self._hidden: set[Path] = set()  # what `.wh.` entries named
+        self._result = Extracted(implicit={b""}, inodes=1)
+        self._entries = 0
+        self._ticked_bytes = 0
+        self.now = b""
+
+    def run(self) -> Extracted:
+        make = {
+            headers.FILE: self._file,
+            headers.DIRECTORY: self._directory,
+            headers.SYMLINK: self._symlink,
+            headers.HARDLINK: self._hardlink,
+            headers.CHARACTER: self._node,
+            headers.BLOCK_DEVICE: self._node,
+            headers.FIFO: self._node,
+        }
+        self._times[b""] = 0
+        for entry in members(self._stream):
+            self.now = entry.name
+            self._close_stale()
+            self._count()
+            names = _names(entry.name)
+            if any(name.startswith(WHITEOUT) for name in names):
+                self._whiteout(entry, names)
+            elif names:
+                make[entry.kind](entry, names)
+            elif entry.kind == headers.DIRECTORY:
+                self._describe_directory(entry, b"", open_folder(self._root, b""))
+            else:
+                raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
+        self._set_directory_times()
+        return self._result
+
+    def close(self) -> None:
+        self._forget_parents()
+        self._close_stale()
+
+    def _count(self) -> None:
+        self._entries += 1
+        if self._entries > self._limits.entries:
+            raise ResourceExhausted(f"the layer has more than {self._limits.entries} entries")
+        if self._entries % _TICK_ENTRIES == 0:
+            self._tick()
+
+    # ---- one method per kind
+
+    def _file(self, entry: Entry, names: list[bytes]) -> None:
+        if entry.size > self._limits.size_bytes:
+            raise ResourceExhausted(f"{shown(entry.name)}: a file of {entry.size} bytes")
+        parent, path = self._parent(names)
+        fd = self._fresh(path, parent, lambda name: os.open(name, _NEW, 0o600, dir_fd=parent))
+        try:
+            self._content(entry, fd)
+            os.fchown(fd, entry.uid, entry.gid)  # clears setuid and capabilities, so it comes first
+            os.fchmod(fd, entry.mode)
+            _set_xattrs(fd, entry)
+            os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+        finally:
+            os.close(fd)
+        self._result.size_bytes += entry.stored
+
+    def _content(self, entry: Entry, fd: int) -> None:
+        for offset, length in [(0, entry.stored)] if entry.sparse is None else entry.sparse:
+            left = length
+            for piece in self._stream.pieces(length):
+                left -= len(piece)
+                while piece:
+                    written = os.pwrite(fd, piece, offset)
+                    piece, offset = piece[written:], offset + written
+                self._wrote()
+            if left:
+                raise BadLayer(f"{shown(entry.name)}: the tar is truncated in the file's data")
+        if entry.sparse is not None:
+            os.ftruncate(fd, entry.size)
+
+    def _wrote(self) -> None:
+        if self._stream.size_bytes - self._ticked_bytes >= _TICK_BYTES:
+            self._ticked_bytes = self._stream.size_bytes
+            self._tick()
+
+    def _directory(self, entry: Entry, names: list[bytes]) -> None:
+        parent, path = self._parent(names)
+        try:
+            os.mkdir(names[-1], 0o755, dir_fd=parent)
+            self._result.inodes += 1
+        except FileExistsError:
+            found = os.lstat(names[-1], dir_fd=parent)
+            if not stat.S_ISDIR(found.st_mode):
+                self._fresh(path, parent, lambda name: os.mkdir(name, 0o755, dir_fd=parent))
+        self._describe_directory(entry, path, os.open(names[-1], _FOLDER, dir_fd=parent))
+
+    def _describe_directory(self, entry: Entry, path: Path, fd: int) -> None:
+        try:
+            os.fchown(fd, entry.uid, entry.gid)
+            os.fchmod(fd, entry.mode)
+            _set_xattrs(fd, entry)
+        finally:
+            os.close(fd)
+        self._times[path] = entry.mtime_ns
+        self._result.implicit.discard(path)
+
+    def _symlink(self, entry: Entry, names: list[bytes]) -> None:
+        if not entry.link:
+            raise BadLayer(f"{shown(entry.name)}: a symbolic link to nothing")
+        parent, path = self._parent(names)
+        self._fresh(path, parent, lambda name: os.symlink(entry.link, name, dir_fd=parent))
+        self._describe_node(entry, parent, names[-1])
+
+    def _node(self, entry: Entry, names: list[bytes]) -> None:
+        if entry.major >= _MAJOR_LIMIT or entry.minor >= _MINOR_LIMIT:
+            raise BadLayer(f"{shown(entry.name)}: device number {entry.major}:{entry.minor} is out of range")
+        kinds = {
+            headers.CHARACTER: stat.S_IFCHR,
+            headers.BLOCK_DEVICE: stat.S_IFBLK,
+            headers.FIFO: stat.S_IFIFO,
+        }
+        mode, device = kinds[entry.kind] | 0o600, os.makedev(entry.major, entry.minor)
+        parent, path = self._parent(names)
+        self._fresh(path, parent, lambda name: os.mknod(name, mode, device, dir_fd=parent))
+        self._describe_node(entry, parent, names[-1])
+
+    def _describe_node(self, entry: Entry, parent: int, name: bytes) -> None:
+        os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
+        if entry.kind != headers.SYMLINK:
+            os.chmod(name, entry.mode, dir_fd=parent)  # it was made a moment ago and is no link
+        if entry.xattrs:
+            _set_xattrs(b"/proc/self/fd/%d/%s" % (parent, name), entry)
+        os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+
+    def _hardlink(self, entry: Entry, names: list[bytes]) -> None:
+        link_names = _names(entry.link)
+        if not link_names or any(name.startswith(WHITEOUT) for name in link_names):
+            raise BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}")
+        source, source_path = self._parent(link_names, make=False)
+        parent, path = self._parent(names)
+        if source_path == path:
+            return
+        try:
+            found = os.lstat(link_names[-1], dir_fd=source)
+        except FileNotFoundError:
+            raise BadLayer(
+                f"{shown(entry.name)}: a hard link to {shown(entry.link)}, which the layer does not have"
+            ) from None
+        if stat.S_ISDIR(found.st_mode) or _is_whiteout(found):
+            raise BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}, which is no file")
+        self._fresh(path, parent, lambda name: self._link(source, link_names[-1], parent, name))
+        self._result.inodes -= 1
+
+    def _link(self, source: int, source_name: bytes, parent: int, name: bytes) -> None:
+        os.link(source_name, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+
+    def _whiteout(self, entry: Entry, names: list[bytes]) -> None:
+        """`.wh.NAME` hides what lower layers have there, `.wh..wh..opq` all they have in its directory; what this layer has
+        stays, wherever it stands in the tar. Other `.wh..wh.` names are notes of aufs."""
+        if entry.kind == headers.FILE:
+            headers.skip(self._stream, entry.stored)
+        if any(name.startswith(_AUFS) for name in names[:-1]):
+            return
+        if any(name.startswith(WHITEOUT) for name in names[:-1]):
+            raise BadLayer(f"{shown(entry.name)}: a whiteout cannot hold anything")
+        hidden = names[-1].removeprefix(WHITEOUT)
+        if names[-1] == OPAQUE:
+            self._opaque(names[:-1])
+        elif names[-1].startswith(_AUFS):
+            return
+        elif hidden in (b"", b".", b".."):
+            raise BadLayer(f"{shown(entry.name)}: a whiteout of nothing")
+        else:
+            self._hide([*names[:-1], hidden])
+
+    def _opaque(self, folder: list[bytes]) -> None:
+        path, fd = self._enter(folder)
+        if not path:
+            self._result.opaque = (
+                True  # overlayfs does not look at a layer's root: the caller drops what is below
+            )
+            return
+        _make_opaque(fd)
+
+    def _hide(self, names: list[bytes]) -> None:
+        parent, path = self._parent(names)
+        self._hidden.add(path)
+        try:
+            found = os.lstat(names[-1], dir_fd=parent)
+        except FileNotFoundError:
+            os.mknod(names[-1], stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
+            self._result.inodes += 1
+            return
+        if stat.S_ISDIR(found.st_mode):
+            _make_opaque_at(parent, names[-1])
+
+    # ---- names
+
+    def _fresh(self, path: Path, parent: int, make: Callable[[bytes], Made]) -> Made:
+        """Call `make` with the last name; what has that name already gives way, as in every other unpacker.
+
+        A directory where a whiteout is or was is opaque: lower content stays hidden.
+        """
+        name = path.rpartition(b"/")[2]
+        try:
+            made = make(name)
+        except FileExistsError:
+            self._remove(path, parent, name)
+            made = make(name)
+            if path in self._hidden and stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+                _make_opaque_at(parent, name)
+        self._result.inodes += 1
+        return made
+
+    def _remove(self, path: Path, parent: int, name: bytes) -> None:
+        found = os.lstat(name, dir_fd=parent)
+        remove_tree(parent, name)
+        self._result.inodes -= 1
+        if stat.S_ISDIR(found.st_mode):
+            inside = path + b"/"
+            self._times = {p: t for p, t in self._times.items() if p != path and not p.startswith(inside)}
+            implicit = self._result.implicit
+            implicit -= {p for p in implicit if p == path or p.startswith(inside)}
+        if stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode):
+            self._forget_parents()
+
+    def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[int, Path]:
+        """The directory that holds the last name, and the resolved path of that name."""
+        folder, fd = self._enter(names[:-1], make=make)
+        path = b"/".join((folder, names[-1])) if folder else names[-1]
+        if len(path) > _PATH_LIMIT_BYTES:
+            raise OSError(errno.ENAMETOOLONG, "path")
+        return fd, path
+
+    def _enter(self, names: list[bytes], *, make: bool = True) -> tuple[Path, int]:
+        written = b"/".join(names)
+        found = self._parents.get(written)
+        if found is None:
+            found = self._open_parent(names, written, make)
+            if len(self._parents) >= _PARENTS_OPEN:
+                self._stale.append(self._parents.pop(next(iter(self._parents)))[1])
+            self._parents[written] = found
+        return found
+
+    def _open_parent(self, names: list[bytes], written: bytes, make: bool) -> tuple[Path, int]:
+        try:
+            return written, open_beneath(self._root, written or b".", os.O_PATH | os.O_DIRECTORY)
+        except KernelError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+                raise
+        path = self._walk(names, make)
+        return path, open_beneath(self._root, path or b".", os.O_PATH | os.O_DIRECTORY)
+
+    def _walk(self, names: list[bytes], make: bool) -> Path:
+        """The directory's path without links, which are followed as if the root were `/`; missing directories are made."""
+        pending, done, links = names[::-1], list[bytes](), 0
+        while pending:
+            name = pending.pop()
+            if name in (b"", b"."):
+                continue
+            if name == b"..":  # only links have it
+                done = done[:-1]
+                continue
+            target = self._step(done, name, make)
+            if target is None:
+                done.append(name)
+                continue
+            links += 1
+            if links > _LINKS_AT_MOST:
+                raise OSError(errno.ELOOP, "link")
+            if target.startswith(b"/"):
+                done = []
+            pending.extend(target.split(b"/")[::-1])
+        return b"/".join(done)
+
+    def _step(self, done: list[bytes], name: bytes, make: bool) -> bytes | None:
+        """None if `name` is a directory now, else the target of the link that it is."""
+        path = b"/".join([*done, name])
+        parent = open_beneath(self._root, b"/".join(done) or b".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            try:
+                found = os.lstat(name, dir_fd=parent)
+            except FileNotFoundError:
+                if not make:
+                    raise BadLayer(f"{shown(self.now)}: the layer has no {shown(path)}") from None
+                self._make_implicit(path, parent, name)
+                return None
+            if stat.S_ISLNK(found.st_mode):
+                return os.fsencode(os.readlink(name, dir_fd=parent))
+            if make and path in self._hidden and _is_whiteout(found):
+                self._remove(path, parent, name)
+                self._make_implicit(path, parent, name)
+                _make_opaque_at(parent, name)
+            elif not stat.S_ISDIR(found.st_mode):
+                raise OSError(errno.ENOTDIR, "parent")
+            return None
+        finally:
+            os.close(parent)
+
+    def _make_implicit(self, path: Path, parent: int, name: bytes) -> None:
+        os.mkdir(name, 0o755, dir_fd=parent)
+        os.chmod(name, 0o755, dir_fd=parent)  # whatever the umask is
+        self._result.inodes += 1
+        self._result.implicit.add(path)
+        self._times[path] = 0  # the same layer gives the same tree
+
+    def _forget_parents(self) -> None:
+        self._stale += [fd for _, fd in self._parents.values()]
+        self._parents.clear()
+
+    def _close_stale(self) -> None:
+        while self._stale:
+            os.close(self._stale.pop())
+
+    def _set_directory_times(self) -> None:
+        """Last, because every new name in a directory changes its time."""
+        for path, time_ns in self._times.items():
+            self.now = path
+            fd = open_folder(self._root, path)
+            try:
+                os.utime(fd, ns=(time_ns, time_ns))
+            finally:
+                os.close(fd)
+
+
+def _names(name: bytes) -> list[bytes]:
+    """The components of a member's name; an absolute one is relative to the root."""
+    names = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if b".." in names:
+        raise BadLayer(f"{shown(name)}: a name with '..'")
+    return names
+
+
+def _is_whiteout(found: os.stat_result) -> bool:
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def _make_opaque(folder_fd: int) -> None:
+    """`folder_fd` may be O_PATH, which takes no fsetxattr(2)."""
+    os.setxattr(f"/proc/self/fd/{folder_fd}", OPAQUE_XATTR, b"y")
+
+
+def _make_opaque_at(parent_fd: int, name: bytes) -> None:
+    fd = os.open(name, _FOLDER, dir_fd=parent_fd)
+    try:
+        os.setxattr(fd, OPAQUE_XATTR, b"y")
+    finally:
+        os.close(fd)
+
+
+def _set_xattrs(target: int | bytes, entry: Entry) -> None:
+    """Those a container can make use of: file capabilities, POSIX ACLs, `user.*`. Others are the host's business, and
+    `*.overlay.*` would be orders to overlayfs. What the file system or the kind of file does not take is left out."""
+    for name, value in entry.xattrs.items():
+        if not _is_wanted(name):
+            continue
+        try:
+            os.setxattr(target, name, value, follow_symlinks=isinstance(target, int))
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EPERM, errno.EINVAL):
+                raise
+
+
+def _is_wanted(name: bytes) -> bool:
+    if name in (b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"):
+        return True
+    return name.startswith(b"user.") and not name.startswith(b"user.overlay.")

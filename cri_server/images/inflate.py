@@ -1,0 +1,184 @@
+"""A layer's blob as the tar stream inside it: gzip, zstd or plain by its first bytes, hashed and bounded while it is read.
+
+What the media type claims is not asked: the diff id in the image's configuration decides whether this is the right content.
+The bounds stop bombs early: bytes in all, the ratio to what was read once that much came out, the zstd window, and members
+that give nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from isal import igzip_lib
+
+from pyrunc.errors import PeerError, ResourceExhausted
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_MAGICS = {
+    ZSTD_MAGIC,
+    *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)),
+}  # the latter: skippable frames
+WINDOW_LOG_LIMIT = 27  # 128 MiB, what `zstd --ultra` may use without --long
+RATIO_LIMIT = 500
+RATIO_FREE_BYTES = 64 << 20
+EMPTY_MEMBERS_LIMIT = 10_000
+_INPUT_BYTES = 256 << 10
+_OUTPUT_BYTES = 1 << 20
+_FIRST_INPUT_BYTES = (
+    4 << 10
+)  # a decoder copies what it did not use: many small members must not copy a whole block each
+
+
+_DECODER_ERRORS: Any = (zstd.ZstdError, igzip_lib.IsalError, ValueError, EOFError)
+
+
+class BadLayer(PeerError):
+    """The layer's bytes are not what they must be: not a tar, damaged, hostile, or not the promised content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a layer may unpack to, in bytes and in entries."""
+
+    size_bytes: int = 64 << 30
+    entries: int = 8_000_000
+    ratio: int = RATIO_LIMIT
+
+
+class _Decoder(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class Stream:
+    """The tar stream in the blob behind `fd` (read from its position on). Not thread-safe."""
+
+    def __init__(self, fd: int, limits: Limits | None = None) -> None:
+        self._fd = fd
+        self._limits = limits or Limits()
+        self._hash = hashlib.sha256()
+        self._input = memoryview(b"")
+        self._used = 0
+        self._block = memoryview(b"")
+        self._blocks = self._decoded()
+        self.read_bytes = 0
+        self.size_bytes = 0
+
+    def read_exact(self, size: int) -> bytes:
+        """`size` bytes; fewer only at the end of the stream."""
+        if len(self._block) >= size:
+            found, self._block = bytes(self._block[:size]), self._block[size:]
+            return found
+        return b"".join(bytes(piece) for piece in self.pieces(size))
+
+    def pieces(self, size: int) -> Iterator[memoryview]:
+        """`size` bytes in pieces as they come, without a copy; ends early at the end of the stream."""
+        while size:
+            if not self._block and not self._fill():
+                return
+            piece = self._block[:size]
+            self._block = self._block[len(piece) :]
+            size -= len(piece)
+            yield piece
+
+    def drain(self) -> str:
+        """Read to the end; the diff id, `sha256:…` of the whole uncompressed stream."""
+        while self._fill():
+            pass
+        self._block = memoryview(b"")
+        return f"sha256:{self._hash.hexdigest()}"
+
+    def _fill(self) -> bool:
+        block = next(self._blocks, b"")
+        if not block:
+            return False
+        self._hash.update(block)
+        self.size_bytes += len(block)
+        self._check()
+        self._block = memoryview(block)
+        return True
+
+    def _check(self) -> None:
+        if self.size_bytes > self._limits.size_bytes:
+            raise ResourceExhausted(f"the layer unpacks to more than {self._limits.size_bytes} bytes")
+        if self.size_bytes > RATIO_FREE_BYTES and self.size_bytes > self.read_bytes * self._limits.ratio:
+            raise BadLayer(
+                f"the layer unpacks {self._limits.ratio} times its size ({self.size_bytes} bytes so far)"
+            )
+
+    def _decoded(self) -> Iterator[bytes]:
+        self._refill()
+        first = bytes(self._input[:4])
+        if first.startswith(GZIP_MAGIC):
+            yield from self._members(_gzip, "gzip")
+        elif first in _ZSTD_MAGICS:
+            yield from self._members(_zstd, "zstd")
+        else:
+            while self._input:
+                yield bytes(self._input)
+                self._refill()
+
+    def _refill(self) -> None:
+        data = os.read(self._fd, _INPUT_BYTES)
+        self.read_bytes += len(data)
+        self._input, self._used = memoryview(data), 0
+
+    def _members(self, new: Callable[[], _Decoder], kind: str) -> Iterator[bytes]:
+        """The content of concatenated members (gzip) or frames (zstd); the stream must end with one."""
+        empty = 0
+        while self._used < len(self._input):
+            produced = False
+            for block in self._member(new(), kind):
+                produced = True
+                yield block
+            empty = 0 if produced else empty + 1
+            if empty > EMPTY_MEMBERS_LIMIT:
+                raise BadLayer(f"the layer has more than {EMPTY_MEMBERS_LIMIT} empty {kind} members")
+            if self._used == len(self._input):
+                self._refill()
+
+    def _member(self, decoder: _Decoder, kind: str) -> Iterator[bytes]:
+        window = _FIRST_INPUT_BYTES
+        while not decoder.eof:
+            part = b""
+            if decoder.needs_input:
+                if self._used == len(self._input):
+                    self._refill()
+                part = bytes(self._input[self._used : self._used + window])
+                if not part:
+                    raise BadLayer(f"the layer's {kind} data is truncated")
+                self._used, window = self._used + len(part), _INPUT_BYTES
+            try:
+                block = decoder.decompress(part, _OUTPUT_BYTES)
+            except _DECODER_ERRORS as error:
+                raise BadLayer(f"the layer's {kind} data is damaged: {error}") from None
+            if block:
+                yield block
+        self._used -= len(decoder.unused_data)
+
+
+def _gzip() -> _Decoder:
+    decoder: _Decoder = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+    return decoder
+
+
+def _zstd() -> _Decoder:
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: WINDOW_LOG_LIMIT}
+    decoder: _Decoder = zstd.ZstdDecompressor(options=options)
+    return decoder

@@ -1,0 +1,266 @@
+"""Manifests, indexes and image configurations, Docker's and OCI's: hostile JSON made into typed values, or refused.
+
+A document that could be read in two ways is refused: keys that occur twice, `layers` beside `manifests`, a media type that
+contradicts the one the registry sent. Sizes and counts are bounded before anything is fetched because of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import msgspec
+
+from cri_server.images.model import ImageConfig
+from cri_server.images.reference import is_digest
+from pyrunc.errors import NotFound, PeerError, Unsupported
+
+LIMIT_BYTES = 4 << 20
+LAYERS_LIMIT = 500
+INDEX_ENTRIES_LIMIT = 1000
+DEPTH_LIMIT = 4
+BLOB_LIMIT_BYTES = 64 << 30
+
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
+OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
+DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
+INDEXES = (OCI_INDEX, DOCKER_INDEX)
+MANIFESTS = (OCI_MANIFEST, DOCKER_MANIFEST)
+ACCEPTED = (*INDEXES, *MANIFESTS)
+_SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1"
+_GENERIC = ("", "application/json", "application/octet-stream", "text/plain", "binary/octet-stream")
+_LAYER_PREFIXES = (
+    OCI_LAYER,
+    "application/vnd.oci.image.layer.nondistributable.v1.tar",
+    "application/vnd.docker.image.rootfs.diff.tar",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar",
+)
+RESERVED_LABELS = ("io.kubernetes.", "org.pyrunc.")
+
+# uname's machine -> OCI's (Go's) name
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "riscv64": "riscv64"}
+
+
+class BadManifest(PeerError):
+    """The document is malformed, ambiguous, or beyond the limits."""
+
+
+class Platform(msgspec.Struct, frozen=True):
+    """Where an image runs."""
+
+    architecture: str = ""
+    os: str = ""
+    variant: str | None = None
+
+
+def host_platform() -> Platform:
+    """This machine's platform."""
+    machine = os.uname().machine
+    return Platform(_ARCHITECTURES.get(machine, machine), "linux")
+
+
+class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True):
+    """A blob by its digest. `urls` are never fetched: they would be anybody's choice of an address."""
+
+    media_type: str
+    digest: str
+    size: int
+    platform: Platform | None = None
+    annotations: dict[str, str] | None = None
+
+    def check(self, what: str) -> None:
+        """Raises BadManifest (Unsupported for another digest algorithm)."""
+        if not is_digest(self.digest):
+            raise BadManifest(f"{what}: digest {self.digest[:100]!r} is not a sha256 digest in lower case")
+        if not 0 <= self.size <= BLOB_LIMIT_BYTES:
+            raise BadManifest(f"{what}: size {self.size} is out of range")
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """One image: its configuration and its layers, bottom first."""
+
+    config: Descriptor
+    layers: list[Descriptor]
+
+
+class Index(msgspec.Struct, frozen=True):
+    """Images for several platforms."""
+
+    manifests: list[Descriptor]
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What an image's configuration says: platform, the layers' uncompressed digests, and how to run it."""
+
+    platform: Platform
+    diff_ids: list[str]
+    image: ImageConfig
+
+
+class _RawRootfs(msgspec.Struct):
+    type: str = "layers"
+    diff_ids: list[str] | None = None
+
+
+class _RawRun(msgspec.Struct, rename="pascal"):
+    user: str | None = None
+    env: list[str] | None = None
+    entrypoint: list[str] | None = None
+    cmd: list[str] | None = None
+    working_dir: str | None = None
+    labels: dict[str, str] | None = None
+    stop_signal: str | None = None
+    volumes: dict[str, Any] | None = None
+
+
+class _RawConfig(msgspec.Struct):
+    rootfs: _RawRootfs
+    architecture: str | None = None
+    os: str | None = None
+    variant: str | None = None
+    config: _RawRun | None = None
+
+
+def parse(data: bytes, media_type: str = "") -> Manifest | Index:
+    """A manifest or an index; `media_type` is what the sender called it ("" if nothing). Raises BadManifest, Unsupported."""
+    document = _document(data, "manifest")
+    own = document.get("mediaType", "")
+    sent = media_type.partition(";")[0].strip().lower()
+    if not isinstance(own, str):
+        raise BadManifest("manifest: mediaType is not a string")
+    if sent in _GENERIC:
+        sent = ""
+    if own and sent and own != sent:
+        raise BadManifest(f"manifest: it calls itself {own[:100]!r}, but was sent as {sent[:100]!r}")
+    kind = own or sent or _kind_by_shape(document)
+    if kind.startswith(_SCHEMA_1) or document.get("schemaVersion") == 1:
+        raise Unsupported(
+            "manifest: Docker's schema 1 is no longer supported; push the image with a newer tool"
+        )
+    if "layers" in document and "manifests" in document:
+        raise BadManifest("manifest: it has both layers and manifests")
+    if kind in INDEXES:
+        return _index(document)
+    if kind in MANIFESTS:
+        return _manifest(document)
+    raise Unsupported(f"manifest: media type {kind[:100]!r} is not supported")
+
+
+def parse_config(data: bytes) -> Config:
+    """An image's configuration. Raises BadManifest."""
+    raw = _typed(_document(data, "image configuration"), _RawConfig, "image configuration")
+    run = raw.config or _RawRun()
+    diff_ids = raw.rootfs.diff_ids or []
+    if raw.rootfs.type != "layers" or not all(is_digest(d) for d in diff_ids):
+        raise BadManifest("image configuration: rootfs is not a list of sha256 layers")
+    image = ImageConfig(
+        user=run.user or "",
+        env=run.env or [],
+        entrypoint=run.entrypoint or [],
+        cmd=run.cmd or [],
+        working_dir=run.working_dir or "",
+        labels={k: v for k, v in (run.labels or {}).items() if not k.startswith(RESERVED_LABELS)},
+        stop_signal=run.stop_signal or "",
+        volumes=sorted(run.volumes or {}),
+    )
+    texts = (image.user, image.working_dir, image.stop_signal, *image.env, *image.entrypoint, *image.cmd)
+    if any("\0" in text for text in (*texts, *image.volumes)):
+        raise BadManifest("image configuration: a NUL character")
+    return Config(Platform(raw.architecture or "", raw.os or "", raw.variant), diff_ids, image)
+
+
+def choose(index: Index, wanted: Platform) -> Descriptor:
+    """The index's image for a platform: without variant, or the highest variant that every such machine has, first wins.
+
+    Raises NotFound that lists what there is.
+    """
+    fitting = [d for d in index.manifests if d.platform is None or _fits(d.platform, wanted)]
+    fitting.sort(key=lambda d: (d.platform is None, d.media_type not in ACCEPTED))
+    if not fitting:
+        there = sorted({f"{d.platform.os}/{d.platform.architecture}" for d in index.manifests if d.platform})
+        raise NotFound(
+            f"no image for {wanted.os}/{wanted.architecture}; there is {', '.join(there)[:300] or 'nothing'}"
+        )
+    return fitting[0]
+
+
+def check_platform(config: Config, wanted: Platform) -> None:
+    """Raises NotFound if the configuration names another platform; one that names none fits."""
+    found = config.platform
+    if found.architecture and not _fits(
+        Platform(found.architecture, found.os or "linux", found.variant), wanted
+    ):
+        raise NotFound(
+            f"the image is for {found.os}/{found.architecture}, this machine is {wanted.os}/{wanted.architecture}"
+        )
+
+
+def _fits(found: Platform, wanted: Platform) -> bool:
+    same = (found.os or "linux").lower() == wanted.os and found.architecture.lower() == wanted.architecture
+    return same and (not found.variant or found.variant in ("v1", "v8"))
+
+
+def _index(document: dict[str, Any]) -> Index:
+    index = _typed({**document, "manifests": document.get("manifests") or []}, Index, "index")
+    if len(index.manifests) > INDEX_ENTRIES_LIMIT:
+        raise BadManifest(f"index: more than {INDEX_ENTRIES_LIMIT} entries")
+    for number, descriptor in enumerate(index.manifests):
+        descriptor.check(f"index: manifests[{number}]")
+    return index
+
+
+def _manifest(document: dict[str, Any]) -> Manifest:
+    manifest = _typed({**document, "layers": document.get("layers") or []}, Manifest, "manifest")
+    if len(manifest.layers) > LAYERS_LIMIT:
+        raise BadManifest(f"manifest: more than {LAYERS_LIMIT} layers")
+    manifest.config.check("manifest: config")
+    if manifest.config.size > LIMIT_BYTES:
+        raise BadManifest(f"manifest: a configuration of {manifest.config.size} bytes")
+    for number, layer in enumerate(manifest.layers):
+        layer.check(f"manifest: layers[{number}]")
+        if layer.media_type.endswith("+encrypted"):
+            raise Unsupported(f"manifest: layers[{number}] is encrypted")
+        if not layer.media_type.startswith(_LAYER_PREFIXES):
+            raise Unsupported(f"manifest: layers[{number}] is no file system: {layer.media_type[:100]!r}")
+    return manifest
+
+
+def _kind_by_shape(document: dict[str, Any]) -> str:
+    if "manifests" in document:
+        return OCI_INDEX
+    return OCI_MANIFEST if "layers" in document or "config" in document else "nothing"
+
+
+def _document(data: bytes, what: str) -> dict[str, Any]:
+    if len(data) > LIMIT_BYTES:
+        raise BadManifest(f"{what}: more than {LIMIT_BYTES} bytes")
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadManifest(f"{what}: not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise BadManifest(f"{what}: not a JSON object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _typed(document: dict[str, Any], kind: type[Any], what: str) -> Any:
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise BadManifest(f"{what}: {str(error)[:300]}") from None

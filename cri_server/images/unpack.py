@@ -1,0 +1,97 @@
+"""One layer's blob unpacked into a folder of its own, in an errand: a process without network or secrets, that can be killed.
+
+The folder gets `tree/` (the files) and `layer.json` (what `Layer` says). It counts only once it was renamed to the place of
+its chain id. Inflating and hashing release the interpreter's lock, but making files is Python: in threads of one process two
+layers unpack hardly faster than one (measured, see `service`), in two errands they use two cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cri_server.images.extract import extract
+from cri_server.images.inflate import BadLayer, Limits, Stream
+from pyrunc import record
+from pyrunc.errors import Error, KernelError
+
+TREE = "tree"
+RECORD = "layer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """An unpacked layer. `size_bytes` and `inodes` of its files; `implicit`: directories it needed but did not describe
+    (relative paths, "" for the root), whose attributes the layers below have; `opaque`: it hides all layers below."""
+
+    diff_id: str
+    size_bytes: int
+    inodes: int
+    implicit: list[str]
+    opaque: bool = False
+
+    def save(self, folder: str) -> None:
+        """Write the record into the layer's folder."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        record.write_json(os.path.join(folder, RECORD), values)
+
+    @classmethod
+    def read(cls, folder: str) -> Layer:
+        """The record in the folder. Raises NotFound, DamagedRecord."""
+        values = record.read_json(os.path.join(folder, RECORD))
+        try:
+            return cls(**{name: values[name] for name in cls.__slots__})
+        except KeyError as error:
+            raise record.DamagedRecord(f"{folder}/{RECORD}: no {error}") from None
+
+
+def unpack(
+    blob_fd: int, folder: str, diff_id: str | None, limits: Limits, tick: Callable[[], None] = lambda: None
+) -> Layer:
+    """Unpack the blob (from the descriptor's position on) into `folder`, an empty directory.
+
+    `diff_id`: what the content must be; None takes what comes. `tick` is called now and then and may raise.
+    Raises BadLayer, ResourceExhausted, KernelError; the folder is the caller's to remove then.
+    """
+    stream = Stream(blob_fd, limits)
+    os.mkdir(os.path.join(folder, TREE), 0o755)
+    root_fd = os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.chmod(f"/proc/self/fd/{root_fd}", 0o755)  # whatever the umask is
+        extracted = extract(stream, root_fd, limits, tick)
+    finally:
+        os.close(root_fd)
+    found = stream.drain()
+    if diff_id is not None and found != diff_id:
+        raise BadLayer(f"the layer's content is {found}, not {diff_id} as the image's configuration says")
+    layer = Layer(
+        diff_id=found,
+        size_bytes=extracted.size_bytes,
+        inodes=extracted.inodes,
+        implicit=sorted(os.fsdecode(path) for path in extracted.implicit),
+        opaque=extracted.opaque,
+    )
+    layer.save(folder)
+    return layer
+
+
+def errand(arguments: dict[str, Any], fds: list[int]) -> int:
+    """What the zygote forks: `fds` are the blob and a pipe that gets a byte now and then; the arguments are `unpack`'s."""
+    blob_fd, progress_fd = fds
+    os.set_blocking(progress_fd, False)
+
+    def tick() -> None:
+        try:
+            os.write(progress_fd, b".")
+        except BlockingIOError:  # nobody has read the last ones yet
+            pass
+
+    try:
+        unpack(blob_fd, arguments["folder"], arguments["diff_id"], Limits(**arguments["limits"]), tick)
+    except Error:
+        raise
+    except OSError as error:
+        raise KernelError("unpack", arguments["folder"], error.errno or 0) from None
+    return 0
