@@ -41,6 +41,16 @@ def default_root() -> str:
     return f"{runtime}/pyrunc"
 
 
+def root_of(given: str | None) -> str:
+    """The folder of all containers: an absolute path for `--root`, else the default. Raises InvalidArgument for `/`."""
+    if given is None:
+        return default_root()
+    path = os.path.abspath(given)
+    if not given or path == "/":
+        raise InvalidArgument(f"--root {given!r} cannot hold containers")
+    return path
+
+
 def _in_user_namespace() -> bool:
     return os.stat("/proc/self/ns/user").st_ino != 0xEFFFFFFD  # PROC_USER_INIT_INO of include/linux/proc_ns.h
 
@@ -58,15 +68,20 @@ def check_id(container_id: str) -> str:
 
 
 class State:
-    """One container. `pid` 0: the create has not come that far (or was killed). `created` is RFC 3339, UTC."""
+    """One container. `pid` 0: the create has not come that far (or was killed); `complete`: it has ended well.
+
+    `created` is RFC 3339, UTC; `keyring` is the name of the session keyring that an exec joins, empty for none.
+    """
 
     __slots__ = (
         "annotations",
         "bundle",
         "cgroup_record",
+        "complete",
         "created",
         "folder",
         "id",
+        "keyring",
         "oci_version",
         "owner_uid",
         "pid",
@@ -90,11 +105,14 @@ class State:
         start_time: int = 0,
         private_pids: bool = True,
         cgroup: dict[str, str] | None = None,
+        complete: bool = False,
+        keyring: str = "",
     ) -> None:
         self.folder, self.id, self.bundle, self.rootfs = folder, container_id, bundle, rootfs
         self.oci_version, self.annotations, self.created = oci_version, annotations or {}, created
         self.owner_uid, self.pid, self.start_time = owner_uid, pid, start_time
         self.private_pids, self.cgroup_record = private_pids, cgroup
+        self.complete, self.keyring = complete, keyring
 
     @property
     def start_socket(self) -> str:
@@ -134,6 +152,8 @@ class State:
                 "start_time": self.start_time,
                 "private_pids": self.private_pids,
                 "cgroup": self.cgroup_record,
+                "complete": self.complete,
+                "keyring": self.keyring,
             },
         )
 
@@ -178,6 +198,8 @@ def _read(folder: str, container_id: str) -> State:
         start_time=int(found.get("start_time", 0)),
         private_pids=bool(found.get("private_pids", True)),
         cgroup=cgroup if isinstance(cgroup, dict) else None,
+        complete=bool(found.get("complete")),
+        keyring=str(found.get("keyring", "")),
     )
 
 
@@ -219,6 +241,21 @@ class Lock:
 
     def __init__(self, state: State) -> None:
         self._state, self._descriptor = state, -1
+
+    @staticmethod
+    def is_held(state: State) -> bool:
+        """Whether another process holds it right now."""
+        try:
+            descriptor = os.open(state.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def __enter__(self) -> Lock:
         try:

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 CREATING, CREATED, RUNNING, PAUSED, STOPPED = "creating", "created", "running", "paused", "stopped"
 
 
-def status(state: State) -> str:
-    """One of creating, created, running, paused, stopped."""
-    if not os.path.exists(f"{state.folder}/{states.STATE}"):
-        return CREATING
+def status(state: State, locked: bool = False) -> str:
+    """One of creating, created, running, paused, stopped. `locked`: the caller holds the container's lock.
+
+    A create that is on its way holds the lock; one that was killed does not, and its container counts as stopped.
+    """
+    if not state.complete:
+        return CREATING if not locked and states.Lock.is_held(state) else STOPPED
     if not alive(state.pid, state.start_time):
         return STOPPED
     group = state.cgroup()
@@ -96,8 +99,11 @@ def wait_dead(state: State, timeout_s: float) -> bool:
 
 
 def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:
-    """The status, when it is one of `allowed`. Raises WrongState with `refusal`, where {status} stands for what it is."""
-    found = status(state)
+    """The status, when it is one of `allowed`; the caller holds the lock.
+
+    Raises WrongState with `refusal`, where {status} stands for what it is.
+    """
+    found = status(state, locked=True)
     if found not in allowed:
         raise WrongState(refusal.replace("{status}", found))
     return found

@@ -1,0 +1,65 @@
+"""Verbs that change a running container: pause, resume, update."""
+
+from __future__ import annotations
+
+import sys
+
+from pyrunc import jsontext
+from pyrunc.errors import InvalidArgument, InvalidSpec
+from pyrunc.lifecycle import state as states
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyrunc.cli.log import Log
+    from pyrunc.cli.parse import Call
+
+
+def pause(call: Call, log: Log) -> int:
+    """`pause ID`."""
+    from pyrunc.lifecycle.pause import pause as freeze
+
+    state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    with states.Lock(state):
+        freeze(state)
+    return 0
+
+
+def resume(call: Call, log: Log) -> int:
+    """`resume ID`."""
+    from pyrunc.lifecycle.resume import resume as thaw
+
+    state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    with states.Lock(state):
+        thaw(state)
+    return 0
+
+
+def update(call: Call, log: Log) -> int:
+    """`update --resources FILE ID`, or with a flag per limit; a file makes all flags meaningless."""
+    from pyrunc.lifecycle import update as limits
+
+    resources = (
+        _read(call.options["resources"]) if call.options["resources"] else limits.from_options(call.options)
+    )
+    state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    with states.Lock(state):
+        for warning in limits.update(state, resources, call.globals["missing_controllers"]):
+            log.warning(warning)
+    return 0
+
+
+def _read(path: str) -> dict[str, Any]:
+    if path == "-":
+        text: str | bytes = sys.stdin.buffer.read()
+    else:
+        with open(path, "rb") as file:
+            text = file.read()
+    try:
+        resources = jsontext.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"--resources {path}: not JSON: {error}") from None
+    if not isinstance(resources, dict):
+        raise InvalidSpec("linux.resources", "must be a JSON object")
+    return resources

@@ -1,0 +1,85 @@
+"""The features object of runtime-spec features.md, from the tables that the runtime itself works with.
+
+Nothing is tried out and no state is needed: containerd and CRI-O ask at their start, possibly without privileges. What this
+build cannot do (intelRdt, idmapped mounts, checkpoints) is said to be off, or left out.
+"""
+
+from __future__ import annotations
+
+from pyrunc.abi.capability import CAPABILITIES
+from pyrunc.cgroups.scope_properties import ANNOTATION
+from pyrunc.errors import Error
+from pyrunc.plan import mounts
+from pyrunc.seccomp import profile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "time", "user", "uts")
+HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+UNSAFE = ("bundle", ANNOTATION)
+VERSION_MIN, VERSION_MAX = "1.0.0", "1.3.0"
+
+
+def features() -> dict[str, Any]:
+    """The whole object."""
+    return {
+        "ociVersionMin": VERSION_MIN,
+        "ociVersionMax": VERSION_MAX,
+        "hooks": [*HOOKS],
+        "mountOptions": mount_options(),
+        "linux": {
+            "namespaces": [*NAMESPACES],
+            "capabilities": [*CAPABILITIES],
+            "cgroup": {"v1": False, "v2": True, "systemd": True, "systemdUser": True, "rdma": True},
+            "seccomp": _seccomp(),
+            "apparmor": {"enabled": True},
+            "selinux": {"enabled": True},
+            "intelRdt": {"enabled": False},
+            "memoryPolicy": _memory_policy(),
+            "mountExtensions": {"idmap": {"enabled": False}},
+            "netDevices": {"enabled": False},
+        },
+        "annotations": _versions(),
+        "potentiallyUnsafeConfigAnnotations": [*UNSAFE],
+    }
+
+
+def mount_options() -> list[str]:
+    """All options that are understood (not the filesystems' own), sorted."""
+    single = {*mounts.ATTRIBUTES, *mounts.PROPAGATION, *mounts.SUPERBLOCK, *mounts.IGNORED, "bind", "rbind"}
+    return sorted(single | {f"r{name}" for name in mounts.ATTRIBUTES})
+
+
+def _seccomp() -> dict[str, Any]:
+    from pyrunc.kernel import seccomp as kernel
+
+    supported = [name for name, flag in profile.FLAGS.items() if kernel.knows_flag(flag)]
+    return {
+        "enabled": True,
+        "actions": sorted(profile.ACTIONS),
+        "operators": sorted(profile.OPERATORS),
+        "archs": sorted(profile.ARCHITECTURES),
+        "knownFlags": sorted(profile.FLAGS),
+        "supportedFlags": sorted(supported),
+    }
+
+
+def _memory_policy() -> dict[str, Any]:
+    from pyrunc.spec import check
+
+    return {"modes": sorted(check.MEMORY_MODES), "flags": sorted(check.MEMORY_FLAGS)}
+
+
+def _versions() -> dict[str, str]:
+    import pyrunc
+
+    found = {"pyrunc.version": pyrunc.__version__}
+    try:
+        from pyrunc.kernel import seccomp
+
+        found["io.github.seccomp.libseccomp.version"] = seccomp.version()
+    except Error:
+        pass
+    return found

@@ -1,0 +1,283 @@
+"""The verbs of a container's life: create, start, run, state, kill, delete, exec."""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc import jsontext, record
+from pyrunc.errors import Error, InvalidArgument, KernelError, WrongState
+from pyrunc.lifecycle import state as states
+from pyrunc.lifecycle import status as facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyrunc.cli.log import Log
+    from pyrunc.cli.parse import Call
+    from pyrunc.lifecycle.bundle import Bundle, Wishes
+    from pyrunc.lifecycle.create import Created
+    from pyrunc.lifecycle.exec import Executed
+    from pyrunc.lifecycle.state import State
+
+SIGTERM = 15
+
+
+def create(call: Call, log: Log) -> int:
+    """`create --bundle DIR ID`. Prints nothing: standard output is the container's."""
+    _make(call, log, start_immediately=False)
+    return 0
+
+
+def run(call: Call, log: Log) -> int:
+    """`run --bundle DIR ID`: with --detach 0, else the program's exit code."""
+    attached = not call.options["detach"]
+    if attached and not call.options["no_subreaper"]:
+        from pyrunc.kernel.process import set_child_subreaper
+
+        set_child_subreaper()
+    state, created = _make(call, log, start_immediately=True)
+    _poststart(state, log)
+    if not attached:
+        return 0
+    from pyrunc.lifecycle.run import attend
+
+    try:
+        return attend(created.pidfd, created.console_fd)
+    finally:
+        if not call.options["keep"]:
+            _delete(states.root_of(call.globals["root"]), state.id, True, log)
+
+
+def _make(call: Call, log: Log, start_immediately: bool) -> tuple[State, Created]:
+    from pyrunc.lifecycle import bundle as bundles
+
+    options = call.options
+    container_id = states.check_id(call.arguments[0])
+    _open_missing_stdio()
+    bundle = bundles.load(options["bundle"], options["config"] or "")
+    _check_terminal(bundle, options)
+    detached = call.verb is not None and (call.verb.name == "create" or options["detach"])
+
+    def after(state: State, created: Created) -> None:
+        for warning in created.warnings:
+            log.warning(warning)
+        _hand_out(options, created, detached)
+
+    return bundles.make(
+        states.root_of(call.globals["root"]), container_id, bundle, _wishes(call, start_immediately), after
+    )
+
+
+def _wishes(call: Call, start_immediately: bool) -> Wishes:
+    from pyrunc.lifecycle.bundle import Wishes
+
+    manager = call.globals["cgroup_manager"]
+    if manager not in ("cgroupfs", "systemd", "disabled"):
+        raise InvalidArgument(f"--cgroup-manager {manager!r}: one of cgroupfs, systemd, disabled")
+    if call.options["no_pivot"]:
+        raise InvalidArgument("--no-pivot is not built")
+    return Wishes(
+        driver="systemd" if call.globals["systemd_cgroup"] or manager == "systemd" else "cgroupfs",
+        with_cgroup=manager != "disabled",
+        missing_controllers=call.globals["missing_controllers"],
+        keyring=not call.options["no_new_keyring"],
+        preserve_fds=_preserved(call.options["preserve_fds"]),
+        start_immediately=start_immediately,
+    )
+
+
+def _preserved(count: int) -> tuple[int, ...]:
+    """Descriptors 3 and up that go into the container, socket activation's first. Raises InvalidArgument."""
+    if os.environ.get("LISTEN_FDS", "").isdigit():
+        count += int(os.environ["LISTEN_FDS"])
+    numbers = tuple(range(3, 3 + count))
+    for number in numbers:
+        try:
+            os.fstat(number)
+        except OSError:
+            raise InvalidArgument(f"--preserve-fds: descriptor {number} is not open") from None
+    return numbers
+
+
+def _check_terminal(bundle: Bundle, options: dict[str, Any]) -> None:
+    process = bundle.spec.process
+    wanted = process is not None and process.terminal
+    detached = options.get("detach", True)
+    if wanted and detached and not options["console_socket"]:
+        raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
+    if options["console_socket"] and not (wanted and detached):
+        raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
+
+
+def _hand_out(options: dict[str, Any], made: Created | Executed, detached: bool) -> None:
+    """Give the terminal, the pidfd and the pid to whoever asked for them, the pid last."""
+    if made.console_fd is not None and detached:
+        _send_descriptor(options["console_socket"], made.console_fd, b"/dev/ptmx")
+        os.close(made.console_fd)
+    if options["pidfd_socket"]:
+        _send_descriptor(options["pidfd_socket"], made.pidfd, b"pidfd")
+    if options["pid_file"]:
+        path = os.path.abspath(options["pid_file"])
+        record.write_bytes(path, str(made.pid).encode(), mode=0o644)
+
+
+def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
+    """One message with the descriptor to a stream socket, whose path may be longer than an address takes."""
+    import array
+    from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket
+
+    folder, file = os.path.split(os.path.abspath(path))
+    there = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+    try:
+        connection.connect(f"/proc/self/fd/{there}/{file}")
+        connection.sendmsg([name], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))])
+    except OSError as error:
+        raise KernelError("connect", f"to the socket '{path}'", error.errno or 0) from None
+    finally:
+        connection.close()
+        os.close(there)
+
+
+def _open_missing_stdio() -> None:
+    """Descriptors 0 to 2 that our caller closed become /dev/null, so that no file of ours takes their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open("/dev/null", os.O_RDWR), number)
+
+
+def start(call: Call, log: Log) -> int:
+    """`start ID`."""
+    from pyrunc.lifecycle.start import release
+
+    state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    with states.Lock(state):
+        _refuse_start(facts.status(state, locked=True))
+        args = (state.config().get("process") or {}).get("args") or [""]
+        release(state.folder, args)
+    _poststart(state, log)
+    return 0
+
+
+def _refuse_start(status: str) -> None:
+    refusals = {
+        facts.STOPPED: "cannot start a container that has stopped",
+        facts.RUNNING: "cannot start an already running container",
+        facts.PAUSED: "cannot start a container in the paused state",
+        facts.CREATING: "cannot start a container that is being created",
+    }
+    if status in refusals:
+        raise WrongState(refusals[status])
+
+
+def _poststart(state: State, log: Log) -> None:
+    """The hooks after the program was executed; when one fails the container is ended (runtime-spec 1.3)."""
+    if not (state.config().get("hooks") or {}).get("poststart"):
+        return
+    from pyrunc.lifecycle import hooks as programs
+    from pyrunc.lifecycle.delete import destroy
+    from pyrunc.spec.parse import parse
+
+    try:
+        programs.run(
+            parse(state.config()).hooks.poststart, "poststart", facts.oci_state(state, facts.RUNNING)
+        )
+    except Error:
+        for warning in destroy(state):
+            log.warning(warning)
+        raise
+
+
+def state(call: Call, log: Log) -> int:
+    """`state ID`: a JSON object."""
+    found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    print(jsontext.dumps(facts.report(found)))
+    return 0
+
+
+def kill(call: Call, log: Log) -> int:
+    """`kill ID [SIGNAL]`, TERM without one."""
+    from pyrunc.lifecycle import kill as signals
+
+    number = signals.parse_signal(call.arguments[1]) if len(call.arguments) > 1 else SIGTERM
+    found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    signals.kill(found, number, call.options["all"])
+    return 0
+
+
+def delete(call: Call, log: Log) -> int:
+    """`delete [--force] ID`."""
+    states.check_id(call.arguments[0])
+    _delete(states.root_of(call.globals["root"]), call.arguments[0], call.options["force"], log)
+    return 0
+
+
+def _delete(root: str, container_id: str, force: bool, log: Log) -> None:
+    from pyrunc.lifecycle.delete import delete as remove
+
+    for warning in remove(root, container_id, force):
+        log.warning(warning)
+
+
+def execute(call: Call, log: Log) -> int:
+    """`exec ID COMMAND...` or `exec --process FILE ID`: with --detach 0, else the program's exit code."""
+    from pyrunc.cli.process import asked
+    from pyrunc.lifecycle.exec import ExecRequest, merged
+    from pyrunc.lifecycle.exec import execute as enter
+    from pyrunc.spec.check import check_process
+    from pyrunc.spec.parse import parse
+
+    options = call.options
+    _open_missing_stdio()
+    found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    _refuse_exec(facts.status(found), options["ignore_paused"])
+    document = found.config()
+    spec = parse(document)
+    process = merged(spec, asked(document.get("process") or {}, options, call.arguments[1:]))
+    check_process(process)
+    if process.terminal and options["detach"] and not options["console_socket"]:
+        raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
+    pidfd = facts.open_process(found)
+    if pidfd is None:
+        raise WrongState("cannot exec in a stopped container")
+    executed = enter(
+        ExecRequest(
+            found.pid,
+            pidfd,
+            spec,
+            process,
+            cgroup=_exec_cgroup(found, options["cgroup"]),
+            preserve_fds=_preserved(options["preserve_fds"]),
+            keyring=found.keyring,
+        )
+    )
+    for warning in executed.warnings:
+        log.warning(warning)
+    attached = not options["detach"]
+    _hand_out(options, executed, not attached or bool(options["console_socket"]))
+    if not attached:
+        return 0
+    from pyrunc.lifecycle.run import attend
+
+    return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
+
+
+def _refuse_exec(status: str, ignore_paused: bool) -> None:
+    if status in (facts.STOPPED, facts.CREATING):
+        raise WrongState("cannot exec in a stopped container")
+    if status == facts.PAUSED and not ignore_paused:
+        raise WrongState("cannot exec in a paused container (use --ignore-paused to override)")
+
+
+def _exec_cgroup(found: State, below: str | None) -> Any:
+    group = found.cgroup()
+    if group is None or not below:
+        return group
+    from pyrunc.cgroups.group import Cgroup
+
+    if ".." in below.split("/") or "\0" in below:
+        raise InvalidArgument(f"bad sub cgroup path: {below}")
+    return Cgroup(f"{group.path}/{below.strip('/')}".rstrip("/"))

@@ -1,0 +1,137 @@
+"""Verbs that change nothing: list, ps, events, features, plan, spec."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyrunc import jsontext
+from pyrunc.errors import InvalidArgument
+from pyrunc.lifecycle import state as states
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from pyrunc.cli.log import Log
+    from pyrunc.cli.parse import Call
+
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def list(call: Call, log: Log) -> int:
+    """`list [--format table|json] [--quiet]`; without --root a missing folder holds no containers."""
+    from pyrunc.errors import NotFound
+    from pyrunc.lifecycle.list import containers
+
+    _one_of(call.options["format"], ("table", "json"))
+    try:
+        found, broken = containers(states.root_of(call.globals["root"]))
+    except NotFound:
+        if call.globals["root"]:
+            raise
+        found, broken = [], []
+    for line in broken:
+        log.warning(line)
+    if call.options["quiet"]:
+        print("".join(f"{report['id']}\n" for report in found), end="")
+    elif call.options["format"] == "json":
+        print(jsontext.dumps(found or None))
+    else:
+        columns = ("id", "pid", "status", "bundle", "created", "owner")
+        _table([[name.upper() for name in columns], *([str(row[name]) for name in columns] for row in found)])
+    return 0
+
+
+def ps(call: Call, log: Log) -> int:
+    """`ps [--format table|json] ID [ARGUMENTS OF ps]`."""
+    from pyrunc.lifecycle.stats import group_of
+
+    _one_of(call.options["format"], ("table", "json"))
+    pids = group_of(states.find(states.root_of(call.globals["root"]), call.arguments[0])).processes()
+    if call.options["format"] == "json":
+        print(jsontext.dumps(pids))
+        return 0
+    import subprocess
+
+    command = ["ps", *(call.arguments[1:] or ["-ef"])]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    column = _pid_column(lines[0])
+    wanted = {str(pid) for pid in pids}
+    print(lines[0])
+    for line in lines[1:]:
+        if line.split()[column] in wanted:
+            print(line)
+    return 0
+
+
+def _pid_column(header: str) -> int:
+    titles = header.split()
+    if "PID" not in titles:
+        raise InvalidArgument("couldn't find PID field in ps output")
+    return titles.index("PID")
+
+
+def events(call: Call, log: Log) -> int:
+    """`events [--stats] [--interval 5s] ID`: a JSON object per line."""
+    from pyrunc.lifecycle import stats
+
+    interval_s = duration_s(call.options["interval"])
+    state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    if call.options["stats"]:
+        print(jsontext.dumps(stats.once(state)))
+        return 0
+    for event in stats.stream(state, interval_s):
+        print(jsontext.dumps(event), flush=True)
+    return 0
+
+
+def duration_s(text: str) -> float:
+    """`5s`, `500ms`, `1m` -> seconds, more than none. Raises InvalidArgument."""
+    for unit in ("ms", "s", "m", "h"):
+        number = text.removesuffix(unit)
+        if number != text and number.replace(".", "", 1).isdigit() and float(number) > 0:
+            return float(number) * UNITS_S[unit]
+    raise InvalidArgument(f"invalid duration {text!r}: use a number with ms, s, m or h")
+
+
+def features(call: Call, log: Log) -> int:
+    """`features`: compact JSON; reads nothing of the machine but what the kernel and libseccomp know."""
+    from pyrunc.cli.features import features as found
+
+    print(jsontext.dumps(found()))
+    return 0
+
+
+def spec(call: Call, log: Log) -> int:
+    """`spec [--bundle DIR] [--rootless]`: writes config.json, never over another."""
+    import json
+
+    from pyrunc.cli.rootless import for_an_ordinary_user
+    from pyrunc.spec.default import default
+
+    document: dict[str, Any] = default()
+    if call.options["rootless"]:
+        document = for_an_ordinary_user(document, os.geteuid(), os.getegid())
+    path = os.path.join(call.options["bundle"], states.CONFIG)
+    try:
+        with open(path, "x") as file:
+            file.write(json.dumps(document, indent="\t") + "\n")
+    except FileExistsError:
+        raise InvalidArgument(f"File {path} exists. Remove it first") from None
+    return 0
+
+
+def _one_of(value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise InvalidArgument(f"invalid format option {value!r}: one of {', '.join(allowed)}")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print(
+            "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(),
+            file=sys.stdout,
+        )

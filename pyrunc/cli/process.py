@@ -1,0 +1,74 @@
+"""The process that `exec` is asked to run: from a file, or from the container's own with what the options change."""
+
+from __future__ import annotations
+
+from pyrunc import jsontext
+from pyrunc.errors import InvalidArgument, InvalidSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+MAX_ID = (1 << 32) - 2
+
+
+def asked(base: dict[str, Any], options: dict[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    """An OCI process object. `base` is the container's. Raises InvalidArgument, InvalidSpec."""
+    if options["process"]:
+        return _from_file(options["process"])
+    if not command:
+        raise InvalidArgument("exec needs a command, or --process")
+    process = {**base, "args": list(command), "terminal": options["tty"]}
+    if options["env"]:
+        process["env"] = [*(base.get("env") or []), *options["env"]]
+    if options["cwd"]:
+        process["cwd"] = options["cwd"]
+    if options["user"] or options["additional_gids"]:
+        process["user"] = _user(base.get("user") or {}, options["user"] or "", options["additional_gids"])
+    if options["cap"]:
+        process["capabilities"] = _more_capabilities(base.get("capabilities") or {}, options["cap"])
+    if options["no_new_privs"]:
+        process["noNewPrivileges"] = True
+    if options["apparmor"]:
+        process["apparmorProfile"] = options["apparmor"]
+    if options["process_label"]:
+        process["selinuxLabel"] = options["process_label"]
+    return process
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        text = file.read()
+    try:
+        process = jsontext.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"--process {path}: not JSON: {error}") from None
+    if not isinstance(process, dict):
+        raise InvalidSpec("process", "must be a JSON object")
+    return process
+
+
+def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, Any]:
+    """`UID` or `UID:GID`, whole numbers and nothing else (CVE-2026-30892: a half-read number is somebody else)."""
+    user = dict(base)
+    if text:
+        uid, colon, gid = text.partition(":")
+        user["uid"] = _id(uid, text)
+        if colon:
+            user["gid"] = _id(gid, text)
+    if groups:
+        user["additionalGids"] = [*(base.get("additionalGids") or []), *(_id(gid, gid) for gid in groups)]
+    return user
+
+
+def _id(digits: str, text: str) -> int:
+    if not (digits.isascii() and digits.isdigit()) or int(digits) > MAX_ID:
+        raise InvalidArgument(f"invalid user or group {text!r}: numbers UID or UID:GID")
+    return int(digits)
+
+
+def _more_capabilities(base: dict[str, Any], added: Sequence[str]) -> dict[str, Any]:
+    """Into bounding, effective and permitted; into ambient only when the container has inheritable ones (CVE-2022-29162)."""
+    sets = ["bounding", "effective", "permitted"] + ["ambient"] * bool(base.get("inheritable"))
+    return {**base, **{name: list(dict.fromkeys([*(base.get(name) or []), *added])) for name in sets}}

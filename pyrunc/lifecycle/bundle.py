@@ -1,0 +1,204 @@
+"""A bundle becomes a container on disk, and its process is created: what `create` and `run` have in common.
+
+The state is on disk before anything else is made, and again as soon as there is a process: whenever a create is killed,
+`delete` finds what it left. A create that fails takes everything back itself.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc import jsontext, record
+from pyrunc.errors import InvalidSpec, NotFound, Unsupported
+from pyrunc.lifecycle import state as states
+from pyrunc.lifecycle import status as facts
+from pyrunc.lifecycle.state import State
+from pyrunc.undo import Undo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from pyrunc.lifecycle.birth import Born
+    from pyrunc.lifecycle.create import Created
+    from pyrunc.spec.model import Hooks, Spec
+
+
+class Bundle:
+    """A configuration, read and checked. `folder` is absolute."""
+
+    __slots__ = ("document", "folder", "spec")
+
+    def __init__(self, folder: str, document: dict[str, Any], spec: Spec) -> None:
+        self.folder, self.document, self.spec = folder, document, spec
+
+
+def load(folder: str, config: str = "") -> Bundle:
+    """Read `config.json` of a bundle (or `config` instead). Raises NotFound, InvalidSpec."""
+    from pyrunc.spec.check import check
+    from pyrunc.spec.parse import parse
+
+    path = config or os.path.join(folder, states.CONFIG)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            text = file.readall() or b""
+    except FileNotFoundError:
+        raise NotFound(f"JSON specification file {path} not found") from None
+    try:
+        document = jsontext.loads(text)
+    except ValueError as error:
+        raise InvalidSpec("", f"{path} is not JSON: {error}") from None
+    spec = parse(document)
+    check(spec)
+    if spec.process is None:
+        raise InvalidSpec("process", "process property must not be empty")
+    return Bundle(os.path.abspath(folder), document, spec)
+
+
+class Wishes:
+    """How a container is to be made, beyond its bundle: what the command line says."""
+
+    __slots__ = (
+        "driver",
+        "keyring",
+        "missing_controllers",
+        "preserve_fds",
+        "start_immediately",
+        "with_cgroup",
+    )
+
+    def __init__(
+        self,
+        *,
+        driver: str = "cgroupfs",
+        with_cgroup: bool = True,
+        missing_controllers: str = "error",
+        keyring: bool = True,
+        preserve_fds: tuple[int, ...] = (),
+        start_immediately: bool = False,
+    ) -> None:
+        self.driver, self.with_cgroup, self.missing_controllers = driver, with_cgroup, missing_controllers
+        self.keyring, self.preserve_fds, self.start_immediately = keyring, preserve_fds, start_immediately
+
+
+def make(
+    root: str, container_id: str, bundle: Bundle, wishes: Wishes, after: Callable[[State, Created], None]
+) -> tuple[State, Created]:
+    """Claim the id, create the process, record it; `after` is the caller's last part, whose failure undoes all as well.
+
+    Raises what `create` raises, AlreadyExists, PeerError for a hook; the poststop hooks have been run then.
+    """
+    from pyrunc.lifecycle.create import create
+
+    folder = states.claim(root, container_id)
+    state = _first_record(folder, container_id, bundle, wishes)
+    try:
+        with Undo() as undo:
+            undo.push("state folder", states.remove, state)
+            with states.Lock(state):
+                _write_config(state, bundle)
+                state.save()
+                created = create(_request(state, bundle, wishes))
+                undo.push("container", _unmake, state, created)
+                state.cgroup_record = created.cgroup.record() if created.cgroup is not None else None
+                state.complete = True
+                state.save()
+                after(state, created)
+            undo.commit()
+    except BaseException:
+        _run_poststop(state, bundle.spec.hooks)
+        raise
+    return state, created
+
+
+def _first_record(folder: str, container_id: str, bundle: Bundle, wishes: Wishes) -> State:
+    spec = bundle.spec
+    pids = spec.linux.namespace("pid")
+    return State(
+        folder,
+        container_id,
+        bundle=bundle.folder,
+        rootfs=os.path.normpath(os.path.join(bundle.folder, spec.root.path if spec.root else "")),
+        oci_version=spec.version,
+        annotations=dict(spec.annotations),
+        created=states.now(),
+        owner_uid=os.geteuid(),
+        private_pids=pids is not None and not pids.path,
+        cgroup=_expected_cgroup(container_id, spec, wishes),
+        keyring=f"_ses.{container_id}" if wishes.keyring else "",
+    )
+
+
+def _expected_cgroup(container_id: str, spec: Spec, wishes: Wishes) -> dict[str, str] | None:
+    if not wishes.with_cgroup:
+        return None
+    from pyrunc.cgroups.naming import place
+
+    return place(spec.linux.cgroups_path, container_id, wishes.driver).record()
+
+
+def _write_config(state: State, bundle: Bundle) -> None:
+    text = jsontext.dumps(bundle.document).encode("ascii")
+    record.write_bytes(f"{state.folder}/{states.CONFIG}", text)
+
+
+def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
+    from pyrunc.lifecycle.create import CgroupChoice, CreateRequest, Directory
+
+    spec = bundle.spec
+    assert spec.root is not None
+    return CreateRequest(
+        state.id,
+        bundle.folder,
+        spec,
+        Directory(spec.root.path),
+        state_dir=state.folder,
+        cgroup=CgroupChoice(wishes.driver, wishes.missing_controllers) if wishes.with_cgroup else None,
+        start_immediately=wishes.start_immediately,
+        parts=_parts(state, spec.hooks),
+        preserve_fds=wishes.preserve_fds,
+        keyring=wishes.keyring,
+    )
+
+
+def _parts(state: State, hooks: Hooks) -> Mapping[str, Callable[[Born], None]]:
+    """Our part at the points where the new process waits for its parent."""
+
+    def born(process: Born) -> None:
+        state.pid, state.start_time = process.pid, process.start_time
+        state.save()
+
+    def mounted(process: Born) -> None:
+        from pyrunc.lifecycle import hooks as programs
+
+        told = facts.oci_state(state, facts.CREATING)
+        programs.run(hooks.prestart, "prestart", told)
+        programs.run(hooks.create_runtime, "createRuntime", told)
+
+    if hooks.create_container or hooks.start_container:
+        raise Unsupported("createContainer and startContainer hooks are not built yet")
+    parts: dict[str, Callable[[Born], None]] = {"born": born}
+    if hooks.prestart or hooks.create_runtime:
+        parts["mounted"] = mounted
+    return parts
+
+
+def _unmake(state: State, created: Created) -> None:
+    """Kill and reap the process, remove its cgroup."""
+    if facts.signal(state, 9):
+        facts.wait_dead(state, 10.0)
+    try:
+        os.waitid(os.P_PIDFD, created.pidfd, os.WEXITED)
+    except ChildProcessError:
+        pass
+    if created.cgroup is not None:
+        created.cgroup.kill()
+        created.cgroup.remove()
+
+
+def _run_poststop(state: State, hooks: Hooks) -> None:
+    if hooks.poststop:
+        from pyrunc.lifecycle import hooks as programs
+
+        programs.run_all(hooks.poststop, "poststop", facts.oci_state(state, facts.STOPPED))

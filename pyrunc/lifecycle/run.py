@@ -1,0 +1,145 @@
+"""Stay with a process until it ends: what `run` and `exec` without --detach do.
+
+Signals that reach us go to the process, its terminal is copied to ours, and its exit status becomes ours.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import termios
+from _signal import SIG_DFL, pidfd_send_signal  # type: ignore[import-not-found]
+from _signal import signal as set_handler
+
+from pyrunc.kernel import terminal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIGCHLD, SIGURG, SIGWINCH, SIGKILL, SIGSTOP, SIGPIPE = 17, 23, 28, 9, 19, 13
+NOT_FORWARDED = (SIGKILL, SIGSTOP, SIGCHLD, SIGURG, SIGWINCH, 32, 33)
+LAST_SIGNAL = 64
+SIGNAL_BASE = 128
+CHUNK_BYTES = 65536
+
+
+def attend(pidfd: int, console_fd: int | None) -> int:
+    """Wait for our child's end; its exit code, or 128 + the signal that ended it. Takes over `console_fd`."""
+    with _Forwarding(pidfd):
+        if console_fd is None:
+            _wait(pidfd)
+        else:
+            try:
+                _Terminal(console_fd, pidfd).copy()
+            finally:
+                os.close(console_fd)
+    return _reap(pidfd)
+
+
+def _wait(pidfd: int) -> None:
+    waiter = select.poll()
+    waiter.register(pidfd, select.POLLIN)
+    waiter.poll()
+
+
+def _reap(pidfd: int) -> int:
+    found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    assert found is not None
+    return found.si_status if found.si_code == os.CLD_EXITED else SIGNAL_BASE + found.si_status
+
+
+class _Forwarding:
+    """While this lasts, signals are passed on. One that the process cannot get any more is dropped."""
+
+    def __init__(self, pidfd: int) -> None:
+        self._pidfd, self._old = pidfd, {}  # type: tuple[int, dict[int, object]]
+
+    def __enter__(self) -> None:
+        for number in range(1, LAST_SIGNAL + 1):
+            if number not in NOT_FORWARDED:
+                self._old[number] = set_handler(number, self._forward)
+
+    def _forward(self, number: int, _: object) -> None:
+        try:
+            pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            pass
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            set_handler(number, SIG_DFL if handler is None else handler)
+
+
+class _Terminal:
+    """Our terminal (or pipes) joined with the process's: raw while it lasts, resized with ours."""
+
+    def __init__(self, master: int, pidfd: int) -> None:
+        self._master, self._pidfd = master, pidfd
+        self._is_terminal = os.isatty(0)
+
+    def copy(self) -> None:
+        """Copy both ways until the process has ended and what it wrote is out."""
+        for _ in self._raw():
+            self._resize()
+            old = set_handler(SIGWINCH, lambda *_: self._resize())
+            try:
+                self._loop()
+            finally:
+                set_handler(SIGWINCH, SIG_DFL if old is None else old)
+
+    def _raw(self) -> Iterator[None]:
+        if not self._is_terminal:
+            yield
+            return
+        before = termios.tcgetattr(0)
+        raw = termios.tcgetattr(0)
+        raw[0] &= ~(termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON)
+        raw[1] &= ~termios.OPOST
+        raw[2] = raw[2] & ~(termios.CSIZE | termios.PARENB) | termios.CS8
+        raw[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
+        raw[6][termios.VMIN], raw[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(0, termios.TCSADRAIN, raw)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+    def _resize(self) -> None:
+        if self._is_terminal:
+            terminal.set_size(self._master, *terminal.size(0))
+
+    def _loop(self) -> None:
+        waiter = select.poll()
+        for descriptor in (self._master, self._pidfd, 0):
+            waiter.register(descriptor, select.POLLIN)
+        ended = False
+        while True:
+            ready = dict(waiter.poll(0 if ended else None))
+            if self._master in ready and not self._to_us():
+                return
+            if ended and self._master not in ready:
+                return
+            if 0 in ready and not self._to_process():
+                waiter.unregister(0)
+            if self._pidfd in ready:
+                ended = True
+                waiter.unregister(self._pidfd)
+
+    def _to_us(self) -> bool:
+        try:
+            chunk = os.read(self._master, CHUNK_BYTES)
+        except OSError:  # EIO: nobody has the other side any more
+            return False
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(1, view) :]
+        return bool(chunk)
+
+    def _to_process(self) -> bool:
+        chunk = os.read(0, CHUNK_BYTES)
+        if not chunk:
+            os.write(self._master, b"\x04")  # end of file, as typed
+            return False
+        os.write(self._master, chunk)
+        return True

@@ -1,0 +1,93 @@
+"""New limits for a running container: what is not named stays, and a failure puts back what was there.
+
+The saved configuration learns the new values, so that later readers (`state`, a restored container) see them.
+"""
+
+from __future__ import annotations
+
+from pyrunc import jsontext, record
+from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.lifecycle import state as states
+from pyrunc.lifecycle import status as facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyrunc.lifecycle.state import State
+
+UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def update(state: State, resources: dict[str, Any], missing_controllers: str = "error") -> list[str]:
+    """Write OCI `linux.resources`; device rules are not touched. Returns warnings.
+
+    Raises WrongState (not running), InvalidSpec, Unsupported, KernelError.
+    """
+    facts.require(state, (facts.CREATED, facts.RUNNING, facts.PAUSED), "container not running")
+    group = state.cgroup()
+    if group is None:
+        raise WrongState(f"container {state.id} has no cgroup")
+    wanted = {key: value for key, value in resources.items() if key != "devices"}
+    warnings = group.update(wanted, missing_controllers)
+    _remember(state, wanted)
+    return warnings
+
+
+def _remember(state: State, resources: dict[str, Any]) -> None:
+    config = state.config()
+    kept = config.setdefault("linux", {}).setdefault("resources", {})
+    for key, value in resources.items():
+        old = kept.get(key)
+        kept[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    text = jsontext.dumps(config)
+    record.write_bytes(f"{state.folder}/{states.CONFIG}", text.encode("ascii"))
+
+
+def from_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The resources that the flags of `update` name. Raises InvalidArgument."""
+    numbers = {
+        "cpu": {
+            "shares": "cpu_share",
+            "period": "cpu_period",
+            "quota": "cpu_quota",
+            "burst": "cpu_burst",
+            "realtimePeriod": "cpu_rt_period",
+            "realtimeRuntime": "cpu_rt_runtime",
+            "idle": "cpu_idle",
+        },
+        "pids": {"limit": "pids_limit"},
+        "blockIO": {"weight": "blkio_weight"},
+    }
+    sizes = {"limit": "memory", "reservation": "memory_reservation", "swap": "memory_swap"}
+    found: dict[str, Any] = {}
+    for part, keys in numbers.items():
+        for key, option in keys.items():
+            if options[option]:
+                found.setdefault(part, {})[key] = _number(options[option], option)
+    for key, option in (("cpus", "cpuset_cpus"), ("mems", "cpuset_mems")):
+        if options[option]:
+            found.setdefault("cpu", {})[key] = options[option]
+    for key, option in sizes.items():
+        if options[option]:
+            found.setdefault("memory", {})[key] = size_bytes(options[option], option)
+    return found
+
+
+def size_bytes(text: str, option: str) -> int:
+    """`512m` -> 536870912; `-1` stays. Raises InvalidArgument."""
+    word = text.strip().lower().removesuffix("ib")
+    if word.endswith("b") and word[-2:-1] in UNITS and word[-2:-1]:
+        word = word[:-1]
+    unit = word[-1:] if word[-1:].isalpha() else ""
+    digits = word[: len(word) - len(unit)]
+    if unit not in UNITS:
+        raise InvalidArgument(f"invalid size {text!r} for --{option.replace('_', '-')}")
+    return _number(digits, option) * (UNITS[unit] if digits != "-1" else 1)
+
+
+def _number(text: str, option: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise InvalidArgument(f"invalid value {text!r} for --{option.replace('_', '-')}")
+    return int(text)
