@@ -7,6 +7,7 @@ import sys
 
 from pyrunc.kernel import reaper
 from pyrunc.shim import messages, pod
+from pyrunc.shim.starter import LibraryStarter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def main(arguments: dict[str, Any], fds: list[int]) -> None:
     reaper.set_child_subreaper()
     _be_spared()
     pod.write_own_record(sandbox_dir)
-    starter = _starter(arguments.get("starter", "pyrunc.shim.starter:Starter"))
+    starter = _named(arguments["starter"]) if "starter" in arguments else LibraryStarter()
     pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0]).serve()
 
 
@@ -44,7 +45,7 @@ def _be_spared() -> None:
         pass
 
 
-def _starter(name: str) -> Any:
+def _named(name: str) -> Any:
     module, _, starter = name.partition(":")
     __import__(module)
     return getattr(sys.modules[module], starter)()

@@ -12,7 +12,7 @@ from pyrunc.shim import messages, tree
 from pyrunc.shim.loop import Loop
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
-from pyrunc.shim.session import Container, Exec, Streams
+from pyrunc.shim.session import Container, Exec, Streams, remove_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ class Pod:
         self._holder_running = False
         assert self._holder is not None
         self._holder.ended()
+        if self._holder.group:
+            remove_group(self._loop, self._holder.group)
         self._server.event({"event": "holder_exit", "exit_code": ended.exit_code})
         waiting, self._holder_waiting = self._holder_waiting, []
         for call in waiting:

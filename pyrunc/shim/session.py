@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from pyrunc.cgroups.group import Cgroup
     from pyrunc.shim.loop import Loop
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 DRAIN_S = 0.5
 LOG_RETRY_S = 0.5
+GROUP_RETRY_S = 0.1
+GROUP_TRIES = 50
 
 
 class Container:
@@ -122,7 +125,7 @@ class Container:
         """SIGKILL to all of it."""
         self.send_signal(signal.SIGKILL)
         if self._process:
-            self._process.group.kill()
+            self.group.kill()
 
     def stop(self, call: Call, number: int, timeout_s: float) -> None:
         """Answer `call` when it has exited, see `Stop`."""
@@ -131,6 +134,12 @@ class Container:
             return
         self._stop = self._stop or Stop(self._loop, self)
         self._stop.request(call, number, timeout_s)
+
+    @property
+    def group(self) -> Cgroup:
+        """Its cgroup."""
+        assert self._process is not None
+        return self._process.group
 
     def resize(self, width: int, height: int) -> None:
         """Raises WrongState without a terminal."""
@@ -147,7 +156,7 @@ class Container:
 
     def processes(self) -> list[int]:
         """All of its processes, by the pids that we see."""
-        return self._process.group.processes() if self._process else []
+        return self.group.processes() if self._process else []
 
     def exit_fields(self) -> dict[str, Any]:
         """Of a container that has exited."""
@@ -191,7 +200,7 @@ class Container:
     def _kill_the_rest(self) -> None:
         assert self._process is not None
         try:
-            self._process.group.kill()
+            self.group.kill()
         except (Error, OSError) as error:
             print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
 
@@ -217,11 +226,12 @@ class Container:
         self._on_exit(self)
         if self._stop:
             self._stop.exited()
+        remove_group(self._loop, self.group)
 
     def _oom_killed(self) -> bool:
         assert self._process is not None
         try:
-            return bool(self._process.group.oom_kills())  # None: no memory controller on v2 here
+            return bool(self.group.oom_kills())  # None: no memory controller on v2 here
         except (Error, OSError) as error:
             print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
             return False
@@ -233,6 +243,19 @@ class Container:
             self._loop.after(LOG_RETRY_S, self._retry_log)
         elif self.exit:
             self._log.close()
+
+
+def remove_group(loop: Loop, group: Cgroup, tries: int = GROUP_TRIES) -> None:
+    """Remove a cgroup whose processes were killed, now or a little later: the last of them may be dying still."""
+    try:
+        group.remove(0)
+    except WrongState as error:
+        if tries:
+            loop.after(GROUP_RETRY_S, lambda: remove_group(loop, group, tries - 1))
+        else:
+            print(f"pyrunc-shim: {error}", file=sys.stderr)
+    except (Error, OSError) as error:
+        print(f"pyrunc-shim: cgroup {group.path}: {error}", file=sys.stderr)
 
 
 class Streams:

@@ -6,20 +6,26 @@ The library's calls are synchronous; the caller becomes the parent of what they 
 from __future__ import annotations
 
 import os
+import sys
+
+from pyrunc import jsontext
+from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
+from pyrunc.kernel.mount import open_mount
+from pyrunc.kernel.namespace import open_namespace
+from pyrunc.lifecycle import create
+from pyrunc.lifecycle.exec import ExecRequest, execute, merged
+from pyrunc.shim import messages
+from pyrunc.spec.parse import parse
+from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
+    from pyrunc.cgroups.group import Cgroup
     from pyrunc.shim.session import Container
-
-    class Group(Protocol):
-        """A container's cgroup, as far as the shim is concerned (pyrunc.cgroups)."""
-
-        def kill(self) -> None: ...
-        def processes(self) -> list[int]: ...
-        def oom_kills(self) -> int | None: ...
+    from pyrunc.spec.model import Spec
 
     class Starter(Protocol):
         """What the shim needs somebody to start for it."""
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
         ) -> Process: ...
 
         def execute(
-            self, container: Container, process: dict[str, Any], stdio: Sequence[int], tty: bool
+            self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
         ) -> Process: ...
 
 
@@ -45,17 +51,25 @@ class Process:
 
     __slots__ = ("console_fd", "group", "pid", "start_time")
 
-    def __init__(self, pid: int, start_time: int, group: Group, console_fd: int | None = None) -> None:
+    def __init__(self, pid: int, start_time: int, group: Cgroup, console_fd: int | None = None) -> None:
         self.pid, self.start_time, self.group, self.console_fd = pid, start_time, group, console_fd
 
 
 class Holder:
     """The pod's holder and what the shim pins for the pod: the network namespace and detached mounts, by name."""
 
-    __slots__ = ("mounts", "netns_fd", "pid", "start_time")
+    __slots__ = ("group", "mounts", "netns_fd", "pid", "start_time")
 
-    def __init__(self, pid: int, start_time: int, netns_fd: int | None, mounts: dict[str, int]) -> None:
-        self.pid, self.start_time, self.netns_fd, self.mounts = pid, start_time, netns_fd, mounts
+    def __init__(
+        self, pid: int, start_time: int, netns_fd: int | None, mounts: dict[str, int], group: Cgroup | None
+    ) -> None:
+        self.pid, self.start_time, self.netns_fd, self.mounts, self.group = (
+            pid,
+            start_time,
+            netns_fd,
+            mounts,
+            group,
+        )
 
     def fields(self) -> dict[str, Any]:
         """As the answer to `start_holder`."""
@@ -67,3 +81,99 @@ class Holder:
         for fd in self.mounts.values():
             os.close(fd)
         self.mounts = {}
+
+
+class LibraryStarter:
+    """Starts by the runtime library, with what the server wrote into the folders."""
+
+    def holder(self, wanted: dict[str, Any], sandbox_dir: str) -> Holder:
+        """The pod's pause process, its /dev/shm as a detached tmpfs, its network namespace. Raises Error."""
+        with Undo() as undo:
+            mounts: dict[str, int] = {}
+            if wanted["namespaces"].get("ipc") == "new":
+                mounts["shm"] = _open_shm(wanted["shm_size_bytes"])
+                undo.push("/dev/shm", os.close, mounts["shm"])
+            held = create.holder(
+                create.HolderRequest(
+                    id=os.path.basename(sandbox_dir),
+                    namespaces=wanted["namespaces"],
+                    hostname=wanted.get("hostname", ""),
+                    sysctls=wanted.get("sysctls", {}),
+                    cgroups_path=wanted.get("cgroups_path", ""),
+                    cgroup=create.CgroupChoice(**wanted["cgroup"]),
+                    oom_score_adj=wanted.get("oom_score_adj"),
+                    seccomp=wanted.get("seccomp"),
+                )
+            )
+            os.close(held.pidfd)
+            _warn(held.warnings)
+            network = wanted["namespaces"].get("network")
+            netns_fd = open_namespace(f"/proc/{held.pid}/ns/net", "net") if network == "new" else None
+            undo.commit()
+        return Holder(held.pid, held.start_time, netns_fd, mounts, held.cgroup)
+
+    def container(
+        self,
+        container_id: str,
+        directory: str,
+        launch: dict[str, Any],
+        stdio: tuple[int, int, int],
+        holder: Holder | None,
+    ) -> Process:
+        """The container of `config.json`. Raises Error."""
+        rootfs = launch["rootfs"]
+        created = create.create(
+            create.CreateRequest(
+                id=container_id,
+                bundle=directory,
+                spec=_spec(directory),
+                rootfs=create.Overlay(**{**rootfs, "lower": tuple(rootfs["lower"])}),
+                stdio=stdio,
+                state_dir=directory,
+                cgroup=create.CgroupChoice(**launch["cgroup"]),
+                mount_fds=holder.mounts if holder else {},
+            )
+        )
+        os.close(created.pidfd)
+        _warn(created.warnings)
+        assert created.cgroup is not None
+        return Process(created.pid, created.start_time, created.cgroup, created.console_fd)
+
+    def execute(
+        self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
+    ) -> Process:
+        """An OCI process object in the container; what it does not name is the container's. Raises Error."""
+        spec = _spec(container.directory)
+        pidfd = os.pidfd_open(container.pid)
+        try:
+            executed = execute(
+                ExecRequest(
+                    pid=container.pid,
+                    pidfd=pidfd,
+                    spec=spec,
+                    process=merged(spec, {**process, "terminal": tty}),
+                    stdio=stdio,
+                    cgroup=container.group,
+                )
+            )
+        finally:
+            os.close(pidfd)
+        os.close(executed.pidfd)
+        _warn(executed.warnings)
+        return Process(executed.pid, executed.start_time, container.group, executed.console_fd)
+
+
+def _spec(directory: str) -> Spec:
+    with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
+        return parse(jsontext.loads(file.readall() or b""))
+
+
+def _open_shm(size_bytes: int) -> int:
+    options = [("mode", "1777"), ("size", str(size_bytes))]
+    attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
+    return open_mount("tmpfs", options, attributes=attributes, source="shm")
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        print(f"pyrunc-shim: {warning}", file=sys.stderr)

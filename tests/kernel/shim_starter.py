@@ -25,7 +25,7 @@ class DirectStarter:
         group = Cgroup(wanted["cgroups_path"])
         group.create()
         pid = _spawn(["/bin/sleep", "1000"], {}, (0, 1, 2), None, group)
-        return Holder(pid, _start_time(pid), os.open(f"/proc/{pid}/ns/net", os.O_RDONLY), {})
+        return Holder(pid, _start_time(pid), os.open(f"/proc/{pid}/ns/net", os.O_RDONLY), {}, group)
 
     def container(
         self,

@@ -1,0 +1,220 @@
+"""A shim with its folders for one test: starts containers, reads logs and records, and takes everything down again.
+
+With `library` containers are real (a busybox root, namespaces, overlay); without, `process.args` run on the host in a cgroup
+of their own, which is enough for everything that the shim does by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.errors import Error
+from pyrunc.kernel.cgroup import root as cgroup_root
+from pyrunc.shim import tree
+from pyrunc.shim.client import Exit, ShimClient, Started, start_shim
+from pyrunc.spec.default import default
+from pyrunc.zygote.client import Zygote
+
+DIRECT = "tests.kernel.shim_starter:DirectStarter"
+BUSYBOX = Path("/usr/bin/busybox")
+APPLETS = (
+    "sh",
+    "sleep",
+    "cat",
+    "echo",
+    "stty",
+    "tty",
+    "id",
+    "ps",
+    "true",
+    "false",
+    "head",
+    "ls",
+    "hostname",
+    "setsid",
+)
+RECORD = re.compile(rb"\S+ (stdout|stderr) ([FP]) (.*)", re.DOTALL)
+
+
+class TestPod:
+    __test__ = False
+
+    def __init__(self, folder: Path, *, library: bool = False) -> None:
+        self.folder, self.library = folder, library
+        self.sandbox, self.containers, self.logs = folder / "sandbox", folder / "containers", folder / "logs"
+        self.events: list[dict[str, Any]] = []
+        self.closed = 0
+        self.pid = 0
+        self.group = f"/pyrunc-test-{os.getpid()}-{time.monotonic_ns()}"
+        self._client: ShimClient | None = None
+        self._zygote: Zygote | None = None
+        for path in (self.sandbox, self.containers):
+            path.mkdir()
+
+    @property
+    def client(self) -> ShimClient:
+        assert self._client
+        return self._client
+
+    async def __aenter__(self) -> TestPod:
+        self._zygote = await Zygote.start(["pyrunc.shim.main", "tests.kernel.shim_starter"])
+        self.pid = await start_shim(
+            self._zygote, self.sandbox, self.containers, starter=None if self.library else DIRECT
+        )
+        self._client = await self.connect()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.clean_up()
+
+    async def connect(self) -> ShimClient:
+        return await ShimClient.connect(self.sandbox, on_event=self.events.append, on_close=self._on_close)
+
+    async def close_zygote(self) -> None:
+        if self._zygote:
+            await self._zygote.close()
+            self._zygote = None
+
+    def container(self, name: str, *args: str, **launch: Any) -> None:
+        """Write the files of a container that runs `args`; a single one is a shell script."""
+        directory = self.containers / name
+        directory.mkdir()
+        args = ("/bin/sh", "-c", args[0]) if len(args) == 1 else args
+        config: dict[str, Any] = default() if self.library else {"process": {}, "linux": {}}
+        config["process"] |= launch.pop("process", {}) | {"args": args, "terminal": bool(launch.get("tty"))}
+        config["linux"] |= {"cgroupsPath": f"{self.group}/{name}"} | launch.pop("linux", {})
+        launch = {"log_path": str(self.log_path(name)), "cgroup": {"missing_controllers": "warn"}} | launch
+        if self.library:
+            config["root"] = {"path": "rootfs"}
+            launch |= {"rootfs": self._overlay(name)}
+        for file, content in (("config.json", config), ("launch.json", launch)):
+            (directory / file).write_text(json.dumps({"version": 1, **content}))
+
+    async def run(self, name: str, *args: str, **launch: Any) -> Started:
+        """Start a container."""
+        self.container(name, *args, **launch)
+        return await self.client.start_container(name)
+
+    async def exited(self, name: str, timeout_s: float = 10) -> Exit:
+        """Wait for a container's exit event."""
+        await until(lambda: self.exit_events(name), timeout_s)
+        (event,) = self.exit_events(name)
+        return Exit.of(event)
+
+    def exit_events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == "exit" and event["container"] == name]
+
+    def exit_record(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.containers / name / "exit.json").read_text())
+        return found
+
+    def log_path(self, name: str) -> Path:
+        return self.logs / name / "0.log"
+
+    def logged(self, name: str, stream: str = "stdout") -> bytes:
+        """What a reader of the log makes of it."""
+        return read_log(self.log_path(name), stream)
+
+    def cgroup(self, name: str) -> Path:
+        return Path(cgroup_root() + self.group) / name
+
+    def shim_log(self) -> str:
+        return (self.sandbox / "shim.log").read_text()
+
+    def processes(self) -> list[int]:
+        """All that lives in the pod's cgroups."""
+        return Cgroup(self.group).processes()
+
+    async def clean_up(self) -> None:
+        """Kill the shim if it is still there, then everything in its cgroups."""
+        if self._client:
+            self._client.close()
+        await self.close_zygote()
+        if self.pid and (fact := tree.stat(self.pid)) and fact.state not in "ZX":
+            os.kill(self.pid, signal.SIGKILL)
+        group = Cgroup(self.group)
+        if group.exists():
+            group.kill()
+            try:
+                group.remove(2)
+            except Error:
+                print("left in the cgroup:", group.processes())
+                raise
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _overlay(self, name: str) -> dict[str, Any]:
+        lower = self.folder / "lower"
+        if not lower.exists():
+            for part in ("bin", "proc", "dev", "sys", "tmp", "etc"):
+                (lower / part).mkdir(parents=True)
+            shutil.copy(BUSYBOX, lower / "bin" / "busybox")
+            for applet in APPLETS:
+                (lower / "bin" / applet).symlink_to("busybox")
+        for part in ("upper", "work"):
+            (self.folder / "overlay" / name / part).mkdir(parents=True)
+        overlay = self.folder / "overlay" / name
+        return {
+            "lower": [str(lower)],
+            "upper": str(overlay / "upper"),
+            "work": str(overlay / "work"),
+            "volatile": True,
+        }
+
+    def _on_close(self) -> None:
+        self.closed += 1
+
+
+def read_log(path: Path, stream: str = "stdout") -> bytes:
+    """The bytes of one stream; fails on a record that is torn."""
+    content = path.read_bytes()
+    if not content:
+        return b""
+    assert content.endswith(b"\n")
+    found = []
+    for line in content[:-1].split(b"\n"):
+        match = RECORD.fullmatch(line)
+        assert match, line[:200]
+        if match[1].decode() == stream:
+            found.append(match[3] + (b"\n" if match[2] == b"F" else b""))
+    return b"".join(found)
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 5) -> None:
+    """Wait for a condition; fails when the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to be"
+        await asyncio.sleep(0.005)
+
+
+async def read_all(fd: int, timeout_s: float = 10) -> bytes:
+    """Everything until the end of a pipe or terminal."""
+    found = b""
+    while part := await read_some(fd, timeout_s):
+        found += part
+    return found
+
+
+async def read_some(fd: int, timeout_s: float = 10) -> bytes:
+    """The next portion; empty at the end."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await asyncio.wait_for(ready.wait(), timeout_s)
+    finally:
+        loop.remove_reader(fd)
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # EIO: the terminal's last user has gone
+        return b""
