@@ -73,15 +73,19 @@ def bear(
     running = launch(lowered.program, stdio=stdio, fds=fds)
     born: Born | None = None
     ready = False
+    early: list[Message] = []  # the launcher reports the pid, and the new process may be faster than it
     try:
         while (message := running.receive()) is not None:
             if message.tag == PID:
                 born = Born(message.value)
                 undo.push(f"process {born.pid}", born.kill)
+                for waiting in early:
+                    _answer(waiting, born, running, parts or {})
             elif message.tag == READY:
                 ready = True
+            elif born is None:
+                early.append(message)
             else:
-                assert born is not None
                 _answer(message, born, running, parts or {})
     except OperationFailed as error:
         raise worded(error, args) from None
