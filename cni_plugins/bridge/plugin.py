@@ -7,6 +7,7 @@ attachment's names: they are derived from container id and interface, so it work
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from cni_plugins import ipam
@@ -21,7 +22,6 @@ from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Interface, Result, dns_from_json
 from cni_plugins.skel import Plugin, serve
-from pyrunc.undo import Undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ def add(call: Call, config: PluginConfig) -> Result:
     """ADD. Raises CniError, KernelError."""
     settings = parse(config, call)
     names = _names(call, config)
-    with netns.opened(call.netns) as pod, open_route_socket() as host, Undo() as undo:
+    with netns.opened(call.netns) as pod, open_route_socket() as host, ExitStack() as undo:
         bridge = links.ensure_bridge(host, settings)
         answer = ipam.allocate(call, config, link=names.link)
-        undo.push("addresses", ipam.release, call, config)
+        undo.callback(ipam.release, call, config)
         addressing = derive(answer, settings, seed=names.tag)
         port = links.connect(
             host,
@@ -51,12 +51,12 @@ def add(call: Call, config: PluginConfig) -> Result:
             tag=names.tag,
             mac=addressing.mac,
         )
-        undo.push("veth", links.disconnect, host, names.link)
+        undo.callback(links.disconnect, host, names.link)
         inner = links.configure_pod(pod, call.ifname, addressing, settings)
         links.be_gateway(host, bridge, addressing, settings)
         if settings.ip_masq:
             _masquerade(addressing, names.tag)
-        undo.commit()
+        undo.pop_all()
     interfaces = (
         Interface(name=bridge.name, mac=bridge.mac, mtu=bridge.mtu),
         Interface(name=port.name, mac=port.mac, mtu=port.mtu),

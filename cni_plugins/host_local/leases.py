@@ -1,6 +1,7 @@
 """Leases: who has which address, as files in the network's folder, changed only under its lock.
 
-    <address>             JSON {owner, boot, link}: taken; `owner` is empty once released, while `link` may still exist
+    <address>             JSON {owner, boot, link}: taken
+    leaving/<address>     JSON {boot, link}: released, but the pod's veth still exists
     owners/<owner>        JSON {addresses, boot}: written before the leases, removed after them, so that a kill in
                           between leaves nothing that DEL cannot find
     last_reserved_ip.<n>  where range set n goes on (round robin), as the reference writes it
@@ -17,17 +18,18 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address as parse_address
 from typing import Any
 
 from cni_plugins.host_local.ranges import Address, Range, RangeSet
-from cni_plugins.protocol.errors import IO_FAILURE, NO_ADDRESS_LEFT, CniError
-from pyrunc.record import write_bytes
+from cni_plugins.protocol.errors import IO_FAILURE, NO_ADDRESS_LEFT, TRY_AGAIN_LATER, CniError
 
 _PROBES_BEFORE_LISTING = 32
 _OWNER_NAME_LIMIT = 200
+_DEPARTURE_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Leases:
         """
         if self.addresses_of(owner):
             raise CniError(IO_FAILURE, f"{owner} has addresses already")
-        chosen = [self._choose(index, each, requested) for index, each in enumerate(sets)]
+        leaving = self._sweep()
+        chosen = [self._choose(index, each, requested, leaving) for index, each in enumerate(sets)]
         self._write_owner(owner, [str(lease.address) for lease in chosen])
         for index, lease in enumerate(chosen):
             self._write(str(lease.address), {"owner": owner, "boot": self._boot, "link": link})
@@ -68,9 +71,9 @@ class Leases:
             if lease.get("owner") != owner:
                 continue
             if lease.get("link") and self._link_exists(str(lease["link"])):
-                self._write(address, {**lease, "owner": ""})
-            else:
-                self._remove(address)
+                os.makedirs(f"{self._folder}/leaving", mode=0o755, exist_ok=True)
+                self._write(f"leaving/{address}", {"boot": self._boot, "link": lease["link"]})
+            self._remove(address)
         self._remove(_owner_path(owner))
         return addresses
 
@@ -96,41 +99,64 @@ class Leases:
                 lost.append(owner or name)
         for name in self._address_files():
             lease = self._read(name)
-            orphan = bool(lease.get("owner")) and name not in self.addresses_of(str(lease["owner"]))
-            if orphan or self._free(name):
+            if not self._taken(name) or name not in self.addresses_of(str(lease["owner"])):
                 self._remove(name)
+        self._sweep()
         return lost
 
-    def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...]) -> Lease:
+    def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...], leaving: set[str]) -> Lease:
         wanted = next((address for address in requested if address in each), None)
         if wanted is not None:
             found = each.range_of(wanted)
             assert found is not None
             if wanted == found.gateway:
                 raise CniError(IO_FAILURE, f"the requested address {wanted} is the gateway's")
-            if not self._free(str(wanted)):
+            if self._taken(str(wanted)):
                 raise CniError(IO_FAILURE, f"the requested address {wanted} is taken")
+            self._await_departure(str(wanted), leaving)
             return Lease(wanted, found)
-        return self._next_free(index, each)
+        return self._next_free(index, each, leaving)
 
-    def _next_free(self, index: int, each: RangeSet) -> Lease:
+    def _next_free(self, index: int, each: RangeSet, leaving: set[str]) -> Lease:
         """Round robin. The first probes look at single files; in a crowded range the folder is listed once."""
         taken: set[str] | None = None
         for probe, (address, found) in enumerate(each.after(self._last(index))):
             name = str(address)
             if probe == _PROBES_BEFORE_LISTING:
-                taken = {n for n in self._address_files() if not self._free(n)}
-            if name not in taken if taken is not None else self._free(name):
+                taken = {n for n in self._address_files() if self._taken(n)}
+            occupied = name in taken if taken is not None else self._taken(name)
+            if not occupied and name not in leaving:
+                return Lease(address, found)
+        for address, found in each.after(self._last(index)):
+            if str(address) in leaving:
+                self._await_departure(str(address), leaving)
                 return Lease(address, found)
         subnets = ", ".join(str(r.subnet) for r in each.ranges)
         raise CniError(NO_ADDRESS_LEFT, f"no address left in {subnets} ({each.size} in all)")
 
-    def _free(self, name: str) -> bool:
-        """Whether the address has no lease, a void one, or a released one whose link is gone."""
+    def _taken(self, name: str) -> bool:
+        """Whether the address has a lease of this boot."""
         lease = self._read(name)
-        if not lease or lease.get("boot") != self._boot:
-            return True
-        return not lease.get("owner") and not self._link_exists(str(lease.get("link", "")))
+        return bool(lease.get("owner")) and lease.get("boot") == self._boot
+
+    def _sweep(self) -> set[str]:
+        """Forget released addresses whose links are gone; returns the others."""
+        return {name for name in self._names("leaving") if not self._departed(name)}
+
+    def _departed(self, name: str) -> bool:
+        record = self._read(f"leaving/{name}")
+        if record.get("boot") == self._boot and self._link_exists(str(record.get("link", ""))):
+            return False
+        self._remove(f"leaving/{name}")
+        return True
+
+    def _await_departure(self, name: str, leaving: set[str]) -> None:
+        """Nothing else is left: give the kernel a moment to remove the link. Raises CniError 11."""
+        deadline = time.monotonic() + _DEPARTURE_TIMEOUT_S
+        while name in leaving and not self._departed(name):
+            if time.monotonic() > deadline:
+                raise CniError(TRY_AGAIN_LATER, f"{name} is released, but its old interface still exists")
+            time.sleep(0.01)
 
     def _last(self, index: int) -> Address | None:
         try:
@@ -147,7 +173,16 @@ class Leases:
         self._write_text(name, json.dumps(value))
 
     def _write_text(self, name: str, text: str) -> None:
-        write_bytes(f"{self._folder}/{name}", text.encode(), mode=0o600)
+        """Whole or not at all: written under another name, then renamed. The lock makes the name ours."""
+        temporary = f"{self._folder}/write.tmp"
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, f"{self._folder}/{name}")
 
     def _read(self, name: str) -> dict[str, Any]:
         """The record, or an empty one where it is missing or damaged: nobody can be its owner then."""
