@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.lifecycle.birth import Born
-    from pyrunc.plan.model import Findings
+    from pyrunc.plan.model import Findings, Plan
     from pyrunc.spec.model import Spec
 
 START_SOCKET = "start.sock"
@@ -137,6 +137,25 @@ def create(request: CreateRequest) -> Created:
     return Created(
         born.pid, born.pidfd, born.start_time, born.console_fd, cgroup, (*warnings, *plan_warnings)
     )
+
+
+def preview(request: CreateRequest) -> Plan:
+    """The plan that `create` would carry out now. Nothing is made: the detached mounts that are looked at go away again."""
+    spec = request.spec
+    with Descriptors() as descriptors:
+        _open_root(request, descriptors)
+        _open_sources(request, descriptors)
+        return plans.build(
+            spec,
+            facts.host(),
+            findings.look(spec, descriptors.numbers, request.stdio),
+            load_filter=_load_filter(spec.linux.seccomp, request.seccomp_store),
+            cgroup=request.cgroup is not None,
+            sync=request.parts,
+            await_start=not request.start_immediately,
+            keyring=f"_ses.{request.id}" if request.keyring else "",
+            preserve=len(request.preserve_fds),
+        )
 
 
 class Descriptors:
