@@ -41,7 +41,11 @@ def do(call: Call) -> int:
         return FAILED
     try:
         return _work(call.verb.work)(call, log)
-    except (Error, OSError, ValueError) as error:
+    except Exception as error:
+        if not isinstance(error, Error | OSError) and call.globals["debug"]:
+            import traceback
+
+            traceback.print_exc()
         prefix = f"pyrunc {call.verb.name} failed: " if call.verb.name in STARTS_A_PROCESS else ""
         log.error(prefix + words(error))
         return EXEC_FAILED if call.verb.name == "exec" else FAILED

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cli.log import Log
     from pyrunc.cli.parse import Call
+    from pyrunc.lifecycle.birth import Born
     from pyrunc.lifecycle.bundle import Bundle, Wishes
     from pyrunc.lifecycle.create import Created
     from pyrunc.lifecycle.exec import Executed
@@ -243,6 +244,12 @@ def execute(call: Call, log: Log) -> int:
     pidfd = facts.open_process(found)
     if pidfd is None:
         raise WrongState("cannot exec in a stopped container")
+
+    def listener(born: Born) -> None:
+        from pyrunc.lifecycle.listener import send
+
+        send(born, spec, facts.oci_state(found, facts.RUNNING))
+
     executed = enter(
         ExecRequest(
             found.pid,
@@ -252,6 +259,7 @@ def execute(call: Call, log: Log) -> int:
             cgroup=_exec_cgroup(found, options["cgroup"]),
             preserve_fds=_preserved(options["preserve_fds"]),
             keyring=found.keyring,
+            parts={"listener": listener} if (spec.linux.seccomp or {}).get("listenerPath") else {},
         )
     )
     for warning in executed.warnings:

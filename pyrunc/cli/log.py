@@ -34,7 +34,7 @@ def words(error: BaseException) -> str:
     elif isinstance(error, Error):
         text = error.message
     else:
-        text = f"{type(error).__name__}: {error}"
+        text = f"internal error: {type(error).__name__}: {error}"
     notes = getattr(error, "__notes__", [])
     return "; ".join([text, *notes]).replace("\n", "; ")
 

@@ -104,6 +104,26 @@ def features(call: Call, log: Log) -> int:
     return 0
 
 
+def plan(call: Call, log: Log) -> int:
+    """`plan [BUNDLE]`: what `create` would do in it, one line per operation; as JSON, a list of these lines."""
+    from pyrunc.lifecycle import bundle as bundles
+    from pyrunc.lifecycle.create import CreateRequest, Directory, preview
+    from pyrunc.plan.show import line, show
+
+    _one_of(call.options["format"], ("text", "json"))
+    bundle = bundles.load(call.arguments[0] if call.arguments else ".")
+    root = bundle.spec.root
+    assert root is not None
+    found = preview(
+        CreateRequest("ID", bundle.folder, bundle.spec, Directory(root.path), start_immediately=False)
+    )
+    if call.options["format"] == "json":
+        print(jsontext.dumps({"operations": [*map(line, found.ops)], "warnings": [*found.warnings]}))
+    else:
+        print(show(found))
+    return 0
+
+
 def spec(call: Call, log: Log) -> int:
     """`spec [--bundle DIR] [--rootless]`: writes config.json, never over another."""
     import json

@@ -146,7 +146,7 @@ def _write_config(state: State, bundle: Bundle) -> None:
 def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
     from pyrunc.lifecycle.create import CgroupChoice, CreateRequest, Directory
 
-    spec = bundle.spec
+    spec = _with_sockets(bundle.spec)
     assert spec.root is not None
     return CreateRequest(
         state.id,
@@ -156,14 +156,24 @@ def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
         state_dir=state.folder,
         cgroup=CgroupChoice(wishes.driver, wishes.missing_controllers) if wishes.with_cgroup else None,
         start_immediately=wishes.start_immediately,
-        parts=_parts(state, spec.hooks),
+        parts=_parts(state, spec),
         preserve_fds=wishes.preserve_fds,
         keyring=wishes.keyring,
     )
 
 
-def _parts(state: State, hooks: Hooks) -> Mapping[str, Callable[[Born], None]]:
+def _with_sockets(spec: Spec) -> Spec:
+    """Socket activation: descriptors that systemd gave to us are the program's, which is pid 1 (sd_listen_fds(3))."""
+    count = os.environ.get("LISTEN_FDS", "")
+    if not count.isdigit() or spec.process is None:
+        return spec
+    env = (*spec.process.env, f"LISTEN_FDS={count}", "LISTEN_PID=1")
+    return spec.replace(process=spec.process.replace(env=env))
+
+
+def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], None]]:
     """Our part at the points where the new process waits for its parent."""
+    hooks = spec.hooks
 
     def born(process: Born) -> None:
         state.pid, state.start_time = process.pid, process.start_time
@@ -178,7 +188,15 @@ def _parts(state: State, hooks: Hooks) -> Mapping[str, Callable[[Born], None]]:
 
     if hooks.create_container or hooks.start_container:
         raise Unsupported("createContainer and startContainer hooks are not built yet")
+
+    def listener(process: Born) -> None:
+        from pyrunc.lifecycle.listener import send
+
+        send(process, spec, facts.oci_state(state, facts.CREATING, process.pid))
+
     parts: dict[str, Callable[[Born], None]] = {"born": born}
+    if (spec.linux.seccomp or {}).get("listenerPath"):
+        parts["listener"] = listener
     if hooks.prestart or hooks.create_runtime:
         parts["mounted"] = mounted
     return parts

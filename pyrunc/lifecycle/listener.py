@@ -1,0 +1,44 @@
+"""The seccomp listener of a process goes to whoever waits on `listenerPath`: one message, the container process state.
+
+Source: runtime-spec config-linux.md, "The Container Process State". A listener that does not answer the connect is an error:
+the process would hang in its first filtered call.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket
+
+from pyrunc import jsontext
+from pyrunc.errors import KernelError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyrunc.lifecycle.birth import Born
+    from pyrunc.spec.model import Spec
+
+
+def send(process: Born, spec: Spec, state: dict[str, Any]) -> None:
+    """Send the listener with `state` (of the container) and close ours. Raises KernelError."""
+    seccomp = spec.linux.seccomp or {}
+    path = str(seccomp.get("listenerPath") or "")
+    told: dict[str, Any] = {"ociVersion": spec.version, "fds": ["seccompFd"], "pid": process.pid}
+    if seccomp.get("listenerMetadata"):
+        told["metadata"] = seccomp["listenerMetadata"]
+    assert process.listener_fd is not None
+    connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+    try:
+        connection.connect(os.fsencode(path))
+        rights = array.array("i", [process.listener_fd])
+        connection.sendmsg(
+            [jsontext.dumps({**told, "state": state}).encode("ascii")], [(SOL_SOCKET, SCM_RIGHTS, rights)]
+        )
+    except OSError as error:
+        raise KernelError("connect", f"to the seccomp listener '{path}'", error.errno or 0) from None
+    finally:
+        connection.close()
+    os.close(process.listener_fd)
+    process.listener_fd = None
