@@ -36,7 +36,7 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
     finally:
         connection.close()
     if answer:
-        number = int.from_bytes(answer[:4], "little")
+        number = abs(int.from_bytes(answer[:4], "little", signed=True))
         raise worded(OperationFailed("exec", args[0], number, "", -1, None, NO_PROGRAM), args)
 
 

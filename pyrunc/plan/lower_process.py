@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from errno import EACCES, EINVAL, ENOENT, ENOSYS, EPERM
+from errno import EACCES, EINVAL, EISDIR, ENOENT, ENOSYS, EPERM
 from struct import pack
 
 from pyrunc.abi import clone
@@ -289,6 +289,17 @@ def execute(low: Lowering, op: m.Execute) -> None:
     keep = [low.sync_number] if low.start is None else [low.start_number]
     macros.close_all_from(a, first, keep)
     macros.execute(a, candidates(op.args, op.env), op.args, op.env, result=result)
+    folder, said = a.label(), a.label()
+    if "/" in op.args[0]:  # execve says EACCES for a directory
+        place = a.data(f.STATX_SIZE)
+        a.compare(result, "eq", -EACCES, false=said)
+        a.sys("statx", f.AT_FDCWD, op.args[0], 0, f.STATX_BASIC_STATS, place, skip_any=said)
+        a.compare(
+            macros.status_field(a, place, "mode"), "eq", f.S_IFDIR, mask=f.S_IFMT, true=folder, false=said
+        )
+        a.place(folder)
+        a.set(result, -EISDIR)
+        a.place(said)
     if low.start is None:
         a.fail(result, mark=NO_PROGRAM)
     else:
@@ -309,11 +320,13 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     low.start, low.start_number = a.slot(4), low.sync_number
     again = a.slot(4)
     byte = a.data(8)
-    a.sys("close", a.sync)
-    a.sys("accept4", listening, 0, 0, SOCK_CLOEXEC, store=again)
+    # The number of the socket to our parent becomes the listening socket's, then the connection's: it is known here, and
+    # is the one that stays open until execve.
+    a.sys("dup3", listening, low.start_number, f.O_CLOEXEC)
+    a.sys("close", listening)
+    a.sys("accept4", low.start_number, 0, 0, SOCK_CLOEXEC, store=again)
     a.sys("dup3", again, low.start_number, f.O_CLOEXEC, store=low.start)
     a.sys("close", again)
-    a.sys("close", listening)
     got = a.slot(8)
     a.sys("read", low.start, byte, 1, store=got)
     go = a.label()

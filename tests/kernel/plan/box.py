@@ -1,0 +1,225 @@
+"""Real containers from a busybox root: `Box` makes the bundle, starts what a test describes, and takes all of it away."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyrunc.lifecycle.create import CgroupChoice, Created, CreateRequest, Directory, Overlay, create
+from pyrunc.lifecycle.exec import ExecRequest, Executed, execute, merged
+from pyrunc.spec.check import check
+from pyrunc.spec.default import default
+from pyrunc.spec.parse import parse
+
+APPLETS = [
+    "sh",
+    "cat",
+    "ls",
+    "id",
+    "true",
+    "false",
+    "mount",
+    "umount",
+    "stat",
+    "touch",
+    "sleep",
+    "grep",
+    "hostname",
+    "readlink",
+    "echo",
+    "mkdir",
+    "rm",
+    "ln",
+    "chmod",
+    "env",
+    "tty",
+    "stty",
+    "ps",
+    "kill",
+    "head",
+    "wc",
+    "ulimit",
+    "setsid",
+    "test",
+    "nice",
+    "ip",
+    "dnsdomainname",
+    "nsenter",
+    "umask",
+    "cut",
+    "tr",
+    "sort",
+    "sysctl",
+    "mknod",
+    "dd",
+    "renice",
+]
+PASSWD = "root:x:0:0:root:/root:/bin/sh\nweb:x:1000:1000:web:/home/web:/bin/sh\n"
+
+
+class Box:
+    """One bundle with an overlay root whose lower layer is `image`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.image = folder, folder / "image"
+        for name in ("bin", "proc", "dev", "sys", "etc", "tmp", "root", "home/web", "var", "run"):
+            (self.image / name).mkdir(parents=True)
+        shutil.copy("/bin/busybox", self.image / "bin/busybox")
+        for applet in APPLETS:
+            (self.image / "bin" / applet).symlink_to("busybox")
+        (self.image / "etc/passwd").write_text(PASSWD)
+        os.chmod(self.image / "tmp", 0o1777)
+        self.config = default()
+        process = self.config["process"]
+        process["terminal"] = False
+        process["rlimits"] = []
+        process["capabilities"] = None
+        process["noNewPrivileges"] = False
+        self.config["root"]["readonly"] = False
+        self.mount_fds: dict[str, int] = {}
+        self.count = 0
+
+    @property
+    def process(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.config["process"]
+        return found
+
+    @property
+    def linux(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.config["linux"]
+        return found
+
+    def add_mount(self, destination: str, source: str = "", *options: str, kind: str = "bind") -> None:
+        self.config["mounts"].append(
+            {"destination": destination, "type": kind, "source": source, "options": list(options)}
+        )
+
+    def bind(self, source: Path, destination: str, *options: str) -> None:
+        self.add_mount(destination, str(source), *(options or ("rbind",)))
+
+    def request(
+        self, *args: str, overlay: bool = True, stdio: tuple[int, int, int] = (0, 1, 2), **more: Any
+    ) -> CreateRequest:
+        """A request for the current configuration with these arguments."""
+        config = copy.deepcopy(self.config)
+        if args:
+            config["process"]["args"] = list(args)
+        spec = parse(config)
+        check(spec)
+        self.count += 1
+        self.upper, work = self.folder / f"upper{self.count}", self.folder / f"work{self.count}"
+        self.upper.mkdir()
+        work.mkdir()
+        rootfs = (
+            Overlay((str(self.image),), str(self.upper), str(work), True)
+            if overlay
+            else Directory(str(self.image))
+        )
+        name = f"t{os.getpid()}-{self.folder.name}-{self.count}"
+        more.setdefault("cgroup", CgroupChoice(missing_controllers="warn"))
+        return CreateRequest(name, str(self.folder), spec, rootfs, stdio, mount_fds=self.mount_fds, **more)
+
+    def run(self, script: str, **more: Any) -> str:
+        """What `sh -c script` writes in a container, stderr included; the exit code must be 0."""
+        code, text = self.outcome("sh", "-c", script, **more)
+        assert code == 0, f"exit code {code}: {text}"
+        return text
+
+    def outcome(self, *args: str, **more: Any) -> tuple[int, str]:
+        """Exit code (128 + signal) and output of a container that runs to its end."""
+        reading, writing = os.pipe()
+        null = os.open("/dev/null", os.O_RDONLY)
+        try:
+            created = create(self.request(*args, stdio=(null, writing, writing), **more))
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+            os.close(null)
+        with open(reading, "rb") as file:
+            output = file.read()
+        code = finish(created)
+        return code, output.decode("utf-8", "replace")
+
+    @contextmanager
+    def running(self, *args: str, **more: Any) -> Iterator[tuple[Created, CreateRequest]]:
+        """A container that lives during the `with`."""
+        null = os.open("/dev/null", os.O_RDWR)
+        try:
+            request = self.request(*(args or ("sleep", "1000")), stdio=(null, null, null), **more)
+            created = create(request)
+        finally:
+            os.close(null)
+        try:
+            yield created, request
+        finally:
+            if created.console_fd is not None:
+                os.close(created.console_fd)
+            try:
+                os.kill(created.pid, 9)
+            except ProcessLookupError:
+                pass
+            finish(created)
+
+    def execute(
+        self, created: Created, request: CreateRequest, script: str, asked: dict[str, Any] | None = None
+    ) -> str:
+        """What `sh -c script` writes as another process of the container; the exit code must be 0."""
+        process = merged(request.spec, {"args": ["sh", "-c", script], **(asked or {})})
+        reading, writing = os.pipe()
+        null = os.open("/dev/null", os.O_RDONLY)
+        try:
+            done = execute(
+                ExecRequest(
+                    created.pid,
+                    created.pidfd,
+                    request.spec,
+                    process,
+                    (null, writing, writing),
+                    created.cgroup,
+                )
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+            os.close(null)
+        with open(reading, "rb") as file:
+            output = file.read().decode("utf-8", "replace")
+        code = reap(done)
+        assert code == 0, f"exit code {code}: {output}"
+        return output
+
+
+def reap(process: Created | Executed) -> int:
+    """Wait for the process and close its descriptor; the exit code, 128 + signal."""
+    result = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED)
+    os.close(process.pidfd)
+    assert result is not None
+    return result.si_status if result.si_code == os.CLD_EXITED else 128 + result.si_status
+
+
+def finish(created: Created) -> int:
+    """`reap`, and remove the cgroup."""
+    code = reap(created)
+    if created.cgroup is not None:
+        created.cgroup.kill()
+        created.cgroup.remove()
+    return code
+
+
+def mounts(mountinfo: str) -> dict[str, tuple[str, str, str]]:
+    """mountinfo -> mount point: (options, type, propagation fields); the topmost mount wins."""
+    found = {}
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        found[fields[4]] = (fields[5], right.split()[0], " ".join(fields[6:]))
+    return found
