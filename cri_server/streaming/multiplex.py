@@ -23,7 +23,7 @@ from cri_server.streaming.spdy.connection import (
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.spdy.headers import Headers
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
-from cri_server.streaming.wire import ConnectionLost, Wire
+from cri_server.streaming.wire import ConnectionLost, Wire, room_or_hang_up
 
 
 class MultiplexedStream:
@@ -100,14 +100,11 @@ class Multiplexer:
         if self._side == "client":
             await self.budget.room()
             return True
-        room = asyncio.create_task(self.budget.room())
-        leaving = asyncio.create_task(self._wire.hung_up())
-        try:
-            await asyncio.wait((room, leaving), return_when=asyncio.FIRST_COMPLETED)
-            return room.done()
-        finally:
-            room.cancel()
-            leaving.cancel()
+        return await room_or_hang_up(self.budget, self._wire, self._probe)
+
+    def _probe(self) -> None:
+        self._core.probe()
+        self._post()
 
     def _take(self, event: Event) -> None:
         match event:

@@ -1,7 +1,7 @@
 """Exec and attach: a session's descriptors joined to a client's streams, and how such a session ends.
 
 A session ends when its process does, whether or not the client has ended stdin. What the process wrote before is sent
-first; then the outputs end, then the status goes out on the error stream. A client that leaves ends the session at once.
+first, then the status on the error stream, then the outputs end. A client that leaves ends the session at once.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ async def run(opening: Awaitable[Session], streams: CommandStreams) -> None:
         return
     try:
         exit_code = await _serve(session, streams)
-        await _end(streams)
+        # The status comes before the ends: a v1 client that has seen all ends does not wait for it.
         await tell(streams, *exit_status(exit_code))
+        await _end(streams)
     except Error as error:
         await tell(streams, failure(error.message), error.message)
     except StreamGone:

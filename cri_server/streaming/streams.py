@@ -69,7 +69,9 @@ class Inbound:
         self._changed.set()
 
     def lose(self) -> None:
-        """The stream is gone: what waits is thrown away, readers get `StreamGone`."""
+        """The stream is gone: unless it had ended, what waits is thrown away and readers get `StreamGone`."""
+        if self._ended:
+            return
         self._gone = True
         self.discard()
         self._changed.set()

@@ -7,7 +7,6 @@ Framing, masking, ping and close are the core of the `websockets` package; this 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import logging
@@ -19,7 +18,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SEND_EOF, Protocol, Side, State
 
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
-from cri_server.streaming.wire import ConnectionLost, Wire
+from cri_server.streaming.wire import ConnectionLost, Wire, room_or_hang_up
 
 MESSAGE_LIMIT_BYTES = 1024 * 1024
 CLOSE_CHANNEL = 255
@@ -119,6 +118,12 @@ class Messages:
         """Return when the peer has closed its side, also while nobody receives."""
         await self._wire.hung_up()
 
+    def probe(self) -> None:
+        """Send something that asks for no answer: a pong without a ping (RFC 6455, 5.5.3)."""
+        if self._core.state is State.OPEN:
+            self._core.send_pong(b"")
+            self._wire.post(self._out())
+
     def _out(self) -> bytes:
         return b"".join(part for part in self._core.data_to_send() if part is not SEND_EOF)
 
@@ -177,7 +182,9 @@ class Channels:
                 if not self._take(message):
                     self._messages.fail("not base64")
                     return "a message is not base64"
-                if self.budget.exhausted and not await self._room():
+                if self.budget.exhausted and not await room_or_hang_up(
+                    self.budget, self._messages, self._messages.probe
+                ):
                     return "the peer hung up"
             return "the peer hung up"
         except ConnectionLost as lost:
@@ -185,16 +192,6 @@ class Channels:
         finally:
             for channel in self._channels.values():
                 channel.inbound.lose()
-
-    async def _room(self) -> bool:
-        room = asyncio.create_task(self.budget.room())
-        leaving = asyncio.create_task(self._messages.hung_up())
-        try:
-            await asyncio.wait((room, leaving), return_when=asyncio.FIRST_COMPLETED)
-            return room.done()
-        finally:
-            room.cancel()
-            leaving.cancel()
 
     def _take(self, message: bytes) -> bool:
         if self._dialect.base64:

@@ -10,22 +10,31 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cri_server.streaming.descriptors import readable, writable
+from cri_server.streaming.streams import Budget
 
 POSTED_LIMIT_BYTES = 128 * 1024
 RECEIVE_BYTES = 64 * 1024
 TURN_BYTES = 1024 * 1024  # after so much the other tasks get a turn even if the socket is never busy
 LINGER_S = 5.0
+PROBE_S = 1.0
 
 
 class ConnectionLost(Exception):
     """The peer is gone, silent for too long, or does not read what it asked for."""
 
 
-class Wire(Protocol):
+class Leaving(Protocol):
+    """What can tell that the peer is gone."""
+
+    async def hung_up(self) -> None:
+        """Return when the peer has closed its side, also while nobody receives."""
+
+
+class Wire(Leaving, Protocol):
     """A stream of bytes to and from one peer."""
 
     async def receive(self) -> bytes | memoryview:
@@ -38,8 +47,27 @@ class Wire(Protocol):
     def post(self, data: bytes) -> None:
         """Send soon, without waiting. Raises `ConnectionLost` when too much waits already."""
 
-    async def hung_up(self) -> None:
-        """Return when the peer has closed its side, also while nobody receives."""
+
+async def room_or_hang_up(budget: Budget, wire: Leaving, probe: Callable[[], None]) -> bool:
+    """Wait, without reading, until the streams of a connection have room; false if the client leaves before that.
+
+    The client's FIN may never come: it waits behind what the client had sent and this side does not take. So something
+    meaningless is sent now and then, which the kernel of a client that is gone answers with a reset. It is not a ping: a
+    Go client that is stuck in sending would be stuck in answering too, and stop reading.
+    """
+    room, leaving = asyncio.create_task(budget.room()), asyncio.create_task(wire.hung_up())
+    try:
+        while not room.done() and not leaving.done():
+            done, _ = await asyncio.wait(
+                (room, leaving), timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                probe()
+        return room.done()
+    finally:
+        room.cancel()
+        leaving.cancel()
+        await asyncio.gather(room, leaving, return_exceptions=True)
 
 
 class SocketWire:

@@ -316,6 +316,13 @@ class Connection:
         self._out.append(frames.ping(ping_id))
         return ping_id
 
+    def probe(self) -> None:
+        """Send something that asks for no answer and means nothing: an empty data frame on a stream that is open."""
+        for stream_id, stream in self._streams.items():
+            if stream.sending:
+                self._out.append(frames.data_head(stream_id, 0, False))
+                return
+
     def go_away(self, status: Parting = Parting.OK) -> None:
         """Accept no more streams; those that are open go on."""
         if not self._leaving:

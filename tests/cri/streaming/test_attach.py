@@ -1,0 +1,63 @@
+"""Attach with Go's client: several seats at one process, which does not care who sits there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.streaming.backend import AttachOptions, ExecOptions
+from cri_server.streaming.server import StreamingServer
+from tests.cri.streaming.processes import ProcessBackend, ProcessSession, start
+
+
+@pytest.fixture
+async def shell(backend: ProcessBackend, server: StreamingServer) -> AsyncIterator[ProcessSession]:
+    """A shell as a container's main process."""
+    session = backend.containers["c"] = start(
+        ExecOptions("c", ("/bin/sh",), stdin=True, stdout=True, stderr=True)
+    )
+    yield session
+    await session.close()
+
+
+async def seat(
+    goclient: Path, server: StreamingServer, container: str, *streams: str
+) -> asyncio.subprocess.Process:
+    options = AttachOptions(container, **dict.fromkeys(streams, True))
+    arguments = ["exec", "-url", server.url_for_attach(options), *(f"-{stream}" for stream in streams)]
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(goclient, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+async def test_input_output_and_exit_code(
+    goclient: Path, server: StreamingServer, shell: ProcessSession
+) -> None:
+    process = await seat(goclient, server, "c", "stdin", "stdout", "stderr")
+    async with asyncio.timeout(10):
+        stdout, stderr = await process.communicate(b"echo hello; echo oh >&2; exit 5\n")
+    assert (process.returncode, stdout, stderr) == (5, b"hello\n", b"oh\n")
+
+
+async def test_leaving_does_not_end_the_process(
+    goclient: Path, server: StreamingServer, shell: ProcessSession
+) -> None:
+    first = await seat(goclient, server, "c", "stdin", "stdout")
+    assert first.stdin is not None and first.stdout is not None
+    first.stdin.write(b"echo first\n")
+    async with asyncio.timeout(10):
+        assert await first.stdout.readline() == b"first\n"
+        first.kill()
+        await first.wait()
+        second = await seat(goclient, server, "c", "stdin", "stdout")
+        assert await second.communicate(b"echo second; exit\n") == (b"second\n", b"")
+
+
+async def test_unknown_container_is_told(goclient: Path, server: StreamingServer) -> None:
+    process = await seat(goclient, server, "nobody", "stdout")
+    async with asyncio.timeout(10):
+        _, stderr = await process.communicate()
+    assert process.returncode == 250
+    assert b"container nobody" in stderr
