@@ -51,10 +51,7 @@ SHIM_MODULES = ["pyrunc.shim.main"]
 ERRAND_MODULES = [
     "cri_server.errands",
     "cri_server.images.unpack",
-    "cni_plugins.bridge.main",
-    "cni_plugins.host_local.main",
-    "cni_plugins.loopback.main",
-    "cni_plugins.portmap.main",
+    "cni_plugins.errand",
 ]
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),

@@ -12,7 +12,7 @@ from cri_server.containers.spec import process
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
 from pyrunc import record
-from pyrunc.errors import DeadlineExceeded, Error, PeerError, WrongState
+from pyrunc.errors import DeadlineExceeded, Error, InvalidArgument, NotFound, PeerError, WrongState
 from pyrunc.shim.client import ExecSession, ShimClient
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ async def sync(
     """
     _, container, client = running(services, reference)
     described = oci_process(services, container, command, tty=False)
-    session = await client.exec(container.id, new_exec_id(), described, stdin=False, stdout=True, stderr=True)
+    session = await begin(client, container, described, stdout=True, stderr=True)
     assert session.stdout_fd is not None and session.stderr_fd is not None
     budget = Budget(OUTPUT_LIMIT_BYTES)
     outputs = [Output(session.stdout_fd, budget), Output(session.stderr_fd, budget)]
@@ -113,6 +113,18 @@ async def sync(
     finally:
         for output in outputs:
             output.close()
+
+
+async def begin(
+    client: ShimClient, container: Container, described: dict[str, Any], **streams: bool
+) -> ExecSession:
+    """Start the process. A program that is not there is the caller's mistake, not a container that is not there."""
+    try:
+        return await client.exec(container.id, new_exec_id(), described, **streams)
+    except NotFound as error:
+        if container.running:
+            raise InvalidArgument(error.message) from None
+        raise
 
 
 async def _exit_code(client: ShimClient, session: ExecSession, container: Container, timeout_s: float) -> int:

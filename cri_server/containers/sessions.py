@@ -110,9 +110,9 @@ class Sessions:
     async def exec(self, options: ExecOptions) -> Session:
         _, container, client = execution.running(self._services, options.container_id)
         described = execution.oci_process(self._services, container, options.command, tty=options.tty)
-        session = await client.exec(
-            container.id,
-            execution.new_exec_id(),
+        session = await execution.begin(
+            client,
+            container,
             described,
             stdin=options.stdin,
             stdout=options.stdout,

@@ -17,7 +17,7 @@ from cri_server.services import Services
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.undo import Step, Steps
-from pyrunc.errors import Error, KernelError, WrongState
+from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
 
 START_ERROR, START_ERROR_CODE = "StartError", 128
 
@@ -82,6 +82,8 @@ async def execute(work: Work) -> None:
         if container.exit is None:
             message = error.message
             container.ended(Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message))
+        if isinstance(error, NotFound):  # the program, not the container
+            raise InvalidArgument(error.message) from None
         raise
     container.process = Process(started.pid, started.start_time)
     container.started_at_ns = started.started_at_ns

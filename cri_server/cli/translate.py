@@ -1,0 +1,171 @@
+"""A Pod manifest -> CRI messages, the way kubelet does it for the fields that we know."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cri_server.api import api_pb2 as api
+from cri_server.cli import manifest
+
+CPU_PERIOD_US = 100_000
+MASKED = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+]
+READONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
+PROFILES = {
+    "RuntimeDefault": api.SecurityProfile.RuntimeDefault,
+    "Unconfined": api.SecurityProfile.Unconfined,
+    "Localhost": api.SecurityProfile.Localhost,
+}
+
+
+def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
+    """The sandbox; `folder` is for logs and volumes of this pod."""
+    metadata, spec = pod.metadata, pod.spec
+    config = api.PodSandboxConfig(
+        metadata=api.PodSandboxMetadata(
+            name=metadata.name, namespace=metadata.namespace, uid=metadata.uid or os.urandom(16).hex()
+        ),
+        hostname="" if spec.host_network else spec.hostname or metadata.name,
+        log_directory=str(folder / "logs"),
+        labels={
+            **metadata.labels,
+            "io.kubernetes.pod.name": metadata.name,
+            "io.kubernetes.pod.namespace": metadata.namespace,
+        },
+        annotations=metadata.annotations,
+    )
+    if spec.dns_policy == "None" or spec.dns_config is not None:
+        _dns(config.dns_config, spec.dns_config or manifest.Dns())
+    for container in spec.containers:
+        for port in container.ports:
+            config.port_mappings.add(
+                protocol=port.protocol,
+                container_port=port.container_port,
+                host_port=port.container_port if spec.host_network else port.host_port,
+                host_ip=port.host_ip,
+            )
+    if spec.host_network:
+        del config.port_mappings[:]
+    _sandbox_security(config.linux, spec)
+    return config
+
+
+def _dns(config: api.DNSConfig, dns: manifest.Dns) -> None:
+    config.SetInParent()
+    config.servers.extend(dns.nameservers)
+    config.searches.extend(dns.searches)
+    config.options.extend(f"{o.name}:{o.value}" if o.value else o.name for o in dns.options)
+
+
+def _sandbox_security(linux: api.LinuxPodSandboxConfig, spec: manifest.Spec) -> None:
+    security = linux.security_context
+    _namespaces(security.namespace_options, spec)
+    security.privileged = any(c.security_context.privileged for c in _all(spec))
+    security.seccomp.profile_type = api.SecurityProfile.RuntimeDefault
+    for sysctl in spec.security_context.sysctls:
+        linux.sysctls[sysctl.name] = sysctl.value
+
+
+def _namespaces(options: api.NamespaceOption, spec: manifest.Spec) -> None:
+    options.network = api.NODE if spec.host_network else api.POD
+    options.ipc = api.NODE if spec.host_ipc else api.POD
+    options.pid = api.NODE if spec.host_pid else api.POD if spec.share_process_namespace else api.CONTAINER
+
+
+def _all(spec: manifest.Spec) -> list[manifest.Container]:
+    return [*spec.init_containers, *spec.containers]
+
+
+def container(
+    pod: manifest.Pod, asked: manifest.Container, image_id: str, folder: Path
+) -> api.ContainerConfig:
+    """One container of the pod."""
+    config = api.ContainerConfig(
+        metadata=api.ContainerMetadata(name=asked.name),
+        image=api.ImageSpec(image=image_id, user_specified_image=asked.image),
+        command=asked.command,
+        args=asked.args,
+        working_dir=asked.working_dir,
+        envs=[api.KeyValue(key=e.name, value=e.value.encode()) for e in asked.env],
+        log_path=f"{asked.name}.log",
+        stdin=asked.stdin,
+        stdin_once=asked.stdin_once,
+        tty=asked.tty,
+        labels={
+            "io.kubernetes.container.name": asked.name,
+            "io.kubernetes.pod.name": pod.metadata.name,
+            "io.kubernetes.pod.namespace": pod.metadata.namespace,
+        },
+    )
+    volumes = {v.name: v for v in pod.spec.volumes}
+    for mount in asked.volume_mounts:
+        config.mounts.add(
+            container_path=mount.mount_path,
+            host_path=_source(volumes[mount.name], mount, folder),
+            readonly=mount.read_only,
+        )
+    _resources(config.linux.resources, asked.resources)
+    _security(config.linux.security_context, pod.spec, asked)
+    return config
+
+
+def _source(volume: manifest.Volume, mount: manifest.VolumeMount, folder: Path) -> str:
+    if volume.host_path is not None:
+        base = Path(volume.host_path.path)
+    else:
+        base = folder / "volumes" / volume.name
+        base.mkdir(parents=True, exist_ok=True)
+        base.chmod(0o777)
+    return str(base / mount.sub_path) if mount.sub_path else str(base)
+
+
+def _resources(target: api.LinuxContainerResources, asked: manifest.Resources) -> None:
+    path = "resources"
+    request = asked.requests.cpu if asked.requests.cpu is not None else asked.limits.cpu
+    if request is not None:
+        target.cpu_shares = max(2, int(manifest.quantity(request, path) * 1024))
+    if asked.limits.cpu is not None:
+        target.cpu_period = CPU_PERIOD_US
+        target.cpu_quota = max(1000, int(manifest.quantity(asked.limits.cpu, path) * CPU_PERIOD_US))
+    if asked.limits.memory is not None:
+        target.memory_limit_in_bytes = int(manifest.quantity(asked.limits.memory, path))
+
+
+def _security(
+    target: api.LinuxContainerSecurityContext, spec: manifest.Spec, asked: manifest.Container
+) -> None:
+    own, pods = asked.security_context, spec.security_context
+    _namespaces(target.namespace_options, spec)
+    target.privileged = own.privileged
+    target.readonly_rootfs = own.read_only_root_filesystem
+    target.no_new_privs = not own.allow_privilege_escalation
+    target.capabilities.add_capabilities.extend(own.capabilities.add)
+    target.capabilities.drop_capabilities.extend(own.capabilities.drop)
+    user = own.run_as_user if own.run_as_user is not None else pods.run_as_user
+    group = own.run_as_group if own.run_as_group is not None else pods.run_as_group
+    if user is not None:
+        target.run_as_user.value = user
+    if group is not None and user is not None:
+        target.run_as_group.value = group
+    target.supplemental_groups.extend(pods.supplemental_groups)
+    if pods.fs_group is not None:
+        target.supplemental_groups.append(pods.fs_group)
+    profile = own.seccomp_profile or pods.seccomp_profile or manifest.Profile(type="RuntimeDefault")
+    target.seccomp.profile_type = PROFILES[profile.type]
+    target.seccomp.localhost_ref = profile.localhost_profile
+    if not own.privileged:
+        target.masked_paths.extend(MASKED)
+        target.readonly_paths.extend(READONLY)

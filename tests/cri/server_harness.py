@@ -1,0 +1,393 @@
+"""A real server in a network namespace of its own, with folders of its own, and the words that tests speak to it with.
+
+The server is a child process of the test; `kill` ends it as a crash does, `start` starts it again on the same folders.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cri_server.api import api_pb2 as api
+from cri_server.api import api_pb2_grpc
+from cri_server.rpc import admin
+
+REPOSITORY = Path(__file__).parents[2]
+IMAGE = "registry.test/busybox:1"
+START_TIMEOUT_S = 20.0
+RPC_TIMEOUT_S = 30.0
+CONFLIST = {
+    "cniVersion": "1.0.0",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "ipMasq": False,
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.88.0.0/16"}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        },
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    ],
+}
+
+
+class Server:
+    """`pyrunc-cri serve` with throwaway folders; a context manager that removes all pods at its end."""
+
+    def __init__(self, *, network: bool = True, settings: dict[str, dict[str, Any]] | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pyrunc-", dir="/tmp"))
+        self.root, self.state = self.folder / "root", self.folder / "state"
+        self.logs = self.folder / "logs"
+        self.socket = self.folder / "cri.sock"
+        self.log = self.folder / "server.log"
+        self._network, self._settings = network, settings or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: grpc.Channel | None = None
+        self._pods = 0
+        self.runtime: Any = None
+        self.image: Any = None
+
+    def __enter__(self) -> Server:
+        self.logs.mkdir()
+        (self.folder / "net.d").mkdir()
+        if self._network:
+            conflist = json.loads(json.dumps(CONFLIST))
+            conflist["plugins"][0]["ipam"]["dataDir"] = str(self.folder / "leases")
+            (self.folder / "net.d" / "10-pods.conflist").write_text(json.dumps(conflist))
+        self._write_config()
+        self._netns = subprocess.Popen(
+            ["unshare", "-n", "sh", "-c", "ip link set lo up && echo ready && exec sleep infinity"],
+            stdout=subprocess.PIPE,
+        )
+        assert self._netns.stdout is not None and self._netns.stdout.readline() == b"ready\n"
+        try:
+            self.start()
+        except BaseException:
+            self._end_namespace()
+            raise
+        return self
+
+    def _write_config(self) -> None:
+        tables = {
+            "cgroup": {
+                "driver": "cgroupfs",
+                "missing_controllers": "warn",
+                "default_parent": f"/{self.folder.name}",
+            },
+            **self._settings,
+        }
+        lines = []
+        for table, values in tables.items():
+            lines.append(f"[{table}]")
+            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        (self.folder / "config.toml").write_text("\n".join(lines))
+
+    def start(self, **environment: str) -> None:
+        """Start it and wait until it answers."""
+        command = [
+            *("nsenter", f"--net=/proc/{self._netns.pid}/ns/net", "--"),
+            *(sys.executable, "-m", "cri_server.cli.main", "serve"),
+            *("--config", str(self.folder / "config.toml")),
+            *("--listen", f"unix://{self.socket}", "--root", str(self.root), "--state", str(self.state)),
+            *("--cni-conf-dir", str(self.folder / "net.d"), "--cni-bin-dir", str(self.folder / "bin")),
+            *("--log-level", "info"),
+        ]
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=REPOSITORY, stdout=log, stderr=log, env={**os.environ, **environment}
+            )
+        self._connect()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                self.runtime.Version(api.VersionRequest(), timeout=1)
+                return
+            except grpc.RpcError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError(f"the server does not answer:\n{self.tail()}") from None
+                time.sleep(0.05)
+
+    def _connect(self) -> None:
+        self._disconnect()
+        options = [("grpc.max_receive_message_length", 16 << 20), ("grpc.initial_reconnect_backoff_ms", 100)]
+        self._channel = grpc.insecure_channel(f"unix://{self.socket}", options=options)
+        self.runtime = api_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self.image = api_pb2_grpc.ImageServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def _disconnect(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    @property
+    def pid(self) -> int:
+        """The server's pid (nsenter execs)."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, timeout_s: float = 10.0) -> int:
+        """Until it has ended by itself; its exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(START_TIMEOUT_S)
+
+    def restart(self, how: Callable[[Server], object] = kill) -> None:
+        """End it in the way of `how` and start it again."""
+        how(self)
+        self.start()
+
+    def tail(self, lines: int = 60) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if self._process is not None and self._process.poll() is None:
+                self.remove_all()
+                self.stop()
+            if kind is not None:
+                print(self.tail())
+        finally:
+            if self._process is not None and self._process.poll() is None:
+                self.kill()
+            self._disconnect()
+            self._end_namespace()
+            self._remove_cgroup()
+            shutil.rmtree(self.folder)
+
+    def _end_namespace(self) -> None:
+        self._netns.send_signal(signal.SIGKILL)
+        self._netns.wait()
+        assert self._netns.stdout is not None
+        self._netns.stdout.close()
+
+    def _remove_cgroup(self) -> None:
+        for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+            group = Path(root) / self.folder.name
+            if (group / "cgroup.procs").exists():
+                group.rmdir()
+
+    # -- words
+
+    def load_image(self) -> str:
+        """The busybox image, built here from /bin/busybox; returns its id."""
+        archive = self.folder / "busybox.tar"
+        archive.write_bytes(busybox_archive())
+        assert self._channel is not None
+        call = self._channel.unary_unary(
+            f"/{admin.SERVICE}/{admin.LOAD_IMAGE}",
+            request_serializer=admin.encode,
+            response_deserializer=admin.decode,
+        )
+        (image,) = call({"path": str(archive)}, timeout=RPC_TIMEOUT_S)["images"]
+        return str(image["id"])
+
+    def pod_config(self, name: str = "", **changes: Any) -> api.PodSandboxConfig:
+        """A small pod; `changes` are fields of the message."""
+        self._pods += 1
+        name = name or f"pod{self._pods}"
+        config = api.PodSandboxConfig(
+            metadata=api.PodSandboxMetadata(name=name, uid=f"{name}-uid", namespace="default"),
+            log_directory=str(self.logs / name),
+            linux=api.LinuxPodSandboxConfig(),
+        )
+        config.linux.security_context.namespace_options.pid = api.CONTAINER
+        config.MergeFrom(api.PodSandboxConfig(**changes))
+        return config
+
+    def run_pod(self, config: api.PodSandboxConfig | None = None, *, host_network: bool = False) -> str:
+        """RunPodSandbox; the id."""
+        config = config or self.pod_config()
+        if host_network:
+            config.linux.security_context.namespace_options.network = api.NODE
+        request = api.RunPodSandboxRequest(config=config)
+        return str(self.runtime.RunPodSandbox(request, timeout=RPC_TIMEOUT_S).pod_sandbox_id)
+
+    def container_config(
+        self, command: Iterable[str] = ("sleep", "3600"), **changes: Any
+    ) -> api.ContainerConfig:
+        """A container of the busybox image; `changes` are fields of the message."""
+        config = api.ContainerConfig(
+            metadata=api.ContainerMetadata(name="c"),
+            image=api.ImageSpec(image=IMAGE),
+            command=list(command),
+            log_path="c.log",
+            linux=api.LinuxContainerConfig(),
+        )
+        config.linux.security_context.namespace_options.pid = api.CONTAINER
+        config.MergeFrom(api.ContainerConfig(**changes))
+        return config
+
+    def create(self, pod: str, config: api.ContainerConfig | None = None) -> str:
+        """CreateContainer; the id. A container of a pod on the host's network is, too."""
+        config = config or self.container_config()
+        sandbox = self.pod_status(pod)
+        options = config.linux.security_context.namespace_options
+        options.network = sandbox.linux.namespaces.options.network
+        request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config)
+        return str(self.runtime.CreateContainer(request, timeout=RPC_TIMEOUT_S).container_id)
+
+    def launch(self, pod: str, config: api.ContainerConfig | None = None) -> str:
+        """Create and start; the id."""
+        container = self.create(pod, config)
+        self.start_container(container)
+        return container
+
+    def start_container(self, container: str) -> None:
+        self.runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=RPC_TIMEOUT_S)
+
+    def stop_container(self, container: str, timeout_s: int = 0) -> None:
+        request = api.StopContainerRequest(container_id=container, timeout=timeout_s)
+        self.runtime.StopContainer(request, timeout=RPC_TIMEOUT_S + timeout_s)
+
+    def remove_container(self, container: str) -> None:
+        self.runtime.RemoveContainer(
+            api.RemoveContainerRequest(container_id=container), timeout=RPC_TIMEOUT_S
+        )
+
+    def stop_pod(self, pod: str) -> None:
+        self.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=pod), timeout=RPC_TIMEOUT_S)
+
+    def remove_pod(self, pod: str) -> None:
+        self.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=pod), timeout=RPC_TIMEOUT_S)
+
+    def remove_all(self) -> None:
+        """Stop and remove every pod."""
+        for pod in self.pods():
+            self.stop_pod(pod.id)
+            self.remove_pod(pod.id)
+
+    def pods(self, **wanted: Any) -> list[api.PodSandbox]:
+        request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(**wanted))
+        return list(self.runtime.ListPodSandbox(request, timeout=RPC_TIMEOUT_S).items)
+
+    def containers(self, **wanted: Any) -> list[api.Container]:
+        request = api.ListContainersRequest(filter=api.ContainerFilter(**wanted))
+        return list(self.runtime.ListContainers(request, timeout=RPC_TIMEOUT_S).containers)
+
+    def status(self, container: str) -> api.ContainerStatus:
+        request = api.ContainerStatusRequest(container_id=container)
+        return self.runtime.ContainerStatus(request, timeout=RPC_TIMEOUT_S).status
+
+    def pod_status(self, pod: str) -> api.PodSandboxStatus:
+        request = api.PodSandboxStatusRequest(pod_sandbox_id=pod)
+        return self.runtime.PodSandboxStatus(request, timeout=RPC_TIMEOUT_S).status
+
+    def exec(self, container: str, *command: str, timeout_s: int = 10) -> api.ExecSyncResponse:
+        request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=timeout_s)
+        return self.runtime.ExecSync(request, timeout=RPC_TIMEOUT_S + timeout_s)
+
+    def output(self, container: str, *command: str) -> str:
+        """What a command that succeeds prints."""
+        answer = self.exec(container, *command)
+        assert answer.exit_code == 0, (answer.exit_code, answer.stdout, answer.stderr)
+        return str(answer.stdout.decode())
+
+    def wait_exit(self, container: str, timeout_s: float = 10.0) -> api.ContainerStatus:
+        """The status once it has exited."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            status = self.status(container)
+            if status.state == api.CONTAINER_EXITED:
+                return status
+            assert time.monotonic() < deadline, f"{container} still runs:\n{self.tail()}"
+            time.sleep(0.02)
+
+    def log_lines(self, container: str) -> list[str]:
+        """The contents of the container's log, without time, stream and tag."""
+        lines = Path(self.status(container).log_path).read_text().splitlines()
+        return [line.split(" ", 3)[3] for line in lines]
+
+
+def code_of(call: Callable[[], object]) -> grpc.StatusCode:
+    """The status code of a call that must fail."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return error.code()  # type: ignore[attr-defined,no-any-return]
+    raise AssertionError("the call succeeded")
+
+
+def message_of(call: Callable[[], object]) -> str:
+    """The message of a call that must fail."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return str(error.details())  # type: ignore[attr-defined]
+    raise AssertionError("the call succeeded")
+
+
+def busybox_archive() -> bytes:
+    """A docker-archive with the host's static busybox, /etc/passwd and /etc/group."""
+    import hashlib
+
+    layer = _layer()
+    config = {
+        "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
+        "os": "linux",
+        "config": {"Env": ["PATH=/bin", "FROM_IMAGE=yes"], "Cmd": ["sh"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    content = json.dumps(config).encode()
+    name = hashlib.sha256(content).hexdigest()
+    manifest = [{"Config": f"{name}.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        _add(tar, f"{name}.json", content)
+        _add(tar, "layer.tar", layer)
+        _add(tar, "manifest.json", json.dumps(manifest).encode())
+    return archive.getvalue()
+
+
+def _layer() -> bytes:
+    applets = subprocess.run(["/bin/busybox", "--list"], capture_output=True, text=True, check=True).stdout
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for folder in ("bin", "etc", "home", "tmp", "var"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+            tar.addfile(entry)
+        _add(tar, "bin/busybox", Path("/bin/busybox").read_bytes(), 0o755)
+        for applet in applets.split():
+            if applet != "busybox":
+                entry = tarfile.TarInfo(f"bin/{applet}")
+                entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(entry)
+        _add(tar, "etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nwww:x:33:33::/home/www:/bin/sh\n")
+        _add(tar, "etc/group", b"root:x:0:\nwww:x:33:\nextra:x:50:www\n")
+    return layer.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), mode
+    tar.addfile(entry, io.BytesIO(content))
