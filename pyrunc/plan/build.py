@@ -172,8 +172,7 @@ def _root_filesystem(
     ops += devices.operations(spec, host)
     ops += _sync("mounted", sync)
     ops += _sync("before-pivot", sync)
-    own = propagation if propagation & (mounts_abi.MS_SHARED | mounts_abi.MS_UNBINDABLE) else 0
-    ops.append(model.PivotRoot(own))
+    ops.append(model.PivotRoot())
     if process is not None:
         if process.cwd != "/":
             ops.append(model.MakeFolder(mounts.normal(process.cwd)))
@@ -198,6 +197,9 @@ def _settings(spec: Spec, host: Host) -> list[Op]:
         ops.append(model.SetDomainname(spec.domainname))
     ops += [model.SetSysctl(sysctl_path(key), value) for key, value in linux.sysctl.items()]
     ops += paths.operations(linux, host.clones_detached)
+    propagation = mounts.PROPAGATION.get(linux.rootfs_propagation, 0)
+    if propagation & (mounts_abi.MS_SHARED | mounts_abi.MS_UNBINDABLE):
+        ops.append(model.ShareRoot(propagation))
     policy = linux.memory_policy
     if policy is not None:
         ops.append(identity.memory_policy(policy))

@@ -156,8 +156,10 @@ def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
     a.sys("pivot_root", ".", ".")
     a.sys("umount2", ".", mnt.MNT_DETACH)
     a.sys("chdir", "/")
-    if op.propagation:
-        low.set_attributes(low.root, propagation=op.propagation)
+
+
+def share_root(low: Lowering, op: m.ShareRoot) -> None:
+    low.set_attributes(low.root, propagation=op.propagation)
 
 
 def change_root(low: Lowering, op: m.ChangeRoot) -> None:
@@ -268,6 +270,7 @@ CALLS: dict[type, Callable[[Lowering, Any], None]] = {
     m.MakeDevice: make_device,
     m.Symlink: symlink,
     m.PivotRoot: pivot_root,
+    m.ShareRoot: share_root,
     m.ChangeRoot: change_root,
     m.ReopenNull: reopen_null,
     m.MakeFolder: make_folder,

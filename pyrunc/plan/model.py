@@ -179,9 +179,13 @@ class Symlink(Op):
 
 
 class PivotRoot(Op):
-    """Make the attached root `/`, let go of the old one, then set the root's own propagation."""
+    """Make the attached root `/` and let go of the old one."""
 
-    propagation: int = 0
+
+class ShareRoot(Op):
+    """The propagation of the root that was asked for, after everything that has to bind from it."""
+
+    propagation: int
 
 
 class ChangeRoot(Op):
