@@ -1,0 +1,157 @@
+"""A whole container through the launcher alone: namespaces, overlay root, mounts, devices, pivot_root, identity, execve."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyrunc.abi.capability import LINUX_CAPABILITY_VERSION_3
+from pyrunc.abi.clone import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUTS,
+)
+from pyrunc.abi.file import AT_FDCWD, O_PATH
+from pyrunc.abi.mount import MNT_DETACH, MS_REC, MS_SLAVE
+from pyrunc.abi.prctl import PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS
+from pyrunc.kernel import credential, mount, process
+from pyrunc.kernel.process import Exit
+from pyrunc.program import macros
+from pyrunc.program.assemble import Assembler
+from pyrunc.program.launch import launch
+from pyrunc.program.model import PID, READY, Program
+
+ROOT = 3
+NAMESPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWCGROUP
+MOUNTS = [
+    ("proc", "/proc"),
+    ("tmpfs", "/dev"),
+    ("devpts", "/dev/pts"),
+    ("sysfs", "/sys"),
+    ("tmpfs", "/dev/shm"),
+    ("mqueue", "/dev/mqueue"),
+]
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[Path]:
+    """A folder with the layers of a busybox root."""
+    for name in ("lower/bin", "upper", "work"):
+        (tmp_path / name).mkdir(parents=True)
+    busybox = shutil.which("busybox")
+    assert busybox
+    shutil.copy(busybox, tmp_path / "lower/bin/busybox")
+    yield tmp_path
+
+
+def container(mount_point: Path, script: str) -> Program:
+    a = Assembler()
+    macros.prologue(a)
+    macros.fork_parent(a, NAMESPACES)
+    a.wait()
+    a.sys("setsid")
+    a.sys("mount", 0, "/", 0, MS_REC | MS_SLAVE, 0)
+    macros.attach(a, ROOT, macros.open_at(a, AT_FDCWD, str(mount_point), resolve=0))
+    root = macros.open_at(a, AT_FDCWD, str(mount_point), O_PATH | a.arch.o_directory, resolve=0)
+    for number, (fstype, path) in enumerate(MOUNTS):
+        with a.line(f"mount '{fstype}' on '{path}'", number):
+            fs, mounted = a.slot(4), a.slot(4)
+            a.sys("fsopen", fstype, 1, store=fs)
+            a.sys("fsconfig", fs, 6, 0, 0, 0)
+            a.sys("fsmount", fs, 1, 0, store=mounted)
+            macros.attach(a, mounted, macros.make_directories(a, root, path))
+    with a.line("make '/dev/null'"):
+        a.sys("mknodat", macros.open_at(a, root, "dev"), "null", 0o20666, os.makedev(1, 3))
+    null = macros.open_at(a, root, "dev/null")
+    macros.require_device(a, null, 1, 3, "/dev/null")
+    macros.mask(a, root, "/proc/uptime", null=null, empty=null)
+    a.sys("fchdir", root)
+    a.sys("pivot_root", ".", ".")
+    a.sys("umount2", ".", MNT_DETACH)
+    a.sys("chdir", "/")
+    a.sys("sethostname", "box", 3)
+    for bit in range(credential.last_capability() + 1):
+        a.sys("prctl", PR_CAPBSET_DROP, bit, 0, 0, 0)
+    a.sys("setgroups", 0, 0)
+    a.sys("setresgid", 1000, 1000, 1000)
+    a.sys("setresuid", 1000, 1000, 1000)
+    a.sys("capset", a.data(struct.pack("<Ii", LINUX_CAPABILITY_VERSION_3, 0)), a.data(24))
+    a.sys("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    macros.set_dumpable(a, False)
+    candidates = macros.search_path("busybox", "/usr/bin:/bin")
+    macros.check_program(a, candidates)
+    a.send(READY)
+    macros.close_all_from(a, 3, cloexec=True)
+    result = a.slot(4)
+    with a.line("execute 'busybox'"):
+        macros.execute(a, candidates, ["busybox", "sh", "-c", script], ["PATH=/bin"], result=result)
+        a.fail(result)
+    return a.program()
+
+
+def start(image: Path, script: str) -> tuple[Exit, str]:
+    root = mount.open_overlay([str(image / "lower")], str(image / "upper"), str(image / "work"))
+    read, write = os.pipe()
+    try:
+        with launch(container(image / "lower", script), stdio=(0, write, write), fds={ROOT: root}) as running:
+            os.close(root)
+            os.close(write)
+            pid = running.expect(PID).value
+            running.reap_launcher()
+            pidfd = process.open_pidfd(pid)
+            running.release()
+            running.expect(READY)
+            assert running.receive() is None
+        with open(read, closefd=False) as file:
+            text = file.read()
+        ended = process.waitid(pidfd)
+        os.close(pidfd)
+        assert ended is not None
+        return ended, text
+    finally:
+        os.close(read)
+
+
+def test_a_whole_container(image: Path) -> None:
+    before = Path("/proc/self/mountinfo").read_text()
+    script = """
+        echo $$ $(busybox hostname) $(busybox id -u) $(busybox id -g)
+        busybox ls /
+        busybox ls /proc/self/fd
+        busybox wc -c < /proc/uptime
+        busybox grep -E '^(Cap|Sig[BI]|NoNew)' /proc/self/status
+        busybox ip link | busybox grep -c mtu
+        busybox wc -l < /proc/mounts
+        exit 42
+    """
+    ended, text = start(image, script)
+    lines = text.splitlines()
+    assert (ended.code, ended.signal) == (42, None)
+    assert lines[0] == "1 box 1000 1000"
+    assert lines[1:5] == ["bin", "dev", "proc", "sys"]
+    assert lines[5:9] == ["0", "1", "2", "3"]
+    assert lines[9] == "0"
+    status = dict(line.split(":\t") for line in lines[10:-2])
+    assert status.pop("NoNewPrivs") == "1"
+    assert set(status.values()) == {"0" * 16}
+    assert len(status) == 7
+    assert lines[-2] == "1"
+    assert lines[-1] == str(len(MOUNTS) + 2)
+    # Nothing of it was ever visible on the host.
+    assert Path("/proc/self/mountinfo").read_text() == before
+    # Device nodes and the like are in mounts of the container, its own directories in the upper layer.
+    assert sorted(os.listdir(image / "upper")) == ["dev", "proc", "sys"]
+
+
+def test_a_signal_ends_it(image: Path) -> None:
+    # Process 1 cannot kill itself, so its child is what dies.
+    ended, _ = start(image, "busybox sh -c 'kill -KILL $$'; exit $?")
+    assert ended.code == 137

@@ -1,0 +1,307 @@
+"""What the macros do to a real file system, in mount namespaces of their own, also while somebody swaps names."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pyrunc.abi.clone import CLONE_NEWNS
+from pyrunc.abi.file import AT_FDCWD, O_PATH
+from pyrunc.abi.mount import (
+    MOUNT_ATTR_NOEXEC,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    MS_PRIVATE,
+    MS_REC,
+)
+from pyrunc.kernel.call import raw
+from pyrunc.program import macros
+from pyrunc.program.assemble import NEXT, Assembler
+from pyrunc.program.errors import OperationFailed
+from pyrunc.program.launch import launch
+from pyrunc.program.model import PROGRESS, STATUS, Slot
+
+
+def perform(body: Callable[[Assembler, Slot], None], root: Path, *, then: Sequence[str] = ()) -> str:
+    """Runs operations in a mount namespace of their own, with a descriptor of `root`; the output of `then` afterwards."""
+    a = Assembler()
+    macros.prologue(a)
+    a.sys("unshare", CLONE_NEWNS)
+    a.sys("mount", 0, "/", 0, MS_REC | MS_PRIVATE, 0)
+    body(a, macros.open_at(a, AT_FDCWD, str(root), O_PATH | a.arch.o_directory, resolve=0))
+    if then:
+        result = a.slot(4)
+        macros.execute(
+            a, macros.search_path(then[0], "/bin:/usr/bin"), then, ["PATH=/bin:/usr/bin"], result=result
+        )
+        a.fail(result)
+    else:
+        a.exit(0)
+    read, write = os.pipe()
+    try:
+        with launch(a.program(), stdio=(0, write, write)) as running:
+            os.close(write)
+            write = -1
+            while (message := running.receive()) is not None:
+                assert message.tag in (PROGRESS, STATUS)
+            with open(read, closefd=False) as file:
+                return file.read()
+    finally:
+        os.close(read)
+        if write >= 0:
+            os.close(write)
+
+
+def make_directories(path: str) -> Callable[[Assembler, Slot], None]:
+    return lambda a, root: macros.close(a, macros.make_directories(a, root, path))
+
+
+@pytest.mark.parametrize("path", ["/a", "/a/b/c/d", "a/b", "/", "", "/a//b/./c", "/x/../y/z"])
+def test_directories_are_made(tmp_path: Path, path: str) -> None:
+    perform(make_directories(path), tmp_path)
+    assert (tmp_path / os.path.normpath("/" + path).lstrip("/")).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("in", "real"),
+        ("abs", "/real"),
+        ("up", "../../../../real"),
+        ("self", "./real/../real"),
+        ("long", "real/deep/.."),
+    ],
+)
+def test_links_are_followed_inside_the_root(tmp_path: Path, link: str, target: str) -> None:
+    root = tmp_path / "root"
+    (root / "real/deep").mkdir(parents=True)
+    (root / link).symlink_to(target)
+    perform(make_directories(f"/{link}/new/directory"), root)
+    assert (root / "real/new/directory").is_dir()
+    assert sorted(os.listdir(tmp_path)) == ["root"]
+
+
+def test_a_link_that_dangles_is_an_error_and_makes_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "dangling").symlink_to("/nowhere/at/all")
+    with pytest.raises(OperationFailed) as caught:
+        perform(make_directories("/dangling/x"), root)
+    assert caught.value.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
+    assert os.listdir(root) == ["dangling"]
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OperationFailed, match="ENOTDIR"):
+        perform(make_directories("/file/x"), tmp_path)
+
+
+def test_magic_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "proc").symlink_to("/proc/self/root")
+    with pytest.raises(OperationFailed):
+        perform(make_directories("/proc/x"), tmp_path)
+
+
+def test_names_that_are_swapped_meanwhile_never_lead_outside(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (root / "a").mkdir()
+    (root / "evil").symlink_to(f"../outside/../../../../../../../..{outside}")
+    stop = threading.Event()
+
+    def swap() -> None:
+        fd = os.open(root, O_PATH)
+        while not stop.is_set():
+            raw("renameat2", fd, b"a", fd, b"evil", 2)
+        os.close(fd)
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    made = errors = 0
+    try:
+        for number in range(200):
+            try:
+                perform(make_directories(f"/a/new{number}/../new{number}/deep"), root)
+                made += 1
+            except OperationFailed:
+                errors += 1
+    finally:
+        stop.set()
+        swapper.join()
+    assert os.listdir(outside) == []
+    assert made and errors, (made, errors)
+
+
+def test_files_are_made_where_missing_and_kept_where_not(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("kept")
+
+    def body(a: Assembler, root: Slot) -> None:
+        for path in ("/there", "/new", "/deep/er/new"):
+            macros.close(a, macros.make_file(a, root, path, 0o600))
+
+    perform(body, tmp_path)
+    assert (tmp_path / "there").read_text() == "kept"
+    for path in ("new", "deep/er/new"):
+        status = (tmp_path / path).stat()
+        assert stat.S_ISREG(status.st_mode) and status.st_size == 0
+
+
+def test_a_bind_mount_with_attributes(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    (source / "file").write_text("content")
+
+    def body(a: Assembler, root: Slot) -> None:
+        macros.bind(
+            a,
+            macros.open_at(a, root, "source"),
+            macros.open_at(a, root, "target"),
+            recursive=True,
+            attr_set=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC,
+        )
+
+    script = (
+        f"cat {target}/file; touch {target}/x 2>/dev/null || echo read-only; grep {target} /proc/self/mounts"
+    )
+    text = perform(body, tmp_path, then=["sh", "-c", script])
+    assert text.startswith("contentread-only\n")
+    assert all(option in text for option in ("ro,", "nosuid", "noexec"))
+    assert os.listdir(target) == []
+
+
+def test_masking_hides_files_and_directories_and_passes_over_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/key").write_text("key")
+    (tmp_path / "file").write_text("secret")
+
+    def body(a: Assembler, root: Slot) -> None:
+        null = macros.open_at(a, AT_FDCWD, "/dev/null", resolve=0)
+        macros.require_device(a, null, 1, 3, "/dev/null")
+        fs, empty = a.slot(4), a.slot(4)
+        a.sys("fsopen", "tmpfs", 1, store=fs)
+        a.sys("fsconfig", fs, 6, 0, 0, 0)
+        a.sys("fsmount", fs, 1, MOUNT_ATTR_RDONLY, store=empty)
+        for path in ("/secret", "/file", "/missing", "/file/below"):
+            macros.mask(a, root, path, null=null, empty=empty)
+
+    script = f"ls -A {tmp_path}/secret | wc -l; cat {tmp_path}/file | wc -c; touch {tmp_path}/secret/x 2>/dev/null || echo no"
+    assert perform(body, tmp_path, then=["sh", "-c", script]).split() == ["0", "0", "no"]
+    assert (tmp_path / "secret/key").read_text() == "key"
+
+
+def test_read_only_paths(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+
+    def body(a: Assembler, root: Slot) -> None:
+        macros.make_read_only(a, root, "/sub", MOUNT_ATTR_RDONLY)
+        macros.make_read_only(a, root, "/missing", MOUNT_ATTR_RDONLY)
+
+    script = f"touch {tmp_path}/sub/x 2>/dev/null || echo no; touch {tmp_path}/y && echo yes"
+    assert perform(body, tmp_path, then=["sh", "-c", script]).split() == ["no", "yes"]
+
+
+@pytest.mark.parametrize("what", ["/dev/zero", "/etc/passwd", "/"])
+def test_a_device_that_is_another_is_refused(tmp_path: Path, what: str) -> None:
+    def body(a: Assembler, root: Slot) -> None:
+        fd = macros.open_at(a, AT_FDCWD, what, resolve=0)
+        macros.require_device(a, fd, 1, 3, "/dev/null")
+
+    with pytest.raises(OperationFailed, match=r"ENODEV.*not the character device 1:3"):
+        perform(body, tmp_path)
+
+
+def test_writing_through_a_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "value").write_text("old")
+    (tmp_path / "link").symlink_to("value")
+
+    def body(a: Assembler, root: Slot) -> None:
+        macros.write_file(a, root, "value", "new")
+        macros.write_file(a, root, "missing", "x", skip={errno.ENOENT: NEXT})
+        macros.write_file(a, root, "value", "NEW", skip={errno.ENOENT: NEXT})
+
+    perform(body, tmp_path)
+    assert (tmp_path / "value").read_text() == "NEW"
+    with pytest.raises(OperationFailed, match="ELOOP"):
+        perform(lambda a, root: macros.write_file(a, root, "link", "x"), tmp_path)
+    with pytest.raises(OperationFailed, match="ENOENT"):
+        perform(lambda a, root: macros.write_file(a, root, "missing", "x"), tmp_path)
+
+
+def test_requirements_name_what_is_wrong(tmp_path: Path) -> None:
+    def body(a: Assembler, root: Slot) -> None:
+        macros.require(a, root, "ge", 0, errno.EBADF, "fine")
+        macros.require(a, root, "lt", 0, errno.EOVERFLOW, "too large", mark="size")
+
+    with pytest.raises(OperationFailed, match=r"EOVERFLOW.*too large") as caught:
+        perform(body, tmp_path)
+    assert caught.value.mark == "size"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """Directories with a program, a file without x, a directory, nothing."""
+    for name in ("good", "plain", "folder", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "good/tool").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "good/tool").chmod(0o755)
+    (tmp_path / "plain/tool").write_text("#!/bin/sh\n")
+    (tmp_path / "folder/tool").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (["good"], 0),
+        (["empty", "plain", "folder", "good"], 0),
+        (["empty"], errno.ENOENT),
+        (["empty", "plain"], errno.EACCES),
+        (["plain", "empty"], errno.EACCES),
+        (["folder"], errno.EISDIR),
+        ([], errno.ENOENT),
+    ],
+)
+def test_the_check_of_a_program_and_its_execution(programs: Path, order: list[str], expected: int) -> None:
+    candidates = [str(programs / name / "tool") for name in order]
+
+    def check(a: Assembler, root: Slot) -> None:
+        macros.check_program(a, candidates, "tool")
+
+    def execute(a: Assembler, root: Slot) -> None:
+        result = a.slot(4)
+        macros.execute(a, candidates, ["tool"], [], result=result)
+        a.fail(result)
+
+    if not expected:
+        perform(check, programs)
+        assert perform(execute, programs) == "ran\n"
+        return
+    with pytest.raises(OperationFailed) as caught:
+        perform(check, programs)
+    assert (caught.value.errno, caught.value.mark) == (expected, "program")
+    with pytest.raises(OperationFailed) as caught:
+        perform(execute, programs)
+    # execve itself does not tell a directory from a file without x.
+    assert caught.value.errno == (errno.EACCES if expected == errno.EISDIR else expected)
+
+
+def test_another_error_of_execve_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "tool").write_text("no format\n")
+    (tmp_path / "tool").chmod(0o755)
+
+    def body(a: Assembler, root: Slot) -> None:
+        result = a.slot(4)
+        macros.execute(a, [str(tmp_path / "tool"), "/bin/true"], ["tool"], [], result=result)
+        a.fail(result)
+
+    with pytest.raises(OperationFailed, match="ENOEXEC"):
+        perform(body, tmp_path)
