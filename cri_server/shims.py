@@ -27,6 +27,7 @@ from pyrunc.zygote.client import Zygote
 log = logging.getLogger(__name__)
 
 SHIM_LOST, SHIM_LOST_CODE = "ShimLost", 137
+PROCESS_RECORD = "state.json"
 Told = Callable[[Sandbox, Container | None], None]
 
 
@@ -124,7 +125,7 @@ class Shims:
             if container.exit is not None:
                 continue
             self.read_facts(container)
-            if container.exit is None and (container.started_at_ns or container.process):
+            if container.exit is None and (container.process or self.group_exists(container)):
                 await self._end(container)
             if container.exit is not None:
                 self.told(sandbox, container)
@@ -136,7 +137,7 @@ class Shims:
         self.told(sandbox, None)
 
     def read_facts(self, container: Container) -> None:
-        """What the shim wrote about the container: its process and its exit."""
+        """What was written about the container: its process by us, its exit by the shim."""
         folder = self._paths.container_state(container.id)
         try:
             container.ended(Exit.from_record(record.read_json(str(folder / messages.EXIT_RECORD))))
@@ -146,7 +147,7 @@ class Shims:
             log.error("container %s: %s", container.id, error)
             container.ended(Exit(255, time.time_ns(), reason="Unknown", message=error.message))
         try:
-            state = record.read_json(str(folder / "state.json"))
+            state = record.read_json(str(folder / PROCESS_RECORD))
         except Error:
             return
         container.process = Process.parse(state)
@@ -171,6 +172,11 @@ class Shims:
         except OSError as error:
             log.error("container %s: cannot write %s: %s", container.id, path, error)
         container.ended(ended)
+
+    def group_exists(self, container: Container) -> bool:
+        """Whether the container has a cgroup: it is made at the start and removed after the exit."""
+        group = naming.place(container.cgroups_path, container.id, self._node.cgroup_driver)
+        return group.exists()
 
     async def kill_group(self, cgroups_path: str, identifier: str) -> None:
         """SIGKILL to all of a cgroup and remove it; what fails is logged."""

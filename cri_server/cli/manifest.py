@@ -281,7 +281,7 @@ def quantity(value: str | int | float, path: str) -> Decimal:
     match = re.fullmatch(r"([0-9.]+(?:[eE][0-9]+)?)([a-zA-Z]*)", str(value).strip())
     try:
         if match and match[2] in _UNITS:
-            return Decimal(match[1]) * _UNITS[match[2]]
+            return Decimal(match[1]) * Decimal(_UNITS[match[2]])
     except InvalidOperation:
         pass
     raise InvalidSpec(path, f"{value!r} is not a quantity")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -14,10 +15,14 @@ from cri_server.containers.create import target_pid
 from cri_server.containers.spec import sources
 from cri_server.sandboxes import status
 from cri_server.services import Services
+from cri_server.shims import PROCESS_RECORD
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.undo import Step, Steps
+from pyrunc import record
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
+
+log = logging.getLogger(__name__)
 
 START_ERROR, START_ERROR_CODE = "StartError", 128
 
@@ -87,6 +92,23 @@ async def execute(work: Work) -> None:
         raise
     container.process = Process(started.pid, started.start_time)
     container.started_at_ns = started.started_at_ns
+    note(work)
+
+
+def note(work: Work) -> None:
+    """For a server that finds neither this one nor the shim alive."""
+    container = work.container
+    assert container.process is not None
+    facts = {
+        "pid": container.process.pid,
+        "start_time": container.process.start_time,
+        "started_at_ns": container.started_at_ns,
+    }
+    path = work.services.paths.container_state(container.id) / PROCESS_RECORD
+    try:
+        record.write_json(str(path), facts)
+    except OSError as error:
+        log.warning("container %s: %s", container.id, error)
 
 
 async def end(work: Work) -> None:

@@ -58,6 +58,9 @@ def live_networks(services: Services) -> list[str]:
 
 def _load(folder: Path, parse: Callable[[dict[str, Any]], Thing]) -> list[Thing]:
     found = []
+    for name in entries(folder):
+        if name.endswith(".tmp"):
+            (folder / name).unlink()
     for identifier in disk.records_in(folder):
         path = folder / f"{identifier}.json"
         try:

@@ -1,0 +1,335 @@
+"""The server dies in every way and is started again: pods go on, nothing is forgotten, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.undo import FAILPOINT, Steps
+from tests.cri.server_harness import Server, code_of
+
+
+def all_points() -> list[str]:
+    """Every step of every verb that is registered once the server's modules are loaded."""
+    import cri_server.rpc.runtime  # noqa: F401
+
+    return Steps.points()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        server.load_image()
+        yield server
+
+
+def named(server: Server, name: str, script: str) -> api.ContainerConfig:
+    return server.container_config(
+        ["sh", "-c", script], metadata=api.ContainerMetadata(name=name), log_path=f"{name}.log"
+    )
+
+
+@pytest.mark.parametrize("how", [Server.kill, Server.stop])
+def test_pods_survive_the_server(server: Server, how: object) -> None:
+    pod = server.run_pod()
+    container = server.launch(
+        pod, named(server, "tick", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done")
+    )
+    created = server.create(pod, named(server, "waits", "echo started"))
+    before, sandbox = server.status(container), server.pod_status(pod)
+    address = sandbox.network.ip
+    server.restart(how)  # type: ignore[arg-type]
+    after = server.status(container)
+    assert after == before and server.pod_status(pod) == sandbox
+    assert server.status(created).state == api.CONTAINER_CREATED
+    assert server.output(container, "echo", "again") == "again\n"
+    assert address in server.output(container, "ip", "addr")
+    server.start_container(created)
+    assert server.wait_exit(created).exit_code == 0 and server.log_lines(created) == ["started"]
+    time.sleep(0.2)
+    server.stop_container(container)
+    numbers = [int(line) for line in server.log_lines(container)]
+    assert numbers == list(range(1, len(numbers) + 1)), "log lines were lost"
+
+
+def test_exits_that_nobody_saw_are_known_afterwards(server: Server) -> None:
+    pod = server.run_pod()
+    wait = server.folder / "go"
+    mount = api.Mount(container_path="/shared", host_path=str(server.folder / "shared"))
+    containers = {}
+    for code in (0, 1, 42, 255):
+        config = named(
+            server, f"c{code}", f"until [ -e /shared/go ]; do sleep 0.02; done; echo out{code}; exit {code}"
+        )
+        config.mounts.append(mount)
+        containers[server.launch(pod, config)] = code
+    server.kill()
+    (server.folder / "shared" / wait.name).touch()
+    time.sleep(0.5)
+    server.start()
+    for container, code in containers.items():
+        status = server.status(container)
+        assert (status.state, status.exit_code) == (api.CONTAINER_EXITED, code)
+        assert status.finished_at > status.started_at > 0
+        assert server.log_lines(container) == [f"out{code}"]
+    assert server.pod_status(pod).state == api.SANDBOX_READY
+
+
+def test_names_stay_reserved_and_identical_requests_are_joined(server: Server) -> None:
+    config = server.pod_config("kept")
+    pod = server.run_pod(config)
+    container = server.create(pod)
+    server.restart()
+    assert server.run_pod(config) == pod and server.create(pod) == container
+
+
+def test_a_dead_shim_ends_its_containers(server: Server) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod)
+    shim = shim_pid(server, pod)
+    os.kill(shim, signal.SIGKILL)
+    status = server.wait_exit(container, 3)
+    assert (status.exit_code, status.reason) == (137, "ShimLost")
+    assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
+    server.stop_pod(pod)
+    server.remove_pod(pod)
+    assert not server.pods() and not server.containers()
+
+
+def test_a_shim_that_died_with_the_server(server: Server) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod)
+    shim = shim_pid(server, pod)
+    server.kill()
+    os.kill(shim, signal.SIGKILL)
+    server.start()
+    status = server.status(container)
+    assert (status.state, status.reason) == (api.CONTAINER_EXITED, "ShimLost")
+    assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
+    server.remove_pod(pod)
+
+
+def test_a_dead_holder_makes_the_pod_not_ready(server: Server) -> None:
+    pod = server.run_pod()
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
+    import json
+
+    pid = json.loads(server.runtime.PodSandboxStatus(request).info["info"])["pid"]
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 3
+    while server.pod_status(pod).state == api.SANDBOX_READY:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_after_a_reboot_everything_has_ended(server: Server) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod)
+    address = server.pod_status(pod).network.ip
+    server.stop_container(container)
+    running = server.launch(pod, named(server, "runs", "sleep 3600"))
+    shim = shim_pid(server, pod)
+    server.kill()
+    os.kill(shim, signal.SIGKILL)
+    kill_group(server)
+    for record in [*(server.root / "sandboxes").glob("*.json"), *(server.root / "containers").glob("*.json")]:
+        record.write_text(
+            record.read_text().replace(
+                Path("/proc/sys/kernel/random/boot_id").read_text().strip(), "another-boot"
+            )
+        )
+    import shutil
+
+    shutil.rmtree(server.state)
+    server.start()
+    assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
+    status = server.status(running)
+    assert (status.state, status.exit_code, status.reason) == (api.CONTAINER_EXITED, 255, "Unknown")
+    assert {c.id for c in server.containers()} == {container, running}
+    server.stop_pod(pod)
+    server.remove_pod(pod)
+    assert server.pod_status(server.run_pod()).network.ip and address
+
+
+def test_damaged_records_are_put_aside(server: Server) -> None:
+    pod, other = server.run_pod(), server.run_pod()
+    container = server.launch(other)
+    server.kill()
+    record = server.root / "sandboxes" / f"{pod}.json"
+    content = record.read_bytes()
+    record.write_bytes(content[: len(content) // 2])
+    (server.root / "containers" / ("ab" * 32 + ".json")).write_text('{"version": 99}')
+    server.start()
+    assert {p.id for p in server.pods()} == {other}
+    assert server.status(container).state == api.CONTAINER_RUNNING
+    assert not (server.state / "sandboxes" / pod).exists(), "what had no record is ended"
+
+
+def test_a_second_server_on_the_same_folders_is_refused(server: Server) -> None:
+    first = server._process
+    try:
+        with pytest.raises(AssertionError, match="another server uses"):
+            log = server.log
+            server.log = server.folder / "second.log"
+            server.socket = server.folder / "second.sock"
+            server.start()
+    finally:
+        server._process, server.log, server.socket = first, log, server.folder / "cri.sock"
+        server._connect()
+
+
+VERBS = {
+    "run_sandbox": "run",
+    "create_container": "create",
+    "start_container": "start",
+    "update_container": "update",
+    "stop_sandbox": "stop_pod",
+    "remove_sandbox": "remove_pod",
+    "remove_container": "remove",
+}
+
+
+def life(server: Server, config: api.PodSandboxConfig) -> None:
+    """One pod, from nothing to nothing, touching every verb."""
+    pod = server.run_pod(config)
+    container = server.launch(pod)
+    request = api.UpdateContainerResourcesRequest(container_id=container)
+    request.linux.oom_score_adj = 500
+    server.runtime.UpdateContainerResources(request, timeout=30)
+    server.remove_container(container)
+    server.launch(pod, named(server, "second", "sleep 3600"))
+    server.stop_pod(pod)
+    server.remove_pod(pod)
+
+
+def nothing_left(server: Server) -> None:
+    assert not server.pods() and not server.containers()
+    for folder in (
+        server.state / "sandboxes",
+        server.state / "containers",
+        server.root / "containers",
+        server.root / "sandboxes",
+    ):
+        assert not list(folder.iterdir()), folder
+    groups = (
+        Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
+    )
+    assert not list((groups / server.folder.name).glob("*/")), "cgroups are left"
+
+
+def test_the_list_of_verbs_is_complete() -> None:
+    assert {point.partition(".")[0] for point in all_points()} == set(VERBS)
+
+
+@pytest.mark.parametrize("point", all_points())
+def test_killed_after_any_step_the_server_finishes_or_undoes(point: str) -> None:
+    with Server() as server:
+        server.load_image()
+        server.stop()
+        server.start(**{FAILPOINT: f"{point}=kill"})
+        config = server.pod_config("victim")
+        with pytest.raises(grpc.RpcError):
+            life(server, config)
+        assert server.wait() == -signal.SIGKILL
+        server.start()
+        assert all(
+            c.state in (api.CONTAINER_CREATED, api.CONTAINER_RUNNING, api.CONTAINER_EXITED)
+            for c in server.containers()
+        )
+        for pod in server.pods():
+            if pod.state == api.SANDBOX_READY:
+                assert server.run_pod(config) == pod.id
+        server.remove_all()
+        nothing_left(server)
+        life(server, server.pod_config("victim"))
+        nothing_left(server)
+
+
+@pytest.mark.parametrize("point", all_points())
+def test_a_failure_after_any_step_is_taken_back(point: str) -> None:
+    with Server() as server:
+        server.load_image()
+        server.stop()
+        server.start(**{FAILPOINT: f"{point}=1*error"})
+        config = server.pod_config("victim")
+        assert code_of(lambda: life(server, config)) == grpc.StatusCode.INTERNAL
+        if point.startswith("run_sandbox"):
+            nothing_left(server)
+        if point.startswith("create_container"):
+            assert not server.containers()
+        server.remove_all()
+        nothing_left(server)
+        life(server, server.pod_config("victim"))
+        nothing_left(server)
+
+
+def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) -> None:
+    server.stop()
+    server.start(**{FAILPOINT: "run_sandbox.network=1*delay(1000),create_container.spec=1*delay(1000)"})
+    config = server.pod_config("slow")
+    request = api.RunPodSandboxRequest(config=config)
+    assert (
+        code_of(lambda: server.runtime.RunPodSandbox(request, timeout=0.3))
+        == grpc.StatusCode.DEADLINE_EXCEEDED
+    )
+    pod = server.run_pod(config)
+    assert [p.id for p in server.pods()] == [pod]
+    container = api.CreateContainerRequest(pod_sandbox_id=pod, config=server.container_config())
+    assert (
+        code_of(lambda: server.runtime.CreateContainer(container, timeout=0.3))
+        == grpc.StatusCode.DEADLINE_EXCEEDED
+    )
+    identifier = server.create(pod)
+    assert [c.id for c in server.containers()] == [identifier]
+
+
+def test_random_kills_under_load(server: Server) -> None:
+    def one(number: int) -> None:
+        try:
+            pod = server.run_pod(server.pod_config(f"load{number}"))
+            server.launch(pod)
+            server.remove_pod(pod)
+        except grpc.RpcError:
+            pass
+
+    for delay_s in (0.05, 0.15, 0.3):
+        with ThreadPoolExecutor(6) as pool:
+            futures = [pool.submit(one, int(delay_s * 1000) + n) for n in range(6)]
+            time.sleep(delay_s)
+            server.kill()
+            for future in futures:
+                future.result()
+        server.start()
+        server.remove_all()
+        nothing_left(server)
+
+
+def shim_pid(server: Server, pod: str) -> int:
+    import json
+
+    return int(json.loads((server.state / "sandboxes" / pod / "shim.json").read_text())["pid"])
+
+
+def kill_group(server: Server) -> None:
+    """End what a reboot would have ended."""
+    for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")):
+        group = root / server.folder.name
+        if (group / "cgroup.kill").exists():
+            (group / "cgroup.kill").write_text("1")
+            for child in group.glob("*/"):
+                deadline = time.monotonic() + 3
+                while True:
+                    try:
+                        child.rmdir()
+                        break
+                    except OSError:
+                        assert time.monotonic() < deadline
+                        time.sleep(0.02)
