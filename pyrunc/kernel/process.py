@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 
-import prctl
-
 from pyrunc.abi.process import P_PIDFD
 from pyrunc.errors import KernelError
 from pyrunc.kernel.call import syscall
@@ -110,9 +108,13 @@ def is_alive(pid: int, started: int) -> bool:
 
 def set_child_subreaper(on: bool = True) -> None:
     """prctl(PR_SET_CHILD_SUBREAPER): orphans among our descendants become our children."""
+    import prctl  # here, because it takes 1.4 ms and most callers need no prctl
+
     prctl.set_child_subreaper(on)
 
 
 def set_name(name: str) -> None:
     """prctl(PR_SET_NAME): what ps and /proc/PID/comm show, at most 15 bytes."""
+    import prctl
+
     prctl.set_name(name)

@@ -24,6 +24,7 @@ from pyrunc.plan.model import LoadFilter
 from pyrunc.plan.mounts import is_bind
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.program.launch import LAUNCHER
+from pyrunc.spec.check import check
 from pyrunc.spec.model import Linux, Namespace
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
@@ -107,6 +108,7 @@ def create(request: CreateRequest) -> Created:
     The start socket and the cgroup are removed again on failure, the process is killed and reaped.
     """
     spec = request.spec
+    check(spec)
     with Undo() as undo, Descriptors() as descriptors:
         load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
         _open_root(request, descriptors)

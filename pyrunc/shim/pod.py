@@ -13,14 +13,17 @@ from pyrunc.shim.loop import Loop
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
 from pyrunc.shim.session import Container, Exec, Streams, remove_group
+from pyrunc.shim.starter import Holder, Process
+from pyrunc.shim.worker import Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection
-    from pyrunc.shim.starter import Holder, Starter
+    from pyrunc.shim.starter import Starter
 
 ENDED_EXEC_KEPT_S = 5.0
 HOLDER_GRACE_S = 0.5
@@ -35,7 +38,7 @@ class Pod:
         self._containers: dict[str, Container] = {}
         self._execs: dict[str, Exec] = {}
         self._holder: Holder | None = None
-        self._holder_running = False
+        self._holder_running = self._holder_starting = False
         self._holder_waiting: list[Call] = []
         self._loop = Loop()
         self._reaper = Reaper(self._loop)
@@ -66,13 +69,22 @@ class Pod:
     # -- the holder
 
     def _start_holder(self, call: Call) -> None:
-        if self._holder:
+        if self._holder or self._holder_starting:
             raise AlreadyExists("the pod's holder was started before")
         wanted = record.read_json(f"{self._sandbox_dir}/{messages.HOLDER_RECORD}")
-        self._holder = self._starter.holder(wanted, self._sandbox_dir)
-        self._holder_running = True
-        self._reaper.expect(self._holder.pid, self._holder_ended)
-        call.answer(self._holder.fields())
+        self._holder_starting = True
+
+        def done(fields: dict[str, Any], fds: list[int]) -> None:
+            self._holder_starting, self._holder_running = False, True
+            self._holder = Holder.from_message(fields, fds)
+            call.answer(self._holder.fields())
+            self._reaper.expect(self._holder.pid, self._holder_ended)
+
+        def failed(error: Exception) -> None:
+            self._holder_starting = False
+            call.fail(error if isinstance(error, Error) else Error(str(error)))
+
+        self._in_worker(lambda: self._starter.holder(wanted, self._sandbox_dir).to_message(), done, failed)
 
     def _stop_holder(self, call: Call) -> None:
         if not self._holder or not self._holder_running:
@@ -105,33 +117,42 @@ class Pod:
             raise AlreadyExists(f"container {container_id} was started before")
         directory = f"{self._containers_dir}/{container_id}"
         container = Container(self._loop, container_id, directory, self._container_exited)
+        self._containers[container_id] = container
         try:
-            self._launch(container)
+            self._launch(container, call)
         except Exception as error:
             container.failed(error)
-            self._containers[container_id] = container
             raise
-        self._containers[container_id] = container
-        self._reaper.expect(container.pid, container.ended)
-        fields = container.state()
-        call.answer({name: fields[name] for name in ("pid", "start_time", "started_at_ns")})
 
-    def _launch(self, container: Container) -> None:
+    def _launch(self, container: Container, call: Call) -> None:
         launch = record.read_json(f"{container.directory}/{messages.LAUNCH_RECORD}")
         container.open_log(launch.get("log_path"))
-        tty = bool(launch.get("tty"))
-        streams = Streams(stdin=bool(launch.get("stdin")) and not tty, stdout=not tty, stderr=not tty)
-        try:
+        tty, stdin, once = (bool(launch.get(name)) for name in ("tty", "stdin", "stdin_once"))
+        streams = Streams(stdin=stdin and not tty, stdout=not tty, stderr=not tty)
+
+        def done(fields: dict[str, Any], fds: list[int]) -> None:
+            streams.close_theirs()
+            container.started(Process.from_message(fields, fds), streams, stdin=stdin, once=once)
+            state = container.state()
+            call.answer({name: state[name] for name in ("pid", "start_time", "started_at_ns")})
+            self._reaper.expect(container.pid, container.ended)
+
+        def failed(error: Exception) -> None:
+            streams.close()
+            container.failed(error)
+            call.fail(error if isinstance(error, Error) else Error(str(error)))
+
+        def start() -> tuple[dict[str, Any], list[int]]:
             process = self._starter.container(
                 container.id, container.directory, launch, streams.stdio, self._holder
             )
+            return process.to_message()
+
+        try:
+            container.worker = self._in_worker(start, done, failed)
         except BaseException:
             streams.close()
             raise
-        streams.close_theirs()
-        container.started(
-            process, streams, stdin=bool(launch.get("stdin")), once=bool(launch.get("stdin_once"))
-        )
 
     def _container_exited(self, container: Container) -> None:
         self._server.event({"event": "exit", "container": container.id, **container.exit_fields()})
@@ -165,7 +186,7 @@ class Pod:
 
     def _forget(self, call: Call) -> None:
         container = self._containers.get(call.text("container"))
-        if container and container.running:
+        if container and not container.exit:
             raise WrongState(f"container {container.id} is running")
         if container:
             del self._containers[container.id]
@@ -218,6 +239,14 @@ class Pod:
 
     # -- the whole
 
+    def _in_worker(
+        self,
+        start: Callable[[], tuple[dict[str, Any], list[int]]],
+        done: Callable[[dict[str, Any], list[int]], None],
+        failed: Callable[[Exception], None],
+    ) -> Worker:
+        return Worker(self._loop, self._reaper, start, done, failed)
+
     def _state(self, call: Call) -> None:
         holder = self._holder and {**self._holder.fields(), "running": self._holder_running}
         call.answer(
@@ -231,15 +260,15 @@ class Pod:
         )
 
     def _shutdown(self, call: Call) -> None:
-        running = [container.id for container in self._containers.values() if container.running]
-        if running or self._holder_running:
+        running = [container.id for container in self._containers.values() if not container.exit]
+        if running or self._holder_running or self._holder_starting:
             raise WrongState(f"still running in this pod: {', '.join(running) or 'its holder'}")
         call.answer()
         self._leave()
 
     def _leave_if_abandoned(self) -> None:
         """The server died between starting us and asking for anything."""
-        if self._holder or self._containers or self._server.connections:
+        if self._holder or self._holder_starting or self._containers or self._server.connections:
             return
         self._leave()
 

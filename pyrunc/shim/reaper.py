@@ -24,18 +24,34 @@ class Ended:
 
 
 class Reaper:
-    """Waits for all children. Only between handlers: what starts a process may wait for helpers of its own meanwhile."""
+    """Waits for all children, only between handlers: what starts a process may wait for helpers of its own meanwhile."""
 
     def __init__(self, loop: Loop) -> None:
         self._expected: dict[int, OnExit] = {}
+        self._unclaimed: dict[int, Ended] = {}
+        self._holds = 0
         self._notice, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         loop.watch(self._notice, 1, self._ready)
 
     def expect(self, pid: int, on_exit: OnExit) -> None:
-        """Call `on_exit` once when our child `pid` has ended. It cannot have been reaped yet, even if it has ended."""
-        self._expected[pid] = on_exit
+        """Call `on_exit` once when our child `pid` has ended, now if it was reaped since `hold`."""
+        ended = self._unclaimed.pop(pid, None)
+        if ended:
+            on_exit(ended)
+        else:
+            self._expected[pid] = on_exit
+
+    def hold(self) -> None:
+        """Keep the ends of unknown children until `let_go`: one of them may be expected soon. Nests."""
+        self._holds += 1
+
+    def let_go(self) -> None:
+        """Nobody will ask for them any more."""
+        self._holds -= 1
+        if not self._holds:
+            self._unclaimed.clear()
 
     def _ready(self, events: int) -> None:
         try:
@@ -46,6 +62,8 @@ class Reaper:
             on_exit = self._expected.pop(ended.pid, None)
             if on_exit is not None:
                 on_exit(ended)
+            elif self._holds:
+                self._unclaimed[ended.pid] = ended
 
 
 def _next() -> Ended | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection
     from pyrunc.shim.starter import Process
+    from pyrunc.shim.worker import Worker
 
 DRAIN_S = 0.5
 LOG_RETRY_S = 0.5
@@ -49,6 +50,7 @@ class Container:
         self.outputs: list[Output] = []
         self.input: Input | None = None
         self._loop, self._on_exit = loop, on_exit
+        self.worker: Worker | None = None
         self._process: Process | None = None
         self._ended: Ended | None = None
         self._finished_at_ns = 0
@@ -68,7 +70,7 @@ class Container:
         self._loop.after(LOG_RETRY_S, self._retry_log)
 
     def started(self, process: Process, streams: Streams, *, stdin: bool, once: bool) -> None:
-        """The process runs: take its streams. `stdin` keeps its input open, `once` only until the first client's ends."""
+        """The process runs, maybe it has ended already: take its streams. `stdin` keeps its input open, `once` only until the first client's ends."""
         self._process = process
         self.pid, self.start_time, self.started_at_ns = process.pid, process.start_time, time.time_ns()
         if process.console_fd is not None:
@@ -92,6 +94,8 @@ class Container:
         self.exit = Exit(code, None, time.time_ns(), reason=reason, message=message)
         self.exit.write(self.directory)
         self._log.close()
+        if self._stop:
+            self._stop.exited()
 
     # -- life
 
@@ -118,7 +122,7 @@ class Container:
 
     def send_signal(self, number: int) -> None:
         """To its first process, which is our child and not reaped, so the number is its own."""
-        if self._ended is None:
+        if self._process and self._ended is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -132,6 +136,8 @@ class Container:
         if self.exit:
             call.answer(self.exit_fields())
             return
+        if self._process is None and self.worker:
+            self.worker.kill()
         self._stop = self._stop or Stop(self._loop, self)
         self._stop.request(call, number, timeout_s)
 

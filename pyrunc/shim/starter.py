@@ -1,6 +1,7 @@
 """The shim's door to the runtime library: start a holder, a container, an exec session; a container's cgroup.
 
-The library's calls are synchronous; the caller becomes the parent of what they start.
+The library's calls are synchronous; the caller becomes the parent of what they start. Holders and containers are started in
+a worker (pyrunc.shim.worker), so what comes back from there goes through a message: `to_message` and `from_message`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 
 from pyrunc import jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
+from pyrunc.cgroups.group import Cgroup
 from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.lifecycle import create
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from pyrunc.cgroups.group import Cgroup
     from pyrunc.shim.session import Container
     from pyrunc.spec.model import Spec
 
@@ -54,6 +55,17 @@ class Process:
     def __init__(self, pid: int, start_time: int, group: Cgroup, console_fd: int | None = None) -> None:
         self.pid, self.start_time, self.group, self.console_fd = pid, start_time, group, console_fd
 
+    def to_message(self) -> tuple[dict[str, Any], list[int]]:
+        """Fields and descriptors, for the other side's `from_message`."""
+        fields = {"pid": self.pid, "start_time": self.start_time, "group": self.group.record()}
+        return fields, [] if self.console_fd is None else [self.console_fd]
+
+    @classmethod
+    def from_message(cls, fields: dict[str, Any], fds: list[int]) -> Process:
+        """The process that `to_message` described; owns the descriptors."""
+        console_fd = fds[0] if fds else None
+        return cls(fields["pid"], fields["start_time"], Cgroup.from_record(fields["group"]), console_fd)
+
 
 class Holder:
     """The pod's holder and what the shim pins for the pod: the network namespace and detached mounts, by name."""
@@ -70,6 +82,25 @@ class Holder:
             mounts,
             group,
         )
+
+    def to_message(self) -> tuple[dict[str, Any], list[int]]:
+        """Fields and descriptors, for the other side's `from_message`."""
+        fields = {
+            "pid": self.pid,
+            "start_time": self.start_time,
+            "group": self.group and self.group.record(),
+            "network": self.netns_fd is not None,
+            "mounts": list(self.mounts),
+        }
+        return fields, [*([] if self.netns_fd is None else [self.netns_fd]), *self.mounts.values()]
+
+    @classmethod
+    def from_message(cls, fields: dict[str, Any], fds: list[int]) -> Holder:
+        """The holder that `to_message` described; owns the descriptors."""
+        netns_fd = fds.pop(0) if fields["network"] else None
+        mounts = dict(zip(fields["mounts"], fds, strict=True))
+        group = fields["group"] and Cgroup.from_record(fields["group"])
+        return cls(fields["pid"], fields["start_time"], netns_fd, mounts, group)
 
     def fields(self) -> dict[str, Any]:
         """As the answer to `start_holder`."""
@@ -120,7 +151,7 @@ class LibraryStarter:
         stdio: tuple[int, int, int],
         holder: Holder | None,
     ) -> Process:
-        """The container of `config.json`. Raises Error."""
+        """The container of `config.json`; its state file for `pyrunc` is written. Raises Error."""
         rootfs = launch["rootfs"]
         created = create.create(
             create.CreateRequest(

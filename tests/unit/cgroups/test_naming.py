@@ -1,0 +1,77 @@
+"""A container's cgroup path from its configuration, for both drivers."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyrunc.cgroups.naming import expand_slice, place
+from pyrunc.errors import InvalidArgument, InvalidSpec
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [("/a/b", "/a/b"), ("/a/../../etc", "/etc"), ("//a//b/", "/a/b"), ("/a/./b", "/a/b")],
+)
+def test_absolute_paths_are_cleaned_and_cannot_leave_the_tree(given: str, path: str) -> None:
+    assert place(given, "id", "cgroupfs").path == path
+
+
+def test_without_a_path_the_id_names_the_group() -> None:
+    assert place("", "box", "cgroupfs").path.endswith("/box")
+
+
+def test_a_relative_path_cannot_climb() -> None:
+    assert place("../../x", "id", "cgroupfs").path.endswith("/x")
+    assert ".." not in place("../../x", "id", "cgroupfs").path
+
+
+@pytest.mark.parametrize("given", ["/", "/..", "a\0b"])
+def test_the_root_and_nul_are_refused(given: str) -> None:
+    with pytest.raises(InvalidSpec):
+        place(given, "id", "cgroupfs")
+
+
+@pytest.mark.parametrize(
+    ("given", "unit", "path"),
+    [
+        ("system.slice:cri-pyrunc:abc", "cri-pyrunc-abc.scope", "/system.slice/cri-pyrunc-abc.scope"),
+        ("a-b-c.slice:p:n", "p-n.scope", "/a.slice/a-b.slice/a-b-c.slice/p-n.scope"),
+        ("-.slice:p:n", "p-n.scope", "/p-n.scope"),
+        ("", "pyrunc-id.scope", "/system.slice/pyrunc-id.scope"),
+        ("system.slice::n", "n.scope", "/system.slice/n.scope"),
+        ("system.slice:p:x-y.slice", "x-y.slice", "/x.slice/x-y.slice"),
+    ],
+)
+def test_systemd_names(given: str, unit: str, path: str) -> None:
+    group = place(given, "id", "systemd")
+    assert (group.unit, group.path) == (unit, path)
+
+
+@pytest.mark.parametrize(
+    "given", ["/a/b", "a:b", "a.slice:b:c:d", "a.slice:b/c:d", "a:b:c", "a--b.slice:p:n", "a.slice:p:"]
+)
+def test_other_shapes_are_refused_for_systemd(given: str) -> None:
+    with pytest.raises(InvalidSpec):
+        place(given, "id", "systemd")
+
+
+def test_an_unknown_driver_is_the_callers_mistake() -> None:
+    with pytest.raises(InvalidArgument, match="cgroupfs, systemd"):
+        place("/a", "id", "openrc")
+
+
+def test_slices_expand() -> None:
+    assert expand_slice("kubepods-burstable-pod1.slice") == (
+        "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice"
+    )
+
+
+def test_a_record_brings_the_group_back() -> None:
+    group = place("a.slice:p:n", "id", "systemd")
+    again = type(group).from_record(group.record())
+    assert (again.path, again.driver, again.slice, again.unit) == (
+        group.path,
+        "systemd",
+        "a.slice",
+        "p-n.scope",
+    )

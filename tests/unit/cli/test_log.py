@@ -1,0 +1,72 @@
+"""Messages where callers look for them, in the words that they match."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from pyrunc.cli.log import Log, words
+from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
+
+
+def test_kernel_errors_are_worded_as_strerror_in_lower_case() -> None:
+    error = KernelError("mount", "'proc' on '/proc'", errno.EPERM, "plan line 17")
+    assert words(error) == "mount 'proc' on '/proc': operation not permitted (plan line 17)"
+
+
+def test_notes_and_newlines_stay_on_one_line() -> None:
+    error = InvalidSpec("root.path", "is\nmissing")
+    error.add_note("could not undo x: y")
+    assert words(error) == "root.path: is; missing; could not undo x: y"
+
+
+def test_os_errors_name_the_file() -> None:
+    assert (
+        words(FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"))
+        == "'/x': no such file or directory"
+    )
+
+
+def test_a_json_log_holds_one_object_per_failure_and_no_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = Log(str(tmp_path / "log"), "json")
+    log.warning("nobody asked")
+    log.error('say "it" \\ é')
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    found = json.loads(line)
+    assert (found["level"], found["msg"]) == ("error", 'say "it" \\ é') and found["time"].endswith("Z")
+    assert capsys.readouterr().err == 'say "it" \\ é\n'
+
+
+def test_debug_turns_warnings_on(tmp_path: Path) -> None:
+    Log(str(tmp_path / "log"), "json", debug=True).warning("w")
+    assert json.loads((tmp_path / "log").read_text())["level"] == "warning"
+
+
+def test_a_text_log_is_appended_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "log"
+    file.write_text("before\n")
+    Log(f"file:{file}").error('a "b"')
+    assert file.read_text().splitlines()[0] == "before"
+    assert file.read_text().splitlines()[1].endswith('level=error msg="a \\"b\\""')
+    assert capsys.readouterr().err == 'a "b"\n'
+
+
+def test_without_a_file_the_line_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Log().error("x")
+    assert capsys.readouterr().err.count("x") == 1
+
+
+def test_a_log_that_cannot_be_written_still_tells_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Log("/nowhere/at/all", "json").error("important")
+    assert "important" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("broken", [{"format": "xml"}, {"level": "loud"}, {"file": "journald:x"}])
+def test_unknown_settings_are_refused(broken: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument):
+        Log(**broken)

@@ -1,0 +1,166 @@
+"""Small languages of the command line: ids, signals, sizes, durations, users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyrunc.cli.entry import script
+from pyrunc.cli.look import duration_s
+from pyrunc.cli.process import asked
+from pyrunc.cli.rootless import for_an_ordinary_user
+from pyrunc.errors import InvalidArgument
+from pyrunc.lifecycle.kill import parse_signal
+from pyrunc.lifecycle.state import check_id, root_of
+from pyrunc.lifecycle.update import from_options, size_bytes
+from pyrunc.spec.check import check
+from pyrunc.spec.default import default
+from pyrunc.spec.parse import parse
+
+OPTIONS: dict[str, Any] = dict.fromkeys(
+    [
+        "process",
+        "tty",
+        "env",
+        "cwd",
+        "user",
+        "additional_gids",
+        "cap",
+        "no_new_privs",
+        "apparmor",
+        "process_label",
+    ]
+)
+
+
+@pytest.mark.parametrize("good", ["a", "A-1_2.3+x", "0", "-", "_", "a" * 255])
+def test_ids(good: str) -> None:
+    assert check_id(good) == good
+
+
+@pytest.mark.parametrize("bad", ["", ".", "..", ".a", "a/b", "a b", "é", "a\n", "a\0", "a" * 256, "a:b"])
+def test_what_is_no_id(bad: str) -> None:
+    with pytest.raises(InvalidArgument, match="invalid container ID format"):
+        check_id(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("9", 9), ("KILL", 9), ("SIGKILL", 9), ("sigterm", 15), ("usr1", 10), ("0", 0), ("RTMIN", 34), ("RTMIN+1", 35),
+     ("SIGRTMAX-1", 63), ("64", 64), ("CLD", 17), ("SYS", 31)],
+)  # fmt: skip
+def test_signals(text: str, number: int) -> None:
+    assert parse_signal(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "-9", "65", "SIGFOO", "RTMIN+", "RTMIN-1", "RTMIN+99", "9 ", "¹"])
+def test_what_is_no_signal(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_signal(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1024", 1024),
+        ("1k", 1024),
+        ("2M", 2 << 20),
+        ("3g", 3 << 30),
+        ("1KiB", 1024),
+        ("5mb", 5 << 20),
+        ("-1", -1),
+        ("7b", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_bytes(text, "memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "k", "1x", "1.5g", "--1", "0x10"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="--memory-swap"):
+        size_bytes(text, "memory_swap")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5s", 5), ("500ms", 0.5), ("2m", 120), ("1.5h", 5400)])
+def test_durations(text: str, seconds: float) -> None:
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "0s", "five s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        duration_s(text)
+
+
+def test_update_names_only_what_was_given() -> None:
+    from pyrunc.cli.parse import parse as parse_line
+
+    options = parse_line(
+        ["update", "--memory", "1m", "--cpu-quota", "-1", "--pids-limit", "5", "--cpuset-cpus", "0", "x"]
+    ).options
+    assert from_options(options) == {
+        "cpu": {"quota": -1, "cpus": "0"},
+        "pids": {"limit": 5},
+        "memory": {"limit": 1 << 20},
+    }
+
+
+BASE = {"args": ["sh"], "env": ["A=1"], "user": {"uid": 5, "gid": 6, "additionalGids": [7]}, "terminal": True}
+
+
+def test_exec_takes_the_containers_process_and_changes_what_is_named() -> None:
+    made = asked(
+        BASE,
+        OPTIONS | {"env": ("B=2",), "user": "0:8", "additional_gids": ("9",), "tty": False},
+        ["ls", "-l"],
+    )
+    assert made["args"] == ["ls", "-l"] and made["env"] == ["A=1", "B=2"] and made["terminal"] is False
+    assert made["user"] == {"uid": 0, "gid": 8, "additionalGids": [7, 9]}
+
+
+@pytest.mark.parametrize("user", ["0x0", "1000:", ":5", "root", "1 ", "+1", "1:2:3", "4294967295", "-1"])
+def test_a_user_is_whole_numbers(user: str) -> None:
+    with pytest.raises(InvalidArgument):
+        asked(BASE, OPTIONS | {"user": user}, ["id"])
+
+
+def test_added_capabilities_become_ambient_only_beside_inheritable_ones() -> None:
+    plain = asked({"capabilities": {"bounding": ["CAP_KILL"]}}, OPTIONS | {"cap": ("CAP_CHOWN",)}, ["x"])
+    assert plain["capabilities"] == {
+        "bounding": ["CAP_KILL", "CAP_CHOWN"],
+        "effective": ["CAP_CHOWN"],
+        "permitted": ["CAP_CHOWN"],
+    }
+    inheriting = asked(
+        {"capabilities": {"inheritable": ["CAP_KILL"]}}, OPTIONS | {"cap": ("CAP_CHOWN",)}, ["x"]
+    )
+    assert inheriting["capabilities"]["ambient"] == ["CAP_CHOWN"]
+    assert inheriting["capabilities"]["inheritable"] == ["CAP_KILL"]
+
+
+@pytest.mark.parametrize("given", ["/", "", "///"])
+def test_the_root_of_all_files_holds_no_containers(given: str) -> None:
+    with pytest.raises(InvalidArgument):
+        root_of(given)
+
+
+def test_the_rootless_configuration_is_a_valid_one() -> None:
+    made = for_an_ordinary_user(default(), 1000, 1001)
+    check(parse(made))
+    linux = made["linux"]
+    assert (
+        linux["uidMappings"] == [{"containerID": 0, "hostID": 1000, "size": 1}] and "resources" not in linux
+    )
+    assert {"type": "user"} in linux["namespaces"] and {"type": "network"} not in linux["namespaces"]
+    assert not any(
+        option.startswith(("gid=", "uid=")) for mount in made["mounts"] for option in mount.get("options", [])
+    )
+
+
+def test_the_program_is_isolated_with_a_fixed_path() -> None:
+    text = script("/usr/bin/python3", ["/a", "/b"])
+    assert text.startswith("#!/usr/bin/python3 -IS\n") and "sys.path += ['/a', '/b']" in text
+    compile(text, "pyrunc", "exec")
