@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,6 @@ def test_a_log_that_cannot_be_written_still_tells_the_error(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("broken", [{"format": "xml"}, {"level": "loud"}, {"file": "journald:x"}])
-def test_unknown_settings_are_refused(broken: dict[str, str]) -> None:
+def test_unknown_settings_are_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         Log(**broken)

@@ -28,7 +28,24 @@ def test_all_spellings_of_an_option(words: list[str]) -> None:
 
 def test_containerds_line() -> None:
     call = parse(
-        ["--root", "/r", "--log", "/b/log.json", "--log-format", "json", "--systemd-cgroup", "create", "--bundle", "/b", "--pid-file", "/b/init.pid", "--console-socket", "/s", "-no-subreaper", "x1"]
+        [
+            "--root",
+            "/r",
+            "--log",
+            "/b/log.json",
+            "--log-format",
+            "json",
+            "--systemd-cgroup",
+            "create",
+            "--bundle",
+            "/b",
+            "--pid-file",
+            "/b/init.pid",
+            "--console-socket",
+            "/s",
+            "-no-subreaper",
+            "x1",
+        ]
     )
     assert (
         call.globals["root"] == "/r"

@@ -67,7 +67,7 @@ def compare(index: int, op: str, value: int, second: int = 0) -> dict[str, Any]:
     ],
 )
 def test_every_action(action: str, errno_ret: int | None, answer: int) -> None:
-    more = {} if errno_ret is None else {"errnoRet": errno_ret}
+    more: dict[str, Any] = {} if errno_ret is None else {"errnoRet": errno_ret}
     made = program(profile(rule("mkdir", action=action, **more), default="SCMP_ACT_ALLOW"))
     assert run(made, CALLS["mkdir"]) == answer
     assert run(made, CALLS["read"]) == ALLOW
