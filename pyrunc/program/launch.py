@@ -42,7 +42,7 @@ _TIMEVAL = Struct("@ll")
 # Exit codes of the launcher, besides those that a program chooses.
 EXIT_FAILED, EXIT_REFUSED, EXIT_ORPHANED = 125, 126, 124
 
-_executable: int | None = None
+_executable: tuple[int, int, int] | None = None  # number, device, inode
 
 
 class Message:
@@ -240,11 +240,24 @@ def launch(
 
 
 def executable() -> int:
-    """A read-only descriptor of the sealed launcher, made once per process and kept open; the caller does not close it."""
+    """A read-only descriptor of the sealed launcher, made once per process and kept open; the caller does not close it.
+
+    A forked process inherits it, or closes it with everything it does not know: then the number is ours no more, and
+    another copy is made.
+    """
     global _executable
-    if _executable is None:
-        _executable = _open_executable(LAUNCHER)
-    return _executable
+    if _executable is not None:
+        number, device, inode = _executable
+        try:
+            status = os.fstat(number)
+            if (status.st_dev, status.st_ino) == (device, inode):
+                return number
+        except OSError:
+            pass
+    number = _open_executable(LAUNCHER)
+    status = os.fstat(number)
+    _executable = (number, status.st_dev, status.st_ino)
+    return number
 
 
 def _open_executable(path: str) -> int:

@@ -188,6 +188,17 @@ def test_the_executable_is_made_once() -> None:
     assert executable() == executable()
 
 
+def test_a_number_that_means_something_else_now_is_noticed() -> None:
+    number = executable()
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, number)  # what a fork that closes everything and opens something else comes to
+    os.close(null)
+    assert executable() != number
+    os.close(number)
+    with launch(waiting()) as running:
+        running.expect(READY)
+
+
 def test_the_launcher_is_not_dumpable() -> None:
     a = Assembler()
     macros.prologue(a)
