@@ -45,6 +45,8 @@ def ensure_bridge(host: NetlinkSocket, settings: Settings) -> Link:
         if isinstance(made, KernelError) and made.errno != errno.EEXIST:
             raise made
         netns.write_sysctl(f"net/ipv6/conf/{settings.bridge}/accept_ra", "0")  # CVE-2020-10749
+        # Without its link-local address the host cannot ask for a pod's neighbour entry: detection would cost 2 s.
+        netns.write_sysctl(f"net/ipv6/conf/{settings.bridge}/accept_dad", "0")
         link = find_link(host, name=settings.bridge)
     if link is None or link.kind != "bridge":
         raise CniError(INVALID_CONFIG, f"{settings.bridge} exists and is not a bridge")

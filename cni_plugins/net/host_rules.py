@@ -39,7 +39,7 @@ PORT_SETS = ("ports4", "ports6", "ports4_on", "ports6_on", "near4", "near6", "ne
 MASQUERADE_SETS = ("masquerade4", "masquerade6")
 PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
 _NFT_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
-_EXPECTED_RULES = {"guard": 1, "prerouting": 1, "output": 1, "to_pod": 9, "postrouting": 4, "from_pod": 2}
+_EXPECTED_RULES = {"guard": 1, "prerouting": 1, "output": 1, "to_pod": 10, "postrouting": 4, "from_pod": 2}
 
 _RULES = """
 table inet TABLE {
@@ -74,6 +74,7 @@ table inet TABLE {
   chain output { jump to_pod; }
   chain to_pod {
     fib daddr type != local return
+    ip6 daddr ::1 return comment "answers to ::1 cannot come back from a pod"
     meta nfproto ipv4 meta l4proto . ip daddr . th dport vmap @near4_on
     meta nfproto ipv4 meta l4proto . th dport vmap @near4
     meta nfproto ipv6 meta l4proto . ip6 daddr . th dport vmap @near6_on
@@ -242,12 +243,11 @@ def run_nft(script: str) -> str:
 
 
 def _subnet_chains(subnet: Subnet) -> str:
-    family, multicast, loopback = (
-        ("ip", "224.0.0.0/4", "127.0.0.0/8") if subnet.version == 4 else ("ip6", "ff00::/8", "::1")
-    )
+    family, multicast = ("ip", "224.0.0.0/4") if subnet.version == 4 else ("ip6", "ff00::/8")
+    clients = f"{subnet}, 127.0.0.0/8" if subnet.version == 4 else str(subnet)
     near, masquerade = _near_chain(subnet), _masquerade_chain(subnet)
     whole = subnet.prefixlen == 0
-    source = "" if whole else f"{family} saddr {{ {subnet}, {loopback} }} "
+    source = "" if whole else f"{family} saddr {{ {clients} }} "
     return f"""
 add chain inet {TABLE} {near}
 add chain inet {TABLE} {masquerade}

@@ -35,6 +35,7 @@ _KEY, _DATA, _USERDATA, _VALUE, _VERDICT = 1, 2, 6, 1, 2
 _VERDICT_CODE, _VERDICT_CHAIN, _JUMP = 1, 2, -3
 _RULE_TABLE, _RULE_CHAIN = 1, 2
 _COMMENT = 0
+_ELEMENTS_PER_REQUEST = 100
 _borrowed: NetlinkSocket | None = None
 
 
@@ -79,8 +80,8 @@ def change_elements(
 
     Raises KernelError: ENOENT where the table, the set, the chain or a removed element is missing, EEXIST for a key taken.
     """
-    requests = [_request(_DELSETELEM, table, e, NLM_F_ACK) for e in remove]
-    requests += [_request(_NEWSETELEM, table, e, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL) for e in add]
+    requests = _requests(_DELSETELEM, table, remove, NLM_F_ACK)
+    requests += _requests(_NEWSETELEM, table, add, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
     if not requests:
         return
     frame = struct.pack(">BBH", 0, 0, _SUBSYSTEM)
@@ -133,22 +134,38 @@ def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
     return counts
 
 
-def _request(kind: int, table: str, element: Element, flags: int) -> Request:
-    inner = nested(_KEY, attribute(_VALUE, element.key))
-    if kind == _NEWSETELEM:
-        if element.chain:
-            verdict = attribute(_VERDICT_CODE, struct.pack(">i", _JUMP)) + attribute(
-                _VERDICT_CHAIN, element.chain
-            )
-            inner += nested(_DATA, nested(_VERDICT, verdict))
-        elif element.data:
-            inner += nested(_DATA, attribute(_VALUE, element.data))
-        if element.comment:
-            comment = element.comment.encode() + b"\0"
-            inner += attribute(_USERDATA, bytes([_COMMENT, len(comment)]) + comment)
-    body = _address(table, element.set_name) + nested(_LIST_ELEMENTS, nested(_LIST_ELEMENT, inner))
+def _requests(kind: int, table: str, given: tuple[Element, ...], flags: int) -> list[Request]:
+    """One request per set and hundred elements: a nested list is at most 64 KiB, and many answers overflow the socket."""
+    by_set: dict[str, list[Element]] = {}
+    for element in given:
+        by_set.setdefault(element.set_name, []).append(element)
     name = "NFT_MSG_NEWSETELEM" if kind == _NEWSETELEM else "NFT_MSG_DELSETELEM"
-    return Request(kind, body, name, f"{element.set_name} {element.key.hex()}", flags)
+    found = []
+    for set_name, members in by_set.items():
+        for start in range(0, len(members), _ELEMENTS_PER_REQUEST):
+            part = members[start : start + _ELEMENTS_PER_REQUEST]
+            listed = nested(_LIST_ELEMENTS, *(_encode(e, with_data=kind == _NEWSETELEM) for e in part))
+            found.append(
+                Request(
+                    kind, _address(table, set_name) + listed, name, f"{set_name} {part[0].key.hex()}", flags
+                )
+            )
+    return found
+
+
+def _encode(element: Element, *, with_data: bool) -> bytes:
+    inner = nested(_KEY, attribute(_VALUE, element.key))
+    if with_data and element.chain:
+        verdict = attribute(_VERDICT_CODE, struct.pack(">i", _JUMP)) + attribute(
+            _VERDICT_CHAIN, element.chain
+        )
+        inner += nested(_DATA, nested(_VERDICT, verdict))
+    elif with_data and element.data:
+        inner += nested(_DATA, attribute(_VALUE, element.data))
+    if with_data and element.comment:
+        comment = element.comment.encode() + b"\0"
+        inner += attribute(_USERDATA, bytes([_COMMENT, len(comment)]) + comment)
+    return nested(_LIST_ELEMENT, inner)
 
 
 def _address(table: str, set_name: str) -> bytes:

@@ -62,6 +62,8 @@ def _mapping(value: object, where: str) -> Mapping | None:
     if host_port == 0:
         return None
     address = _address(value.get("hostIP"), f"{where}.hostIP")
+    if address is not None and address.version == 6 and address.is_loopback:
+        raise CniError(UNSUPPORTED_FIELD, f"{where}.hostIP: the kernel routes no packets from ::1 to a pod")
     return Mapping(
         protocol=protocol.lower(),
         host_port=host_port,

@@ -17,10 +17,10 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from cni_plugins.bridge.plugin import PLUGIN as BRIDGE
-from cni_plugins.host_local.plugin import PLUGIN as HOST_LOCAL
-from cni_plugins.loopback.plugin import PLUGIN as LOOPBACK
+from cni_plugins.host_local.plugin import PLUGIN as HOST_LOCAL  # noqa: F401
+from cni_plugins.loopback.plugin import PLUGIN as LOOPBACK  # noqa: F401
 from cni_plugins.net import host_rules, netns
-from cni_plugins.portmap.plugin import PLUGIN as PORTMAP
+from cni_plugins.portmap.plugin import PLUGIN as PORTMAP  # noqa: F401
 from cni_plugins.skel import Plugin, answer
 from pyrunc.kernel.call import syscall
 
@@ -258,6 +258,3 @@ def all_elements() -> list[host_rules.Element]:
 
 def nft(*words: str) -> str:
     return subprocess.run(["nft", *words], check=True, capture_output=True, text=True).stdout
-
-
-__all__ = ["BRIDGE", "HOST_LOCAL", "LOOPBACK", "PORTMAP"]
