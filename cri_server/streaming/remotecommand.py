@@ -26,14 +26,17 @@ RESIZE_LIMIT_BYTES = 4096
 
 @dataclass(slots=True)
 class CommandStreams:
-    """A client's streams; `None` where it has none. `json_status`: the error stream carries a Status object."""
+    """A client's streams; `None` where it has none.
+
+    `json_status`: the error stream carries a Status object. `resize` may come at any time, or never.
+    """
 
     error: Outbound
     json_status: bool
     stdin: Inbound | None = None
     stdout: Outbound | None = None
     stderr: Outbound | None = None
-    resize: Inbound | None = None
+    resize: asyncio.Future[Inbound] | None = None
 
 
 async def run(opening: Awaitable[Session], streams: CommandStreams) -> None:
@@ -117,8 +120,9 @@ async def _copy_in(session: Session, stdin: Inbound) -> None:
     session.close_stdin()
 
 
-async def _copy_sizes(session: Session, resize: Inbound) -> None:
+async def _copy_sizes(session: Session, opening: asyncio.Future[Inbound]) -> None:
     """Terminal sizes: JSON objects one behind the other; of those that came together the last one counts."""
+    resize = await asyncio.shield(opening)
     decoder, text = json.JSONDecoder(), ""
     try:
         while data := await resize.read():

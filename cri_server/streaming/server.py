@@ -19,6 +19,7 @@ from cri_server.streaming.backend import AttachOptions, Backend, ExecOptions, Po
 from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
 from cri_server.streaming.remotecommand import CommandStreams
 from cri_server.streaming.spdy.frames import Status
+from cri_server.streaming.streams import Inbound, StreamGone
 from cri_server.streaming.tokens import Tickets
 from cri_server.streaming.upgrade import Refused, Request, RequestReader
 from cri_server.streaming.websocket import DIALECTS, TUNNEL, Channels, Messages, TunnelWire
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 # In the client's words; v3 brought resizing, v4 the Status object, v5 (WebSocket only) closing a channel.
 COMMAND_PROTOCOLS = ("v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io")
-WITHOUT_RESIZE = ("v2.channel.k8s.io", "channel.k8s.io")
 FORWARD_SUBPROTOCOLS = ("v4.channel.k8s.io", "v4.base64.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 
@@ -135,7 +135,7 @@ class StreamingServer:
                 request, options = opened
                 await self._serve(request, options, wire)
             await wire.close()
-        except ConnectionLost:
+        except (ConnectionLost, StreamGone):
             pass
         except Exception:
             log.exception("streaming: a session ended in a way that was not foreseen")
@@ -199,7 +199,7 @@ class StreamingServer:
         assert isinstance(options, ExecOptions | AttachOptions)
         protocol = upgrade.choose_stream_protocol(request, COMMAND_PROTOCOLS)
         await wire.send(upgrade.switch_to_spdy(protocol))
-        collector = _Collector(_roles(options, protocol))
+        collector = _Collector(_roles(options), resizable=options.tty)
         multiplexer = Multiplexer(wire, "server", collector.take, streams_limit=2 * RESIZE)
         await _while_connected(multiplexer.run(), self._command_over_spdy(options, protocol, collector))
         multiplexer.leave()
@@ -218,7 +218,7 @@ class StreamingServer:
                 stdin=streams["stdin"].inbound if "stdin" in streams else None,
                 stdout=streams.get("stdout"),
                 stderr=streams.get("stderr"),
-                resize=streams["resize"].inbound if "resize" in streams else None,
+                resize=collector.resize if options.tty else None,
             ),
         )
 
@@ -273,23 +273,37 @@ class StreamingServer:
         )
 
 
-class _Collector:
-    """Waits for the streams that an exec or attach needs; any other stream is reset."""
+def _given(inbound: Inbound) -> asyncio.Future[Inbound]:
+    future: asyncio.Future[Inbound] = asyncio.get_running_loop().create_future()
+    future.set_result(inbound)
+    return future
 
-    def __init__(self, roles: Sequence[str]) -> None:
+
+class _Collector:
+    """Waits for the streams that an exec or attach needs; any other stream is reset.
+
+    `resize` is not waited for: who attaches to a terminal without knowing that it is one does not open it.
+    """
+
+    def __init__(self, roles: Sequence[str], *, resizable: bool) -> None:
         self._missing = set(roles)
+        self._resizable = resizable
+        self.resize: asyncio.Future[Inbound] = asyncio.get_running_loop().create_future()
         self._streams: dict[str, MultiplexedStream] = {}
         self._complete = asyncio.Event()
 
     def take(self, stream: MultiplexedStream) -> None:
         """A stream of the client."""
         role = stream.header("streamtype")
+        if role == "resize" and self._resizable and not self.resize.done():
+            self.resize.set_result(stream.inbound)
+            return
         if role not in self._missing:
             stream.reset(Status.PROTOCOL_ERROR)
             return
         self._missing.remove(role)
         self._streams[role] = stream
-        if role not in ("stdin", "resize"):
+        if role != "stdin":
             stream.inbound.discard()
         if not self._missing:
             self._complete.set()
@@ -305,12 +319,8 @@ class _Collector:
         return self._streams
 
 
-def _roles(options: ExecOptions | AttachOptions, protocol: str) -> list[str]:
-    roles = ["error"]
-    roles += [role for role in ("stdin", "stdout", "stderr") if getattr(options, role)]
-    if options.tty and protocol not in WITHOUT_RESIZE:
-        roles.append("resize")
-    return roles
+def _roles(options: ExecOptions | AttachOptions) -> list[str]:
+    return ["error", *(role for role in ("stdin", "stdout", "stderr") if getattr(options, role))]
 
 
 def _channel_streams(
@@ -322,7 +332,7 @@ def _channel_streams(
         stdin=channels.channel(STDIN).inbound if options.stdin else None,
         stdout=channels.channel(STDOUT) if options.stdout else None,
         stderr=channels.channel(STDERR) if options.stderr else None,
-        resize=channels.channel(RESIZE).inbound if options.tty else None,
+        resize=_given(channels.channel(RESIZE).inbound) if options.tty else None,
     )
 
 

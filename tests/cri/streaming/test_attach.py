@@ -61,3 +61,22 @@ async def test_unknown_container_is_told(goclient: Path, server: StreamingServer
         _, stderr = await process.communicate()
     assert process.returncode == 250
     assert b"container nobody" in stderr
+
+
+async def test_a_terminal_without_resize(
+    goclient: Path, server: StreamingServer, backend: ProcessBackend
+) -> None:
+    """Who does not know that the container has a terminal opens no stream for its size."""
+    options = ExecOptions(
+        "t", ("/bin/sh", "-c", "read line; echo got $line"), stdin=True, stdout=True, tty=True
+    )
+    session = backend.containers["t"] = start(options)
+    url = server.url_for_attach(AttachOptions("t", stdin=True, stdout=True, tty=True))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        goclient, "exec", "-url", url, "-stdin", "-stdout", stdin=pipe, stdout=pipe
+    )
+    async with asyncio.timeout(5):
+        stdout, _ = await process.communicate(b"x\n")
+    assert (process.returncode, stdout.splitlines()[-1]) == (0, b"got x")
+    await session.close()

@@ -50,7 +50,9 @@ class Client:
 
     @property
     def streams(self) -> CommandStreams:
-        return CommandStreams(self.error, self.json_status, self.stdin, self.stdout, self.stderr, self.resize)
+        resize: asyncio.Future[Inbound] = asyncio.get_running_loop().create_future()
+        resize.set_result(self.resize)
+        return CommandStreams(self.error, self.json_status, self.stdin, self.stdout, self.stderr, resize)
 
     @property
     def status(self) -> dict[str, object]:

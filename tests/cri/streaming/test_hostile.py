@@ -1,0 +1,328 @@
+"""The server against callers that guess, cheat, stall and vanish: no session for them, nothing left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
+
+import pytest
+
+from cri_server.streaming import server as server_module
+from cri_server.streaming.backend import AttachOptions, ExecOptions, PortForwardOptions
+from cri_server.streaming.server import StreamingServer
+from cri_server.streaming.spdy.connection import Connection
+from tests.cri.streaming.conftest import GoExec
+from tests.cri.streaming.processes import ProcessBackend
+
+SPDY = ("Connection: Upgrade", "Upgrade: SPDY/3.1", "X-Stream-Protocol-Version: v4.channel.k8s.io")
+WEBSOCKET = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+SHELL = ExecOptions("c", ("/bin/sh", "-c", "echo out; cat"), stdin=True, stdout=True, stderr=True)
+
+
+def path_of(url: str) -> str:
+    return urlsplit(url).path
+
+
+def request(path: str, *fields: str, method: str = "POST", host: str = "localhost:10250") -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *fields, "", ""]).encode()
+
+
+@contextlib.asynccontextmanager
+async def connection(
+    server: StreamingServer,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(*server.address)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def answer(server: StreamingServer, data: bytes) -> tuple[int, bytes]:
+    """Status and everything of the answer to one request."""
+    async with connection(server) as (reader, writer), asyncio.timeout(10):
+        writer.write(data)
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head.split()[1])
+        rest = b"" if status == 101 else await reader.read()
+    return status, head + rest
+
+
+# ---- tickets and requests ----
+
+
+async def test_a_url_opens_one_session(server: StreamingServer) -> None:
+    path = path_of(server.url_for_exec(SHELL))
+    assert (await answer(server, request(path, *SPDY)))[0] == 101
+    assert (await answer(server, request(path, *SPDY)))[0] == 404
+
+
+async def test_unknown_used_and_expired_look_the_same(backend: ProcessBackend) -> None:
+    from cri_server.streaming.tokens import Tickets
+
+    server = StreamingServer(backend, tickets=Tickets(ttl_s=0.05))
+    await server.start()
+    expired = path_of(server.url_for_exec(SHELL))
+    await asyncio.sleep(0.1)
+    answers = {await answer(server, request(path, *SPDY)) for path in (expired, "/exec/" + "x" * 43)}
+    assert len(answers) == 1 and answers.pop()[0] == 404
+    await server.close()
+
+
+@pytest.mark.parametrize(
+    "twist",
+    ["/attach/{t}", "/portforward/{t}", "//exec/{t}", "/exec//{t}", "/exec/{t}/", "/EXEC/{t}", "/exec/../exec/{t}", "/%65xec/{t}", "/exec/{t}%00", "/", "/exec/", "*"],
+)  # fmt: skip
+async def test_only_the_exact_path_works(server: StreamingServer, twist: str) -> None:
+    token = path_of(server.url_for_exec(SHELL)).removeprefix("/exec/")
+    status, _ = await answer(server, request(twist.format(t=token), *SPDY))
+    assert status in (400, 404)
+    assert (await answer(server, request(f"/exec/{token}", *SPDY)))[0] == 101
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        pytest.param(request("/exec/T", *SPDY, method="PUT"), 405, id="PUT"),
+        pytest.param(request("/exec/T", *SPDY, method="CONNECT"), 405, id="CONNECT"),
+        pytest.param(request("/exec/T", *SPDY, "Origin: http://evil"), 403, id="foreign Origin"),
+        pytest.param(request("/exec/T", *SPDY, "Content-Length: 4") + b"body", 400, id="body"),
+        pytest.param(request("/exec/T", *SPDY, "X: " + "y" * 100_000), 431, id="header bomb"),
+        pytest.param(request("/exec/T"), 400, id="no upgrade"),
+        pytest.param(request("/exec/T", "Connection: Upgrade", "Upgrade: h2c"), 400, id="another upgrade"),
+        pytest.param(request("/exec/T", *SPDY[:2]), 400, id="no stream protocol"),
+        pytest.param(
+            request("/exec/T", *SPDY[:2], "X-Stream-Protocol-Version: v5.channel.k8s.io"),
+            403,
+            id="unknown protocol",
+        ),
+        pytest.param(request("/exec/T", *WEBSOCKET), 400, id="WebSocket by POST"),
+        pytest.param(
+            request("/exec/T", *WEBSOCKET, "Sec-WebSocket-Protocol: chat", method="GET"),
+            403,
+            id="unknown subprotocol",
+        ),
+        pytest.param(b"\x16\x03\x01\x00\xa5\x01\r\n\r\n", 400, id="TLS"),
+    ],
+)
+async def test_refused(server: StreamingServer, data: bytes, status: int) -> None:
+    path = path_of(server.url_for_exec(SHELL)).encode()
+    got, _ = await answer(server, data.replace(b"/exec/T", path))
+    assert got == status
+
+
+async def test_the_kubelets_host_is_not_ours(server: StreamingServer) -> None:
+    """It passes on the Host of its own client, so the name says nothing; the token does."""
+    for host in ("10.1.2.3:10250", "node.example", "[::1]:10250"):
+        path = path_of(server.url_for_exec(SHELL))
+        assert (await answer(server, request(path, *SPDY, host=host)))[0] == 101
+
+
+async def test_urls_are_limited(server: StreamingServer) -> None:
+    from pyrunc.errors import ResourceExhausted
+
+    for _ in range(500):
+        server.url_for_attach(AttachOptions("c", stdout=True))
+        server.url_for_port_forward(PortForwardOptions("c"))
+    with pytest.raises(ResourceExhausted):
+        server.url_for_exec(SHELL)
+
+
+async def test_only_loopback_is_listened_on(server: StreamingServer) -> None:
+    host, port = server.address
+    assert host == "127.0.0.1"
+    with socket.socket() as other:
+        other.bind(("127.0.0.2", port))  # taken if the server listened on every address
+
+
+# ---- stalling ----
+
+
+async def test_a_slow_request_is_ended(server: StreamingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_S", 0.4)
+    started = time.monotonic()
+    async with connection(server) as (reader, writer):
+        for byte in request("/exec/x", *SPDY):
+            writer.write(bytes((byte,)))
+            await asyncio.sleep(0.02)
+            if reader.at_eof() or time.monotonic() - started > 3:
+                break
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+    assert time.monotonic() - started < 3
+
+
+async def test_connections_without_a_ticket_are_limited(
+    server: StreamingServer, go: GoExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_S", 1.5)
+    async with contextlib.AsyncExitStack() as stack:
+        idle = [
+            await stack.enter_async_context(connection(server))
+            for _ in range(server_module.UNOPENED_LIMIT + 20)
+        ]
+        async with asyncio.timeout(10):
+            ends = [await reader.read() for reader, _ in idle]
+        assert sum(end == b"" for end in ends) == 20
+        assert (await go("echo still here")).stdout == b"still here\n"
+
+
+async def test_guessing_does_not_disturb_a_session(server: StreamingServer, go: GoExec) -> None:
+    stop, guesses = asyncio.Event(), 0
+
+    async def guess() -> None:
+        nonlocal guesses
+        while not stop.is_set():
+            status, _ = await answer(server, request(f"/exec/{os.urandom(6).hex()}", *SPDY))
+            assert status == 404
+            guesses += 1
+
+    guessing = [asyncio.create_task(guess()) for _ in range(8)]
+    assert (await go("echo x; exit 3")).exit_code == 3
+    stop.set()
+    await asyncio.gather(*guessing)
+    assert guesses > 20
+
+
+async def test_streams_that_never_come(server: StreamingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "STREAMS_S", 0.3)
+    client = Connection("client")
+    client.open({"streamtype": ["error"]})
+    async with connection(server) as (reader, writer), asyncio.timeout(5):
+        writer.write(request(path_of(server.url_for_exec(SHELL)), *SPDY) + client.data_to_send())
+        await reader.read()
+
+
+@pytest.mark.parametrize("role", ["stdin", "nonsense", "", "error"])
+async def test_streams_that_nobody_asked_for_are_reset(server: StreamingServer, role: str) -> None:
+    client = Connection("client")
+    client.open({"streamtype": ["error"]})
+    extra = client.open({"streamtype": [role]})
+    options = ExecOptions("c", ("/bin/sh",), stdout=True)
+    async with connection(server) as (reader, writer), asyncio.timeout(5):
+        writer.write(request(path_of(server.url_for_exec(options)), *SPDY) + client.data_to_send())
+        await reader.readuntil(b"\r\n\r\n")
+        events: list[str] = []
+        while "Reset" not in events:
+            events += [type(e).__name__ for e in client.receive(await reader.read(4096))]
+        assert not client.is_open(extra)
+
+
+# ---- vanishing (R-20) ----
+
+
+def exec_bytes(server: StreamingServer, rng: random.Random) -> bytes:
+    client = Connection("client")
+    for role in ("error", "stdin", "stdout", "stderr"):
+        client.open({"streamtype": [role]})
+    data = rng.randbytes(rng.randrange(100_000))
+    opening = client.data_to_send()
+    body = client.data_head(3, len(data)) + data + client.data_head(3, 0, fin=rng.random() < 0.5)
+    return request(path_of(server.url_for_exec(SHELL)), *SPDY) + opening + body
+
+
+def websocket_bytes(server: StreamingServer, rng: random.Random) -> bytes:
+    fields = (*WEBSOCKET, "Sec-WebSocket-Protocol: v5.channel.k8s.io")
+    data = b"\0" + rng.randbytes(rng.randrange(60_000))
+    frame = b"\x82\xfe" + len(data).to_bytes(2, "big") + bytes(4) + data
+    return request(path_of(server.url_for_exec(SHELL)), *fields, method="GET") + frame * rng.randrange(4)
+
+
+def forward_bytes(server: StreamingServer, rng: random.Random, port: int) -> bytes:
+    client, sent = Connection("client"), b""
+    for number in range(rng.randrange(1, 5)):
+        for role in ("error", "data"):
+            stream = client.open({"streamtype": [role], "port": [str(port)], "requestid": [str(number)]})
+        data = rng.randbytes(rng.randrange(50_000))
+        sent += client.data_to_send() + client.data_head(stream, len(data)) + data
+    fields = (*SPDY[:2], "X-Stream-Protocol-Version: portforward.k8s.io")
+    return request(path_of(server.url_for_port_forward(PortForwardOptions("pod"))), *fields) + sent
+
+
+async def cut(server: StreamingServer, sent: bytes, rng: random.Random) -> None:
+    """Send a part and vanish: with a FIN, with a reset, or after having read something."""
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(sent[: rng.randrange(len(sent) + 1)])
+    end = rng.randrange(3)
+    if end == 0:
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    elif end == 1:
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(rng.random() / 50):
+                await reader.read(rng.randrange(1, 1000))
+    if rng.random() < 0.5:
+        writer.transport.abort()
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def cut_sessions(server: StreamingServer, backend: ProcessBackend, count: int) -> None:
+    rng = random.Random(20)
+    tasks = len(asyncio.all_tasks())
+    fds = len(os.listdir("/proc/self/fd"))
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as service:
+        port = service.sockets[0].getsockname()[1]
+        for _ in range(0, count, 10):
+            makers: list[Callable[[], bytes]] = [
+                lambda: exec_bytes(server, rng),
+                lambda: websocket_bytes(server, rng),
+                lambda: forward_bytes(server, rng, port),
+            ]
+            sent = [make() for make in rng.choices(makers, k=10)]
+            await asyncio.gather(*(cut(server, data, rng) for data in sent))
+            server._tickets._tickets.clear()  # those whose request was cut off
+    async with asyncio.timeout(10):
+        while len(asyncio.all_tasks()) > tasks or len(os.listdir("/proc/self/fd")) > fds:
+            await asyncio.sleep(0.05)
+    assert all(session.closed.is_set() for session in backend.sessions)
+    backend.sessions.clear()
+
+
+async def test_sessions_cut_at_any_byte(
+    server: StreamingServer, backend: ProcessBackend, go: GoExec, caplog: pytest.LogCaptureFixture
+) -> None:
+    await go("true")  # opens what stays open: the watcher of children
+    with caplog.at_level(logging.WARNING):
+        await cut_sessions(server, backend, 300)
+    assert not [record for record in caplog.records if record.name.startswith("cri_server")]
+    assert (await go("echo well")).stdout == b"well\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_ten_thousand_sessions_cut_at_any_byte(
+    server: StreamingServer, backend: ProcessBackend, go: GoExec
+) -> None:
+    await go("true")
+    await cut_sessions(server, backend, 10_000)
+
+
+async def test_sessions_of_others_go_on(server: StreamingServer, go: GoExec) -> None:
+    rng = random.Random(21)
+    running = asyncio.create_task(go("for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.1; done"))
+    while not running.done():
+        nonsense = request(path_of(server.url_for_exec(SHELL)), *SPDY) + rng.randbytes(rng.randrange(1, 5000))
+        await cut(server, nonsense, rng)
+    assert (await running).stdout == b"1\n2\n3\n4\n5\n6\n7\n8\n"
