@@ -9,7 +9,7 @@ import grpc
 
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
-from cri_server.rpc import admin
+from cri_server.rpc import private
 from pyrunc.errors import Error, NotFound
 
 TIMEOUT_S = 120.0
@@ -50,9 +50,9 @@ class Client:
     def load_image(self, path: str, name: str | None) -> list[dict[str, Any]]:
         """The images of an archive that the server reads: their ids and tags."""
         call = self._channel.unary_unary(
-            f"/{admin.SERVICE}/{admin.LOAD_IMAGE}",
-            request_serializer=admin.encode,
-            response_deserializer=admin.decode,
+            private.path(private.LOAD_IMAGE),
+            request_serializer=private.encode,
+            response_deserializer=private.decode,
         )
         found: list[dict[str, Any]] = self._call(call, {"path": path, "name": name}, None)["images"]
         return found

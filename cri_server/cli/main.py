@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import click
 
 import pyrunc
-from cri_server.cli import serve
 from pyrunc.errors import Error
 
 # gRPC must not install fork handlers: this process never forks (grpc issues 13998, 32857).
@@ -18,7 +18,39 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 ADDRESS = "unix:///run/pyrunc/cri.sock"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PYRUNC_CRI"})
+# name on the command line -> module and attribute; imported only when used, for gRPC takes most of the start.
+COMMANDS = {
+    "run": ("run", "run"),
+    "ps": ("listing", "ps"),
+    "pods": ("listing", "pods"),
+    "logs": ("logs", "logs"),
+    "exec": ("execute", "exec_"),
+    "stop": ("end", "stop"),
+    "rm": ("end", "rm"),
+    "image": ("image", "image"),
+    "serve": ("serve", "serve"),
+    "demo": ("demo", "demo"),
+    "demo-server": ("demo", "demo_server"),
+}
+
+
+class Commands(click.Group):
+    """The commands of the table."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[name]
+        found: click.Command = getattr(importlib.import_module(f"cri_server.cli.{module}"), attribute)
+        return found
+
+
+@click.command(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PYRUNC_CRI"}
+)
 @click.version_option(pyrunc.__version__, prog_name="pyrunc-cri")
 @click.option(
     "--address",
@@ -31,9 +63,6 @@ ADDRESS = "unix:///run/pyrunc/cri.sock"
 def program(context: click.Context, address: str) -> None:
     """A container runtime for Kubernetes, and for you."""
     context.obj = address
-
-
-program.add_command(serve.serve)
 
 
 def main() -> None:

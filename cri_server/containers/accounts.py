@@ -53,7 +53,8 @@ def _content(root: int, name: str) -> bytes:
         descriptor = paths.open_in_root(root, name, os.O_RDONLY | os.O_NONBLOCK)
     except KernelError:
         return b""
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return b""
-        return file.read(SIZE_LIMIT_BYTES)
+    try:
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return os.read(descriptor, SIZE_LIMIT_BYTES) if regular else b""
+    finally:
+        os.close(descriptor)

@@ -1,32 +1,16 @@
-"""A service of our own beside CRI, for our own command line: what CRI has no call for. JSON objects over gRPC."""
+"""A service of our own beside CRI, for our own command line: what CRI has no call for."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from cri_server.rpc import private
 from cri_server.rpc.codes import answers
 from cri_server.services import Services
 from pyrunc.errors import InvalidArgument
-
-SERVICE = "pyrunc.v1.Admin"
-LOAD_IMAGE = "LoadImage"
-
-
-def encode(value: dict[str, Any]) -> bytes:
-    """A message."""
-    return json.dumps(value).encode()
-
-
-def decode(data: bytes) -> dict[str, Any]:
-    """A message's object. Raises ValueError."""
-    value = json.loads(data)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
 
 
 class Admin:
@@ -49,6 +33,6 @@ class Admin:
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """What the gRPC server takes."""
         method = grpc.unary_unary_rpc_method_handler(
-            self.load_image, request_deserializer=decode, response_serializer=encode
+            self.load_image, request_deserializer=private.decode, response_serializer=private.encode
         )
-        return grpc.method_handlers_generic_handler(SERVICE, {LOAD_IMAGE: method})
+        return grpc.method_handlers_generic_handler(private.SERVICE, {private.LOAD_IMAGE: method})

@@ -5,14 +5,12 @@ The server is a child process of the test; `kill` ends it as a crash does, `star
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -23,7 +21,8 @@ import grpc
 
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
-from cri_server.rpc import admin
+from cri_server.cli import busybox
+from cri_server.rpc import private
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "registry.test/busybox:1"
@@ -201,12 +200,12 @@ class Server:
     def load_image(self) -> str:
         """The busybox image, built here from /bin/busybox; returns its id."""
         archive = self.folder / "busybox.tar"
-        archive.write_bytes(busybox_archive())
+        archive.write_bytes(busybox.archive(IMAGE))
         assert self._channel is not None
         call = self._channel.unary_unary(
-            f"/{admin.SERVICE}/{admin.LOAD_IMAGE}",
-            request_serializer=admin.encode,
-            response_deserializer=admin.decode,
+            private.path(private.LOAD_IMAGE),
+            request_serializer=private.encode,
+            response_deserializer=private.decode,
         )
         (image,) = call({"path": str(archive)}, timeout=RPC_TIMEOUT_S)["images"]
         return str(image["id"])
@@ -344,50 +343,3 @@ def message_of(call: Callable[[], object]) -> str:
     except grpc.RpcError as error:
         return str(error.details())  # type: ignore[attr-defined]
     raise AssertionError("the call succeeded")
-
-
-def busybox_archive() -> bytes:
-    """A docker-archive with the host's static busybox, /etc/passwd and /etc/group."""
-    import hashlib
-
-    layer = _layer()
-    config = {
-        "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
-        "os": "linux",
-        "config": {"Env": ["PATH=/bin", "FROM_IMAGE=yes"], "Cmd": ["sh"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-    }
-    content = json.dumps(config).encode()
-    name = hashlib.sha256(content).hexdigest()
-    manifest = [{"Config": f"{name}.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        _add(tar, f"{name}.json", content)
-        _add(tar, "layer.tar", layer)
-        _add(tar, "manifest.json", json.dumps(manifest).encode())
-    return archive.getvalue()
-
-
-def _layer() -> bytes:
-    applets = subprocess.run(["/bin/busybox", "--list"], capture_output=True, text=True, check=True).stdout
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as tar:
-        for folder in ("bin", "etc", "home", "tmp", "var"):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
-            tar.addfile(entry)
-        _add(tar, "bin/busybox", Path("/bin/busybox").read_bytes(), 0o755)
-        for applet in applets.split():
-            if applet != "busybox":
-                entry = tarfile.TarInfo(f"bin/{applet}")
-                entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-                tar.addfile(entry)
-        _add(tar, "etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nwww:x:33:33::/home/www:/bin/sh\n")
-        _add(tar, "etc/group", b"root:x:0:\nwww:x:33:\nextra:x:50:www\n")
-    return layer.getvalue()
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = len(content), mode
-    tar.addfile(entry, io.BytesIO(content))

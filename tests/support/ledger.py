@@ -160,7 +160,8 @@ def nftables() -> set[str]:
 def _describe(pid: str) -> str:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text()
-        return f"{pid} {fields[fields.index('(') : fields.rindex(')') + 3]}"
+        name, state = fields[fields.index("(") : fields.rindex(")") + 1], fields[fields.rindex(")") + 2]
+        return f"{pid} {name}" + (" zombie" if state == "Z" else "")  # R, S and D change all the time
     except OSError:
         return f"{pid} (gone)"
 

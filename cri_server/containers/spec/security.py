@@ -96,11 +96,13 @@ def _read_profile(path: str) -> dict[str, Any]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise InvalidArgument(f"seccomp profile {path!r}: {error.strerror}") from None
-    with open(descriptor, "rb") as file:
+    try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > PROFILE_SIZE_LIMIT_BYTES:
             raise InvalidArgument(f"seccomp profile {path!r} is not a file of at most 4 MiB")
-        content = file.read(PROFILE_SIZE_LIMIT_BYTES)
+        content = os.read(descriptor, PROFILE_SIZE_LIMIT_BYTES)
+    finally:
+        os.close(descriptor)
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -26,14 +26,13 @@ async def in_time(timeout_s: float, what: str, function: Callable[..., Result], 
     """`function(*arguments)` in a daemon thread of its own. Raises DeadlineExceeded naming `what`; the thread is then left
     to the kernel, which cannot interrupt it either."""
     future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()  # from here on a cancelled waiter cannot cancel it
 
     def run() -> None:
         try:
-            outcome = function(*arguments)
+            future.set_result(function(*arguments))
         except BaseException as error:
             future.set_exception(error)
-        else:
-            future.set_result(outcome)
 
     threading.Thread(target=run, name=f"path {what[:60]}", daemon=True).start()
     try:

@@ -1,0 +1,166 @@
+"""`pyrunc-cri demo POD.YAML`: a server of its own in a network of its own, the pod, what came to be, and nothing left.
+
+For a first look at the project on a machine where nothing is set up. The image `busybox` is made from the host's own when
+no registry is reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from cri_server.api import api_pb2 as api
+from cri_server.cli import busybox, manifest
+from cri_server.cli import run as pod_run
+from cri_server.cli.client import Client, ServerError
+from pyrunc.abi.clone import CLONE_NEWNET
+from pyrunc.errors import Error, NotFound
+from pyrunc.kernel.namespace import unshare
+
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+START_TIMEOUT_S = 20.0
+EXEC = ("sh", "-c", "echo this is $(hostname), process $$; id")
+NETWORK = {
+    "cniVersion": "1.0.0",
+    "name": "demo",
+    "plugins": [
+        {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.88.0.0/16"}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        },
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    ],
+}
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.YAML")
+def demo(file: Path) -> None:
+    """Run a pod on a server of its own, show what came to be, clean up."""
+    pod, unknown = manifest.read(file)
+    for path in unknown:
+        click.echo(f"not supported, ignored: {path}", err=True)
+    folder = Path(tempfile.mkdtemp(prefix="pyrunc-demo-"))
+    try:
+        with _server(folder) as address, Client(address) as client:
+            _wait(client, folder)
+            _provide_busybox(client, folder, pod)
+            running = pod_run.start(client, pod, folder / "pods")
+            try:
+                pod_run.describe(client, running)
+                _execute(client, running)
+            finally:
+                pod_run.clean_up(client, running, 0)
+            click.echo("stopped and removed")
+    finally:
+        shutil.rmtree(folder)
+
+
+@click.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+def demo_server(folder: Path) -> None:
+    """The demo's server: a network namespace of its own, so that the host's network stays as it is."""
+    from cri_server import app
+    from cri_server.config import load
+
+    unshare(CLONE_NEWNET)
+    _loopback_up()
+    app.serve(load(folder / "config.toml", {}))
+
+
+def _loopback_up() -> None:
+    """netdevice(7): the flags of `lo` are a short after the name's 16 bytes."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+
+
+@contextlib.contextmanager
+def _server(folder: Path) -> Iterator[str]:
+    address = f"unix://{folder}/cri.sock"
+    network = NETWORK | {}
+    network["plugins"][0]["ipam"]["dataDir"] = str(folder / "leases")  # type: ignore[index]
+    (folder / "net.d").mkdir()
+    (folder / "net.d" / "10-demo.conflist").write_text(json.dumps(network))
+    (folder / "config.toml").write_text(_config(folder, address))
+    command = [sys.executable, "-m", "cri_server.cli.main", "demo-server", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with open(folder / "server.log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _config(folder: Path, address: str) -> str:
+    return f"""
+[server]
+listen = "{address}"
+root = "{folder}/root"
+state = "{folder}/state"
+[network]
+conf_dir = "{folder}/net.d"
+bin_dir = "{folder}/bin"
+[cgroup]
+missing_controllers = "warn"
+"""
+
+
+def _wait(client: Client, folder: Path) -> None:
+    began = time.monotonic()
+    while True:
+        try:
+            client.runtime("Version", api.VersionRequest(), 1.0)
+        except Error:
+            if time.monotonic() - began > START_TIMEOUT_S:
+                log = (folder / "server.log").read_text(errors="replace")[-2000:]
+                raise ServerError(f"the server did not start:\n{log}") from None
+            time.sleep(0.02)
+        else:
+            click.echo(f"server up in {(time.monotonic() - began) * 1e3:.0f} ms")
+            return
+
+
+def _provide_busybox(client: Client, folder: Path, pod: manifest.Pod) -> None:
+    """Load the host's busybox as an image when the pod uses that."""
+    wanted = {c.image for c in (*pod.spec.init_containers, *pod.spec.containers)}
+    if not wanted & {"busybox", "busybox:latest", busybox.REFERENCE}:
+        return
+    path = folder / "busybox.tar"
+    with contextlib.suppress(NotFound):
+        path.write_bytes(busybox.archive())
+        client.load_image(str(path), None)
+
+
+def _execute(client: Client, running: pod_run.Running) -> None:
+    """A command in the first container that runs, as proof that it lives."""
+    for name, identifier in running.containers.items():
+        request = api.ExecSyncRequest(container_id=identifier, cmd=EXEC, timeout=10)
+        try:
+            began = time.perf_counter()
+            answer = client.runtime("ExecSync", request)
+        except Error:
+            continue
+        click.echo(f"exec in {name} ({(time.perf_counter() - began) * 1e3:.1f} ms)")
+        click.echo("".join(f"  {line}\n" for line in answer.stdout.decode().splitlines()), nl=False)
+        return

@@ -1,0 +1,209 @@
+"""`pyrunc-cri run POD.YAML`: from a manifest to a running pod, and what came to be: addresses, processes, namespaces,
+cgroups, first output, and how long each step took.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from cri_server.api import api_pb2 as api
+from cri_server.cli import end, image, logs, manifest, show, translate
+from cri_server.cli.client import Client, ServerError
+from pyrunc.errors import Error
+
+FOLDER = Path("/run/pyrunc/pods")
+FIRST_OUTPUT_S = 0.3
+FIRST_LINES = 10
+POLL_S = 0.02
+
+
+@dataclass(slots=True)
+class Running:
+    """A pod that `run` made: its id, its containers by name, and the time that each step took."""
+
+    name: str
+    folder: Path
+    id: str = ""
+    containers: dict[str, str] = field(default_factory=dict)
+    times: list[tuple[str, float]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Measure a step."""
+        began = time.perf_counter()
+        yield
+        self.times.append((step, (time.perf_counter() - began) * 1e3))
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.YAML")
+@click.option("--rm", "remove", is_flag=True, help="Follow the output, and remove the pod when it has ended.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=FOLDER,
+    show_default=True,
+    help="For logs and volumes.",
+)
+@click.pass_obj
+def run(address: str, file: Path, remove: bool, folder: Path) -> None:
+    """Run the pod of a manifest."""
+    pod, unknown = manifest.read(file)
+    for path in unknown:
+        click.echo(f"not supported, ignored: {path}", err=True)
+    with Client(address) as client:
+        running = start(client, pod, folder)
+        try:
+            describe(client, running)
+            if remove:
+                follow(client, running)
+        finally:
+            if remove:
+                clean_up(client, running, pod.spec.termination_grace_period_seconds)
+
+
+def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
+    """Sandbox, init containers one after the other, containers. What was made is removed when something fails."""
+    name = pod.metadata.name
+    running = Running(name, folder / f"{pod.metadata.namespace}_{name}_{time.time_ns():x}")
+    running.folder.mkdir(parents=True)
+    try:
+        config = translate.sandbox(pod, running.folder)
+        images = find_images(client, pod, running)
+        with running.timed("run sandbox"):
+            request = api.RunPodSandboxRequest(config=config)
+            running.id = client.runtime("RunPodSandbox", request).pod_sandbox_id
+        for each in pod.spec.init_containers:
+            launch(client, pod, each, images[each.image], config, running)
+            finish(client, each.name, running)
+        for each in pod.spec.containers:
+            launch(client, pod, each, images[each.image], config, running)
+    except BaseException:
+        clean_up(client, running, 0)
+        raise
+    return running
+
+
+def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str, str]:
+    """The id of each image; the local one is preferred unless the manifest says Always."""
+    found: dict[str, str] = {}
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        reference = container.image
+        if reference in found:
+            continue
+        local = None if container.image_pull_policy == "Always" else image.find(client, reference)
+        if local is not None:
+            found[reference] = local.id
+        elif container.image_pull_policy == "Never":
+            raise ServerError(f"image {reference!r} is not on this node, and imagePullPolicy is Never")
+        else:
+            with running.timed(f"pull {reference}"):
+                found[reference] = image.fetch(client, reference)
+    return found
+
+
+def launch(
+    client: Client,
+    pod: manifest.Pod,
+    asked: manifest.Container,
+    image_id: str,
+    sandbox: api.PodSandboxConfig,
+    running: Running,
+) -> None:
+    """Create and start one container."""
+    config = translate.container(pod, asked, image_id, running.folder)
+    request = api.CreateContainerRequest(pod_sandbox_id=running.id, config=config, sandbox_config=sandbox)
+    with running.timed(f"create {asked.name}"):
+        identifier = client.runtime("CreateContainer", request).container_id
+    running.containers[asked.name] = identifier
+    with running.timed(f"start {asked.name}"):
+        client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
+
+
+def finish(client: Client, name: str, running: Running) -> None:
+    """Wait for an init container. Raises ServerError when it failed."""
+    with running.timed(f"init {name}"):
+        while True:
+            status = logs.status(client, running.containers[name])
+            if status.state == api.CONTAINER_EXITED:
+                break
+            time.sleep(POLL_S)
+    if status.exit_code:
+        output = "".join(f"\n  {line}" for line in last_lines(status.log_path))
+        raise ServerError(
+            f"init container {name} exited with code {status.exit_code} ({status.reason}){output}"
+        )
+
+
+def describe(client: Client, running: Running) -> None:
+    """Print what came to be."""
+    status = client.runtime("PodSandboxStatus", api.PodSandboxStatusRequest(pod_sandbox_id=running.id)).status
+    info = show.pod_info(client, running.id)
+    ips = [status.network.ip, *(a.ip for a in status.network.additional_ips)]
+    click.echo(
+        f"pod {running.name}  {running.id[: show.SHORT]}  {' '.join(filter(None, ips)) or 'host network'}"
+    )
+    time.sleep(FIRST_OUTPUT_S)
+    found = [("shim", info.get("shimPid", 0)), ("pause", info.get("pid", 0))]
+    pids = {n: show.container_info(client, i).get("pid", 0) for n, i in running.containers.items()}
+    statuses = {n: logs.status(client, i) for n, i in running.containers.items()}
+    found += [(n, pid) for n, pid in pids.items() if statuses[n].state == api.CONTAINER_RUNNING]
+    click.echo("processes")
+    click.echo("\n".join(show.processes([(n, p) for n, p in found if p])))
+    for name, identifier in running.containers.items():
+        describe_container(name, identifier, statuses[name], pids[name])
+    click.echo("times")
+    for step, milliseconds in running.times:
+        click.echo(f"{milliseconds:>8.1f} ms  {step}")
+    click.echo(f"{sum(ms for _, ms in running.times):>8.1f} ms  in all")
+
+
+def describe_container(name: str, identifier: str, status: api.ContainerStatus, pid: int) -> None:
+    """Print one container: where it lives, how it ended, its first output."""
+    click.echo(f"container {name}  {identifier[: show.SHORT]}  {show.STATES.get(status.state, '?')}")
+    if status.state == api.CONTAINER_RUNNING:
+        click.echo(f"  namespaces  {show.namespaces(pid)}")
+        click.echo(f"  cgroup      {show.cgroup(pid)}")
+    if status.state == api.CONTAINER_EXITED:
+        click.echo(f"  exit code   {status.exit_code} ({status.reason})")
+    lines = last_lines(status.log_path)
+    if lines:
+        click.echo("  output")
+        click.echo("\n".join(f"    {line}" for line in lines))
+
+
+def last_lines(path: str) -> list[str]:
+    """The first lines of a log, as text."""
+    try:
+        with open(path, "rb") as file:
+            content = b"".join(data for _, data in logs.entries(file))
+    except OSError:
+        return []
+    return content.decode(errors="replace").splitlines()[:FIRST_LINES]
+
+
+def follow(client: Client, running: Running) -> None:
+    """Show the output of the last container until all have ended or the user interrupts."""
+    click.echo("--- output; interrupt to stop and remove the pod")
+    with contextlib.suppress(KeyboardInterrupt):
+        for identifier in list(running.containers.values()):
+            path = Path(logs.status(client, identifier).log_path)
+            logs.follow_file(client, identifier, path, follow=True)
+
+
+def clean_up(client: Client, running: Running, grace_s: int) -> None:
+    """Stop and remove the pod and its folder; what fails is said, not raised."""
+    if running.id:
+        try:
+            end.remove_pod(client, running.id, grace_s)
+        except Error as error:
+            click.echo(f"pod {running.id} is left: {error}", err=True)
+            return
+    shutil.rmtree(running.folder, ignore_errors=True)

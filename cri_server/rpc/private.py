@@ -1,0 +1,27 @@
+"""The names and the coding of our private calls beside CRI, shared by server and command line: JSON objects over gRPC."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+SERVICE = "pyrunc.v1.Admin"
+LOAD_IMAGE = "LoadImage"
+
+
+def path(call: str) -> str:
+    """What gRPC calls it."""
+    return f"/{SERVICE}/{call}"
+
+
+def encode(value: dict[str, Any]) -> bytes:
+    """A message."""
+    return json.dumps(value).encode()
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """A message's object. Raises ValueError."""
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value

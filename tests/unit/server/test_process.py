@@ -1,0 +1,166 @@
+"""argv, environment, working directory and users: the matrices, pair by pair."""
+
+from __future__ import annotations
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers.spec import process, user
+from pyrunc.errors import InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "entrypoint", "cmd", "expected"),
+    [
+        (["c"], [], ["e"], ["d"], ["c"]),
+        (["c"], ["a"], ["e"], ["d"], ["c", "a"]),
+        ([], ["a"], ["e"], ["d"], ["e", "a"]),
+        ([], [], ["e"], ["d"], ["e", "d"]),
+        ([], [], [], ["d"], ["d"]),
+        ([], ["a"], [], ["d"], ["a"]),
+    ],
+)
+def test_argv(
+    command: list[str], args: list[str], entrypoint: list[str], cmd: list[str], expected: list[str]
+) -> None:
+    assert process.argv(command, args, entrypoint, cmd) == expected
+
+
+@pytest.mark.parametrize("command", [[], [""], ["a\0b"]])
+def test_nothing_to_run_is_an_error(command: list[str]) -> None:
+    with pytest.raises(InvalidArgument):
+        process.argv(command, [], [], [])
+
+
+def test_environment_is_the_images_overridden_by_the_callers() -> None:
+    lines = process.environment(
+        ["A=image", "B=image", "malformed", "=x", "EMPTY="], [("A", "cri"), ("C", "")],
+        hostname="pod", tty=True, home="/root",
+    )  # fmt: skip
+    assert lines == [
+        "A=cri",
+        "B=image",
+        "EMPTY=",
+        f"PATH={process.DEFAULT_PATH}",
+        "HOSTNAME=pod",
+        "TERM=xterm",
+        "C=",
+        "HOME=/root",
+    ]
+
+
+def test_what_is_set_is_not_overridden_by_defaults() -> None:
+    lines = process.environment(
+        ["PATH=/bin", "HOME=/image"],
+        [("TERM", "dumb"), ("HOSTNAME", "mine")],
+        hostname="pod",
+        tty=True,
+        home="/x",
+    )
+    assert set(lines) == {"PATH=/bin", "HOME=/image", "TERM=dumb", "HOSTNAME=mine"}
+
+
+@pytest.mark.parametrize("name", ["", "a=b"])
+def test_environment_names_are_checked(name: str) -> None:
+    with pytest.raises(InvalidArgument):
+        process.environment([], [(name, "x")], hostname="", tty=False, home="")
+
+
+def test_bytes_that_are_not_utf8_survive() -> None:
+    config = api.ContainerConfig(envs=[api.KeyValue(key="K", value=b"\xff\xfe")])
+    ((key, value),) = process.cri_envs(config)
+    assert key == "K" and value.encode("utf-8", "surrogateescape") == b"\xff\xfe"
+
+
+def test_working_directory() -> None:
+    assert process.working_dir("/cri", "/image") == "/cri"
+    assert process.working_dir("", "/image") == "/image"
+    assert process.working_dir("", "") == "/"
+    with pytest.raises(InvalidArgument):
+        process.working_dir("relative", "")
+
+
+def test_an_exec_takes_the_containers_process_with_another_argv() -> None:
+    own = {"args": ["main"], "env": ["A=1"], "cwd": "/x", "terminal": False}
+    assert process.with_arguments(own, ["ls"], tty=False) == {**own, "args": ["ls"]}
+    assert process.with_arguments(own, ["sh"], tty=True)["env"] == ["A=1", "TERM=xterm"]
+    with pytest.raises(InvalidArgument):
+        process.with_arguments(own, [], tty=False)
+
+
+ACCOUNTS = user.Accounts.parse(
+    b"root:x:0:0:root:/root:/bin/sh\nwww:x:33:34::/home/www:/bin/sh\nbroken\nbad:x:nan:0\nhuge:x:4294967296:0::/h:\n"
+    b"evil:x:77:77::/h\rNL=1:\n",
+    b"root:x:0:\nwww:x:34:\nextra:x:50:www,other\nother:x:51:nobody\n",
+)
+
+
+def context(**fields: object) -> api.LinuxContainerSecurityContext:
+    return api.LinuxContainerSecurityContext(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "image", "uid", "gid", "groups", "home"),
+    [
+        ({}, "", 0, 0, (0,), "/root"),
+        ({}, "www", 33, 34, (34, 50), "/home/www"),
+        ({}, "33", 33, 34, (34, 50), "/home/www"),
+        ({}, "1000", 1000, 0, (0,), "/"),
+        ({}, "www:extra", 33, 50, (50,), "/home/www"),
+        ({}, "www:99", 33, 99, (99, 50), "/home/www"),
+        ({"run_as_user": api.Int64Value(value=5)}, "www:extra", 5, 0, (0,), "/"),
+        ({"run_as_user": api.Int64Value(value=0)}, "www", 0, 0, (0,), "/root"),
+        ({"run_as_username": "www"}, "", 33, 34, (34, 50), "/home/www"),
+        (
+            {"run_as_username": "www", "run_as_group": api.Int64Value(value=7)},
+            "",
+            33,
+            7,
+            (7, 50),
+            "/home/www",
+        ),
+        (
+            {"run_as_username": "www", "supplemental_groups": [1234, 50]},
+            "",
+            33,
+            34,
+            (34, 1234, 50),
+            "/home/www",
+        ),
+        (
+            {"run_as_username": "www", "supplemental_groups": [9], "supplemental_groups_policy": api.Strict},
+            "",
+            33,
+            34,
+            (34, 9),
+            "/home/www",
+        ),
+        ({}, "evil", 77, 77, (77,), "/"),
+    ],
+)
+def test_users(
+    fields: dict[str, object], image: str, uid: int, gid: int, groups: tuple[int, ...], home: str
+) -> None:
+    found = user.resolve(context(**fields), image, ACCOUNTS)
+    assert (found.uid, found.gid, found.groups, found.home) == (uid, gid, groups, home)
+
+
+@pytest.mark.parametrize(
+    ("fields", "image"),
+    [
+        ({}, "nobody-knows"),
+        ({}, "www:nobody-knows"),
+        ({}, "4294967296"),
+        ({}, "-1"),
+        ({}, "huge"),
+        ({}, "root:x:.."),
+        ({"run_as_group": api.Int64Value(value=1)}, ""),
+        ({"run_as_user": api.Int64Value(value=-1)}, ""),
+        ({"run_as_user": api.Int64Value(value=2**31)}, ""),
+        ({"supplemental_groups": [-5]}, ""),
+        ({"supplemental_groups_policy": 7}, ""),
+    ],
+)
+def test_users_that_are_refused(fields: dict[str, object], image: str) -> None:
+    with pytest.raises(InvalidArgument):
+        user.resolve(context(**fields), image, ACCOUNTS)

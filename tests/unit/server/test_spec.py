@@ -1,0 +1,396 @@
+"""Golden cases of the parts of a spec: capabilities, resources, cgroups, namespaces, mounts, signals, profiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers.spec import (
+    capabilities,
+    groups,
+    mounts,
+    namespaces,
+    resources,
+    security,
+    signals,
+    sources,
+)
+from pyrunc.errors import DeadlineExceeded, InvalidArgument, Unsupported
+
+EVERYTHING = 2**41 - 1
+
+
+def caps(**fields: list[str]) -> dict[str, list[str]]:
+    asked = api.LinuxContainerSecurityContext(capabilities=api.Capability(**fields))  # type: ignore[arg-type]
+    return capabilities.of(asked, EVERYTHING)
+
+
+def test_default_capabilities() -> None:
+    found = caps()
+    assert len(found["bounding"]) == 14 and found["bounding"] == found["effective"] == found["permitted"]
+    assert "CAP_NET_RAW" in found["bounding"] and not found["ambient"] and not found["inheritable"]
+
+
+def test_drop_and_add() -> None:
+    assert caps(drop_capabilities=["ALL"])["bounding"] == []
+    assert caps(drop_capabilities=["ALL"], add_capabilities=["CAP_NET_ADMIN"])["bounding"] == [
+        "CAP_NET_ADMIN"
+    ]
+    assert len(caps(add_capabilities=["ALL"])["bounding"]) == 41
+    assert "CAP_KILL" not in caps(add_capabilities=["ALL"], drop_capabilities=["KILL"])["bounding"]
+    ambient = caps(drop_capabilities=["ALL"], add_ambient_capabilities=["SYS_TIME"])
+    assert ambient["ambient"] == ambient["permitted"] == ["CAP_SYS_TIME"]
+    with pytest.raises(InvalidArgument, match="CAP_NOPE"):
+        caps(add_capabilities=["NOPE"])
+
+
+def test_privileged_has_what_the_server_has() -> None:
+    privileged = api.LinuxContainerSecurityContext(privileged=True)
+    assert len(capabilities.of(privileged, EVERYTHING)["bounding"]) == 41
+    assert capabilities.of(privileged, 0b101)["bounding"] == ["CAP_CHOWN", "CAP_DAC_READ_SEARCH"]
+
+
+def test_resources() -> None:
+    asked = api.LinuxContainerResources(
+        cpu_period=100000, cpu_quota=-1, cpu_shares=512, memory_limit_in_bytes=1 << 20, cpuset_cpus="0",
+        unified={"memory.oom.group": "1"}, hugepage_limits=[api.HugepageLimit(page_size="2MB", limit=0)],
+    )  # fmt: skip
+    assert resources.to_oci(asked) == {
+        "cpu": {"shares": 512, "quota": -1, "period": 100000, "cpus": "0"},
+        "memory": {"limit": 1 << 20, "swap": 1 << 20},
+        "hugepageLimits": [{"pageSize": "2MB", "limit": 0}],
+        "unified": {"memory.oom.group": "1"},
+    }
+    assert resources.to_oci(api.LinuxContainerResources()) == {}
+    limited = {"hugepageLimits": [{"pageSize": "2MB", "limit": 0}], "cpu": {}}
+    assert resources.without_hugepages(limited, frozenset()) == {"cpu": {}}
+    assert resources.without_hugepages(limited, frozenset({"hugetlb"})) == limited
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cpu_quota": -2},
+        {"memory_limit_in_bytes": -2},
+        {"oom_score_adj": 1001},
+        {"cpu_shares": -1},
+        {"memory_limit_in_bytes": 100, "memory_swap_limit_in_bytes": 99},
+        {"unified": {"../x": "1"}},
+    ],
+)
+def test_resources_that_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        resources.to_oci(api.LinuxContainerResources(**fields))  # type: ignore[arg-type]
+
+
+def test_an_update_changes_what_is_set() -> None:
+    current = api.LinuxContainerResources(cpu_shares=2, cpuset_cpus="0-1", memory_limit_in_bytes=5)
+    merged = resources.merge(current, api.LinuxContainerResources(cpuset_cpus="1"))
+    assert (merged.cpu_shares, merged.cpuset_cpus, merged.memory_limit_in_bytes) == (2, "1", 5)
+    assert current.cpuset_cpus == "0-1"
+
+
+@given(st.integers(-1000, 1000), st.one_of(st.none(), st.integers(-1000, 1000)))
+def test_the_oom_score_is_never_below_the_floor(value: int, floor: int | None) -> None:
+    found = resources.clamp_oom_score_adj(value, floor)
+    assert found >= value and (floor is None or found >= floor) and found in (value, floor)
+
+
+def test_cgroup_names() -> None:
+    assert groups.parent("", "cgroupfs", "") == "/pyrunc"
+    assert groups.parent("/", "cgroupfs", "") == "/"
+    assert groups.parent("/kubepods//pod1/", "cgroupfs", "") == "/kubepods/pod1"
+    assert groups.path("/kubepods/pod1", "abc", "cgroupfs") == "/kubepods/pod1/abc"
+    assert groups.parent("", "systemd", "") == "system.slice"
+    assert groups.parent("/", "systemd", "mine.slice") == "mine.slice"
+    assert groups.parent("/kubepods.slice/kubepods-pod1.slice", "systemd", "") == "kubepods-pod1.slice"
+    assert groups.path("kubepods.slice", "abc", "systemd") == "kubepods.slice:cri-pyrunc:abc"
+
+
+@pytest.mark.parametrize(
+    ("asked", "driver"),
+    [("test.slice", "cgroupfs"), ("/a.slice", "cgroupfs"), ("/a/../..", "cgroupfs"), ("relative", "cgroupfs"),
+     ("/kubepods/pod", "systemd"), ("a:b.slice", "systemd")],
+)  # fmt: skip
+def test_a_parent_of_the_other_driver_is_refused(asked: str, driver: str) -> None:
+    with pytest.raises(InvalidArgument):
+        groups.parent(asked, driver, "")
+
+
+def options(**fields: object) -> api.NamespaceOption:
+    return api.NamespaceOption(**fields)  # type: ignore[arg-type]
+
+
+def test_namespaces_of_an_ordinary_container() -> None:
+    found = namespaces.entries(options(pid=api.CONTAINER), 9, 0, privileged=False)
+    assert found == [
+        {"type": "mount"},
+        {"type": "cgroup"},
+        {"type": "network", "path": "/proc/9/ns/net"},
+        {"type": "uts", "path": "/proc/9/ns/uts"},
+        {"type": "ipc", "path": "/proc/9/ns/ipc"},
+        {"type": "pid"},
+    ]
+
+
+@pytest.mark.parametrize("pid", [api.POD, api.CONTAINER, api.NODE, api.TARGET])
+@pytest.mark.parametrize("network", [api.POD, api.NODE])
+@pytest.mark.parametrize("ipc", [api.POD, api.NODE, api.CONTAINER])
+@pytest.mark.parametrize("privileged", [False, True])
+def test_every_mode_gives_exactly_what_was_asked(pid: int, network: int, ipc: int, privileged: bool) -> None:
+    found = namespaces.entries(options(pid=pid, network=network, ipc=ipc), 9, 7, privileged=privileged)
+    by_type = {entry["type"]: entry.get("path", "new") for entry in found}
+    assert len(by_type) == len(found)
+    assert by_type.get("network") == {api.POD: "/proc/9/ns/net", api.NODE: None}[network]
+    assert by_type.get("uts") == {api.POD: "/proc/9/ns/uts", api.NODE: None}[network]
+    assert by_type.get("ipc") == {api.POD: "/proc/9/ns/ipc", api.NODE: None, api.CONTAINER: "new"}[ipc]
+    expected = {api.POD: "/proc/9/ns/pid", api.CONTAINER: "new", api.NODE: None, api.TARGET: "/proc/7/ns/pid"}
+    assert by_type.get("pid") == expected[pid]
+    assert ("cgroup" in by_type) is not privileged and by_type["mount"] == "new"
+
+
+RANGE = api.IDMapping(host_id=100000, container_id=0, length=1000)
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        api.UserNamespace(mode=api.CONTAINER, uids=[RANGE], gids=[RANGE]),
+        api.UserNamespace(mode=api.TARGET, uids=[RANGE], gids=[RANGE]),
+        api.UserNamespace(mode=api.POD, uids=[RANGE, RANGE], gids=[RANGE]),
+        api.UserNamespace(mode=api.POD, uids=[RANGE]),
+        api.UserNamespace(
+            mode=api.POD, uids=[api.IDMapping(host_id=1, container_id=1, length=1)], gids=[RANGE]
+        ),
+        api.UserNamespace(
+            mode=api.POD, uids=[api.IDMapping(host_id=1, container_id=0, length=0)], gids=[RANGE]
+        ),
+        api.UserNamespace(mode=api.NODE, uids=[RANGE]),
+    ],
+)
+def test_user_namespaces_that_cannot_be(users: api.UserNamespace) -> None:
+    with pytest.raises(InvalidArgument):
+        namespaces.check_sandbox(options(userns_options=users))
+
+
+def test_a_container_shares_what_its_sandbox_has() -> None:
+    host = options(network=api.NODE, pid=api.CONTAINER)
+    with pytest.raises(InvalidArgument):
+        namespaces.check_container(options(pid=api.CONTAINER), host)
+    with pytest.raises(InvalidArgument):
+        namespaces.check_container(options(pid=api.POD), options(pid=api.CONTAINER))
+    with pytest.raises(InvalidArgument):
+        namespaces.check_container(options(pid=api.TARGET), options(pid=api.CONTAINER))
+    namespaces.check_container(options(pid=api.CONTAINER), options(pid=api.POD))
+
+
+FILES = mounts.PodFiles("/s/resolv.conf", "/s/hostname", "/s/hosts")
+
+
+def default(**changes: object) -> list[mounts.Mount]:
+    settings = {"ipc": api.POD, "shared_shm": True, "privileged": False, "readonly_root": False, **changes}
+    return mounts.defaults(FILES, **settings)  # type: ignore[arg-type]
+
+
+def merged(*requests: api.Mount) -> list[mounts.Mount]:
+    wanted = mounts.asked(requests)
+    for mount in wanted:
+        mount.source = mount.request.host_path
+    return mounts.merged(default(), wanted)
+
+
+def test_default_mounts() -> None:
+    found = {m["destination"]: m for m in default()}
+    assert found["/dev/shm"]["source"] == "pyrunc:shm" and "ro" in found["/sys"]["options"]
+    assert "rw" in found["/etc/hosts"]["options"]
+    assert {m["destination"]: m for m in default(readonly_root=True)}["/etc/hosts"]["options"][-1] == "ro"
+    assert "rw" in {m["destination"]: m for m in default(privileged=True)}["/sys"]["options"]
+    assert {m["destination"]: m for m in default(ipc=api.NODE)}["/dev/shm"]["source"] == "/dev/shm"
+    assert {m["destination"]: m for m in default(ipc=api.CONTAINER)}["/dev/shm"]["type"] == "tmpfs"
+
+
+def test_the_callers_mounts_win_and_come_in_depth_order() -> None:
+    found = merged(
+        api.Mount(container_path="/etc/hosts", host_path="/k/hosts"),
+        api.Mount(container_path="/a/b/c", host_path="/3"),
+        api.Mount(container_path="/a", host_path="/1", readonly=True),
+    )
+    destinations = [m["destination"] for m in found]
+    assert destinations.count("/etc/hosts") == 1
+    assert destinations.index("/a") < destinations.index("/a/b/c") and destinations[0] == "/proc"
+    by_destination = {m["destination"]: m for m in found}
+    assert by_destination["/etc/hosts"]["source"] == "/k/hosts"
+    assert by_destination["/a"]["options"] == ["rbind", "rprivate", "ro"]
+
+
+def test_a_mount_over_dev_takes_what_lies_beneath_it_away() -> None:
+    found = [m["destination"] for m in merged(api.Mount(container_path="/dev", host_path="/dev"))]
+    assert found.count("/dev") == 1 and not [d for d in found if d.startswith("/dev/")]
+
+
+def test_options_of_a_mount() -> None:
+    found = merged(
+        api.Mount(container_path="/s", host_path="/s", propagation=api.PROPAGATION_HOST_TO_CONTAINER),
+        api.Mount(container_path="/r", host_path="/r", readonly=True, recursive_read_only=True),
+        api.Mount(container_path="/o", host_path="/o", mount_options=["nosuid", "noexec"]),
+    )
+    by_destination = {m["destination"]: m["options"] for m in found}
+    assert by_destination["/s"] == ["rbind", "rslave", "rw"]
+    assert by_destination["/r"] == ["rbind", "rprivate", "rro"]
+    assert by_destination["/o"] == ["rbind", "rprivate", "rw", "noexec", "nosuid"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        api.Mount(container_path="relative", host_path="/x"),
+        api.Mount(container_path="/", host_path="/x"),
+        api.Mount(container_path="/../..", host_path="/x"),
+        api.Mount(container_path="/x", host_path="relative"),
+        api.Mount(container_path="/x", host_path=""),
+        api.Mount(container_path="/x\0", host_path="/x"),
+        api.Mount(container_path="/x", host_path="/x", propagation=9),  # type: ignore[arg-type]
+        api.Mount(container_path="/x", host_path="/x", recursive_read_only=True),
+        api.Mount(
+            container_path="/x", host_path="/x", readonly=True, recursive_read_only=True,
+            propagation=api.PROPAGATION_BIDIRECTIONAL,
+        ),
+        api.Mount(container_path="/x", host_path="/x", mount_options=["suid"]),
+        api.Mount(container_path="/x", image=api.ImageSpec(image="i")),
+        api.Mount(container_path="/x", host_path="/y", readonly=True, image=api.ImageSpec(image="i")),
+        api.Mount(container_path="/x", readonly=True, image=api.ImageSpec(image="i"), image_sub_path="../x"),
+    ],
+)  # fmt: skip
+def test_mounts_that_are_refused(request_: api.Mount) -> None:
+    with pytest.raises(InvalidArgument, match=r"mounts\[0\]"):
+        mounts.asked([request_])
+
+
+def test_missing_sources_become_directories(tmp_path: Path) -> None:
+    target = tmp_path / "real"
+    target.mkdir()
+    (tmp_path / "link").symlink_to(target)
+    wanted = mounts.asked(
+        [
+            api.Mount(container_path="/a", host_path=str(tmp_path / "made" / "deep")),
+            api.Mount(container_path="/b", host_path=str(tmp_path / "link")),
+        ]
+    )
+    sources.find(wanted)
+    assert (tmp_path / "made" / "deep").is_dir() and wanted[1].source == str(target)
+
+
+async def test_a_path_that_does_not_answer_is_given_up() -> None:
+    import threading
+
+    never = threading.Event()
+    with pytest.raises(DeadlineExceeded, match="/nfs"):
+        await sources.in_time(0.05, "/nfs", never.wait)
+    never.set()
+
+
+def test_devices() -> None:
+    (found,) = sources.devices(
+        [api.Device(host_path="/dev/null", container_path="/dev/mine", permissions="r")]
+    )
+    assert (found["path"], found["type"], found["major"], found["minor"], found["access"]) == (
+        "/dev/mine",
+        "c",
+        1,
+        3,
+        "r",
+    )
+    for wrong in (
+        api.Device(host_path="/dev/null", permissions="x"),
+        api.Device(host_path="/etc/passwd"),
+        api.Device(host_path="null"),
+        api.Device(host_path="/no/such"),
+    ):
+        with pytest.raises(InvalidArgument):
+            sources.devices([wrong])
+
+
+def test_every_signal_of_the_enum_goes_there_and_back() -> None:
+    for value in api.Signal.values():
+        if value:
+            name = signals.from_cri(value)
+            assert signals.number(name) > 0
+            again = signals.to_cri(name)
+            assert signals.number(signals.from_cri(again)) == signals.number(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("15", "SIGTERM"),
+        ("TERM", "SIGTERM"),
+        ("SIGKILL", "SIGKILL"),
+        ("sigrtmin+3", "SIGRTMIN+3"),
+        ("37", "SIGRTMIN+3"),
+    ],
+)
+def test_signals_of_images(text: str, name: str) -> None:
+    assert signals.from_text(text) == name
+
+
+def test_the_stop_signal_is_the_callers_then_the_images() -> None:
+    assert signals.chosen(api.SIGNAL_SIGHUP, "SIGINT") == "SIGHUP"
+    assert signals.chosen(0, "INT") == "SIGINT" and signals.chosen(0, "") == "SIGTERM"
+    for wrong in ("SIGNOPE", "0", "65", "SIGTERM+1"):
+        with pytest.raises(InvalidArgument):
+            signals.chosen(0, wrong)
+    with pytest.raises(InvalidArgument):
+        signals.chosen(999, "")
+
+
+def security_context(**fields: object) -> api.LinuxContainerSecurityContext:
+    return api.LinuxContainerSecurityContext(**fields)  # type: ignore[arg-type]
+
+
+def test_presence_decides_about_seccomp() -> None:
+    assert security.seccomp_profile(security_context()).kind == "unconfined"
+    assert security.seccomp_profile(security_context(seccomp=api.SecurityProfile())).kind == "default"
+    unconfined = api.SecurityProfile(profile_type=api.SecurityProfile.Unconfined)
+    assert security.seccomp_profile(security_context(seccomp=unconfined)).kind == "unconfined"
+    assert (
+        security.seccomp_profile(security_context(seccomp_profile_path="runtime/default")).kind == "default"
+    )
+    both = security_context(seccomp=unconfined, seccomp_profile_path="runtime/default")
+    assert security.seccomp_profile(both).kind == "unconfined"
+    privileged = security_context(privileged=True, seccomp=api.SecurityProfile())
+    assert security.seccomp_profile(privileged).kind == "unconfined"
+
+
+def test_localhost_profiles(tmp_path: Path) -> None:
+    profile = tmp_path / "p.json"
+    profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO"}))
+    asked = api.SecurityProfile(profile_type=api.SecurityProfile.Localhost, localhost_ref=str(profile))
+    found = security.seccomp_object(security.seccomp_profile(security_context(seccomp=asked)), [])
+    assert found == {"defaultAction": "SCMP_ACT_ERRNO"}
+    for content in ("not json", "[]", "{}"):
+        profile.write_text(content)
+        with pytest.raises(InvalidArgument):
+            security.seccomp_object(security.Profile("localhost", str(profile)), [])
+    for path in (str(tmp_path / "absent"), "relative", "/dev/zero", str(tmp_path)):
+        with pytest.raises(InvalidArgument):
+            security.seccomp_object(security.Profile("localhost", path), [])
+
+
+def test_apparmor() -> None:
+    localhost = api.SecurityProfile(
+        profile_type=api.SecurityProfile.Localhost, localhost_ref="localhost/mine"
+    )
+    profile = security.apparmor_profile(security_context(apparmor=localhost))
+    assert profile == security.Profile("localhost", "mine")
+    with pytest.raises(Unsupported):
+        security.apparmor_name(profile, enabled=False, loaded=set())
+    with pytest.raises(InvalidArgument):
+        security.apparmor_name(profile, enabled=True, loaded={"other"})
+    assert security.apparmor_name(profile, enabled=True, loaded={"mine"}) == "mine"
+    default_ = security.apparmor_profile(security_context(apparmor_profile="runtime/default"))
+    assert security.apparmor_name(default_, enabled=False, loaded=set()) == ""
