@@ -29,6 +29,7 @@ from pyrunc.program.model import (
     LOAD_4,
     LOAD_8,
     NEXT,
+    PID,
     RELATIONS,
     SEND,
     SET,
@@ -103,6 +104,7 @@ class Assembler:
         self._strings: dict[bytes, int] = {}
         self._slots = 0
         self._line = Line("")
+        self._pid_op: int | None = None
         self._notes: dict[int, tuple[str, str]] = {}
         self.sync = Slot(0, 4)
 
@@ -218,6 +220,8 @@ class Assembler:
         """A message to the parent; tags are in `program.model`. The program ends when the parent is gone."""
         if not 0 < tag < FIRST_RESERVED:
             raise InvalidArgument(f"message tag {tag}")
+        if tag == PID and self._pid_op is None:
+            self._pid_op = len(self._operations)
         self._append(SEND, tag, "", (value, extra))
 
     def wait(self, store: Slot | None = None) -> None:
@@ -293,6 +297,7 @@ class Assembler:
             [op.call for op in operations],
             [op.line for op in operations],
             self._notes,
+            self._pid_op,
         )
 
     # ---- inside

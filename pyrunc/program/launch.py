@@ -25,7 +25,7 @@ from pyrunc.errors import DeadlineExceeded, Error, KernelError
 from pyrunc.kernel import fd as _fd
 from pyrunc.kernel import mount as _mount
 from pyrunc.program.errors import failure
-from pyrunc.program.model import FAILURE, REFUSED, Program
+from pyrunc.program.model import FAILURE, PID, REFUSED, Program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Running:
         self.launcher_status: int | None = None
         """The launcher's wait status once it was reaped, as of waitpid(2)."""
         self._socket: _Socket | None = socket
+        self._pid_seen = program.pid_op is None
+        self._early: list[tuple[bytes, tuple[int, ...]]] = []
 
     def fileno(self) -> int:
         """The synchronisation socket, to poll it; -1 after `close`."""
@@ -73,22 +75,35 @@ class Running:
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None when nobody holds the other end any more (exit or execve).
 
-        Raises OperationFailed for a failure, Error when the launcher refused the program or died, DeadlineExceeded.
+        The process that was cloned may be faster than the launcher, which reports it; here PID always comes first, so
+        whoever sees a failure of that process knows whom to reap. Raises OperationFailed for a failure, Error when the
+        launcher refused the program or died, DeadlineExceeded.
         """
-        if self._socket is None:
-            return None
-        packet, fds = self._packet(timeout_s)
-        if not packet:
-            self._check_launcher()
-            return None
-        tag, op_index, value, extra = MESSAGE.unpack(packet)
-        if tag == FAILURE:
-            raise failure(self.program, op_index, abs(value))
-        if tag == REFUSED:
-            raise Error(
-                f"the launcher refused the program: {_REFUSALS.get(value, value)}, operation {op_index}"
-            )
-        return Message(tag, op_index, value, extra, fds)
+        while self._socket is not None:
+            early = self._early.pop(0) if self._early and self._pid_seen else None
+            packet, fds = early or self._packet(timeout_s)
+            if not packet and self._early:
+                self._pid_seen = True  # it will not come any more
+                continue
+            if not packet:
+                self._check_launcher()
+                return None
+            tag, op_index, value, extra = MESSAGE.unpack(packet)
+            if not self._pid_seen and self._is_of_the_cloned(tag, op_index):
+                self._early.append((packet, fds))
+                continue
+            if tag == FAILURE:
+                raise failure(self.program, op_index, abs(value))
+            if tag == REFUSED:
+                why = _REFUSALS.get(value, str(value))
+                raise Error(f"the launcher refused the program: {why}, operation {op_index}")
+            self._pid_seen = self._pid_seen or tag == PID
+            return Message(tag, op_index, value, extra, fds)
+        return None
+
+    def _is_of_the_cloned(self, tag: int, op_index: int) -> bool:
+        first = self.program.pid_op
+        return first is not None and tag != REFUSED and op_index > first
 
     def expect(self, tag: int, timeout_s: float | None = None) -> Message:
         """The next message, which must have this tag; Error if it has another or the program ended without it."""
@@ -122,6 +137,9 @@ class Running:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        for _, fds in self._early:
+            _fd.close_all(fds)
+        self._early.clear()
 
     def close(self) -> None:
         """Closes our end and reaps the launcher. Not for a program whose launcher itself becomes the payload."""

@@ -77,7 +77,7 @@ class Line:
 class Program:
     """A proved program, ready to be run any number of times: nothing in it depends on descriptors or processes."""
 
-    __slots__ = ("_encoded", "arch", "calls", "lines", "notes")
+    __slots__ = ("_encoded", "arch", "calls", "lines", "notes", "pid_op")
 
     def __init__(
         self,
@@ -86,8 +86,11 @@ class Program:
         calls: Sequence[str],
         lines: Sequence[Line],
         notes: dict[int, tuple[str, str]],
+        pid_op: int | None = None,
     ) -> None:
         self._encoded, self.arch, self.calls, self.lines, self.notes = encoded, arch, calls, lines, notes
+        self.pid_op = pid_op
+        """The operation that sends PID, if one does: what comes after it is done by the process that was cloned."""
 
     def __len__(self) -> int:
         return len(self.calls)

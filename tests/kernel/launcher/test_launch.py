@@ -23,7 +23,7 @@ from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.errors import OperationFailed
 from pyrunc.program.launch import LAUNCHER, executable, launch
-from pyrunc.program.model import PID, PROGRESS, READY, Program
+from pyrunc.program.model import DESCRIPTOR, PID, PROGRESS, READY, Program
 
 
 def shell(script: str, *, close_from: int | None = None) -> Program:
@@ -316,6 +316,69 @@ def test_a_cloned_child_is_ours_and_the_launcher_s_exit_does_not_matter() -> Non
         running.release()
         assert running.receive() is None
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+
+
+def test_the_pid_comes_before_whatever_that_process_says() -> None:
+    a = Assembler()
+    macros.prologue(a)
+    macros.fork_parent(a, 0)
+    macros.send_fd(a, 1)
+    with a.line("open '/nonexistent'"):
+        a.sys("openat", -100, "/nonexistent", 0, 0)
+    program = a.program()
+    for _ in range(150):
+        with launch(program) as running:
+            pid = running.expect(PID).value
+            (fd,) = running.expect(DESCRIPTOR).fds
+            os.close(fd)
+            with pytest.raises(OperationFailed, match="ENOENT"):
+                running.receive()
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 125
+            assert running.receive() is None
+
+
+def test_a_failure_before_the_clone_does_not_wait_for_a_pid() -> None:
+    a = Assembler()
+    a.sys("close", -1)
+    macros.fork_parent(a, 0)
+    a.exit(0)
+    with launch(a.program()) as running, pytest.raises(OperationFailed, match="EBADF"):
+        running.receive()
+
+
+def test_a_launcher_that_is_killed_before_it_reports_the_pid_hides_nothing() -> None:
+    a = Assembler()
+    child, pid = a.label(), a.slot(4)
+    macros.clone(a, 0, store=pid)
+    a.compare(pid, "eq", 0, true=child)
+    a.sys("getpid", store=pid)
+    a.sys("kill", pid, signal.SIGKILL)
+    a.send(PID, pid)
+    a.exit(0)
+    a.place(child)
+    a.send(PROGRESS, 5)
+    a.exit(0)
+    with launch(a.program()) as running:
+        assert running.expect(PROGRESS).value == 5
+    os.waitpid(-1, 0)
+
+
+def test_descriptors_that_nobody_took_are_closed() -> None:
+    a = Assembler()
+    child, pid = a.label(), a.slot(4)
+    macros.clone(a, 0, store=pid)
+    a.compare(pid, "eq", 0, true=child)
+    a.wait()
+    a.send(PID, pid)
+    a.exit(0)
+    a.place(child)
+    macros.send_fd(a, 1)
+    a.exit(0)
+    before = os.listdir("/proc/self/fd")
+    with launch(a.program()) as running, pytest.raises(DeadlineExceeded):
+        running.receive(0.2)
+    assert os.listdir("/proc/self/fd") == before
+    os.waitpid(-1, 0)
 
 
 def test_a_descriptor_that_is_not_open_is_an_error_here() -> None:
