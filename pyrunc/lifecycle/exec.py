@@ -15,6 +15,7 @@ from pyrunc.lifecycle.create import Descriptors, _load_filter
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.program.errors import OperationFailed
+from pyrunc.spec.check import check_process
 from pyrunc.spec.parse import parse_process
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
@@ -96,6 +97,7 @@ _INHERITED = (
 def execute(request: ExecRequest) -> Executed:
     """Run the process; returns when its program was executed. Raises like `create`, WrongState for a dead container."""
     spec, process = request.spec, request.process
+    check_process(process)
     load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
     home = "" if findings.has_home(process) else _home(request)
     if not process.terminal:

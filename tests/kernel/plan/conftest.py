@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pyrunc.lifecycle import create, facts
+from pyrunc.program import launch
 from tests.kernel.plan.box import Box
 
 
@@ -15,3 +18,11 @@ def box(tmp_path: Path) -> Iterator[Box]:
     mounts_before = Path("/proc/self/mountinfo").read_text()
     yield Box(tmp_path)
     assert Path("/proc/self/mountinfo").read_text() == mounts_before, "a mount appeared on the host"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def what_a_process_keeps() -> None:
+    """The sealed programs are made once per process and stay open: not a leak of the first test that needs them."""
+    launch.executable()
+    os.close(create._open_pause())
+    facts.host()
