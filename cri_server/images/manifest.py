@@ -151,6 +151,11 @@ def parse(data: bytes, media_type: str = "") -> Manifest | Index:
     raise Unsupported(f"manifest: media type {kind[:100]!r} is not supported")
 
 
+def media_type(data: bytes) -> str:
+    """What a manifest calls itself; "" if nothing."""
+    return str(_document(data, "manifest").get("mediaType", ""))
+
+
 def parse_config(data: bytes) -> Config:
     """An image's configuration. Raises BadManifest."""
     raw = _typed(_document(data, "image configuration"), _RawConfig, "image configuration")
@@ -206,7 +211,7 @@ def _fits(found: Platform, wanted: Platform) -> bool:
 
 
 def _index(document: dict[str, Any]) -> Index:
-    index = _typed({**document, "manifests": document.get("manifests") or []}, Index, "index")
+    index: Index = _typed({**document, "manifests": document.get("manifests") or []}, Index, "index")
     if len(index.manifests) > INDEX_ENTRIES_LIMIT:
         raise BadManifest(f"index: more than {INDEX_ENTRIES_LIMIT} entries")
     for number, descriptor in enumerate(index.manifests):
@@ -215,7 +220,7 @@ def _index(document: dict[str, Any]) -> Index:
 
 
 def _manifest(document: dict[str, Any]) -> Manifest:
-    manifest = _typed({**document, "layers": document.get("layers") or []}, Manifest, "manifest")
+    manifest: Manifest = _typed({**document, "layers": document.get("layers") or []}, Manifest, "manifest")
     if len(manifest.layers) > LAYERS_LIMIT:
         raise BadManifest(f"manifest: more than {LAYERS_LIMIT} layers")
     manifest.config.check("manifest: config")

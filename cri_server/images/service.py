@@ -1,15 +1,28 @@
-"""The image service's interface; being written: every method that is not there yet raises Unsupported."""
+"""The image service: what the CRI's ImageService and `pyrunc-cri image` call. Coroutines of one event loop."""
 
 from __future__ import annotations
 
+import asyncio
+import builtins
+import hashlib
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cri_server.images import load as archives
+from cri_server.images.catalog import Name
+from cri_server.images.layers import chain_ids
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
-from pyrunc.errors import Unsupported
+from cri_server.images.pull import Pull
+from cri_server.images.reference import Reference
+from cri_server.images.store import Store
+from cri_server.images.waiting import Watch, in_thread
+from pyrunc.errors import NotFound, ResourceExhausted, WrongState
 from pyrunc.zygote.client import Zygote
 
 __all__ = ["Auth", "FilesystemUsage", "Image", "ImageConfig", "ImageService", "Progress", "Rootfs"]
+
+_NAMES_SHOWN = 5
 
 
 class ImageService:
@@ -31,51 +44,159 @@ class ImageService:
         in_use: Callable[[str], Sequence[str]] = lambda image_id: (),
     ) -> None:
         self.in_use = in_use
-        raise Unsupported("images are not built yet")
+        self._store = Store(root, pinned, errands)
+        self._certs_dir = certs_dir
+        self._no_progress_timeout_s = no_progress_timeout_s
+        self._pulls: dict[str, _Running] = {}
 
     async def start(self) -> None:
         """Make the folders, read what is there, drop what no image needs. Call once, before anything else."""
-        raise Unsupported("images are not built yet")
+        await self._store.open()
 
     async def close(self) -> None:
         """Cancel running pulls and wait for them."""
+        running = [pull.task for pull in self._pulls.values()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        await self._store.close()
 
     async def pull(
         self, reference: str, auth: Auth | None = None, progress: Callable[[Progress], None] | None = None
     ) -> str:
-        """Fetch and unpack; the image id. Equal concurrent pulls are one.
+        """Fetch and unpack; the image id. Equal concurrent pulls are one, cancelled when nobody waits any more.
 
         Raises InvalidArgument (reference), NotFound, PeerError (message begins with `RegistryUnavailable` when no host of
         the registry answered usefully), DeadlineExceeded (no progress), ResourceExhausted, Unsupported.
         """
-        raise Unsupported("images are not built yet")
+        parsed = Reference.parse(reference)
+        key = _key(parsed, auth)
+        running = self._pulls.get(key)
+        if running is None:
+            running = self._pulls[key] = _Running()
+            running.task = asyncio.create_task(self._pull(parsed, auth, running), name=f"pull {parsed}")
+            running.task.add_done_callback(lambda _: self._pulls.pop(key, None))
+        return await running.join(progress)
+
+    async def _pull(self, reference: Reference, auth: Auth | None, running: _Running) -> str:
+        watch = Watch(self._no_progress_timeout_s, f"pulling {reference}")
+        pull = Pull(self._store, self._certs_dir, reference, auth, watch, running.report)
+        try:
+            return await watch.guard(asyncio.create_task(pull.run()))
+        except BaseException:
+            await self._store.collect()
+            raise
 
     async def status(self, reference: str) -> Image | None:
         """The image by id (with or without `sha256:`, unique prefix), tag or digest; None if absent."""
-        raise Unsupported("images are not built yet")
+        return self._store.catalog.find(reference)
 
-    async def list(self, reference: str | None = None) -> list[Image]:
+    async def list(self, reference: str | None = None) -> builtins.list[Image]:
         """All images, or the one that `reference` means."""
-        raise Unsupported("images are not built yet")
+        if not reference:
+            return self._store.catalog.images()
+        found = self._store.catalog.find(reference)
+        return [found] if found else []
 
     async def remove(self, reference: str) -> None:
         """By id: the image with all names. By name: only that name, unless it is the last. Absent is fine.
 
-        Raises WrongState naming the containers that use the image.
+        Raises WrongState naming the containers that use the image, when it would be gone.
         """
-        raise Unsupported("images are not built yet")
+        await self._store.withdraw(lambda: self._names_to_remove(reference))
+
+    def _names_to_remove(self, reference: str) -> builtins.list[Name]:
+        catalog = self._store.catalog
+        image = catalog.find(reference)
+        if image is None:
+            return []
+        names = catalog.names_of(image.id)
+        chosen = catalog.name(reference)
+        if chosen is not None and reference not in (image.id, image.id.removeprefix("sha256:")):
+            same = [n for n in names if n.repository == chosen.repository and n.target == chosen.target]
+            names_chosen = same if "@" in reference else [chosen]
+            if set(names_chosen) != set(names):
+                return names_chosen
+        users = builtins.list(self.in_use(image.id))
+        if users:
+            more = f" and {len(users) - _NAMES_SHOWN} more" if len(users) > _NAMES_SHOWN else ""
+            raise WrongState(
+                f"image {reference} is in use by container {', '.join(users[:_NAMES_SHOWN])}{more}"
+            )
+        return names
 
     async def rootfs(self, image_id: str) -> Rootfs:
         """The unpacked layers and the configuration. NotFound if there is no such image."""
-        raise Unsupported("images are not built yet")
+        content = self._store.catalog.content(image_id)
+        return Rootfs(self._store.layers.lower_dirs(content.chain), content.config.image)
 
-    async def load(self, path: Path, name: str | None = None) -> list[Image]:
+    async def load(self, path: Path, name: str | None = None) -> builtins.list[Image]:
         """Import a docker-archive or OCI archive (tar, plain or compressed); all images in it, their tags kept.
 
-        `name` is given to an archive's only image that has no name of its own.
+        `name` is given to an archive's only image. Raises InvalidArgument, NotFound (other platform), ResourceExhausted,
+        KernelError.
         """
-        raise Unsupported("images are not built yet")
+        watch = Watch(self._no_progress_timeout_s, f"loading {path}")
+        try:
+            with self._store.loading():
+                free = self._store.free_bytes()
+                if not free:
+                    raise ResourceExhausted("no space left on the image store")
+                loaded = await in_thread(lambda: archives.load(self._store.blobs, path, name, free))
+                return [await self._finish(image, watch) for image in loaded]
+        finally:
+            await self._store.collect()
+
+    async def _finish(self, image: archives.Loaded, watch: Watch) -> Image:
+        chain = chain_ids(image.config.diff_ids)
+        await self._store.unpack_all(image.manifest, image.config.diff_ids, _is_here, watch)
+        names = [Name(r.name, r.tag if not r.digest else None, image.target) for r in image.references]
+        await self._store.publish(names or [Name("", None, image.target)], chain)
+        found = self._store.catalog.find(image.manifest.config.digest)
+        if found is None:
+            raise NotFound(f"image {image.manifest.config.digest} was removed while it was loaded")
+        return found
 
     async def fs_info(self) -> FilesystemUsage:
-        """The store's usage, from a cached count."""
-        raise Unsupported("images are not built yet")
+        """The store's usage, counted when images come and go."""
+        used_bytes, inodes = self._store.totals()
+        return FilesystemUsage(time.time_ns(), self._store.root, max(1, used_bytes), max(1, inodes))
+
+
+class _Running:
+    """A pull and those who wait for it."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[str]
+        self._waiting = 0
+        self._listeners: builtins.list[Callable[[Progress], None]] = []
+
+    def report(self, progress: Progress) -> None:
+        for listener in self._listeners:
+            listener(progress)
+
+    async def join(self, progress: Callable[[Progress], None] | None) -> str:
+        if progress is not None:
+            self._listeners.append(progress)
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            if self._waiting == 1 and not self.task.done():
+                self.task.cancel()
+                await asyncio.wait([self.task])
+            raise
+        finally:
+            self._waiting -= 1
+
+
+async def _is_here(descriptor: object) -> None:
+    """A loaded image's blobs are in the layout already."""
+
+
+def _key(reference: Reference, auth: Auth | None) -> str:
+    """Pulls are equal if they ask for the same with the same secret, which stays unreadable."""
+    fields = [] if auth is None else [auth.username, auth.password, auth.auth, auth.server_address]
+    fields += [] if auth is None else [auth.identity_token, auth.registry_token]
+    return f"{reference} {hashlib.sha256(repr(fields).encode()).hexdigest()}"

@@ -1,0 +1,170 @@
+"""Logging in to registries: challenges read, credentials chosen, token requests made and answered. Bytes in, values out.
+
+Whose secret goes where: a pull secret is for the registry that the reference names (and what `hosts.toml` calls its server);
+a mirror gets one only if the secret's server address is the mirror's. A token server is chosen by the registry's challenge;
+it gets the secret that is meant for this registry, and only over https when the registry itself is on https.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass, field
+from urllib.parse import urlencode, urlsplit
+
+from cri_server.images.hosts import Host
+from cri_server.images.model import Auth
+from cri_server.images.reference import DOCKER, Reference
+from pyrunc.errors import InvalidArgument, PeerError
+
+TOKEN_LIMIT_BYTES = 1 << 20
+CLIENT = "pyrunc"
+_DOCKER_HOSTS = {"docker.io", "index.docker.io", "registry-1.docker.io", "auth.docker.io"}
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """One way to log in that a WWW-Authenticate header offers; the scheme and the names are in lower case."""
+
+    scheme: str
+    parameters: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What to log in with at one host; nothing: anonymous. The repr shows no secret."""
+
+    username: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    refresh_token: str = field(default="", repr=False)
+    bearer: str = field(default="", repr=False)
+
+    @property
+    def basic(self) -> str | None:
+        """The value of a basic Authorization header."""
+        if not self.username and not self.password:
+            return None
+        return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+
+
+ANONYMOUS = Credential()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """An HTTP request to a token server. `body` is None for GET."""
+
+    url: str
+    headers: dict[str, str] = field(repr=False)
+    body: bytes | None = field(default=None, repr=False)
+
+
+def credential(auth: Auth | None, reference: Reference, host: Host) -> Credential:
+    """What of a pull secret is meant for `host` when an image of `reference` is pulled. Raises InvalidArgument."""
+    if auth is None or auth.empty:
+        return ANONYMOUS
+    address = _server(auth.server_address)
+    meant = {_server(reference.domain)} if host.upstream else set()
+    meant.add(_server(host.netloc))
+    if address not in meant and (address or not host.upstream):
+        return ANONYMOUS
+    return _credential(auth)
+
+
+def _credential(auth: Auth) -> Credential:
+    if auth.username or auth.password:
+        return Credential(auth.username, auth.password)
+    if auth.auth:
+        try:
+            text = base64.b64decode(auth.auth, validate=False).decode("utf-8").strip("\0")
+        except (binascii.Error, ValueError):
+            raise InvalidArgument("auth.auth is not base64 of USER:PASSWORD") from None
+        user, colon, password = text.partition(":")
+        if not colon:
+            raise InvalidArgument("auth.auth is not base64 of USER:PASSWORD")
+        return Credential(user, password.strip("\0"))
+    if auth.identity_token:
+        return Credential(refresh_token=auth.identity_token)
+    return Credential(bearer=_safe(auth.registry_token, InvalidArgument, "auth.registry_token"))
+
+
+def _server(address: str) -> str:
+    """host[:port] of what people write: `https://index.docker.io/v1/`, `host:5000`; docker's names are one."""
+    netloc = urlsplit(address if "://" in address else f"//{address}").netloc.rpartition("@")[2].lower()
+    return DOCKER if netloc in _DOCKER_HOSTS else netloc
+
+
+def challenges(header: str) -> list[Challenge]:
+    """All challenges of a WWW-Authenticate header (RFC 9110 section 11.6.1); nothing for what cannot be read."""
+    found: list[Challenge] = []
+    at = 0
+    while at < len(header):
+        separator = re.compile(r"[\s,]*").match(header, at)
+        at = separator.end() if separator else at
+        word = _TOKEN.match(header, at)
+        if not word:
+            break
+        at = word.end()
+        equals = re.compile(r"\s*=\s*").match(header, at)
+        if not equals:
+            found.append(Challenge(word[0].lower(), {}))
+            continue
+        value = _QUOTED.match(header, equals.end()) or _TOKEN.match(header, equals.end())
+        if not found or not value:
+            break
+        text = re.sub(r"\\(.)", r"\1", value[1]) if value.re is _QUOTED else value[0]
+        found[-1].parameters.setdefault(word[0].lower(), text)
+        at = value.end()
+    return found
+
+
+def token_request(challenge: Challenge, who: Credential, host: Host, scope: str) -> TokenRequest:
+    """How to get a bearer token. Raises PeerError for a token server that must not be asked."""
+    realm = challenge.parameters.get("realm", "")
+    parts = urlsplit(realm)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise PeerError(f"{host.netloc}: the challenge names no token server")
+    if parts.scheme == "http" and host.url.startswith("https://"):
+        raise PeerError(f"{host.netloc}: its token server {parts.netloc} is not on https")
+    asked = {
+        "service": challenge.parameters.get("service", ""),
+        "scope": challenge.parameters.get("scope") or scope,
+    }
+    asked = {key: value for key, value in asked.items() if value}
+    base = parts._replace(fragment="")
+    if who.refresh_token:
+        form = {
+            "grant_type": "refresh_token",
+            "refresh_token": who.refresh_token,
+            "client_id": CLIENT,
+            **asked,
+        }
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        return TokenRequest(base.geturl(), headers, urlencode(form).encode())
+    query = "&".join(filter(None, (parts.query, urlencode(asked))))
+    basic = who.basic
+    return TokenRequest(base._replace(query=query).geturl(), {"Authorization": basic} if basic else {})
+
+
+def read_token(data: bytes, server: str) -> str:
+    """The token in a token server's answer. Raises PeerError, which shows nothing of it."""
+    try:
+        answer = json.loads(data)
+        token = answer.get("token") or answer.get("access_token")
+    except (ValueError, AttributeError, RecursionError):
+        token = None
+    if not isinstance(token, str) or not token:
+        raise PeerError(f"{server}: the token server's answer has no token")
+    return _safe(token, PeerError, f"{server}: the token")
+
+
+def _safe(text: str, error: type[InvalidArgument] | type[PeerError], what: str) -> str:
+    """A header cannot carry everything, and the library's own error would show the value."""
+    if not _HEADER_SAFE.fullmatch(text):
+        raise error(f"{what} has characters that a header cannot carry")
+    return text

@@ -1,0 +1,230 @@
+"""Small images made from files, the same bytes each time: docker-archives and OCI archives, and a busybox of the machine's own.
+
+For the demo and the tests: an image is a list of layers, a layer a dict of names to what is there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+from cri_server.images import manifest as manifests
+from pyrunc.errors import Error, NotFound
+
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BUSYBOX = Path("/bin/busybox")
+BUSYBOX_NAME = "docker.io/library/busybox:latest"
+_TARGET_OF_ALL_APPLETS = "busybox"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Anything a layer can hold. `kind` is a tarfile type; `content` of a regular file, `link` of a link."""
+
+    content: bytes = b""
+    mode: int = 0o644
+    kind: bytes = tarfile.REGTYPE
+    link: str = ""
+    uid: int = 0
+    gid: int = 0
+    device: tuple[int, int] = (0, 0)
+    mtime: float = 0
+    pax: Mapping[str, str] = field(default_factory=dict)
+
+
+def directory(mode: int = 0o755, **more: Any) -> Node:
+    """A directory."""
+    return Node(mode=mode, kind=tarfile.DIRTYPE, **more)
+
+
+def symlink(target: str) -> Node:
+    """A symbolic link."""
+    return Node(mode=0o777, kind=tarfile.SYMTYPE, link=target)
+
+
+Files = Mapping[str, Node | bytes | str]
+"""Name -> node, or the content of a file."""
+
+
+def layer(files: Files, *, parents: bool = True) -> bytes:
+    """A layer's tar. With `parents`, directories on the way that `files` does not name are described too (0755, root)."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        named = {name.strip("/") for name in files}
+        made: set[str] = set()
+        for name, value in files.items():
+            parts = name.strip("/").split("/")
+            for count in range(1, len(parts)) if parents else ():
+                parent = "/".join(parts[:count])
+                if parent not in named and parent not in made:
+                    made.add(parent)
+                    _add(tar, parent, directory())
+            _add(tar, name, value if isinstance(value, Node) else Node(_bytes(value)))
+    return buffer.getvalue()
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _add(tar: tarfile.TarFile, name: str, node: Node) -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.mode, member.linkname = node.kind, node.mode, node.link
+    member.uid, member.gid, member.mtime = node.uid, node.gid, node.mtime
+    member.devmajor, member.devminor = node.device
+    member.size = len(node.content)
+    member.pax_headers = dict(node.pax)
+    tar.addfile(member, io.BytesIO(node.content))
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltImage:
+    """An image in memory. `layers` are the uncompressed tars, `config` the configuration's JSON."""
+
+    layers: tuple[bytes, ...]
+    config: bytes
+
+    @property
+    def id(self) -> str:
+        """The image id."""
+        return _digest(self.config)
+
+
+def image(layers: Sequence[bytes], config: Mapping[str, Any] | None = None, **top: Any) -> BuiltImage:
+    """An image of `layers` for this machine; `config` is the `config` part (Env, Cmd, …), `top` overrides what is around."""
+    platform = manifests.host_platform()
+    document = {
+        "architecture": platform.architecture,
+        "os": platform.os,
+        "config": {"Env": [PATH], **(config or {})},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(data) for data in layers]},
+        **top,
+    }
+    return BuiltImage(tuple(layers), json.dumps(document, sort_keys=True).encode())
+
+
+def docker_archive(images: Mapping[str, BuiltImage]) -> bytes:
+    """A `docker save` archive; name -> image."""
+    items: list[dict[str, Any]] = []
+    files: dict[str, bytes] = {}
+    for name, built in images.items():
+        config_name = f"{built.id.removeprefix('sha256:')}.json"
+        names = [f"{_digest(data).removeprefix('sha256:')}/layer.tar" for data in built.layers]
+        files |= {config_name: built.config, **dict(zip(names, built.layers, strict=True))}
+        items.append({"Config": config_name, "RepoTags": [name], "Layers": names})
+    files["manifest.json"] = json.dumps(items).encode()
+    return layer({name: Node(data) for name, data in files.items()}, parents=False)
+
+
+def oci_archive(images: Mapping[str, BuiltImage], compress: str = "gzip") -> bytes:
+    """An OCI layout in a tar; name -> image, the name in `org.opencontainers.image.ref.name`."""
+    files: dict[str, bytes] = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}'}
+    entries = []
+    for name, built in images.items():
+        data, blobs = manifest_of(built, compress)
+        files |= {_blob_path(digest): blob for digest, blob in blobs.items()}
+        files[_blob_path(_digest(data))] = data
+        annotations = {"org.opencontainers.image.ref.name": name}
+        entries.append({**descriptor(data, manifests.OCI_MANIFEST), "annotations": annotations})
+    files["index.json"] = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
+    return layer({name: Node(data) for name, data in files.items()}, parents=False)
+
+
+def manifest_of(
+    built: BuiltImage, compress: str = "gzip", docker: bool = False
+) -> tuple[bytes, dict[str, bytes]]:
+    """An image's manifest and its blobs by digest; `compress` is gzip, zstd or nothing."""
+    packed = [_compressed(data, compress) for data in built.layers]
+    config_type = manifests.DOCKER_CONFIG if docker else manifests.OCI_CONFIG
+    layer_type = "application/vnd.docker.image.rootfs.diff.tar" if docker else manifests.OCI_LAYER
+    suffix = "" if not compress else f".{compress}" if docker else f"+{compress}"
+    document = {
+        "schemaVersion": 2,
+        "mediaType": manifests.DOCKER_MANIFEST if docker else manifests.OCI_MANIFEST,
+        "config": descriptor(built.config, config_type),
+        "layers": [descriptor(data, layer_type + suffix) for data in packed],
+    }
+    blobs = {_digest(data): data for data in (built.config, *packed)}
+    return json.dumps(document).encode(), blobs
+
+
+def descriptor(data: bytes, media_type: str) -> dict[str, Any]:
+    """What a manifest says about a blob."""
+    return {"mediaType": media_type, "digest": _digest(data), "size": len(data)}
+
+
+def _compressed(data: bytes, kind: str) -> bytes:
+    if kind == "zstd":
+        return bytes(zstd.compress(data))
+    return gzip.compress(data, compresslevel=1, mtime=0) if kind == "gzip" else data
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _blob_path(digest: str) -> str:
+    return "blobs/sha256/" + digest.removeprefix("sha256:")
+
+
+def busybox(program: Path = BUSYBOX) -> BuiltImage:
+    """An image of the machine's static busybox: a link for each applet it lists, users, /tmp, and a shell as the command.
+
+    Raises NotFound if there is no busybox, Error if it does not run or is not static.
+    """
+    try:
+        content = program.read_bytes()
+    except OSError:
+        raise NotFound(f"no {program}; Debian's package busybox-static has it") from None
+    if b"/ld-linux" in content[:4096] or b"/ld-musl" in content[:4096]:
+        raise Error(f"{program} is not static; Debian's package busybox-static has one that is")
+    listing = subprocess.run([str(program), "--list"], capture_output=True, text=True, check=False)
+    if listing.returncode:
+        raise Error(f"{program} --list: exit code {listing.returncode}")
+    files: dict[str, Node | bytes | str] = {
+        "bin": directory(),
+        "bin/busybox": Node(content, 0o755),
+        "dev": directory(),
+        "etc": directory(),
+        "etc/group": "root:x:0:\ndaemon:x:1:\nbin:x:2:\nwww-data:x:33:\nusers:x:100:\nnogroup:x:65534:\n",
+        "etc/passwd": (
+            "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/usr/sbin:/bin/false\nbin:x:2:2:bin:/bin:/bin/false\n"
+            "www-data:x:33:33:www-data:/var/www:/bin/false\nnobody:x:65534:65534:nobody:/home:/bin/false\n"
+        ),
+        "home": directory(uid=65534, gid=65534),
+        "proc": directory(),
+        "root": directory(0o700),
+        "sys": directory(),
+        "tmp": directory(0o1777),
+        "usr": directory(),
+        "usr/sbin": directory(uid=1, gid=1),
+        "var": directory(),
+        "var/spool": directory(),
+        "var/www": directory(uid=33, gid=33),
+    }
+    for name in sorted(set(listing.stdout.split()) - {_TARGET_OF_ALL_APPLETS}):
+        files[f"bin/{name}"] = symlink(_TARGET_OF_ALL_APPLETS)
+    return image([layer(files)], {"Cmd": ["sh"]})
+
+
+def busybox_archive(path: Path, name: str = BUSYBOX_NAME) -> Path:
+    """Write the busybox image to `path` as a docker-archive, whole or not at all; the path."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(docker_archive({name: busybox()}))
+    temporary.rename(path)
+    return path

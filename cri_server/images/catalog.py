@@ -1,0 +1,307 @@
+"""Which images there are: names that point to manifests, kept in the layout's `index.json`, and what follows from them.
+
+`index.json` is the truth, so that skopeo and umoci see what we see: a name is a descriptor with an annotation, the full tag
+in `org.opencontainers.image.ref.name`, or only the repository in one of ours (pulled by digest, or a tag that has moved on).
+`names.json` holds the same; it is read when `index.json` is damaged. When both are, the images are found again by their
+manifests among the blobs, without names. An image that is not complete is not listed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cri_server.images import manifest as manifests
+from cri_server.images.content import Blobs
+from cri_server.images.layers import Layers, chain_ids
+from cri_server.images.manifest import Config, Descriptor, Index, Manifest
+from cri_server.images.model import Image
+from cri_server.images.reference import Reference, is_digest, is_id
+from pyrunc import record
+from pyrunc.errors import Error, NotFound
+
+log = logging.getLogger(__name__)
+
+REF_NAME = "org.opencontainers.image.ref.name"
+REPOSITORY = "org.pyrunc.image.repository"
+_NAMES = "names.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name of an image. `repository` is `HOST/PATH`, empty for an image without any; `tag` is None for a digest name.
+
+    `target` is what the registry served: an index or a manifest.
+    """
+
+    repository: str
+    tag: str | None
+    target: Descriptor
+
+    @property
+    def tagged(self) -> str | None:
+        return f"{self.repository}:{self.tag}" if self.tag else None
+
+    @property
+    def by_digest(self) -> str | None:
+        return f"{self.repository}@{self.target.digest}" if self.repository else None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What an image is made of. `blobs`: digest -> size of everything in the layout that it needs."""
+
+    image_id: str
+    manifest: Manifest
+    config: Config
+    chain: list[str]
+    blobs: dict[str, int]
+
+
+class Catalog:
+    """All images of a store. Reading is from memory; `add`, `remove` and `load` write files: one caller at a time."""
+
+    def __init__(self, root: Path, blobs: Blobs, layers: Layers, pinned: Iterable[str] = ()) -> None:
+        self._root, self._blobs, self._layers = root, blobs, layers
+        self._platform = manifests.host_platform()
+        self._pinned = {_pin(text) for text in pinned}
+        self._names: list[Name] = []
+        self._contents: dict[str, Content] = {}  # target digest -> content
+        self._images: dict[str, Image] = {}
+
+    # ---- reading
+
+    def images(self) -> list[Image]:
+        """Every image once."""
+        return list(self._images.values())
+
+    def find(self, reference: str) -> Image | None:
+        """By id, unique prefix of one, tag or digest. A malformed reference means nothing, hence None."""
+        wanted = reference if reference.startswith("sha256:") else f"sha256:{reference}"
+        if wanted in self._images:
+            return self._images[wanted]
+        if name := self.name(reference):
+            return self._images[self._contents[name.target.digest].image_id]
+        found = [i for id, i in self._images.items() if id.startswith(wanted)] if is_id(reference) else []
+        return found[0] if len(found) == 1 else None
+
+    def name(self, reference: str) -> Name | None:
+        """The name that a reference by tag or digest means."""
+        try:
+            parsed = Reference.parse(reference)
+        except Error:
+            return None
+        for name in self._names:
+            if name.repository != parsed.name:
+                continue
+            if name.target.digest == parsed.digest if parsed.digest else name.tag == parsed.tag:
+                return name
+        return None
+
+    def content(self, image_id: str) -> Content:
+        """Raises NotFound."""
+        for content in self._contents.values():
+            if content.image_id == image_id:
+                return content
+        raise NotFound(f"no image {image_id}")
+
+    def used_blobs(self) -> dict[str, int]:
+        """Digest -> size of all blobs that some image needs."""
+        return {digest: size for content in self._contents.values() for digest, size in content.blobs.items()}
+
+    def used_chain_ids(self) -> set[str]:
+        """All layers that some image needs."""
+        return {chain_id for content in self._contents.values() for chain_id in content.chain}
+
+    # ---- writing
+
+    def load(self) -> None:
+        """Read the index; repair it from its copy or from the blobs. Images that are not complete are left out and logged."""
+        names = self._read_names()
+        self._names, self._contents = [], {}
+        for name in names:
+            try:
+                content = self.examine(name.target)
+            except Error as error:
+                log.warning(
+                    "image %s is dropped: %s", name.tagged or name.by_digest or name.target.digest, error
+                )
+                continue
+            self._names.append(name)
+            self._contents[name.target.digest] = content
+        self._rebuild()
+        if names != self._names or not self._is_written():
+            self._write()
+
+    def examine(self, target: Descriptor) -> Content:
+        """What the blobs say about a target: everything must be here and unpacked. Raises Error."""
+        data = self._blobs.read(target.digest, manifests.LIMIT_BYTES)
+        found = manifests.parse(data, target.media_type)
+        blobs = {target.digest: len(data)}
+        depth = 1
+        while isinstance(found, Index):
+            depth += 1
+            if depth > manifests.DEPTH_LIMIT:
+                raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
+            chosen = manifests.choose(found, self._platform)
+            data = self._blobs.read(chosen.digest, manifests.LIMIT_BYTES)
+            blobs[chosen.digest] = len(data)
+            found = manifests.parse(data, chosen.media_type)
+        config_data = self._blobs.read(found.config.digest, manifests.LIMIT_BYTES)
+        config = manifests.parse_config(config_data)
+        chain = chain_ids(config.diff_ids)
+        self._check_complete(found, chain)
+        blobs |= {found.config.digest: len(config_data), **{d.digest: d.size for d in found.layers}}
+        return Content(found.config.digest, found, config, chain, blobs)
+
+    def add(self, names: Iterable[Name]) -> None:
+        """Make names visible, durably. A tag that pointed elsewhere moves; the image it leaves keeps its digest."""
+        for name in names:
+            self._contents[name.target.digest] = self.examine(name.target)
+            kept = [_demoted(n, name) for n in self._names]
+            self._names = list(dict.fromkeys([*filter(None, kept), name]))
+        self._rebuild()
+        self._write()
+
+    def remove(self, names: Iterable[Name]) -> None:
+        """Take names back, durably. Images without names are gone."""
+        gone = set(names)
+        self._names = [name for name in self._names if name not in gone]
+        self._rebuild()
+        self._write()
+
+    def names_of(self, image_id: str) -> list[Name]:
+        """All names of an image."""
+        return [n for n in self._names if self._contents[n.target.digest].image_id == image_id]
+
+    def _check_complete(self, manifest: Manifest, chain: list[str]) -> None:
+        if len(manifest.layers) != len(chain):
+            raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(chain)} diff ids")
+        for layer in manifest.layers:
+            if self._blobs.size(layer.digest) != layer.size:
+                raise NotFound(f"layer blob {layer.digest} is missing or has another size")
+        for chain_id in chain:
+            if self._layers.get(chain_id) is None:
+                raise NotFound(f"layer {chain_id} is not unpacked")
+
+    def _rebuild(self) -> None:
+        targets = {name.target.digest for name in self._names}
+        self._contents = {digest: content for digest, content in self._contents.items() if digest in targets}
+        images: dict[str, Image] = {}
+        for content in self._contents.values():
+            if content.image_id not in images:
+                images[content.image_id] = self._image(content)
+        self._images = images
+
+    def _image(self, content: Content) -> Image:
+        names = self.names_of(content.image_id)
+        tags = sorted({n.tagged for n in names if n.tagged})
+        digests = sorted({n.by_digest for n in names if n.by_digest})
+        unpacked = [self._layers.get(chain_id) for chain_id in dict.fromkeys(content.chain)]
+        return Image(
+            id=content.image_id,
+            repo_tags=tags,
+            repo_digests=digests,
+            size_bytes=sum(content.blobs.values()) + sum(layer.size_bytes for layer in unpacked if layer),
+            user=content.config.image.user,
+            pinned=bool(self._pinned & {content.image_id, *tags, *digests}),
+        )
+
+    # ---- the files
+
+    def _write(self) -> None:
+        entries = [_descriptor(name) for name in self._names]
+        index = {"schemaVersion": 2, "mediaType": manifests.OCI_INDEX, "manifests": entries}
+        self._written = json.dumps(index, indent=1).encode()
+        record.write_bytes(str(self._root / "index.json"), self._written, durable=True)
+        record.write_json(str(self._root / _NAMES), {"manifests": entries}, durable=True)
+
+    def _is_written(self) -> bool:
+        return (self._root / "index.json").exists() and (self._root / _NAMES).exists()
+
+    def _read_names(self) -> list[Name]:
+        index = self._root / "index.json"
+        if not index.exists() and not (self._root / _NAMES).exists():
+            return self._scan()
+        for path in (index, self._root / _NAMES):
+            try:
+                return [_name(entry) for entry in json.loads(path.read_bytes())["manifests"]]
+            except (OSError, ValueError, LookupError, TypeError, RecursionError, Error) as error:
+                log.warning("%s is damaged and set aside: %s: %s", path, type(error).__name__, error)
+                _set_aside(path)
+        return self._scan()
+
+    def _scan(self) -> list[Name]:
+        """Every complete image among the blobs, without a name."""
+        found = []
+        for digest in self._blobs.digests():
+            size = self._blobs.size(digest) or 0
+            if not is_digest(digest) or size > manifests.LIMIT_BYTES:
+                continue
+            try:
+                parsed = manifests.parse(self._blobs.read(digest, manifests.LIMIT_BYTES))
+                target = Descriptor(_kind(parsed), digest, size)
+                self.examine(target)
+            except Error:
+                continue
+            found.append(Name("", None, target))
+        indexed = {n.target.digest for n in found if n.target.media_type == manifests.OCI_MANIFEST}
+        return [n for n in found if n.target.digest in indexed] or found
+
+
+def _kind(parsed: Manifest | Index) -> str:
+    return manifests.OCI_INDEX if isinstance(parsed, Index) else manifests.OCI_MANIFEST
+
+
+def _demoted(name: Name, new: Name) -> Name | None:
+    """What becomes of a name when `new` arrives: nothing, gone, or without its tag."""
+    if name == new or (new.repository and not name.repository and name.target.digest == new.target.digest):
+        return None
+    if name.repository != new.repository:
+        return name
+    if new.tag and name.tag == new.tag:
+        return Name(name.repository, None, name.target) if name.target.digest != new.target.digest else None
+    if name.tag is None and name.target.digest == new.target.digest:
+        return None
+    return name
+
+
+def _pin(text: str) -> str:
+    if is_id(text):
+        return text if text.startswith("sha256:") else f"sha256:{text}"
+    return str(Reference.parse(text))
+
+
+def _descriptor(name: Name) -> dict[str, Any]:
+    annotations = {REF_NAME: name.tagged} if name.tagged else {REPOSITORY: name.repository}
+    target = name.target
+    return {
+        "mediaType": target.media_type,
+        "digest": target.digest,
+        "size": target.size,
+        "annotations": annotations,
+    }
+
+
+def _name(entry: dict[str, Any]) -> Name:
+    """A name from the index; one that another program wrote with a bare tag or nothing is an image without a name."""
+    target = Descriptor(str(entry["mediaType"]), str(entry["digest"]), int(entry["size"]))
+    target.check("index.json")
+    annotations = entry.get("annotations") or {}
+    if REF_NAME in annotations and "/" in annotations[REF_NAME]:
+        reference = Reference.parse(annotations[REF_NAME])
+        return Name(reference.name, reference.tag, target)
+    return Name(str(annotations.get(REPOSITORY, "")), None, target)
+
+
+def _set_aside(path: Path) -> None:
+    try:
+        os.rename(path, f"{path}.damaged-{time.time_ns()}")
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,287 @@
+"""HTTP for one pull: connections that can be cut from outside, redirects without secrets, errors without secrets.
+
+urllib3 in threads. Every socket is known to the session, so that `abort` ends whatever a thread waits for. A response may
+send us elsewhere (redirect, token server), but not down from https to http, and not to this machine or its link (loopback,
+169.254.0.0/16: cloud metadata) unless we were talking to this machine already: the address is checked when it is connected,
+before a byte is sent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib import request as environment
+from urllib.parse import urljoin, urlsplit
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError, SSLError, TimeoutError
+from urllib3.response import BaseHTTPResponse
+
+from cri_server.images.hosts import Host
+from cri_server.images.waiting import Abandoned
+from pyrunc.errors import InvalidSpec, PeerError
+
+REDIRECTS_LIMIT = 5
+CONNECT_TIMEOUT_S = 30.0
+_USER_AGENT = "pyrunc/0.1"
+_REDIRECTS = (301, 302, 303, 307, 308)
+_SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
+
+
+class Unavailable(PeerError):
+    """A host could not be reached, broke off, or is overloaded: worth another try or another host."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after_s, self.refused = retry_after_s, refused
+
+
+class Forbidden(PeerError):
+    """A server sent us to a place where we do not go."""
+
+
+class Session:
+    """The connections of one pull. `get` and `post` may be called from several threads."""
+
+    def __init__(self, read_timeout_s: float, touch: Callable[[], None] = lambda: None) -> None:
+        self._read_timeout_s = read_timeout_s
+        self._touch = touch
+        self._lock = threading.Lock()
+        self._pools: dict[tuple[Host | None, bool, str | None], urllib3.PoolManager] = {}
+        self._sockets: set[socket.socket] = set()
+        self._aborted = threading.Event()
+
+    def abort(self) -> None:
+        """Cut all connections: threads that wait on them end with Abandoned. Idempotent, from any thread."""
+        self._aborted.set()
+        with self._lock:
+            sockets = list(self._sockets)
+        for sock in sockets:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:  # closed already, or handed over to TLS
+                pass
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for pool in self._pools.values():
+            pool.clear()
+
+    def check(self) -> None:
+        """Raises Abandoned after `abort`."""
+        if self._aborted.is_set():
+            raise Abandoned
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, unless aborted: Abandoned."""
+        if self._aborted.wait(seconds):
+            raise Abandoned
+
+    def get(self, host: Host, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
+        """The response to a GET, redirects followed, its body not read: the caller closes it.
+
+        Raises Unavailable, Forbidden, Abandoned.
+        """
+        origin, foreign = urlsplit(url), False
+        sent = {**{name: ", ".join(values) for name, values in host.headers.items()}, **headers}
+        for _ in range(REDIRECTS_LIMIT + 1):
+            response = self._send("GET", host, url, sent, None, foreign)
+            location = response.headers.get("Location")
+            if response.status not in _REDIRECTS or not location:
+                return response
+            response.close()
+            url, target = self._redirected(url, location)
+            if (target.scheme, target.netloc) != (origin.scheme, origin.netloc):
+                foreign = True
+                kept = {name.lower() for name in headers} - set(_SECRET_HEADERS)
+                sent = {name: value for name, value in sent.items() if name.lower() in kept}
+        raise Forbidden(f"{origin.netloc}: more than {REDIRECTS_LIMIT} redirects")
+
+    def token(self, host: Host, url: str, headers: dict[str, str], body: bytes | None) -> BaseHTTPResponse:
+        """The answer of a token server that `host` named; redirects are not followed, they would carry the secret."""
+        foreign = urlsplit(url).netloc != host.netloc
+        return self._send("GET" if body is None else "POST", host, url, headers, body, foreign)
+
+    def read(self, response: BaseHTTPResponse, size: int) -> bytes:
+        """What is there of the body, at most `size` bytes; empty at the end. Raises Unavailable, Abandoned."""
+        self.check()
+        try:
+            return response.read1(size, decode_content=False)
+        except (HTTPError, OSError, ValueError) as error:
+            self.check()
+            raise Unavailable(worded(error, "")) from None
+
+    def _send(
+        self, method: str, host: Host, url: str, headers: dict[str, str], body: bytes | None, foreign: bool
+    ) -> BaseHTTPResponse:
+        self.check()
+        netloc = urlsplit(url).netloc
+        try:
+            response = self._pool(host, url, foreign).urlopen(
+                method,
+                url,
+                body=body,
+                headers={"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers},
+                redirect=False,
+                retries=False,
+                preload_content=False,
+                decode_content=False,
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=self._read_timeout_s),
+            )
+        except (HTTPError, OSError, ValueError, RecursionError) as error:
+            self.check()
+            forbidden = _cause(error, Forbidden)
+            if isinstance(forbidden, Forbidden):
+                raise forbidden from None
+            raise Unavailable(
+                f"{netloc}: {worded(error, urlsplit(url).hostname or '')}",
+                refused=isinstance(error, NewConnectionError | NameResolutionError),
+            ) from None
+        self._touch()
+        return response
+
+    def _redirected(self, url: str, location: str) -> tuple[str, Any]:
+        here, target = urlsplit(url), urlsplit(urljoin(url, location))
+        if target.scheme not in ("http", "https") or not target.hostname:
+            raise Forbidden(f"{here.netloc}: a redirect to a {target.scheme[:20]!r} address")
+        if here.scheme == "https" and target.scheme == "http":
+            raise Forbidden(f"{here.netloc}: a redirect from https to http")
+        if target.username is not None:
+            raise Forbidden(f"{here.netloc}: a redirect with a user name")
+        return target._replace(fragment="").geturl(), target
+
+    def _pool(self, host: Host, url: str, foreign: bool) -> urllib3.PoolManager:
+        """Connections to a configured host with its TLS settings; anything else with the system's."""
+        ours, proxy = urlsplit(url).netloc == host.netloc, _proxy(url)
+        key = (host if ours else None, foreign, proxy)
+        with self._lock:
+            if key not in self._pools:
+                self._pools[key] = self._make_pool(host if ours else None, proxy, host if foreign else None)
+            return self._pools[key]
+
+    def _make_pool(self, host: Host | None, proxy: str | None, sent_by: Host | None) -> urllib3.PoolManager:
+        options: dict[str, Any] = {"ssl_context": tls_context(host), "maxsize": 8, "num_pools": 16}
+        if host is not None and host.skip_verify:
+            options |= {"cert_reqs": "CERT_NONE", "assert_hostname": False}
+        manager = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        manager.pool_classes_by_scheme = self._pool_classes(None if proxy else sent_by)
+        return manager
+
+    def _pool_classes(self, sent_by: Host | None) -> dict[str, Any]:
+        """urllib3's pools with connections that this session knows and checks."""
+        session = self
+
+        class Http(HTTPConnection):
+            def _new_conn(self) -> socket.socket:
+                return session._opened(super()._new_conn(), sent_by)
+
+        class Https(HTTPSConnection):
+            def _new_conn(self) -> socket.socket:
+                return session._opened(super()._new_conn(), sent_by)
+
+            def connect(self) -> None:
+                super().connect()
+                session._know(self.sock)
+
+        class HttpPool(HTTPConnectionPool):
+            ConnectionCls = Http
+
+        class HttpsPool(HTTPSConnectionPool):
+            ConnectionCls = Https
+
+        return {"http": HttpPool, "https": HttpsPool}
+
+    def _opened(self, sock: socket.socket, sent_by: Host | None) -> socket.socket:
+        if sent_by is not None and _is_local(sock.getpeername()[0]) and not _is_at_home(sent_by):
+            sock.close()
+            raise Forbidden(f"{sent_by.netloc}: it sends us to an address of this machine or its link")
+        self._know(sock)
+        return sock
+
+    def _know(self, sock: socket.socket | None) -> None:
+        if sock is None:
+            return
+        with self._lock:
+            self._sockets = {known for known in self._sockets if known.fileno() >= 0}
+            self._sockets.add(sock)
+        if self._aborted.is_set():
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def tls_context(host: Host | None) -> ssl.SSLContext:
+    """The system's authorities and what hosts.toml adds. Raises InvalidSpec for files that cannot be used."""
+    context = ssl.create_default_context()
+    if host is None:
+        return context
+    try:
+        for path in host.ca:
+            context.load_verify_locations(path)
+        for certificate, key in host.client:
+            context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidSpec(f"hosts.toml of {host.netloc}", f"a certificate cannot be used: {error}") from None
+    if host.skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _is_local(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    return found.is_loopback or found.is_link_local or found.is_unspecified or found.is_multicast
+
+
+def _is_at_home(host: Host) -> bool:
+    """Whether the host that sends us somewhere is itself on this machine."""
+    name = urlsplit(host.url).hostname or ""
+    try:
+        return any(
+            _is_local(str(info[4][0])) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        )
+    except OSError:
+        return False
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for a URL: HTTPS_PROXY, HTTP_PROXY, NO_PROXY."""
+    parts, proxies = urlsplit(url), environment.getproxies_environment()
+    bypass: Callable[[str], bool] = environment.proxy_bypass_environment  # type: ignore[attr-defined]
+    if not proxies or bypass(parts.netloc):
+        return None
+    return proxies.get(parts.scheme)
+
+
+def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    seen: BaseException | None = error
+    for _ in range(10):
+        if seen is None or isinstance(seen, kind):
+            return seen
+        reason = getattr(seen, "reason", None)
+        seen = reason if isinstance(reason, BaseException) else seen.__cause__ or seen.__context__
+    return None
+
+
+def worded(error: BaseException, host: str) -> str:
+    """What went wrong in words of our own: the library's have URLs with query strings and header values in them."""
+    if isinstance(error, NameResolutionError):
+        return f"the name {host} does not resolve"
+    if isinstance(error, SSLError) or _cause(error, ssl.SSLError):
+        inner = _cause(error, ssl.SSLError)
+        reason = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or "handshake failed"
+        return f"TLS: {reason}"
+    if isinstance(error, TimeoutError | socket.timeout):
+        return "no answer in time"
+    found = _cause(error, OSError)
+    if isinstance(found, OSError) and found.errno:
+        return os.strerror(found.errno).lower()
+    if isinstance(error, NewConnectionError):
+        return "cannot connect"
+    return "the connection broke off or the answer is no HTTP"

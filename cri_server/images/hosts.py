@@ -1,0 +1,179 @@
+"""Where a registry's content comes from: containerd's `certs.d/HOST/hosts.toml`, mirrors in order, the registry itself last.
+
+Sources: containerd's docs/hosts.md; the folder is `HOST`, `HOST_PORT_` or `HOST:PORT`, else `_default`. A folder without the
+file may hold docker's `*.crt` (authorities) and `*.cert` with `*.key` (client certificates).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cri_server.images.reference import DOCKER
+from pyrunc.errors import InvalidSpec
+
+RESOLVE, PULL = "resolve", "pull"
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A place to ask. `url` is scheme://host[:port], `prefix` the path before the repository (`/v2`).
+
+    `upstream`: the registry itself, which pull secrets are for; mirrors get none. `headers` are the administrator's and may
+    hold secrets, which the repr does not show.
+    """
+
+    url: str
+    prefix: str = "/v2"
+    capabilities: frozenset[str] = frozenset({RESOLVE, PULL})
+    upstream: bool = False
+    skip_verify: bool = False
+    ca: tuple[str, ...] = ()
+    client: tuple[tuple[str, str | None], ...] = ()
+    headers: dict[str, list[str]] = field(default_factory=dict, repr=False, hash=False)
+
+    @property
+    def netloc(self) -> str:
+        """host[:port]."""
+        return urlsplit(self.url).netloc
+
+    def can(self, capability: str) -> bool:
+        """Whether the administrator lets it do this."""
+        return capability in self.capabilities
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    """What a host has; the top of the file has the same for the server."""
+
+    capabilities: list[str] | None = None
+    ca: str | list[str] | None = None
+    client: str | list[str] | list[list[str]] | None = None
+    skip_verify: bool = False
+    override_path: bool = False
+    header: dict[str, str | list[str]] | None = None
+    dial_timeout: str | None = None
+
+
+class _File(_Table):
+    server: str = ""
+    host: dict[str, _Table] | None = None
+
+
+def hosts_for(domain: str, certs_dir: Path | None) -> list[Host]:
+    """The hosts to ask about images of `domain`, in order. Raises InvalidSpec naming the file and key."""
+    folder = _folder(domain, certs_dir)
+    if folder is None:
+        return [_default(domain)]
+    path = folder / "hosts.toml"
+    if not path.exists():
+        return [_with_docker_files(_default(domain), folder)]
+    return _read(path, domain)
+
+
+def default_url(domain: str) -> str:
+    """https, and http for this very machine unless the port is 443, as containerd."""
+    if domain == DOCKER:
+        return "https://registry-1.docker.io"
+    host, _, port = domain.rpartition(":") if not domain.endswith("]") and ":" in domain else (domain, "", "")
+    return f"{'http' if port != '443' and _is_loopback(host.strip('[]')) else 'https'}://{domain}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _default(domain: str) -> Host:
+    return Host(default_url(domain), upstream=True)
+
+
+def _folder(domain: str, certs_dir: Path | None) -> Path | None:
+    if certs_dir is None:
+        return None
+    host, colon, port = domain.rpartition(":")
+    names = [f"{host}_{port}_"] if colon and port.isdigit() else []
+    for name in (*names, domain, "_default"):
+        if (certs_dir / name).is_dir():
+            return certs_dir / name
+    return None
+
+
+def _read(path: Path, domain: str) -> list[Host]:
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+        file = msgspec.convert(values, _File)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise InvalidSpec(str(path), str(error)) from None
+    hosts = []
+    for url, table in (file.host or {}).items():
+        hosts.append(_host(path, f"host.{url!r}", url, table, upstream=False))
+    server = _host(path, "server", file.server or default_url(domain), file, upstream=True)
+    for number, host in enumerate(hosts):  # a table for the server itself says how to talk to it
+        if host.url == server.url and host.prefix == server.prefix:
+            return [*hosts[:number], *hosts[number + 1 :], replace(host, upstream=True)]
+    return [*hosts, server]
+
+
+def _host(path: Path, key: str, url: str, table: _Table, *, upstream: bool) -> Host:
+    text = url if "://" in url else f"https://{url}"
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        raise InvalidSpec(f"{path}:{key}", "not an http or https URL")
+    prefix = parts.path.rstrip("/")
+    if not table.override_path and not prefix.endswith("/v2"):
+        prefix += "/v2"
+    unknown = set(table.capabilities or ()) - {RESOLVE, PULL, "push", "referrers"}
+    if unknown:
+        raise InvalidSpec(f"{path}:{key}.capabilities", f"{sorted(unknown)} is unknown")
+    return Host(
+        url=f"{parts.scheme}://{parts.netloc}",
+        prefix=prefix,
+        capabilities=frozenset(table.capabilities if table.capabilities is not None else (RESOLVE, PULL)),
+        upstream=upstream,
+        skip_verify=table.skip_verify,
+        ca=tuple(_file(path, name) for name in _listed(table.ca)),
+        client=tuple(_pair(path, key, item) for item in _listed(table.client)),
+        headers=_headers(path, key, table.header or {}),
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _file(path: Path, name: str) -> str:
+    """Relative names are relative to hosts.toml's folder."""
+    return str(path.parent / name)
+
+
+def _pair(path: Path, key: str, item: str | list[str]) -> tuple[str, str | None]:
+    if isinstance(item, str):
+        return _file(path, item), None
+    if not 1 <= len(item) <= 2:
+        raise InvalidSpec(f"{path}:{key}.client", "not a file or a pair of certificate and key")
+    return _file(path, item[0]), _file(path, item[1]) if len(item) == 2 else None
+
+
+def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[str, list[str]]:
+    found = {name: _listed(value) for name, value in table.items()}
+    for name, values in found.items():
+        if not _HEADER_NAME.fullmatch(name) or any("\n" in v or "\r" in v for v in values):
+            raise InvalidSpec(f"{path}:{key}.header", f"{name!r} is not a header")
+    return found
+
+
+def _with_docker_files(host: Host, folder: Path) -> Host:
+    pairs = [(str(p), str(p.with_suffix(".key"))) for p in sorted(folder.glob("*.cert"))]
+    return replace(host, ca=tuple(str(p) for p in sorted(folder.glob("*.crt"))), client=tuple(pairs))

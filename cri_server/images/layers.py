@@ -1,0 +1,216 @@
+"""Unpacked layers, keyed by chain id: `layers/<hex>/tree`, renamed into place whole, removed by renaming away.
+
+A chain id stands for a layer and all below it (image specification, "Layer ChainID"), so two images share what they have in
+common. A layer's tree is what its tar says, plus one thing that depends on the layers below: a directory that the tar needed
+but did not describe (`a/b` without `a`) must look as it does below, because overlayfs shows the topmost one's attributes.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cri_server.images.content import FOLDER_MODE, node_error
+from cri_server.images.extract import OPAQUE_XATTR
+from cri_server.images.trees import open_folder, remove_tree
+from cri_server.images.unpack import RECORD, TREE, Layer
+from pyrunc.errors import KernelError, NotFound
+from pyrunc.kernel.call import syscall
+from pyrunc.record import DamagedRecord
+
+
+def chain_ids(diff_ids: Sequence[str]) -> list[str]:
+    """The chain id of each layer, bottom first."""
+    chain: list[str] = []
+    for diff_id in diff_ids:
+        below = chain[-1] if chain else None
+        chain.append(
+            diff_id
+            if below is None
+            else f"sha256:{hashlib.sha256(f'{below} {diff_id}'.encode()).hexdigest()}"
+        )
+    return chain
+
+
+class Layers:
+    """The layers below `root`. The caller sees to it that one chain id is committed by one task at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "layers"
+        self._ingest = root / "ingest"
+        self._trash = root / "trash"
+        self._empty = root / "empty"
+        self._known: dict[str, Layer] = {}
+
+    def prepare(self) -> None:
+        """Make the folders, empty the trash, read the records; a layer without a readable record is thrown away."""
+        for folder in (self._folder, self._ingest, self._trash):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(FOLDER_MODE)
+        self._empty.mkdir(exist_ok=True)
+        self._empty.chmod(0o755)
+        for folder in (self._trash, self._ingest):
+            for name in os.listdir(folder):
+                self._delete(folder, name)
+        for name in os.listdir(self._folder):
+            try:
+                self._known[f"sha256:{name}"] = Layer.read(str(self._folder / name))
+            except (NotFound, DamagedRecord, TypeError):
+                self._throw_away(name)
+
+    def get(self, chain_id: str) -> Layer | None:
+        """The layer's record; None if it is not unpacked."""
+        return self._known.get(chain_id)
+
+    def totals(self) -> tuple[int, int]:
+        """Bytes and inodes of all layers."""
+        known = list(self._known.values())
+        return sum(layer.size_bytes for layer in known), sum(layer.inodes for layer in known)
+
+    def new_folder(self) -> str:
+        """A fresh directory to unpack into; ends with `commit` or `discard`."""
+        path = str(self._ingest / f"layer-{uuid.uuid4().hex}")
+        os.mkdir(path, 0o700)
+        return path
+
+    def discard(self, folder: str) -> None:
+        """Remove a folder of `new_folder`; missing is fine."""
+        self._delete(Path(folder).parent, Path(folder).name)
+
+    def commit(self, folder: str, chain: Sequence[str]) -> None:
+        """Rename the unpacked `folder` to the last of `chain` (bottom first), whose others are committed.
+
+        What the directories inherit from below is set now. Call `sync` before what refers to the layer becomes visible.
+        """
+        layer = Layer.read(folder)
+        if not layer.opaque:
+            self._inherit(folder, layer, [self.tree(c) for c in reversed(chain[:-1])])
+        os.rename(folder, self._path(chain[-1]))
+        self._known[chain[-1]] = layer
+
+    def sync(self, folders: Iterable[str]) -> None:
+        """Write unpacked trees to the disk, all at once: syncfs(2) of the file system that they share."""
+        for folder in folders:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                syscall("syncfs", "the image store", fd)
+            except KernelError as error:
+                raise node_error(OSError(error.errno, ""), "layers") from None
+            finally:
+                os.close(fd)
+            return
+
+    def tree(self, chain_id: str) -> Path:
+        """Where the layer's files are."""
+        return self._path(chain_id) / TREE
+
+    def lower_dirs(self, chain: Sequence[str]) -> list[Path]:
+        """The trees of a chain for overlayfs, top first; what lies below an opaque root is left out. Never empty."""
+        found = []
+        for chain_id in reversed(chain):
+            layer = self._known.get(chain_id)
+            if layer is None:
+                raise NotFound(f"layer {chain_id} is not unpacked")
+            found.append(self.tree(chain_id))
+            if layer.opaque:
+                break
+        return found or [self._empty]
+
+    def collect(self, keep: set[str]) -> int:
+        """Throw away every layer that is not in `keep`; how many. `empty_trash` deletes them."""
+        unwanted = [chain_id for chain_id in self._known if chain_id not in keep]
+        for chain_id in unwanted:
+            self._known.pop(chain_id)
+            self._throw_away(chain_id.removeprefix("sha256:"))
+        return len(unwanted)
+
+    def empty_trash(self) -> None:
+        """Delete what was thrown away. Slow: run it in a thread."""
+        for name in os.listdir(self._trash):
+            self._delete(self._trash, name)
+
+    def _path(self, chain_id: str) -> Path:
+        return self._folder / chain_id.removeprefix("sha256:")
+
+    def _throw_away(self, name: str) -> None:
+        try:
+            os.rename(self._folder / name, self._trash / f"{name}-{uuid.uuid4().hex}")
+        except FileNotFoundError:
+            pass
+
+    def _delete(self, folder: Path, name: str) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_tree(fd, name)
+        except FileNotFoundError:  # two that empty the trash at once
+            pass
+        finally:
+            os.close(fd)
+
+    def _inherit(self, folder: str, layer: Layer, below: list[Path]) -> None:
+        if not layer.implicit or not below:
+            return
+        roots = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in below]
+        root = os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for name in layer.implicit:
+                path = os.fsencode(name)
+                if not _is_hidden_in(root, path):
+                    _copy_attributes(root, path, roots)
+        finally:
+            for fd in (root, *roots):
+                os.close(fd)
+
+
+def _copy_attributes(root_fd: int, path: bytes, below: Sequence[int]) -> None:
+    """Owner, mode, times and attributes of the directory as the layers below show it; nothing if they have none."""
+    for lower_fd in below:
+        try:
+            source = open_folder(lower_fd, path)
+        except KernelError as error:
+            if error.errno == errno.ENOENT and not _is_hidden_in(lower_fd, path):
+                continue
+            return
+        try:
+            _copy_directory(source, root_fd, path)
+        finally:
+            os.close(source)
+        return
+
+
+def _copy_directory(source_fd: int, root_fd: int, path: bytes) -> None:
+    found = os.fstat(source_fd)
+    target = open_folder(root_fd, path)
+    try:
+        os.fchown(target, found.st_uid, found.st_gid)
+        os.fchmod(target, stat.S_IMODE(found.st_mode))
+        for name in os.listxattr(source_fd):
+            if not name.startswith("trusted."):
+                os.setxattr(target, name, os.getxattr(source_fd, name))
+        os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
+    finally:
+        os.close(target)
+
+
+def _is_hidden_in(root_fd: int, path: bytes) -> bool:
+    """Whether a directory on the way to `path` (or itself) is opaque in this layer, so that nothing below it shows."""
+    names = path.split(b"/") if path else []
+    for count in range(1, len(names) + 1):
+        try:
+            fd = open_folder(root_fd, b"/".join(names[:count]))
+        except KernelError as error:
+            return error.errno != errno.ENOENT
+        try:
+            if OPAQUE_XATTR in os.listxattr(fd):
+                return True
+        finally:
+            os.close(fd)
+    return False
+
+
+__all__ = ["RECORD", "Layers", "chain_ids"]

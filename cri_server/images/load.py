@@ -1,0 +1,266 @@
+"""Images from a file: a docker-archive (`docker save`, `skopeo copy … docker-archive:`) or an OCI layout in a tar.
+
+The archive is read once, front to back: blobs go to the layout as they come, other files wait until the end says what they
+are. Docker's newer archives are both; then the layout is used and the names come from `manifest.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cri_server.images import headers
+from cri_server.images import manifest as manifests
+from cri_server.images.content import Blobs, Ingest
+from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Limits, Stream
+from cri_server.images.manifest import Descriptor, Index, Manifest
+from cri_server.images.reference import Reference, is_digest
+from pyrunc.errors import Error, InvalidArgument, KernelError
+
+FILES_LIMIT = 20_000
+_BLOBS = "blobs/sha256/"
+_CONTAINERD_NAME = "io.containerd.image.name"
+_OCI_NAME = "org.opencontainers.image.ref.name"
+
+
+@dataclass(slots=True)
+class Loaded:
+    """An image of an archive: all its blobs are in the layout. `references` may be empty."""
+
+    target: Descriptor
+    manifest: Manifest
+    config: manifests.Config
+    references: list[Reference]
+
+
+@dataclass(slots=True)
+class _Archive:
+    """What an archive's members turned into: name -> blob digest, name -> small content, name -> the name it links to."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+
+def load(blobs: Blobs, path: Path, name: str | None, size_limit_bytes: int) -> list[Loaded]:
+    """Put the archive's blobs into the layout and say which images they make. Blocking.
+
+    Blobs that no image needs are the caller's to collect, also after an error. Raises InvalidArgument (not an archive, or a
+    damaged one), NotFound, ResourceExhausted, KernelError.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise KernelError("open", f"'{path}'", error.errno or 0) from None
+    try:
+        archive = _read(blobs, Stream(fd, Limits(size_bytes=size_limit_bytes)))
+        return _images(blobs, archive, Reference.parse(name) if name else None)
+    except (BadLayer, manifests.BadManifest) as error:
+        raise InvalidArgument(f"{path}: {error.message}") from None
+    except OSError as error:
+        raise KernelError("read", f"'{path}'", error.errno or 0) from None
+    finally:
+        os.close(fd)
+
+
+def _read(blobs: Blobs, stream: Stream) -> _Archive:
+    archive = _Archive()
+    for count, entry in enumerate(headers.members(stream)):
+        name = _clean(entry.name)
+        if count > FILES_LIMIT:
+            raise BadLayer(f"the archive has more than {FILES_LIMIT} files")
+        if entry.kind == headers.FILE:
+            archive.digests[name] = _blob(blobs, stream, entry, name)
+        elif entry.kind == headers.SYMLINK:
+            archive.links[name] = _clean(os.path.join(os.path.dirname(entry.name), entry.link))
+        elif entry.kind == headers.HARDLINK:
+            archive.links[name] = _clean(entry.link)
+    stream.drain()
+    return archive
+
+
+def _blob(blobs: Blobs, stream: Stream, entry: headers.Entry, name: str) -> str:
+    if entry.sparse is not None:
+        raise BadLayer(f"{headers.shown(entry.name)}: a sparse file in an archive of images")
+    with Ingest(blobs) as ingest:
+        for piece in stream.pieces(entry.stored):
+            ingest.write(bytes(piece))
+        if ingest.size < entry.stored:
+            raise BadLayer("the archive is truncated")
+        if name.startswith(_BLOBS):
+            promised = f"sha256:{name.removeprefix(_BLOBS)}"
+            if ingest.digest != promised:
+                raise BadLayer(f"{name} has the content of {ingest.digest}")
+        return ingest.commit()
+
+
+def _clean(name: bytes) -> str:
+    return os.path.normpath("/" + os.fsdecode(name)).lstrip("/")
+
+
+def _images(blobs: Blobs, archive: _Archive, name: Reference | None) -> list[Loaded]:
+    docker = _json(blobs, archive, "manifest.json", list)
+    index = _digest(archive, "index.json")
+    if index is not None:
+        found = _from_layout(blobs, archive, index, docker or [])
+    elif docker is not None:
+        found = [_from_docker(blobs, archive, item) for item in docker]
+    else:
+        raise BadLayer("not an archive of images: it has neither index.json nor manifest.json")
+    if not found:
+        raise BadLayer("the archive has no image for this machine")
+    if name is not None:
+        if len(found) > 1:
+            raise InvalidArgument("a name was given, but the archive has more than one image")
+        found[0].references = [name]
+    return found
+
+
+# ---- OCI layout
+
+
+def _from_layout(blobs: Blobs, archive: _Archive, digest: str, docker: list[Any]) -> list[Loaded]:
+    index = manifests.parse(blobs.read(digest, manifests.LIMIT_BYTES), manifests.OCI_INDEX)
+    assert isinstance(index, Index)
+    tags = {
+        _digest(archive, str(item.get("Config"))): item.get("RepoTags") or []
+        for item in docker
+        if isinstance(item, dict)
+    }
+    found: list[Loaded] = []
+    for descriptor in index.manifests:
+        manifest = _choose(blobs, descriptor)
+        if manifest is None:
+            continue
+        config = _config(blobs, manifest)
+        names = [*_annotated(descriptor), *tags.get(manifest.config.digest, [])]
+        target = Descriptor(descriptor.media_type, descriptor.digest, descriptor.size)
+        _merge(found, Loaded(target, manifest, config, _references(names)))
+    return found
+
+
+def _choose(blobs: Blobs, descriptor: Descriptor) -> Manifest | None:
+    """The manifest for this machine behind a descriptor; None for what is no image or for other machines."""
+    for _ in range(manifests.DEPTH_LIMIT):
+        if descriptor.media_type not in manifests.ACCEPTED:
+            return None
+        found = manifests.parse(blobs.read(descriptor.digest, manifests.LIMIT_BYTES), descriptor.media_type)
+        if isinstance(found, Manifest):
+            return found
+        descriptor = manifests.choose(found, manifests.host_platform())
+    raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
+
+
+def _annotated(descriptor: Descriptor) -> list[str]:
+    """containerd's annotation has the whole name; the standard's may be only a tag, which names nothing."""
+    annotations = descriptor.annotations or {}
+    name = annotations.get(_CONTAINERD_NAME) or annotations.get(_OCI_NAME, "")
+    return [name] if "/" in name or ":" in name else []
+
+
+def _merge(found: list[Loaded], image: Loaded) -> None:
+    for other in found:
+        if other.target == image.target:
+            other.references = list(dict.fromkeys([*other.references, *image.references]))
+            return
+    found.append(image)
+
+
+# ---- docker-archive
+
+
+def _from_docker(blobs: Blobs, archive: _Archive, item: Any) -> Loaded:
+    if not isinstance(item, dict) or not isinstance(item.get("Layers"), list):
+        raise BadLayer("manifest.json: an entry is not an image")
+    config_digest = _need(archive, str(item.get("Config")))
+    layers = [_layer(blobs, _need(archive, str(layer))) for layer in item["Layers"]]
+    size = blobs.size(config_digest) or 0
+    manifest = Manifest(Descriptor(manifests.OCI_CONFIG, config_digest, size), layers)
+    data = _encoded(manifest)
+    target = Descriptor(manifests.OCI_MANIFEST, blobs.put(data), len(data))
+    names = item.get("RepoTags") or []
+    if not isinstance(names, list):
+        raise BadLayer("manifest.json: RepoTags is not a list")
+    return Loaded(target, manifest, _config(blobs, manifest), _references(names))
+
+
+def _layer(blobs: Blobs, digest: str) -> Descriptor:
+    fd = blobs.open_blob(digest)
+    try:
+        magic = os.read(fd, 4)
+    finally:
+        os.close(fd)
+    suffix = "+gzip" if magic.startswith(GZIP_MAGIC) else "+zstd" if magic == ZSTD_MAGIC else ""
+    return Descriptor(manifests.OCI_LAYER + suffix, digest, blobs.size(digest) or 0)
+
+
+def _encoded(manifest: Manifest) -> bytes:
+    """The same image gives the same manifest, and so the same digest."""
+
+    def plain(descriptor: Descriptor) -> dict[str, object]:
+        return {"mediaType": descriptor.media_type, "digest": descriptor.digest, "size": descriptor.size}
+
+    document = {
+        "schemaVersion": 2,
+        "mediaType": manifests.OCI_MANIFEST,
+        "config": plain(manifest.config),
+        "layers": [plain(layer) for layer in manifest.layers],
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+# ---- both
+
+
+def _config(blobs: Blobs, manifest: Manifest) -> manifests.Config:
+    config = manifests.parse_config(blobs.read(manifest.config.digest, manifests.LIMIT_BYTES))
+    manifests.check_platform(config, manifests.host_platform())
+    if len(config.diff_ids) != len(manifest.layers):
+        raise BadLayer(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
+    for layer in manifest.layers:
+        if blobs.size(layer.digest) != layer.size:
+            raise BadLayer(f"the archive lacks layer {layer.digest}, or its size is wrong")
+    return config
+
+
+def _references(names: list[Any]) -> list[Reference]:
+    found = []
+    for name in names:
+        try:
+            found.append(Reference.parse(str(name)))
+        except Error as error:
+            raise BadLayer(error.message) from None
+    return list(dict.fromkeys(found))
+
+
+def _digest(archive: _Archive, name: str) -> str | None:
+    name = _clean(os.fsencode(name))
+    for _ in range(8):
+        if name in archive.digests:
+            return archive.digests[name]
+        if name not in archive.links:
+            return None
+        name = archive.links[name]
+    return None
+
+
+def _need(archive: _Archive, name: str) -> str:
+    digest = _digest(archive, name)
+    if digest is None or not is_digest(digest):
+        raise BadLayer(f"manifest.json names {name[:200]!r}, which the archive does not have")
+    return digest
+
+
+def _json(blobs: Blobs, archive: _Archive, name: str, kind: type[Any]) -> Any:
+    digest = _digest(archive, name)
+    if digest is None:
+        return None
+    try:
+        value = json.loads(blobs.read(digest, manifests.LIMIT_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise BadLayer(f"{name}: not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, kind):
+        raise BadLayer(f"{name}: not a {kind.__name__}")
+    return value

@@ -1,0 +1,168 @@
+"""A pull: resolve, choose the platform, fetch and unpack the layers side by side, and only then a name.
+
+Until the last step nothing can be seen; what a failed or cancelled pull leaves is collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from cri_server.images import manifest as manifests
+from cri_server.images.catalog import Name
+from cri_server.images.client import Session
+from cri_server.images.content import DigestMismatch, Ingest
+from cri_server.images.hosts import hosts_for
+from cri_server.images.layers import chain_ids
+from cri_server.images.manifest import Config, Descriptor, Index, Manifest
+from cri_server.images.model import Auth, Progress
+from cri_server.images.reference import Reference
+from cri_server.images.registry import Registry
+from cri_server.images.store import Store
+from cri_server.images.waiting import Watch, in_thread
+from pyrunc.errors import Error, ResourceExhausted
+
+Got = TypeVar("Got")
+FETCHES_AT_ONCE = 4
+PROGRESS_BYTES = 16 << 10  # less than this counts as nothing: a byte now and then is a stall
+
+
+class Pull:
+    """One pull of one reference; `run` once."""
+
+    def __init__(
+        self,
+        store: Store,
+        certs_dir: Path | None,
+        reference: Reference,
+        auth: Auth | None,
+        watch: Watch,
+        report: Callable[[Progress], None],
+    ) -> None:
+        self._store, self._certs_dir, self._reference, self._auth = store, certs_dir, reference, auth
+        self._watch, self._report = watch, report
+        self._session = Session(CONNECTION_READ_TIMEOUT_S, watch.touch)
+        self._fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
+        self._loop = asyncio.get_running_loop()
+        self._fetched = self._total = self._unseen = 0
+
+    async def run(self) -> str:
+        """The image id. Raises Error, whose message names the reference."""
+        try:
+            return await self._run()
+        except Error as error:
+            prefix = "RegistryUnavailable: "
+            found, message = error.message.startswith(prefix), error.message.removeprefix(prefix)
+            error.message = f"{prefix if found else ''}pulling {self._reference}: {message}"
+            error.args = (error.message,)
+            raise
+        finally:
+            self._session.close()
+
+    async def _run(self) -> str:
+        self._tell("resolving")
+        hosts = await self._thread(lambda: hosts_for(self._reference.domain, self._certs_dir))
+        registry = Registry(self._session, self._reference, hosts, self._auth)
+        target, data = await self._thread(registry.resolve)
+        blobs = {target.digest: data}
+        manifest = await self._manifest(registry, target, data, blobs)
+        with self._store.holding([*blobs, manifest.config.digest, *(d.digest for d in manifest.layers)]):
+            config = await self._config(registry, manifest)
+            chain = chain_ids(config.diff_ids)
+            with self._store.holding(chain):
+                await self._keep(blobs)
+                await self._layers(registry, manifest, config)
+                with self._watch.paused():
+                    await self._store.publish([self._name(target)], chain)
+        self._tell("done")
+        return manifest.config.digest
+
+    async def _manifest(
+        self, registry: Registry, target: Descriptor, data: bytes, blobs: dict[str, bytes]
+    ) -> Manifest:
+        """This machine's manifest; the indexes on the way are added to `blobs`."""
+        found = manifests.parse(data, target.media_type)
+        depth = 1
+        while isinstance(found, Index):
+            depth += 1
+            if depth > manifests.DEPTH_LIMIT:
+                raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
+            chosen = manifests.choose(found, manifests.host_platform())
+            if chosen.size > manifests.LIMIT_BYTES:
+                raise manifests.BadManifest(f"index: a manifest of {chosen.size} bytes")
+            if chosen.digest in blobs:
+                raise manifests.BadManifest("the index contains itself")
+            blobs[chosen.digest] = await self._thread(partial(registry.manifest, chosen))
+            found = manifests.parse(blobs[chosen.digest], chosen.media_type)
+        return found
+
+    async def _config(self, registry: Registry, manifest: Manifest) -> Config:
+        await self._fetch(registry, manifest.config)
+        data = await self._thread(
+            lambda: self._store.blobs.read(manifest.config.digest, manifests.LIMIT_BYTES)
+        )
+        config = manifests.parse_config(data)
+        manifests.check_platform(config, manifests.host_platform())
+        if len(config.diff_ids) != len(manifest.layers):
+            raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
+        return config
+
+    async def _keep(self, blobs: dict[str, bytes]) -> None:
+        for data in blobs.values():
+            await self._thread(partial(self._store.blobs.put, data))
+
+    async def _layers(self, registry: Registry, manifest: Manifest, config: Config) -> None:
+        missing = {d.digest: d.size for d in manifest.layers if self._store.blobs.size(d.digest) != d.size}
+        self._total = sum(missing.values())
+        if self._total > self._store.free_bytes():
+            raise ResourceExhausted(f"no space left on the image store for {self._total} bytes of layers")
+        self._tell("fetching")
+        await self._store.unpack_all(
+            manifest, config.diff_ids, lambda layer: self._fetch(registry, layer), self._watch
+        )
+
+    def _name(self, target: Descriptor) -> Name:
+        reference = self._reference
+        return Name(reference.name, None if reference.digest else reference.tag, target)
+
+    # ---- blobs
+
+    async def _fetch(self, registry: Registry, descriptor: Descriptor) -> None:
+        """See to it that the blob is here; one download of it, however many pulls want it."""
+        async with self._store.turns.of(f"blob {descriptor.digest}", self._watch):
+            if self._store.blobs.size(descriptor.digest) == descriptor.size:
+                return
+            async with self._fetches:
+                await self._thread(lambda: self._download(registry, descriptor))
+
+    def _download(self, registry: Registry, descriptor: Descriptor) -> None:
+        with Ingest(self._store.blobs) as ingest:
+            registry.blob(descriptor, ingest, self._arrived)
+            if ingest.digest != descriptor.digest:
+                raise DigestMismatch(f"blob {descriptor.digest} has the content of {ingest.digest}")
+            ingest.commit()
+        self._watch.touch()
+
+    def _arrived(self, size: int) -> None:
+        """Called in threads."""
+        self._loop.call_soon_threadsafe(self._count, size)
+
+    def _count(self, size: int) -> None:
+        self._fetched += size
+        self._unseen += max(0, size)
+        if self._unseen >= PROGRESS_BYTES:
+            self._unseen = 0
+            self._watch.touch()
+            self._tell("fetching")
+
+    async def _thread(self, function: Callable[[], Got]) -> Got:
+        return await in_thread(function, self._session.abort)
+
+    def _tell(self, stage: str) -> None:
+        self._report(Progress(str(self._reference), stage, self._fetched, self._total))
+
+
+CONNECTION_READ_TIMEOUT_S = 3600.0  # the watch ends what hangs, long before

@@ -1,0 +1,307 @@
+"""A registry's content: what a reference means, manifests, blobs; from the hosts in order, logged in, retried, verified.
+
+Blocking: runs in a pull's threads. Everything is checked against a digest before it counts, so a host can only fail or be
+slow. A blob that broke off goes on where it stopped (Range), at the next host if need be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import quote
+
+from urllib3.response import BaseHTTPResponse
+
+from cri_server.images import auth as logins
+from cri_server.images import manifest as manifests
+from cri_server.images.auth import Credential
+from cri_server.images.client import Session, Unavailable
+from cri_server.images.content import DigestMismatch, Ingest
+from cri_server.images.hosts import PULL, RESOLVE, Host
+from cri_server.images.manifest import Descriptor
+from cri_server.images.model import Auth
+from cri_server.images.reference import DOCKER, Reference, is_digest
+from pyrunc.errors import Error, NotFound, PeerError
+
+Got = TypeVar("Got")
+
+ATTEMPTS = 4
+BLOB_ATTEMPTS_WITHOUT_PROGRESS = 5
+BACKOFF_S = (0.2, 0.6, 1.5, 3.0)
+RETRY_AFTER_LIMIT_S = 10.0
+CHUNK_BYTES = 256 << 10
+_CODE = re.compile(r'"code"\s*:\s*"([A-Z_]{1,40})"')
+_RETRIED = {408, 429, 500, 502, 503, 504}
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+class Unauthorized(PeerError):
+    """The registry wants a login, or another one."""
+
+
+class _NoSuch(NotFound):
+    """This host does not have it."""
+
+
+class Registry:
+    """The hosts of one reference, as one pull uses them. Methods may be called from several threads."""
+
+    def __init__(self, session: Session, reference: Reference, hosts: list[Host], auth: Auth | None) -> None:
+        self._session, self._reference, self._hosts = session, reference, hosts
+        self._credentials = {host: logins.credential(auth, reference, host) for host in hosts}
+        self._tokens: dict[Host, str] = {}
+        self._lock = threading.Lock()
+
+    def resolve(self) -> tuple[Descriptor, bytes]:
+        """The manifest or index that the reference means: its descriptor and content. Raises what `_each` raises."""
+        reference = self._reference
+        capability = PULL if reference.digest else RESOLVE
+        return self._each(capability, lambda host: self._manifest(host, reference.target, reference.digest))
+
+    def manifest(self, descriptor: Descriptor) -> bytes:
+        """A manifest that an index names."""
+
+        def fetch(host: Host) -> bytes:
+            _, data = self._manifest(host, descriptor.digest, descriptor.digest)
+            if len(data) != descriptor.size:
+                raise DigestMismatch(
+                    f"manifest {descriptor.digest} has {len(data)} bytes, not {descriptor.size}"
+                )
+            return data
+
+        return self._each(PULL, fetch)
+
+    def blob(self, descriptor: Descriptor, ingest: Ingest, arrived: Callable[[int], None]) -> None:
+        """Fill `ingest` with the blob, verified; `arrived` is told how many bytes came. The caller commits."""
+
+        def fetch(host: Host) -> None:
+            self._blob(host, descriptor, ingest, arrived)
+            try:
+                ingest.check(descriptor.digest, descriptor.size)
+            except DigestMismatch:
+                ingest.restart()
+                raise
+
+        self._each(PULL, fetch)
+
+    # ---- hosts in order
+
+    def _each(self, capability: str, fetch: Callable[[Host], Got]) -> Got:
+        """The answer of the first host that has one.
+
+        When none has: the last host is the registry itself and decides what kind of failure it is. NotFound, Unauthorized,
+        PeerError, or PeerError with the prefix RegistryUnavailable; the message tells about every host.
+        """
+        failures: list[Error] = []
+        for host in self._hosts:
+            if not host.can(capability):
+                continue
+            try:
+                return fetch(host)
+            except (PeerError, NotFound) as error:
+                failures.append(error)
+        if not failures:
+            raise PeerError(f"no host of {self._reference.domain} may be asked to {capability}")
+        message = "; ".join(dict.fromkeys(error.message for error in failures))
+        last = failures[-1]
+        if isinstance(last, Unavailable):
+            raise PeerError(f"RegistryUnavailable: {message}")
+        if isinstance(last, NotFound):
+            raise NotFound(message)
+        raise PeerError(message) if not isinstance(last, Unauthorized) else Unauthorized(message)
+
+    def _tries(self, host: Host) -> int:
+        """A mirror that refuses a connection is passed over at once; the registry itself gets another chance."""
+        return ATTEMPTS if host is self._hosts[-1] else 2
+
+    def _retrying(self, host: Host, attempt: Callable[[], Got]) -> Got:
+        for number in range(self._tries(host)):
+            try:
+                return attempt()
+            except Unavailable as error:
+                if number + 1 == self._tries(host) or (error.refused and host is not self._hosts[-1]):
+                    raise
+                self._pause(number, error)
+        raise AssertionError("unreachable")
+
+    def _pause(self, number: int, error: Unavailable) -> None:
+        wanted = error.retry_after_s or 0.0
+        self._session.sleep(max(BACKOFF_S[min(number, len(BACKOFF_S) - 1)], min(wanted, RETRY_AFTER_LIMIT_S)))
+
+    # ---- manifests
+
+    def _manifest(self, host: Host, target: str, digest: str | None) -> tuple[Descriptor, bytes]:
+        return self._retrying(host, lambda: self._manifest_once(host, target, digest))
+
+    def _manifest_once(self, host: Host, target: str, digest: str | None) -> tuple[Descriptor, bytes]:
+        with self._open(host, f"manifests/{target}", {"Accept": ", ".join(manifests.ACCEPTED)}) as response:
+            data = self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
+            sent = response.headers.get("Content-Type", "").partition(";")[0].strip()
+            promised = response.headers.get("Docker-Content-Digest", "")
+        found = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        for expected in (digest, promised if is_digest(promised) else None):
+            if expected and found != expected:
+                raise DigestMismatch(
+                    f"{host.netloc}: manifest {target} has the digest {found}, not {expected}"
+                )
+        manifests.parse(data, sent)
+        return Descriptor(sent if sent in manifests.ACCEPTED else _own_type(data), found, len(data)), data
+
+    def _all(self, host: Host, response: BaseHTTPResponse, limit_bytes: int, what: str) -> bytes:
+        data = bytearray()
+        while piece := self._session.read(response, CHUNK_BYTES):
+            data += piece
+            if len(data) > limit_bytes:
+                raise PeerError(f"{host.netloc}: {what} of more than {limit_bytes} bytes")
+        return bytes(data)
+
+    # ---- blobs
+
+    def _blob(
+        self, host: Host, descriptor: Descriptor, ingest: Ingest, arrived: Callable[[int], None]
+    ) -> None:
+        failures = 0
+        while ingest.size < descriptor.size or (not descriptor.size and not failures):
+            before = ingest.size
+            try:
+                self._blob_part(host, descriptor, ingest, arrived)
+                if ingest.size >= descriptor.size:
+                    return
+                raise Unavailable(
+                    f"{host.netloc}: blob {descriptor.digest} ended after {ingest.size} of {descriptor.size} bytes"
+                )
+            except Unavailable as error:
+                failures = 1 if ingest.size > before else failures + 1
+                limit = BLOB_ATTEMPTS_WITHOUT_PROGRESS if host is self._hosts[-1] else 2
+                if failures >= limit or (error.refused and host is not self._hosts[-1]):
+                    raise
+                self._pause(failures - 1, error)
+
+    def _blob_part(
+        self, host: Host, descriptor: Descriptor, ingest: Ingest, arrived: Callable[[int], None]
+    ) -> None:
+        headers = {"Range": f"bytes={ingest.size}-"} if ingest.size else {}
+        with self._open(host, f"blobs/{descriptor.digest}", headers) as response:
+            if not _continues(response, ingest.size):
+                arrived(-ingest.size)
+                ingest.restart()
+            length = response.headers.get("Content-Length", "")
+            if length.isdigit() and ingest.size + int(length) > descriptor.size:
+                raise DigestMismatch(
+                    f"{host.netloc}: blob {descriptor.digest} has {ingest.size + int(length)} bytes, not {descriptor.size}"
+                )
+            while piece := self._session.read(response, CHUNK_BYTES):
+                if ingest.size + len(piece) > descriptor.size:
+                    ingest.restart()
+                    raise DigestMismatch(
+                        f"{host.netloc}: blob {descriptor.digest} has more than {descriptor.size} bytes"
+                    )
+                ingest.write(piece)
+                arrived(len(piece))
+
+    # ---- one request, logged in
+
+    def _open(self, host: Host, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
+        """A successful response. Raises Unavailable, Unauthorized, _NoSuch, PeerError."""
+        url = f"{host.url}{quote(host.prefix)}/{self._reference.path}/{what}{self._namespace(host)}"
+        response = self._session.get(host, url, headers | self._authorization(host))
+        if response.status == 401:
+            self._session_close(response)
+            self._log_in(host, response.headers.getlist("WWW-Authenticate"))
+            response = self._session.get(host, url, headers | self._authorization(host))
+        if response.status in (200, 206):
+            return response
+        try:
+            raise self._refusal(host, response, what)
+        finally:
+            response.close()
+
+    def _session_close(self, response: BaseHTTPResponse) -> None:
+        response.close()
+
+    def _namespace(self, host: Host) -> str:
+        """Tells a mirror which registry is meant, as containerd does."""
+        return "" if host.upstream else f"?ns={quote(self._reference.domain)}"
+
+    def _authorization(self, host: Host) -> dict[str, str]:
+        with self._lock:
+            value = self._tokens.get(host)
+        return {"Authorization": value} if value else {}
+
+    def _log_in(self, host: Host, headers: list[str]) -> None:
+        """Answer the challenge with what is meant for this host."""
+        offered = [challenge for header in headers for challenge in logins.challenges(header)]
+        who = self._credentials[host]
+        bearer = next((c for c in offered if c.scheme == "bearer"), None)
+        if who.bearer:
+            value: str | None = f"Bearer {who.bearer}"
+        elif bearer is not None:
+            value = f"Bearer {self._token(host, bearer, who)}"
+        elif any(c.scheme == "basic" for c in offered):
+            value = who.basic
+        else:
+            raise Unauthorized(f"{host.netloc}: 401, and no way to log in that is known here")
+        if value is None:
+            raise Unauthorized(f"{host.netloc}: 401 unauthorized, and there are no credentials for it")
+        with self._lock:
+            self._tokens[host] = value
+
+    def _token(self, host: Host, challenge: logins.Challenge, who: Credential) -> str:
+        request = logins.token_request(challenge, who, host, f"repository:{self._reference.path}:pull")
+
+        def ask() -> str:
+            with self._session.token(host, request.url, request.headers, request.body) as response:
+                if response.status in _RETRIED:
+                    raise Unavailable(
+                        f"{host.netloc}: its token server answered {response.status}", _retry_after(response)
+                    )
+                if response.status != 200:
+                    raise Unauthorized(f"{host.netloc}: its token server answered {response.status}")
+                return logins.read_token(
+                    self._all(host, response, logins.TOKEN_LIMIT_BYTES, "a token"), host.netloc
+                )
+
+        return self._retrying(host, ask)
+
+    def _refusal(self, host: Host, response: BaseHTTPResponse, what: str) -> Error:
+        """The error for a status. Of the body only registry error codes are shown: it may echo what was sent."""
+        try:
+            code = _CODE.search(self._all(host, response, 64 << 10, "an error").decode("utf-8", "replace"))
+        except PeerError:
+            code = None
+        status = f"{response.status}" + (f" {code[1]}" if code else "")
+        subject = (
+            f"{host.netloc}: {self._reference.path} {what.replace('manifests/', '').replace('blobs/', '')}"
+        )
+        if response.status in (401, 403):
+            return Unauthorized(f"{subject}: {status} unauthorized")
+        if response.status == 404:
+            return _NoSuch(f"{subject}: not found")
+        if response.status in _RETRIED:
+            return Unavailable(f"{host.netloc}: {status}", _retry_after(response))
+        return PeerError(f"{subject}: unexpected status {status}")
+
+
+def _own_type(data: bytes) -> str:
+    found = manifests.parse(data)
+    own = manifests.media_type(data)
+    return own or (manifests.OCI_INDEX if isinstance(found, manifests.Index) else manifests.OCI_MANIFEST)
+
+
+def _continues(response: BaseHTTPResponse, at: int) -> bool:
+    """Whether the body goes on where we stopped; a server may send all of it again instead."""
+    if not at:
+        return True
+    found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    return response.status == 206 and found is not None and int(found[1]) == at
+
+
+def _retry_after(response: BaseHTTPResponse) -> float | None:
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isdigit() and len(text) < 6 else None
+
+
+__all__ = ["DOCKER", "Registry", "Unauthorized"]

@@ -1,0 +1,252 @@
+"""The store that pulls and loads work on: blobs, layers, the catalog, and who holds what while it is not yet listed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cri_server.images import unpack
+from cri_server.images.catalog import Catalog, Name
+from cri_server.images.content import Blobs
+from cri_server.images.inflate import Limits
+from cri_server.images.layers import Layers, chain_ids
+from cri_server.images.manifest import Descriptor, Manifest
+from cri_server.images.waiting import Abandoned, Turns, Watch, first_error, in_thread
+from pyrunc.errors import PeerError, ResourceExhausted
+from pyrunc.zygote.client import Zygote
+
+RESERVE_LIMIT_BYTES = 512 << 20
+_ERRAND_END_S = 10.0
+_UNPACK_ERRAND = "cri_server.images.unpack:errand"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A layer to unpack: the last of `chain`, whose content is `diff_id`, from the blob `descriptor`."""
+
+    chain: list[str]
+    diff_id: str
+    descriptor: Descriptor
+    below: asyncio.Event | None
+    committed: asyncio.Event
+
+
+class Store:
+    """Everything below `root`. Methods that are coroutines run on one event loop."""
+
+    def __init__(self, root: Path, pinned: Iterable[str], errands: Zygote | None) -> None:
+        self.root = root
+        self.blobs = Blobs(root)
+        self.layers = Layers(root)
+        self.catalog = Catalog(root, self.blobs, self.layers, pinned)
+        self._errands = errands
+        self._held: Counter[str] = Counter()
+        self._loading = 0
+        self._changing = asyncio.Lock()
+        self.turns = Turns()
+        self._cores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+        self._unsynced: set[str] = set()
+        self._emptying: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Make or read the store; what no image needs is dropped."""
+        await in_thread(self._open)
+
+    def _open(self) -> None:
+        self.blobs.prepare()
+        self.layers.prepare()
+        self.catalog.load()
+        self._collect()
+        self.layers.empty_trash()
+
+    async def close(self) -> None:
+        """Wait for deletions that are under way."""
+        if self._emptying:
+            await asyncio.wait([self._emptying])
+
+    @contextmanager
+    def holding(self, keys: Iterable[str]) -> Iterator[None]:
+        """Keep blobs and layers (digests, chain ids) from being collected."""
+        held = list(keys)
+        self._held.update(held)
+        try:
+            yield
+        finally:
+            self._held.subtract(held)
+            self._held += Counter()  # drops the zeros
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Collect nothing: an archive's blobs arrive before it is known what they are."""
+        self._loading += 1
+        try:
+            yield
+        finally:
+            self._loading -= 1
+
+    async def publish(self, names: Sequence[Name], chain: Sequence[str]) -> None:
+        """List an image whose blobs and layers are all here: everything it needs reaches the disk first."""
+        async with self._changing:
+            await in_thread(lambda: self._publish(names, chain))
+
+    def _publish(self, names: Sequence[Name], chain: Sequence[str]) -> None:
+        if pending := self._unsynced & set(chain):
+            self.layers.sync([str(self.layers.tree(chain[-1]))])
+            self._unsynced -= pending
+        self.blobs.sync_folder()
+        self.catalog.add(names)
+        self._collect()
+
+    async def withdraw(self, choose: Callable[[], Sequence[Name]]) -> None:
+        """Take back the names that `choose` answers when it is this caller's turn, and what nobody needs then."""
+        async with self._changing:
+            names = choose()
+            if names:
+                await in_thread(lambda: self._withdraw(names))
+        self._empty_trash_soon()
+
+    def _withdraw(self, names: Sequence[Name]) -> None:
+        self.catalog.remove(names)
+        self._collect()
+
+    async def collect(self) -> None:
+        """Drop what neither an image nor a running pull needs."""
+        async with self._changing:
+            await in_thread(self._collect)
+        self._empty_trash_soon()
+
+    def _collect(self) -> None:
+        if self._loading:
+            return
+        held = {key for key, count in list(self._held.items()) if count > 0}
+        used = self.catalog.used_blobs()
+        for digest in self.blobs.digests():
+            if digest not in used and digest not in held:
+                self.blobs.remove(digest)
+        self.layers.collect(self.catalog.used_chain_ids() | held)
+
+    def _empty_trash_soon(self) -> None:
+        if self._emptying is None or self._emptying.done():
+            self._emptying = asyncio.get_running_loop().create_task(in_thread(self.layers.empty_trash))
+
+    def totals(self) -> tuple[int, int]:
+        """Bytes and inodes of what the images have on disk."""
+        layers, blobs = self.layers.totals(), self.catalog.used_blobs()
+        return layers[0] + sum(blobs.values()), layers[1] + len(blobs)
+
+    def free_bytes(self) -> int:
+        """What may still be written, with a reserve left for the node to go on."""
+        found = os.statvfs(self.root)
+        reserve = min(RESERVE_LIMIT_BYTES, found.f_blocks * found.f_frsize // 50)
+        return max(0, found.f_bavail * found.f_frsize - reserve)
+
+    # ---- layers
+
+    async def unpack_all(
+        self,
+        manifest: Manifest,
+        diff_ids: Sequence[str],
+        fetch: Callable[[Descriptor], Awaitable[None]],
+        watch: Watch,
+    ) -> None:
+        """Have all layers unpacked and their blobs here; `fetch` sees to a blob. In parallel, committed bottom first.
+
+        Cancels what is left when one fails. Raises what failed.
+        """
+        chain = chain_ids(diff_ids)
+        committed = [asyncio.Event() for _ in chain]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, descriptor in enumerate(manifest.layers):
+                    below = committed[number - 1] if number else None
+                    layer = _Wanted(
+                        chain[: number + 1], diff_ids[number], descriptor, below, committed[number]
+                    )
+                    group.create_task(self._unpack_layer(layer, fetch, watch))
+        except BaseExceptionGroup as problems:
+            raise first_error(problems) from None
+
+    async def _unpack_layer(
+        self, layer: _Wanted, fetch: Callable[[Descriptor], Awaitable[None]], watch: Watch
+    ) -> None:
+        """Somebody who does the same already is waited for."""
+        async with self.turns.of(f"layer {layer.chain[-1]}", watch):
+            await fetch(layer.descriptor)
+            if self.layers.get(layer.chain[-1]) is None:
+                await self._unpack(layer, watch)
+        layer.committed.set()
+
+    async def _unpack(self, layer: _Wanted, watch: Watch) -> None:
+        limits = Limits(size_bytes=min(Limits().size_bytes, self.free_bytes()))
+        if not limits.size_bytes:
+            raise ResourceExhausted("no space left on the image store")
+        folder = self.layers.new_folder()
+        try:
+            with watch.paused():
+                await self._cores.acquire()
+            try:
+                await self._run(folder, layer, limits, watch)
+            finally:
+                self._cores.release()
+            if layer.below is not None:
+                await layer.below.wait()
+            self._unsynced.add(layer.chain[-1])
+            await in_thread(lambda: self.layers.commit(folder, layer.chain))
+        finally:
+            await in_thread(lambda: self.layers.discard(folder))
+
+    async def _run(self, folder: str, layer: _Wanted, limits: Limits, watch: Watch) -> None:
+        blob_fd = self.blobs.open_blob(layer.descriptor.digest)
+        try:
+            if self._errands is None:
+                await _unpack_in_thread(blob_fd, folder, layer.diff_id, limits, watch)
+            else:
+                await _unpack_in_errand(self._errands, blob_fd, folder, layer.diff_id, limits, watch)
+        finally:
+            os.close(blob_fd)
+
+
+async def _unpack_in_thread(blob_fd: int, folder: str, diff_id: str, limits: Limits, watch: Watch) -> None:
+    abandoned = threading.Event()
+
+    def tick() -> None:
+        watch.touch()
+        if abandoned.is_set():
+            raise Abandoned
+
+    await in_thread(lambda: unpack.unpack(blob_fd, folder, diff_id, limits, tick), abandoned.set)
+
+
+async def _unpack_in_errand(
+    errands: Zygote, blob_fd: int, folder: str, diff_id: str, limits: Limits, watch: Watch
+) -> None:
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()  # the errand's end of the pipe is closed, so it is gone and writes no more
+
+    def ticked() -> None:
+        watch.touch()
+        if not os.read(reading, 4096):
+            loop.remove_reader(reading)
+            ended.set()
+
+    loop.add_reader(reading, ticked)
+    arguments = {"folder": folder, "diff_id": diff_id, "limits": asdict(limits)}
+    try:
+        result = await errands.run(_UNPACK_ERRAND, arguments, [blob_fd, writing])
+    finally:
+        os.close(writing)
+        try:
+            await asyncio.wait_for(ended.wait(), _ERRAND_END_S)
+        finally:
+            loop.remove_reader(reading)
+            os.close(reading)
+    if result.exit_code:
+        said = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise PeerError(f"unpacking a layer failed with exit code {result.exit_code}: {said[:300]}")

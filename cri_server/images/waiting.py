@@ -1,0 +1,136 @@
+"""Waiting: for a thread that does what blocks, for somebody who works on the same thing, and no longer than there is progress."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
+
+from pyrunc.errors import DeadlineExceeded
+
+Outcome = TypeVar("Outcome")
+_ABANDON_S = 5.0
+
+
+class Abandoned(Exception):
+    """The work was cancelled; raised inside its threads."""
+
+
+async def in_thread(function: Callable[[], Outcome], abort: Callable[[], None] = lambda: None) -> Outcome:
+    """Run `function` in a thread of its own. On cancellation `abort` is called, which should make it return soon.
+
+    A daemon thread and not a pool: one that hangs in the kernel takes no place from others and does not hold up an exit.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Outcome] = loop.create_future()
+
+    def settle(outcome: Outcome | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(outcome)  # type: ignore[arg-type]
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        outcome: Outcome | None = None
+        error: BaseException | None = None
+        try:
+            outcome = function()
+        except StopIteration as stop:  # a future does not take it
+            error = RuntimeError(f"StopIteration: {stop}")
+        except BaseException as problem:
+            error = problem
+        try:
+            loop.call_soon_threadsafe(settle, outcome, error)
+        except RuntimeError:  # the loop was closed meanwhile
+            pass
+
+    threading.Thread(target=run, name="images", daemon=True).start()
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        abort()
+        await asyncio.wait([future], timeout=_ABANDON_S)
+        if future.done() and not future.cancelled():
+            future.exception()
+        raise
+
+
+class Watch:
+    """Cancels work that makes no progress for `timeout_s`. `touch` may be called from any thread."""
+
+    def __init__(self, timeout_s: float, what: str) -> None:
+        self._timeout_s, self._what = timeout_s, what
+        self._last = time.monotonic()
+        self._pauses = 0
+        self.stalled = False
+
+    def touch(self) -> None:
+        """Something happened."""
+        self._last = time.monotonic()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While waiting for others, or for the disk."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self.touch()
+
+    async def guard(self, work: asyncio.Task[Outcome]) -> Outcome:
+        """The task's outcome. Raises DeadlineExceeded when it had to be cancelled; cancelling cancels the task."""
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=min(1.0, self._timeout_s / 4))
+                if not self._pauses and time.monotonic() - self._last > self._timeout_s and not work.done():
+                    self.stalled = True
+                    work.cancel()
+                    await asyncio.wait([work])
+                    break
+        except asyncio.CancelledError:
+            work.cancel()
+            await asyncio.wait([work])
+            raise
+        if self.stalled and (work.cancelled() or work.exception() is not None):
+            raise DeadlineExceeded(f"{self._what}: no progress for {self._timeout_s:g} s")
+        return work.result()
+
+
+class Turns:
+    """A lock per key, for as long as somebody wants it."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def of(self, key: str, watch: Watch) -> AsyncIterator[None]:
+        """Hold the key's lock; waiting for it is not a lack of progress, whoever has it is watched himself."""
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = (lock, users + 1)
+        try:
+            with watch.paused():
+                await lock.acquire()
+            try:
+                yield
+            finally:
+                lock.release()
+        finally:
+            lock, users = self._locks[key]
+            if users == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = (lock, users - 1)
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first in a task group: the others were cancelled because of it."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,411 @@
+"""A real, small container registry: the distribution API for pulls, over HTTP or HTTPS, with logins, and able to misbehave.
+
+Blobs are files below a folder. `Fault`s change the answers to the requests they match, so that a test says in one line what
+goes wrong. As a program it serves image archives: `python -m tests.support.registry --port N --root DIR [--auth U:P] FILE…`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import re
+import secrets
+import ssl
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from cri_server.images import manifest as types
+from cri_server.images.build import BuiltImage, descriptor, manifest_of
+
+_CHUNK = 64 << 10
+
+
+@dataclass
+class Fault:
+    """A wrong answer to requests whose `METHOD path` contains a match of `match`, `times` times (None: always).
+
+    `status` with `headers` and `body` replaces the answer. The others change a right one: `content` (other bytes),
+    `media_type`, `length` (a false Content-Length), `cut_at` (close after so many bytes), `stall_at` (fall silent there),
+    `byte_delay_s` (one byte at a time), `ignore_range`.
+    """
+
+    match: str
+    times: int | None = None
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    content: bytes | None = None
+    media_type: str | None = None
+    length: int | None = None
+    cut_at: int | None = None
+    stall_at: int | None = None
+    byte_delay_s: float = 0
+    ignore_range: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+
+
+class Registry:
+    """A registry on 127.0.0.1. `auth`: (scheme, user, password), scheme `basic` or `bearer` (tokens from `/token`).
+
+    `tls`: (certificate, key). Use as a `with`; `requests` has everything that was asked.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        port: int = 0,
+        tls: tuple[Path, Path] | None = None,
+        auth: tuple[str, str, str] | None = None,
+        address: str = "127.0.0.1",
+    ) -> None:
+        self.root, self.auth = root, auth
+        (root / "blobs").mkdir(parents=True, exist_ok=True)
+        self.manifests: dict[tuple[str, str], tuple[bytes, str]] = {}
+        self.faults: list[Fault] = []
+        self.requests: list[Request] = []
+        self.tokens: set[str] = set()
+        self.realm = ""
+        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._server = _Server((address, port), _handler(self))
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.scheme = "https" if tls else "http"
+        self.host = f"{address}:{self._server.server_address[1]}"
+        self.url = f"{self.scheme}://{self.host}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> Registry:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop answering and wait for the threads."""
+        self.stopping.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def serve(self) -> None:
+        """Answer until interrupted, in this thread."""
+        self._server.serve_forever()
+
+    # ---- content
+
+    def put_blob(self, data: bytes) -> str:
+        """Store a blob; its digest."""
+        digest = hashlib.sha256(data).hexdigest()
+        (self.root / "blobs" / digest).write_bytes(data)
+        return f"sha256:{digest}"
+
+    def put_manifest(self, name: str, data: bytes, media_type: str) -> str:
+        """Store a manifest or an index as `repository:tag` (or only by digest: `repository`); its digest."""
+        repository, _, tag = name.partition(":")
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        for reference in filter(None, (tag, digest)):
+            self.manifests[repository, reference] = (data, media_type)
+        return digest
+
+    def push(self, name: str, image: BuiltImage, *, compress: str = "gzip", docker: bool = False) -> str:
+        """Store an image as `repository:tag`; the manifest's digest."""
+        data, blobs = manifest_of(image, compress, docker)
+        for blob in blobs.values():
+            self.put_blob(blob)
+        return self.put_manifest(name, data, types.DOCKER_MANIFEST if docker else types.OCI_MANIFEST)
+
+    def push_index(
+        self, name: str, images: Mapping[tuple[str, str, str], BuiltImage], *, docker: bool = False
+    ) -> str:
+        """Store an index; (os, architecture, variant) -> image."""
+        entries = []
+        for (system, architecture, variant), image in images.items():
+            data, _ = manifest_of(image)
+            self.push(name.partition(":")[0], image)
+            platform = {
+                "os": system,
+                "architecture": architecture,
+                **({"variant": variant} if variant else {}),
+            }
+            entries.append({**descriptor(data, types.OCI_MANIFEST), "platform": platform})
+        kind = types.DOCKER_INDEX if docker else types.OCI_INDEX
+        document = json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": entries}).encode()
+        return self.put_manifest(name, document, kind)
+
+    def push_archive(self, path: Path) -> list[str]:
+        """Store all images of a docker-archive under their names without the host; the names."""
+        pushed = []
+        with tarfile.open(path) as tar:
+
+            def content(name: str) -> bytes:
+                file = tar.extractfile(name)
+                assert file is not None
+                return file.read()
+
+            for item in json.loads(content("manifest.json")):
+                layers = tuple(content(name) for name in item["Layers"])
+                image = BuiltImage(layers, content(item["Config"]))
+                for name in item["RepoTags"]:
+                    pushed.append(without_host(name))
+                    self.push(pushed[-1], image, docker=True)
+        return pushed
+
+    # ---- misbehaviour
+
+    def fault(self, match: str, **what: Any) -> Fault:
+        """Add a fault."""
+        self.faults.append(Fault(match, **what))
+        return self.faults[-1]
+
+    def fault_for(self, request: str) -> Fault | None:
+        """The fault for this request, counted."""
+        with self._lock:
+            for fault in self.faults:
+                if re.search(fault.match, request) and fault.times != 0:
+                    if fault.times is not None:
+                        fault.times -= 1
+                    return fault
+        return None
+
+    def asked(self, match: str) -> list[Request]:
+        """The requests whose `METHOD path` contains a match."""
+        return [r for r in self.requests if re.search(match, f"{r.method} {r.path}")]
+
+
+def without_host(name: str) -> str:
+    """`docker.io/library/busybox:latest` -> `library/busybox:latest`; a name without a host is docker's."""
+    first, slash, rest = name.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return rest
+    return name if slash else f"library/{name}"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+    block_on_close = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is none."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        owner = registry
+
+    return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    owner: Registry
+    protocol_version = "HTTP/1.1"
+    timeout = 20
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The requests are kept instead."""
+
+    def do_GET(self) -> None:
+        self._answer(b"")
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    def _answer(self, body: bytes) -> None:
+        registry = self.owner
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        registry.requests.append(Request(self.command, self.path, headers))
+        fault = registry.fault_for(f"{self.command} {self.path}") or Fault("")
+        parts = urlsplit(self.path)
+        if fault.status is not None:
+            self._send(fault.status, fault.body, "text/plain", dict(fault.headers), Fault(""))
+        elif parts.path == "/token":
+            self._token(parts.query, body)
+        elif not self._is_allowed():
+            self._challenge()
+        else:
+            self._content(parts.path, fault)
+
+    # ---- logins
+
+    def _is_allowed(self) -> bool:
+        if self.owner.auth is None:
+            return True
+        scheme, user, password = self.owner.auth
+        sent = self.headers.get("Authorization", "")
+        if scheme == "basic":
+            return sent == "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+        return sent.removeprefix("Bearer ") in self.owner.tokens
+
+    def _challenge(self) -> None:
+        assert self.owner.auth is not None
+        if self.owner.auth[0] == "basic":
+            value = 'Basic realm="registry"'
+        else:
+            realm = self.owner.realm or f"{self.owner.url}/token"
+            repository = self.path.split("/manifests/")[0].split("/blobs/")[0].removeprefix("/v2/")
+            value = f'Bearer realm="{realm}",service="registry",scope="repository:{repository}:pull"'
+        error = b'{"errors":[{"code":"UNAUTHORIZED","message":"log in"}]}'
+        self._send(401, error, "application/json", {"WWW-Authenticate": value}, Fault(""))
+
+    def _token(self, query: str, body: bytes) -> None:
+        assert self.owner.auth is not None
+        _, user, password = self.owner.auth
+        form = parse_qs(body.decode() if body else query)
+        expected = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+        refreshed = form.get("grant_type") == ["refresh_token"] and form.get("refresh_token") == [password]
+        if self.headers.get("Authorization") != expected and not refreshed:
+            self._send(401, b"{}", "application/json", {}, Fault(""))
+            return
+        token = secrets.token_urlsafe(16)
+        self.owner.tokens.add(token)
+        key = "access_token" if refreshed else "token"
+        self._send(
+            200, json.dumps({key: token, "expires_in": 300}).encode(), "application/json", {}, Fault("")
+        )
+
+    # ---- content
+
+    def _content(self, path: str, fault: Fault) -> None:
+        match = re.fullmatch(r"/v2/(?P<name>.+)/(?P<kind>manifests|blobs)/(?P<reference>[^/]+)", path)
+        if path.rstrip("/") == "/v2":
+            self._send(200, b"{}", "application/json", {}, fault)
+        elif match and match["kind"] == "manifests":
+            self._manifest(match["name"], match["reference"], fault)
+        elif match:
+            self._blob(match["reference"], fault)
+        else:
+            self._missing()
+
+    def _manifest(self, name: str, reference: str, fault: Fault) -> None:
+        found = self.owner.manifests.get((name, reference))
+        if found is None:
+            return self._missing("MANIFEST_UNKNOWN")
+        digest = f"sha256:{hashlib.sha256(found[0]).hexdigest()}"
+        return self._send(200, found[0], found[1], {"Docker-Content-Digest": digest}, fault)
+
+    def _blob(self, digest: str, fault: Fault) -> None:
+        path = self.owner.root / "blobs" / digest.removeprefix("sha256:")
+        if not path.is_file():
+            return self._missing("BLOB_UNKNOWN")
+        data = path.read_bytes() if fault.content is None else fault.content
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if match and not fault.ignore_range:
+            start, size = int(match[1]), len(data)
+            if start >= size:
+                return self._send(416, b"", "text/plain", {"Content-Range": f"bytes */{size}"}, fault)
+            more = {"Content-Range": f"bytes {start}-{size - 1}/{size}"}
+            return self._send(206, data[start:], "application/octet-stream", more, fault)
+        return self._send(200, data, "application/octet-stream", {"Accept-Ranges": "bytes"}, fault)
+
+    def _missing(self, code: str = "NAME_UNKNOWN") -> None:
+        body = json.dumps({"errors": [{"code": code, "message": "no such thing"}]}).encode()
+        self._send(404, body, "application/json", {}, Fault(""))
+
+    def _send(
+        self, status: int, data: bytes, media_type: str, headers: Mapping[str, str], fault: Fault
+    ) -> None:
+        if fault.content is not None:
+            data = fault.content
+        self.send_response(status)
+        self.send_header("Content-Type", media_type if fault.media_type is None else fault.media_type)
+        if fault.length != -1:
+            self.send_header("Content-Length", str(len(data) if fault.length is None else fault.length))
+        for name, value in {**headers, **fault.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self._body(data, fault)
+
+    def _body(self, data: bytes, fault: Fault) -> None:
+        stop_at = min((at for at in (fault.cut_at, fault.stall_at) if at is not None), default=None)
+        step = 1 if fault.byte_delay_s else _CHUNK
+        for at in range(0, len(data) if stop_at is None else stop_at, step):
+            end = at + step if stop_at is None else min(at + step, stop_at)
+            self.wfile.write(data[at:end])
+            if fault.byte_delay_s and self.owner.stopping.wait(fault.byte_delay_s):
+                break
+        self.wfile.flush()
+        if fault.stall_at is not None:
+            self._stall()
+        if stop_at is not None or fault.length is not None:
+            self.close_connection = True
+
+    def _stall(self) -> None:
+        """Say nothing more until the client or the test has had enough."""
+        self.connection.settimeout(0.05)
+        while not self.owner.stopping.is_set():
+            try:
+                if not self.connection.recv(1):
+                    return
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+    """Whether it became true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve archives until killed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.registry", description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--address", default="127.0.0.1")
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--auth", help="USER:PASSWORD, asked for by basic authentication")
+    parser.add_argument("archives", nargs="*", type=Path)
+    asked = parser.parse_args(arguments)
+    login = None
+    if asked.auth:
+        user, _, password = asked.auth.partition(":")
+        login = ("basic", user, password)
+    registry = Registry(asked.root, port=asked.port, auth=login, address=asked.address)
+    for archive in asked.archives:
+        print("serving", *registry.push_archive(archive), flush=True)
+    try:
+        registry.serve()
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
