@@ -69,9 +69,12 @@ def _mount_fs(op: m.MountFs) -> str:
 
 
 def _changes(to_set: int, to_clear: int, prefix: str = "") -> str:
-    to_clear &= ~abi.MOUNT_ATTR__ATIME | (0 if to_set & abi.MOUNT_ATTR__ATIME else abi.MOUNT_ATTR__ATIME)
+    """`ro,-nosuid`: set and cleared attributes; the atime family is one field, cleared it is relatime."""
     named = [prefix + word for bit, word in _ATTRIBUTES if to_set & bit]
-    named += [f"{prefix}-{word}" for bit, word in _ATTRIBUTES if to_clear & bit & ~to_set]
+    if to_clear & abi.MOUNT_ATTR__ATIME and not to_set & abi.MOUNT_ATTR__ATIME:
+        named.append(prefix + "relatime")
+    plain = to_clear & ~to_set & ~abi.MOUNT_ATTR__ATIME
+    named += [f"{prefix}-{word}" for bit, word in _ATTRIBUTES if plain & bit]
     return ",".join(named)
 
 

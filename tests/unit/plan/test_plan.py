@@ -1,0 +1,328 @@
+"""Plans are pure: their lines, their order, what they leave out; and every operation can be shown and lowered."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyrunc.errors import InvalidSpec
+from pyrunc.plan import build as plans
+from pyrunc.plan import lower as lowering
+from pyrunc.plan import model, mounts
+from pyrunc.plan.identity import cpu_list, environment
+from pyrunc.plan.lower import lower
+from pyrunc.plan.lower_process import candidates
+from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
+from pyrunc.plan.show import LINES, line, show
+from pyrunc.spec.default import default
+from pyrunc.spec.model import Mount, Process
+from pyrunc.spec.parse import parse
+
+HOST = Host(capabilities=(1 << 41) - 1, last_capability=40, oom_score_adj=0)
+
+
+def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
+    document = copy.deepcopy(default())
+    for path, value in (change or {}).items():
+        place = document
+        *keys, last = path.split(".")
+        for key in keys:
+            place = place.setdefault(key, {})
+        place[last] = value
+    findings = more.pop("findings", Findings())
+    return plans.build(parse(document), HOST, findings, **more)
+
+
+def operations() -> set[type]:
+    return {kind for kind in Op.__subclasses__() if kind.__module__ == model.__name__}
+
+
+def test_the_set_of_operations_is_closed() -> None:
+    assert operations() == set(LINES) == set(lowering.CALLS)
+    assert set(lowering.NEEDS) <= operations()
+
+
+def test_lines_of_the_default() -> None:
+    text = show(plan({"process.terminal": True}, keyring="_ses.x"))
+    assert text.splitlines() == [
+        "   1  prepare 'pyrunc:init'",
+        "   2  clone process into its cgroup with new namespaces pid,net,ipc,uts,mnt,cgroup",
+        "   3  setsid",
+        "   4  link lo up",
+        "   5  keyctl join session '_ses.x'",
+        "   6  propagate all mounts rslave",
+        "   7  attach root rslave",
+        "   8  mount 'proc' on '/proc'",
+        "   9  mount 'tmpfs' on '/dev' (nosuid,strictatime,mode=755,size=65536k)",
+        "  10  mount 'devpts' on '/dev/pts' (nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5)",
+        "  11  mount 'tmpfs' on '/dev/shm' (nosuid,nodev,noexec,mode=1777,size=65536k)",
+        "  12  mount 'mqueue' on '/dev/mqueue' (nosuid,nodev,noexec)",
+        "  13  mount 'sysfs' on '/sys' (ro,nosuid,nodev,noexec)",
+        "  14  mount 'cgroup2' on '/sys/fs/cgroup' (ro,nosuid,nodev,noexec)",
+        "  15  mknod '/dev/null' c 1:3 mode 0666",
+        "  16  mknod '/dev/zero' c 1:5 mode 0666",
+        "  17  mknod '/dev/full' c 1:7 mode 0666",
+        "  18  mknod '/dev/random' c 1:8 mode 0666",
+        "  19  mknod '/dev/urandom' c 1:9 mode 0666",
+        "  20  mknod '/dev/tty' c 5:0 mode 0666",
+        "  21  symlink '/dev/fd' to '/proc/self/fd'",
+        "  22  symlink '/dev/stdin' to '/proc/self/fd/0'",
+        "  23  symlink '/dev/stdout' to '/proc/self/fd/1'",
+        "  24  symlink '/dev/stderr' to '/proc/self/fd/2'",
+        "  25  symlink '/dev/core' to '/proc/kcore'",
+        "  26  symlink '/dev/ptmx' to 'pts/ptmx'",
+        "  27  pivot_root",
+        "  28  open terminal as '/dev/console' and stdio",
+        "  29  remount '/' (ro)",
+        "  30  umask 0022",
+        "  31  sethostname 'pyrunc'",
+        *(
+            f"{32 + i:4}  readonly '{path}'"
+            for i, path in enumerate(
+                ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+            )
+        ),
+        *(
+            f"{37 + i:4}  mask '{path}'"
+            for i, path in enumerate(
+                (
+                    *("/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
+                    *(
+                        "/proc/timer_list",
+                        "/proc/timer_stats",
+                        "/proc/sched_debug",
+                        "/sys/firmware",
+                        "/proc/scsi",
+                    ),
+                )
+            )
+        ),
+        "  47  setrlimit RLIMIT_NOFILE 1024:1024",
+        "  48  drop capabilities but 29,5,10 from the bounding set",
+        "  49  chdir '/' if root may",
+        "  50  setgroups none",
+        "  51  setuid 0 gid 0",
+        "  52  capset effective 0x20000420 permitted 0x20000420 inheritable 0x0 ambient none",
+        "  53  chdir '/'",
+        "  54  no_new_privs",
+        "  55  say ready",
+        "  56  exec 'sh'",
+    ]
+
+
+def names(built: Plan) -> list[str]:
+    return [type(op).__name__ for op in built.ops]
+
+
+def before(built: Plan, first: str, second: str) -> bool:
+    order = names(built)
+    return order.index(first) < order.index(second)
+
+
+FILTER = LoadFilter(b"\x06\0\0\0\0\0\xff\x7f", 0)
+
+
+def test_order_of_a_filter() -> None:
+    without = plan({"process.noNewPrivileges": False}, load_filter=FILTER)
+    assert before(without, "LoadFilter", "DropBounding")
+    assert before(without, "LoadFilter", "SetIds")
+    held = plan(load_filter=FILTER)
+    assert names(held)[-3:] == ["LoadFilter", "Ready", "Execute"]
+    assert before(held, "EnterFolder", "ForbidNewPrivileges")
+
+
+def test_order_of_the_identity() -> None:
+    built = plan({"process.user": {"uid": 1000, "gid": 1000}})
+    order = [
+        "MaskPath",
+        "SetLimit",
+        "DropBounding",
+        "TryFolder",
+        "SetGroups",
+        "SetIds",
+        "SetCapabilities",
+        "EnterFolder",
+    ]
+    found = [names(built).index(name) for name in order]
+    assert found == sorted(found)
+
+
+def test_sync_points_are_only_those_asked_for() -> None:
+    assert "Sync" not in names(plan())
+    built = plan(sync=plans.SYNC_POINTS[:4])
+    assert [op.point for op in built.ops if isinstance(op, model.Sync)] == list(plans.SYNC_POINTS[:4])
+    order = names(built)
+    assert order.index("Clone") + 1 == order.index("Sync")
+
+
+def test_start_waits_at_the_end() -> None:
+    assert names(plan(await_start=True))[-4:] == ["CheckProgram", "Ready", "AwaitStart", "Execute"]
+
+
+def test_joined_namespaces_come_before_birth_and_user_last() -> None:
+    built = plan(
+        {
+            "linux.namespaces": [
+                {"type": "user", "path": "/u"},
+                {"type": "network", "path": "/n"},
+                {"type": "mount"},
+                {"type": "uts"},
+            ],
+        }
+    )
+    joined = [op.kind for op in built.ops if isinstance(op, model.Join)]
+    assert joined == ["net", "user"]
+    assert before(built, "Join", "Clone")
+    clone = next(op for op in built.ops if isinstance(op, model.Clone))
+    assert clone.kinds == ("mnt", "uts")
+    assert before(built, "Clone", "BecomeRoot")
+    assert "LoopbackUp" not in names(built)
+
+
+def test_devices() -> None:
+    built = plan(
+        {"linux.devices": [{"path": "/dev/null", "type": "c", "major": 1, "minor": 3, "fileMode": 0o600}]}
+    )
+    nulls = [op for op in built.ops if isinstance(op, model.MakeDevice) and op.path == "/dev/null"]
+    assert [op.mode for op in nulls] == [0o600]
+    own = plan({"mounts": [{"destination": "/dev", "source": "/dev", "options": ["rbind"]}]})
+    assert not [op for op in own.ops if isinstance(op, model.MakeDevice | model.Symlink)]
+
+
+def test_oom_score_is_clamped_only_where_allowed() -> None:
+    low = HOST.replace(capabilities=HOST.capabilities & ~(1 << 24), oom_score_adj=100)
+    document = default()
+    document["process"]["oomScoreAdj"] = -5
+    spec = parse(document)
+    scores = [
+        [op.value for op in plans.build(spec, host, Findings(), restrict_oom_score_adj=restrict).ops
+         if isinstance(op, model.SetOomScore)]
+        for host, restrict in ((low, False), (low, True), (HOST, True))
+    ]  # fmt: skip
+    assert scores == [[-5], [], [-5]]
+
+
+def test_exec_joins_what_the_container_has() -> None:
+    spec = parse(default())
+    assert spec.process is not None
+    built = plans.build_exec(spec.linux, spec.process.replace(terminal=False), HOST)
+    assert names(built)[:4] == ["Prepare", "JoinProcess", "Clone", "NewSession"]
+    join = built.ops[1]
+    assert isinstance(join, model.JoinProcess)
+    assert join.kinds == ("pid", "net", "ipc", "uts", "mnt", "cgroup")
+
+
+def test_holder() -> None:
+    built = plans.build_holder(parse(default()).linux, HOST, hostname="pod", load_filter=FILTER)
+    assert names(built)[-3:] == ["ForbidNewPrivileges", "LoadFilter", "ExecuteDescriptor"]
+    assert "SetHostname" in names(built)
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"process.user": {"uid": 5}}, {"process.terminal": True}, {"process": None}]
+)
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_every_plan_can_be_lowered(change: dict[str, Any], arch: str) -> None:
+    built = plan(change, load_filter=FILTER, keyring="k", await_start=change != {"process": None})
+    lowered = lower(built, arch=arch)
+    assert len(lowered.program) > 50
+    assert sorted(lowered.numbers.values()) == list(range(3, 3 + len(lowered.numbers)))
+    assert lowered.numbers.keys() >= {"root", "cgroup"}
+
+
+def test_lowering_is_the_same_every_time() -> None:
+    assert lower(plan()).program.encode() == lower(plan()).program.encode()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["ro", "nosuid"], (3, 0, 0, 0)),
+        (["ro", "rw"], (0, 1, 0, 0)),
+        (["rw", "ro"], (1, 0, 0, 0)),
+        (["noatime", "strictatime"], (0x20, 0x70, 0, 0)),
+        (["relatime"], (0, 0x70, 0, 0)),
+        (["rro", "rnosuid", "rsuid"], (0, 0, 1, 2)),
+        (["rnoatime"], (0, 0, 0x10, 0x70)),
+        (["defaults", "async", "silent", ""], (0, 0, 0, 0)),
+    ],
+)
+def test_options(options: list[str], expected: tuple[int, int, int, int]) -> None:
+    found = mounts.Options(tuple(options))
+    assert (found.set, found.clear, found.rset, found.rclear) == expected
+    assert found.data == []
+
+
+def test_filesystem_options_on_a_bind_are_a_warning() -> None:
+    warnings: list[str] = []
+    mounts.operation(Mount("/x", "bind", "/y", ("bind", "size=5", "z")), 3, True, None, warnings)
+    assert warnings == ["mounts[3]: a bind mount takes no filesystem options: size=5,z is ignored"]
+
+
+WORDS = [
+    *mounts.ATTRIBUTES,
+    *mounts.PROPAGATION,
+    *mounts.IGNORED,
+    "rro",
+    "rrw",
+    "rnoatime",
+    "rstrictatime",
+    "bind",
+    "rbind",
+]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=12))
+def test_the_last_word_wins(options: list[str]) -> None:
+    found = mounts.Options(tuple(options))
+    for one, other, bit in (
+        ("ro", "rw", 1),
+        ("nosuid", "suid", 2),
+        ("nodev", "dev", 4),
+        ("noexec", "exec", 8),
+    ):
+        said = [word for word in options if word in (one, other)]
+        assert bool(found.set & bit) == (said[-1:] == [one])
+        assert bool(found.clear & bit) == (said[-1:] == [other])
+    assert not found.set & found.clear & ~0x70
+
+
+@given(st.text(alphabet="/.ab", max_size=20))
+def test_normal_paths(path: str) -> None:
+    found = mounts.normal(path)
+    assert found.startswith("/")
+    assert not {"", ".", ".."} & set(found[1:].split("/")) or found == "/"
+    assert mounts.normal(found) == found
+
+
+@pytest.mark.parametrize("text", ["1-", "-1", "a", "3-1", "1,,x", "٣", "0-99999"])
+def test_bad_cpu_lists(text: str) -> None:
+    with pytest.raises(InvalidSpec):
+        cpu_list(text, "p")
+
+
+def test_cpu_list() -> None:
+    assert cpu_list("0-3, 7", "p") == (0, 1, 2, 3, 7)
+    assert cpu_list("", "p") == ()
+
+
+def test_environment() -> None:
+    process = Process(env=("A=1", "B=2", "A=3"))
+    assert environment(process, "/h") == ("A=3", "B=2", "HOME=/h")
+    assert environment(Process(env=("HOME=", "X=1")), "") == ("HOME=/", "X=1")
+    assert environment(Process(env=("HOME=/x",)), "/h") == ("HOME=/x",)
+
+
+def test_candidates() -> None:
+    assert candidates(["a"], ["PATH=/x::/y"]) == ["/x/a", "./a", "/y/a"]
+    assert candidates(["./a"], ["PATH=/x"]) == ["./a"]
+    assert candidates(["a"], [])[0] == "/usr/local/sbin/a"
+
+
+def test_line_of_a_bind() -> None:
+    op = model.MountTree("/d", "tree:0", "/s", True, 1, 0x70, 1, 0, True, (1 << 20 | 16384,))
+    assert line(op) == "bind '/s' on '/d' (peer,ro,relatime,rshared,rro)"
