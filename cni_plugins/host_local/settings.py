@@ -40,7 +40,8 @@ def parse(config: PluginConfig, call: Call) -> Settings:
     sets = _range_sets(ipam, config)
     requested = _requested(config, call)
     _check_requests(requested, sets)
-    routes = ipam.get("routes") or []
+    routes = ipam.get("routes")
+    routes = [] if routes is None else routes
     if not isinstance(routes, list):
         raise CniError(INVALID_CONFIG, "ipam.routes: not a list")
     return Settings(

@@ -182,13 +182,12 @@ def _interface(value: object, where: str) -> Interface:
 def _assigned(value: object, where: str, interfaces: int) -> AssignedAddress:
     raw = _object(value, where)
     text = raw.get("address")
-    if not isinstance(text, str) or "/" not in text or len(text) > 80:
+    if not isinstance(text, str) or "/" not in text or "%" in text or len(text) > 80:
         raise _bad(f"{where}.address", "not an address with a prefix length")
     try:
         address = parse_interface(text)
     except ValueError:
         raise _bad(f"{where}.address", f"{text[:60]!r} is not an address with a prefix length") from None
-    _plain_address(address.ip, f"{where}.address")
     index = raw.get("interface")
     if index is not None and (
         isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < interfaces
@@ -296,20 +295,13 @@ def _number(value: object, where: str, limit: int) -> int | None:
 
 
 def _address(value: object, where: str) -> Address:
-    if not isinstance(value, str) or len(value) > 64:
+    """Refuses zones too (`fe80::1%eth0`): they mean nothing outside the namespace that they were written in."""
+    if not isinstance(value, str) or "%" in value or len(value) > 64:
         raise _bad(where, "not an address")
     try:
-        address = parse_address(value)
+        return parse_address(value)
     except ValueError:
         raise _bad(where, f"{value[:60]!r} is not an address") from None
-    _plain_address(address, where)
-    return address
-
-
-def _plain_address(address: Address, where: str) -> None:
-    """Refuse zones (`fe80::1%eth0`): they mean nothing outside the namespace they were written in."""
-    if isinstance(address, IPv6Address) and address.scope_id:
-        raise _bad(where, "an address with a zone")
 
 
 def _optional_address(value: object, where: str) -> Address | None:

@@ -1,0 +1,381 @@
+"""The specification as values: versions, requests, configurations, results of every version and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni_plugins.protocol import version
+from cni_plugins.protocol.call import Call, format_arguments, parse_arguments
+from cni_plugins.protocol.config import PluginConfig, parse_list, plugin_input
+from cni_plugins.protocol.errors import CniError, from_json
+from cni_plugins.protocol.result import Result
+
+FULL: dict[str, Any] = {
+    "cniVersion": "1.1.0",
+    "interfaces": [
+        {"name": "cni0", "mac": "00:11:22:33:44:55", "mtu": 1500},
+        {
+            "name": "eth0",
+            "mac": "99:88:77:66:55:44",
+            "sandbox": "/run/netns/x",
+            "mtu": 1400,
+            "pciID": "0000:00:1f.6",
+        },
+    ],
+    "ips": [
+        {"interface": 1, "address": "10.1.0.5/16", "gateway": "10.1.0.1"},
+        {"interface": 1, "address": "fd00::5/64"},
+    ],
+    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.2.0.0/16", "gw": "10.1.0.9", "mtu": 1300, "table": 7}],
+    "dns": {
+        "nameservers": ["10.1.0.1"],
+        "domain": "example.org",
+        "search": ["a.example.org"],
+        "options": ["ndots:5"],
+    },
+}
+
+
+def as_object(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode()
+
+
+# results
+
+
+def test_the_newest_form_comes_back_unchanged() -> None:
+    assert Result.from_json(FULL, default_version="1.1.0").to_json("1.1.0") == FULL
+
+
+@pytest.mark.parametrize("old", ["0.3.0", "0.3.1", "0.4.0"])
+def test_old_forms_name_the_family_and_know_no_numbers(old: str) -> None:
+    value = Result.from_json(FULL, default_version="1.1.0").to_json(old)
+    assert [ip["version"] for ip in value["ips"]] == ["4", "6"]
+    assert value["routes"][1] == {"dst": "10.2.0.0/16", "gw": "10.1.0.9"}
+    assert set(value["interfaces"][1]) == {"name", "mac", "sandbox"}
+    assert value["cniVersion"] == old
+
+
+@pytest.mark.parametrize("one", version.SUPPORTED)
+@pytest.mark.parametrize("other", version.SUPPORTED)
+def test_what_both_versions_know_survives_both_ways(one: str, other: str) -> None:
+    there = Result.from_json(
+        Result.from_json(FULL, default_version="1.1.0").to_json(one), default_version=one
+    )
+    back = Result.from_json(there.to_json(other), default_version=other)
+    assert back.to_json("0.3.1") == Result.from_json(FULL, default_version="1.1.0").to_json("0.3.1")
+
+
+def test_a_result_without_version_has_that_of_the_configuration() -> None:
+    assert Result.from_json({"ips": []}, default_version="0.4.0") == Result()
+    with pytest.raises(CniError) as refused:
+        Result.from_json({"ips": []}, default_version="0.2.0")
+    assert refused.value.code == 1
+
+
+HOSTILE: list[tuple[str, Any]] = [
+    ("interfaces name", {"interfaces": [{"name": "../../x"}]}),
+    ("interfaces name", {"interfaces": [{"name": "a" * 16}]}),
+    ("interfaces name", {"interfaces": [{"name": "eth0\nnameserver"}]}),
+    ("interfaces name", {"interfaces": [{"name": ""}]}),
+    ("interfaces name", {"interfaces": [{"name": ["eth0"]}]}),
+    ("interfaces type", {"interfaces": {"name": "eth0"}}),
+    ("interfaces many", {"interfaces": [{"name": "eth0"}] * 65}),
+    ("mac", {"interfaces": [{"name": "eth0", "mac": "zz:11:22:33:44:55"}]}),
+    ("mac", {"interfaces": [{"name": "eth0", "mac": "00:11:22:33:44:55; rm"}]}),
+    ("sandbox", {"interfaces": [{"name": "eth0", "sandbox": "/x\0y"}]}),
+    ("sandbox", {"interfaces": [{"name": "eth0", "sandbox": "/" + "x" * 5000}]}),
+    ("mtu", {"interfaces": [{"name": "eth0", "mtu": -1}]}),
+    ("mtu", {"interfaces": [{"name": "eth0", "mtu": 1 << 40}]}),
+    ("mtu", {"interfaces": [{"name": "eth0", "mtu": True}]}),
+    ("address", {"ips": [{"address": "10.0.0.1"}]}),
+    ("address", {"ips": [{"address": "10.0.0.300/8"}]}),
+    ("address", {"ips": [{"address": "10.0.0.1/33"}]}),
+    ("address", {"ips": [{"address": "fe80::1%eth0/64"}]}),
+    ("address", {"ips": [{"address": 167772161}]}),
+    ("address", {"ips": [{"address": None}]}),
+    ("address", {"ips": ["10.0.0.1/8"]}),
+    ("ips many", {"ips": [{"address": "10.0.0.1/8"}] * 300}),
+    ("gateway", {"ips": [{"address": "10.0.0.1/8", "gateway": "router"}]}),
+    ("interface index", {"ips": [{"address": "10.0.0.1/8", "interface": 0}]}),
+    (
+        "interface index",
+        {"interfaces": [{"name": "eth0"}], "ips": [{"address": "10.0.0.1/8", "interface": -1}]},
+    ),
+    (
+        "interface index",
+        {"interfaces": [{"name": "eth0"}], "ips": [{"address": "10.0.0.1/8", "interface": True}]},
+    ),
+    (
+        "interface index",
+        {"interfaces": [{"name": "eth0"}], "ips": [{"address": "10.0.0.1/8", "interface": "0"}]},
+    ),
+    ("routes", {"routes": [{"dst": "nowhere"}]}),
+    ("routes", {"routes": [{"gw": "10.0.0.1"}]}),
+    ("routes many", {"routes": [{"dst": "0.0.0.0/0"}] * 513}),
+    ("route number", {"routes": [{"dst": "0.0.0.0/0", "table": -1}]}),
+    ("route number", {"routes": [{"dst": "0.0.0.0/0", "scope": 256}]}),
+    ("dns", {"dns": {"nameservers": ["8.8.8.8\nsearch evil"]}}),
+    ("dns", {"dns": {"nameservers": ["resolver"]}}),
+    ("dns", {"dns": {"search": ["a\nnameserver 6.6.6.6"]}}),
+    ("dns", {"dns": {"search": ["a b"]}}),
+    ("dns", {"dns": {"domain": "a\rb"}}),
+    ("dns", {"dns": {"options": ["ndots:5\n"]}}),
+    ("dns", {"dns": {"options": [""]}}),
+    ("dns many", {"dns": {"search": ["a"] * 65}}),
+    ("dns type", {"dns": []}),
+    ("version", {"cniVersion": "9.9.9"}),
+    ("version", {"cniVersion": 1}),
+    ("result type", []),
+    ("result type", "10.0.0.1"),
+    ("result type", None),
+]
+
+
+@pytest.mark.parametrize(
+    "value", [value for _, value in HOSTILE], ids=[f"{n}-{what}" for n, (what, _) in enumerate(HOSTILE)]
+)
+def test_a_hostile_result_is_refused(value: Any) -> None:
+    with pytest.raises(CniError):
+        Result.from_json(value, default_version="1.0.0")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+shaped = st.fixed_dictionaries(
+    {},
+    optional={
+        "cniVersion": st.sampled_from(version.SUPPORTED) | json_values,
+        "interfaces": st.lists(
+            st.fixed_dictionaries(
+                {"name": st.text(max_size=20)},
+                optional={"mac": st.text(), "sandbox": st.text(), "mtu": json_values},
+            ),
+            max_size=3,
+        )
+        | json_values,
+        "ips": st.lists(
+            st.fixed_dictionaries(
+                {"address": st.ip_addresses().map(lambda a: f"{a}/{a.max_prefixlen}") | st.text(max_size=60)},
+                optional={
+                    "gateway": st.ip_addresses().map(str) | json_values,
+                    "interface": st.integers(-2, 4) | json_values,
+                },
+            ),
+            max_size=3,
+        )
+        | json_values,
+        "routes": st.lists(st.dictionaries(st.sampled_from(["dst", "gw", "mtu"]), json_values), max_size=3)
+        | json_values,
+        "dns": st.dictionaries(
+            st.sampled_from(["nameservers", "domain", "search", "options"]),
+            st.text() | st.lists(st.text(), max_size=3),
+        )
+        | json_values,
+    },
+)
+
+
+@given(shaped | json_values)
+def test_any_result_is_refused_or_safe(value: Any) -> None:
+    try:
+        result = Result.from_json(value, default_version="1.1.0")
+    except CniError:
+        return
+    words = [*result.dns.nameservers, *result.dns.search, *result.dns.options, result.dns.domain]
+    assert all(word.isprintable() and " " not in word for word in words)
+    assert all("/" not in i.name and 0 < len(i.name) < 16 for i in result.interfaces)
+    assert Result.from_json(result.to_json("1.1.0"), default_version="1.1.0") == result
+
+
+def test_addresses_belong_to_the_pods_interface_in_its_sandbox() -> None:
+    result = Result.from_json(FULL, default_version="1.1.0")
+    assert len(result.addresses_of("eth0", "/run/netns/x")) == 2
+    assert result.addresses_of("eth0", "/run/netns/other") == ()
+    assert result.addresses_of("cni0", "/run/netns/x") == ()
+    assert len(result.addresses_of("eth0", "")) == 2
+
+
+# errors
+
+
+@given(json_values)
+def test_any_error_object_becomes_an_error(value: Any) -> None:
+    error = from_json({"code": value, "msg": value, "details": value})
+    assert isinstance(error.code, int) and error.message and "\n" not in error.message
+
+
+def test_an_error_object_says_what_the_specification_wants() -> None:
+    assert CniError(7, "wrong", "very").to_json("1.0.0") == {
+        "cniVersion": "1.0.0",
+        "code": 7,
+        "msg": "wrong",
+        "details": "very",
+    }
+
+
+# requests
+
+ENVIRONMENT = {
+    "CNI_COMMAND": "ADD",
+    "CNI_CONTAINERID": "abc",
+    "CNI_NETNS": "/proc/1/fd/9",
+    "CNI_IFNAME": "eth0",
+    "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=a",
+    "CNI_PATH": "/opt/cni/bin:/usr/lib/cni",
+}
+
+
+def test_a_request_goes_there_and_back() -> None:
+    call = Call.from_environment(ENVIRONMENT)
+    assert call.path == ("/opt/cni/bin", "/usr/lib/cni") and call.argument("K8S_POD_NAME") == "a"
+    assert call.environment() == ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("ADD", {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"}),
+        ("CHECK", {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"}),
+        ("DEL", {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}),
+        ("GC", {"CNI_PATH"}),
+        ("STATUS", set()),
+        ("VERSION", set()),
+    ],
+)
+def test_what_a_command_needs(command: str, needed: set[str]) -> None:
+    for name in ENVIRONMENT.keys() - {"CNI_COMMAND"}:
+        given_ = {k: v for k, v in ENVIRONMENT.items() if k != name} | {"CNI_COMMAND": command}
+        if name in needed:
+            with pytest.raises(CniError, match=name) as refused:
+                Call.from_environment(given_)
+            assert refused.value.code == 4
+        else:
+            assert Call.from_environment(given_).command == command
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CNI_COMMAND", "FROB"),
+        ("CNI_CONTAINERID", "../x"),
+        ("CNI_CONTAINERID", "-x"),
+        ("CNI_CONTAINERID", "x" * 300),
+        ("CNI_CONTAINERID", "a b"),
+        ("CNI_IFNAME", "e/0"),
+        ("CNI_IFNAME", "e:0"),
+        ("CNI_IFNAME", ".."),
+        ("CNI_IFNAME", "e" * 16),
+        ("CNI_IFNAME", "e 0"),
+        ("CNI_ARGS", "no equals"),
+        ("CNI_ARGS", "A=1;;B=2"),
+    ],
+)
+def test_a_request_that_makes_no_sense(name: str, value: str) -> None:
+    with pytest.raises(CniError) as refused:
+        Call.from_environment({**ENVIRONMENT, name: value})
+    assert refused.value.code == 4
+
+
+@given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=30)), max_size=5))
+def test_arguments_come_back_as_they_were_or_are_refused(pairs: list[tuple[str, str]]) -> None:
+    """S-18: nothing that a pod is called can become another argument."""
+    try:
+        text = format_arguments(tuple(pairs))
+    except CniError:
+        return
+    assert parse_arguments(text) == tuple(pairs)
+    assert "\n" not in text and "\0" not in text
+
+
+# configurations
+
+LIST = {
+    "cniVersion": "1.0.0",
+    "name": "net",
+    "plugins": [
+        {"type": "bridge", "bridge": "br7", "ipam": {"type": "host-local"}},
+        {"type": "portmap", "capabilities": {"portMappings": True, "mac": False}},
+    ],
+}
+
+
+def test_a_plugin_gets_name_version_result_and_the_capabilities_it_asked_for() -> None:
+    network = parse_list(as_object(LIST))
+    previous = Result.from_json(FULL, default_version="1.1.0")
+    offered = {"portMappings": [{"hostPort": 80}], "mac": "00:11:22:33:44:55", "dns": {}}
+    bridge = plugin_input(network, network.plugins[0], capabilities=offered)
+    assert bridge == {**LIST["plugins"][0], "name": "net", "cniVersion": "1.0.0"}  # type: ignore[index]
+    portmap = plugin_input(network, network.plugins[1], capabilities=offered, previous=previous)
+    assert portmap["runtimeConfig"] == {"portMappings": [{"hostPort": 80}]}
+    assert portmap["prevResult"] == previous.to_json("1.0.0") and "capabilities" not in portmap
+    config = PluginConfig.parse(as_object(portmap))
+    assert config.capability("portMappings") == [{"hostPort": 80}] and config.capability("mac") is None
+    assert config.previous_result() == Result.from_json(previous.to_json("1.0.0"), default_version="1.0.0")
+
+
+def test_a_lone_plugin_is_a_list_of_one() -> None:
+    network = parse_list(as_object({"cniVersion": "0.4.0", "name": "net", "type": "bridge"}))
+    assert [plugin["type"] for plugin in network.plugins] == ["bridge"]
+
+
+def test_the_newest_version_that_both_know_is_chosen() -> None:
+    assert parse_list(as_object({**LIST, "cniVersions": ["0.4.0", "1.1.0", "9.0.0"]})).cni_version == "1.1.0"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": ""},
+        {"name": "a/b"},
+        {"name": 7},
+        {"plugins": []},
+        {"plugins": {}},
+        {"plugins": [{}]},
+        {"plugins": [{"type": "../bridge"}]},
+        {"plugins": [{"type": ".."}]},
+        {"plugins": ["bridge"]},
+        {"cniVersion": "0.1.0"},
+        {"cniVersion": "2.0.0"},
+        {"cniVersion": 1},
+        {"cniVersions": "1.0.0"},
+        {"disableCheck": "perhaps"},
+    ],
+)
+def test_a_list_that_makes_no_sense(changes: dict[str, Any]) -> None:
+    with pytest.raises(CniError):
+        parse_list(as_object({**LIST, **changes}))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"nonsense", b"[" * 100000, b'"' + b"x" * (1 << 20) + b'"', b"\xff\xfe"]
+)
+def test_what_is_not_an_object(content: bytes) -> None:
+    with pytest.raises(CniError) as refused:
+        parse_list(content)
+    assert refused.value.code == 6
+
+
+def test_the_strings_true_and_false_are_flags_as_in_libcni() -> None:
+    assert parse_list(as_object({**LIST, "disableCheck": "true"})).disable_check
+
+
+def test_valid_attachments() -> None:
+    value = {
+        "name": "n",
+        "type": "t",
+        "cniVersion": "1.1.0",
+        "cni.dev/valid-attachments": [{"containerID": "a", "ifname": "eth0"}],
+    }
+    assert PluginConfig.parse(as_object(value)).valid_attachments() == {("a", "eth0")}
+    for wrong in (None, {}, ["a"], [{"containerID": "a"}]):
+        with pytest.raises(CniError):
+            PluginConfig.parse(as_object({**value, "cni.dev/valid-attachments": wrong})).valid_attachments()
