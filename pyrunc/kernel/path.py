@@ -267,23 +267,48 @@ def open_new_file(dir_fd: int, name: Path, mode: int = 0o644) -> int:
     return syscall("openat", quoted(name), dir_fd, path_bytes(name), flags, mode)
 
 
+LEVELS_AT_ONCE = 50
+
+
 def remove_tree(dir_fd: int, name: Path) -> None:
     """Removes a name and all beneath it, by descriptors and without following links; missing is fine.
 
-    A directory is emptied through its own descriptor, so one that is swapped for a link meanwhile only fails.
+    A directory is emptied through its own descriptor, so one that is swapped for a link meanwhile only fails. However deep
+    somebody nested directories to exhaust our stack or descriptors: what lies deeper than LEVELS_AT_ONCE is moved up first.
     """
-    result = raw("unlinkat", dir_fd, path_bytes(name), 0)
-    if result in (0, -errno.ENOENT):
+    if _remove_unless_directory(dir_fd, name):
         return
-    if result not in (-errno.EISDIR, -errno.EPERM):
-        raise KernelError("unlinkat", quoted(name), -result)
-    number = open_beneath(dir_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW)
+    top = open_beneath(dir_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW)
     try:
-        for child in os.listdir(number):
-            remove_tree(number, child)
+        while os.listdir(top):
+            _empty(top, top, 0)
     finally:
-        os.close(number)
+        os.close(top)
     unlinkat(dir_fd, name, directory=True, missing_ok=True)
+
+
+def _empty(top: int, directory: int, depth: int) -> None:
+    for index, child in enumerate(os.listdir(directory)):
+        if _remove_unless_directory(directory, child):
+            continue
+        if depth == LEVELS_AT_ONCE:
+            renameat2(directory, child, top, f".removed-{os.fstat(directory).st_ino}-{index}", 1)
+            continue
+        number = open_beneath(directory, child, O_RDONLY | O_DIRECTORY | O_NOFOLLOW)
+        try:
+            _empty(top, number, depth + 1)
+        finally:
+            os.close(number)
+        unlinkat(directory, child, directory=True, missing_ok=True)
+
+
+def _remove_unless_directory(dir_fd: int, name: Path) -> bool:
+    result = raw("unlinkat", dir_fd, path_bytes(name), 0)
+    if result in (-errno.EISDIR, -errno.EPERM):
+        return False
+    if result not in (0, -errno.ENOENT):
+        raise KernelError("unlinkat", quoted(name), -result)
+    return True
 
 
 def is_directory(fd: int) -> bool:

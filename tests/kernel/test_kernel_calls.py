@@ -1,0 +1,372 @@
+"""The thin layer over the kernel, on the kernel: descriptors, mounts, namespaces, processes, credentials, limits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyrunc.abi.clone import CLONE_NEWNET, CLONE_NEWUTS
+from pyrunc.abi.mount import (
+    MOUNT_ATTR_RDONLY,
+    OVERLAYFS_SUPER_MAGIC,
+    PROC_SUPER_MAGIC,
+    TMPFS_MAGIC,
+)
+from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.kernel import call, credential, fd, limit, mount, namespace, path, process
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """The pid of a child that sleeps."""
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+    yield pid
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+
+
+class TestCalls:
+    def test_an_error_names_call_and_object(self) -> None:
+        with pytest.raises(KernelError) as caught:
+            call.syscall("openat", "'/nonexistent'", -100, b"/nonexistent", 0, 0)
+        assert str(caught.value) == "openat '/nonexistent': ENOENT"
+
+    def test_a_raw_call_returns_the_negative_errno(self) -> None:
+        assert call.raw("close", -1) == -errno.EBADF
+        assert call.raw("getpid") == os.getpid()
+
+
+class TestDescriptors:
+    def test_an_owned_one_is_closed_once(self) -> None:
+        owned = fd.OwnedFd(os.open("/dev/null", os.O_RDONLY))
+        number = owned.fileno()
+        with owned:
+            assert fd.is_open(number)
+        assert not fd.is_open(number)
+        owned.close()
+        with pytest.raises(KernelError, match="EBADF"):
+            owned.fileno()
+
+    def test_one_that_was_given_away_stays_open(self) -> None:
+        with fd.OwnedFd(os.open("/dev/null", os.O_RDONLY)) as owned:
+            number = owned.take()
+        assert fd.is_open(number)
+        os.close(number)
+
+    def test_memfds_hold_their_content(self) -> None:
+        number = fd.open_memfd("test", b"content")
+        assert os.read(number, 100) == b"content"
+        assert not os.get_inheritable(number)
+        os.close(number)
+
+    def test_a_sealed_executable_runs_and_stays_as_it_is(self) -> None:
+        number = fd.open_sealed_executable("true", Path("/bin/true").read_bytes())
+        try:
+            assert subprocess.run([f"/proc/self/fd/{number}"], pass_fds=[number]).returncode == 0
+            writable = os.open(f"/proc/self/fd/{number}", os.O_RDWR)
+            for attempt in (lambda: os.write(writable, b"x"), lambda: os.ftruncate(writable, 1)):
+                with pytest.raises(PermissionError):
+                    attempt()
+            with pytest.raises(KernelError, match=r"F_ADD_SEALS.*EPERM"):
+                fd.add_seals(writable, 0)
+            os.close(writable)
+        finally:
+            os.close(number)
+
+    def test_high_copies(self) -> None:
+        copy = fd.duplicate(0, 600)
+        assert copy >= 600 and not os.get_inheritable(copy)
+        os.close(copy)
+        with pytest.raises(KernelError, match="EBADF"):
+            fd.duplicate(9999)
+
+    def test_close_range(self) -> None:
+        pid = os.fork()
+        if pid == 0:
+            fd.close_range(3)
+            os._exit(len(os.listdir("/proc/self/fd")))
+        # 0, 1, 2 and the listing's own
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+
+
+class TestMounts:
+    def test_a_detached_mount_is_nowhere_on_the_host(self) -> None:
+        before = Path("/proc/self/mountinfo").read_text()
+        number = mount.open_mount("tmpfs", [("mode", "0711"), ("size", "64k")])
+        try:
+            assert mount.fstatfs_type(number) == TMPFS_MAGIC
+            assert os.fstat(number).st_mode & 0o777 == 0o711
+            inside = path.open_new_file(number, "file")
+            with pytest.raises(OSError) as caught:
+                for _ in range(100):
+                    os.write(inside, bytes(4096))
+            assert caught.value.errno == errno.ENOSPC
+            os.close(inside)
+            assert Path("/proc/self/mountinfo").read_text() == before
+        finally:
+            os.close(number)
+
+    def test_attributes(self) -> None:
+        number = mount.open_mount("tmpfs", attributes=MOUNT_ATTR_RDONLY)
+        with pytest.raises(KernelError, match="EROFS"):
+            path.mkdirat(number, "x")
+        mount.mount_setattr(number, attr_clr=MOUNT_ATTR_RDONLY)
+        path.mkdirat(number, "x")
+        os.close(number)
+
+    def test_an_option_that_is_wrong_is_named(self) -> None:
+        with pytest.raises(KernelError, match="'size=nonsense'"):
+            mount.open_mount("tmpfs", [("size", "nonsense")])
+        with pytest.raises(KernelError, match="fsopen 'nofs': ENODEV"):
+            mount.open_mount("nofs")
+
+    @pytest.mark.parametrize("by_descriptor", [False, True])
+    def test_an_overlay(self, tmp_path: Path, by_descriptor: bool) -> None:
+        for name in ("top", "bottom", "upper", "work"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "top/file").write_text("top")
+        (tmp_path / "bottom/file").write_text("bottom")
+        (tmp_path / "bottom/colon:and\\backslash").write_text("x")
+        layers = [str(tmp_path / name) for name in ("top", "bottom", "upper", "work")]
+        fds = [path.open_root(layer) for layer in layers] if by_descriptor else []
+        chosen: list[str | int] = [*fds] if by_descriptor else [*layers]
+        number = mount.open_overlay(chosen[:2], chosen[2], chosen[3], options=[("metacopy", "off")])
+        try:
+            assert mount.fstatfs_type(number) == OVERLAYFS_SUPER_MAGIC
+            assert path.read_in_root(number, "file") == b"top"
+            assert "colon:and\\backslash" in os.listdir(f"/proc/self/fd/{number}")
+            os.close(path.open_new_file(number, "new"))
+        finally:
+            fd.close_all([number, *fds])
+        assert (tmp_path / "upper/new").exists()
+
+    def test_an_overlay_of_many_layers_with_odd_names(self, tmp_path: Path) -> None:
+        layers = []
+        for index in range(60):
+            layer = tmp_path / f"layer with : and , {index} {'long' * 30}"
+            layer.mkdir()
+            (layer / str(index)).touch()
+            layers.append(str(layer))
+        number = mount.open_overlay(layers)
+        assert len(os.listdir(f"/proc/self/fd/{number}")) == 60
+        os.close(number)
+
+    def test_a_read_only_clone_of_a_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "file"
+        file.write_text("x")
+        number = mount.open_read_only_clone(file)
+        with pytest.raises(OSError) as caught:
+            os.open(f"/proc/self/fd/{number}", os.O_WRONLY)
+        assert caught.value.errno == errno.EROFS
+        os.close(number)
+
+    def test_magic(self) -> None:
+        assert mount.statfs_type("/proc") == PROC_SUPER_MAGIC
+
+    def test_the_classic_calls_in_a_namespace_of_their_own(self, tmp_path: Path) -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                namespace.unshare(0x20000)
+                mount.mount(None, "/", None, 0x4000 | 0x40000)
+                mount.mount("tmpfs", tmp_path, "tmpfs", 0, "size=64k")
+                (tmp_path / "x").touch()
+                mount.umount2(tmp_path)
+                os._exit(0 if not (tmp_path / "x").exists() else 1)
+            except BaseException:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+class TestNamespaces:
+    def test_a_new_network_and_we_stay_where_we_are(self) -> None:
+        own = namespace.open_own("net")
+        new = namespace.open_new_network()
+        try:
+            assert namespace.kind_of(new) == "net"
+            assert namespace.identity(new) != namespace.identity(own)
+            assert os.stat("/proc/self/ns/net").st_ino == namespace.identity(own)[1]
+        finally:
+            fd.close_all([own, new])
+
+    def test_the_kind_is_checked(self) -> None:
+        os.close(namespace.open_namespace("/proc/self/ns/uts", "uts"))
+        with pytest.raises(KernelError, match="expected a net namespace, found uts"):
+            namespace.open_namespace("/proc/self/ns/uts", "net")
+        with pytest.raises(KernelError, match="found something else"):
+            namespace.open_namespace("/etc/passwd", "net")
+        with pytest.raises(KernelError, match="ENOENT"):
+            namespace.open_namespace("/nonexistent", "net")
+        with pytest.raises(KernelError, match="not a namespace"):
+            namespace.kind_of(0)
+
+    def test_setns_by_pidfd(self) -> None:
+        other = os.posix_spawn("/usr/bin/unshare", ["unshare", "--uts", "sleep", "60"], {})
+        try:
+            deadline = time.monotonic() + 5
+            while os.stat(f"/proc/{other}/ns/uts").st_ino == os.stat("/proc/self/ns/uts").st_ino:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            pidfd = process.open_pidfd(other)
+            pid = os.fork()
+            if pid == 0:
+                namespace.setns(pidfd, CLONE_NEWUTS)
+                same = os.stat("/proc/self/ns/uts").st_ino == os.stat(f"/proc/{other}/ns/uts").st_ino
+                os._exit(0 if same else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            os.close(pidfd)
+        finally:
+            os.kill(other, signal.SIGKILL)
+            os.waitpid(other, 0)
+
+    def test_the_wrong_kind_is_an_error(self) -> None:
+        own = namespace.open_own("uts")
+        with pytest.raises(KernelError, match=r"setns.*EINVAL"):
+            namespace.setns(own, CLONE_NEWNET)
+        os.close(own)
+
+
+class TestProcesses:
+    def test_signal_and_wait_by_pidfd(self, sleeper: int) -> None:
+        pidfd = process.open_pidfd(sleeper)
+        assert process.waitid(pidfd, block=False) is None
+        assert process.pidfd_send_signal(pidfd, 0)
+        assert process.pidfd_send_signal(pidfd, signal.SIGTERM)
+        kept = process.waitid(pidfd, keep=True)
+        ended = process.waitid(pidfd)
+        assert kept is not None and ended is not None
+        assert (
+            (ended.pid, ended.code, ended.signal) == (sleeper, 143, 15) == (kept.pid, kept.code, kept.signal)
+        )
+        assert not process.pidfd_send_signal(pidfd, signal.SIGTERM)
+        with pytest.raises(KernelError, match="ECHILD"):
+            process.waitid(pidfd)
+        os.close(pidfd)
+
+    def test_exit_codes(self) -> None:
+        pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 7"], {})
+        pidfd = process.open_pidfd(pid)
+        ended = process.waitid(pidfd)
+        assert ended is not None and (ended.code, ended.signal) == (7, None)
+        os.close(pidfd)
+
+    def test_nobody(self) -> None:
+        with pytest.raises(KernelError, match="pidfd_open pid 4194305"):
+            process.open_pidfd(4194305)
+        assert process.start_time(4194305) is None and process.state(4194305) is None
+        assert not process.is_alive(4194305, 1)
+
+    def test_a_number_that_was_reused_is_noticed(self, sleeper: int) -> None:
+        started = process.start_time(sleeper)
+        assert started is not None and process.is_alive(sleeper, started)
+        assert not process.is_alive(sleeper, started - 1)
+        assert process.open_pidfd_if_same(sleeper, started - 1) is None
+        number = process.open_pidfd_if_same(sleeper, started)
+        assert number is not None
+        os.close(number)
+        assert process.open_pidfd_if_same(4194305, 1) is None
+
+    def test_a_zombie_is_not_alive(self, sleeper: int) -> None:
+        started = process.start_time(sleeper)
+        os.kill(sleeper, signal.SIGKILL)
+        os.waitid(os.P_PID, sleeper, os.WEXITED | os.WNOWAIT)
+        assert process.state(sleeper) == "Z"
+        assert started is not None and not process.is_alive(sleeper, started)
+
+    def test_names_with_parentheses_do_not_confuse(self) -> None:
+        pid = os.fork()
+        if pid == 0:
+            process.set_name("a) S 1 (b")
+            time.sleep(60)
+        try:
+            time.sleep(0.1)
+            assert process.state(pid) == "S"
+            assert abs((process.start_time(pid) or 0) - (process.start_time(os.getpid()) or 0)) < 10**7
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def test_a_descriptor_of_another_process(self) -> None:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60)
+        try:
+            pidfd = process.open_pidfd(pid)
+            copy = process.open_from_process(pidfd, write)
+            os.write(copy, b"x")
+            assert os.read(read, 1) == b"x"
+            with pytest.raises(KernelError, match="EBADF"):
+                process.open_from_process(pidfd, 9999)
+            fd.close_all([pidfd, copy])
+        finally:
+            fd.close_all([read, write])
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def test_a_subreaper_gets_the_orphans(self) -> None:
+        pid = os.fork()
+        if pid == 0:
+            process.set_child_subreaper()
+            child = os.fork()
+            if child == 0:
+                if os.fork() == 0:
+                    time.sleep(0.1)
+                    os._exit(9)
+                os._exit(0)
+            os.waitpid(child, 0)
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+class TestCredentials:
+    def test_names_and_bits(self) -> None:
+        assert credential.capability_bit("CAP_SYS_ADMIN") == credential.capability_bit("sys_admin") == 21
+        assert credential.names(credential.mask(["CAP_CHOWN", "KILL"])) == ["CAP_CHOWN", "CAP_KILL"]
+        with pytest.raises(InvalidArgument, match="CAP_NONSENSE"):
+            credential.capability_bit("CAP_NONSENSE")
+        assert 38 <= credential.last_capability() < 64
+
+    def test_the_sets_of_a_process(self) -> None:
+        sets = credential.process_sets()
+        assert set(sets) == {"inheritable", "permitted", "effective", "bounding", "ambient"}
+        assert sets["effective"] & credential.mask(["SYS_ADMIN"])
+
+    def test_dumpable_and_no_new_privs(self) -> None:
+        pid = os.fork()
+        if pid == 0:
+            before = credential.is_dumpable(), credential.has_no_new_privs()
+            credential.set_dumpable(False)
+            credential.set_no_new_privs()
+            after = credential.is_dumpable(), credential.has_no_new_privs()
+            os._exit(0 if (before, after) == ((True, False), (False, True)) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+class TestLimits:
+    def test_of_another_process(self, sleeper: int) -> None:
+        before = limit.prlimit(sleeper, "RLIMIT_NOFILE", 100, 200)
+        assert before == limit.prlimit(0, "RLIMIT_NOFILE")
+        assert limit.prlimit(sleeper, "RLIMIT_NOFILE") == (100, 200)
+        limit.prlimit(sleeper, "RLIMIT_CORE", 0, -1)
+        assert (
+            "Max core file size        0                    unlimited"
+            in Path(f"/proc/{sleeper}/limits").read_text()
+        )
+
+    def test_unknown_and_forbidden(self, sleeper: int) -> None:
+        with pytest.raises(InvalidArgument, match="RLIMIT_NONSENSE"):
+            limit.prlimit(0, "RLIMIT_NONSENSE")
+        with pytest.raises(KernelError, match="prlimit64 RLIMIT_CPU of pid"):
+            limit.prlimit(sleeper, "RLIMIT_CPU", 5, 3)
+        assert limit.encode(-1, 5) == b"\xff" * 8 + b"\5" + bytes(7)
