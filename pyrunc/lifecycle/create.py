@@ -122,10 +122,10 @@ def create(request: CreateRequest) -> Created:
         )
         if not request.start_immediately:
             descriptors.take("start", _open_start_socket(request.state_dir, undo))
-        lowered, plan_warnings = _program(request, found, load_filter, cgroup is not None)
+        plan = _plan(request, found, load_filter, cgroup is not None)
         findings.give_stdio(spec, request.stdio)
         born = birth.bear(
-            lowered,
+            lower(plan),
             descriptors.numbers,
             undo,
             stdio=request.stdio,
@@ -137,27 +137,20 @@ def create(request: CreateRequest) -> Created:
             cgroup.occupied()
         undo.commit()
     return Created(
-        born.pid, born.pidfd, born.start_time, born.console_fd, cgroup, (*warnings, *plan_warnings)
+        born.pid, born.pidfd, born.start_time, born.console_fd, cgroup, (*warnings, *plan.warnings)
     )
 
 
 def preview(request: CreateRequest) -> Plan:
     """The plan that `create` would carry out now. Nothing is made: the detached mounts that are looked at go away again."""
     spec = request.spec
+    check(spec)
     with Descriptors() as descriptors:
         _open_root(request, descriptors)
         _open_sources(request, descriptors)
-        return plans.build(
-            spec,
-            facts.host(),
-            findings.look(spec, descriptors.numbers, request.stdio),
-            load_filter=_load_filter(spec.linux.seccomp, request.seccomp_store),
-            cgroup=request.cgroup is not None,
-            sync=request.parts,
-            await_start=not request.start_immediately,
-            keyring=f"_ses.{request.id}" if request.keyring else "",
-            preserve=len(request.preserve_fds),
-        )
+        found = findings.look(spec, descriptors.numbers, request.stdio)
+        load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
+        return _plan(request, found, load_filter, request.cgroup is not None)
 
 
 class Descriptors:
@@ -180,10 +173,8 @@ class Descriptors:
             os.close(number)
 
 
-def _program(
-    request: CreateRequest, found: Findings, load_filter: LoadFilter | None, in_cgroup: bool
-) -> tuple[Any, tuple[str, ...]]:
-    plan = plans.build(
+def _plan(request: CreateRequest, found: Findings, load_filter: LoadFilter | None, in_cgroup: bool) -> Plan:
+    return plans.build(
         request.spec,
         facts.host(),
         found,
@@ -195,7 +186,6 @@ def _program(
         restrict_oom_score_adj=request.restrict_oom_score_adj,
         preserve=len(request.preserve_fds),
     )
-    return lower(plan), plan.warnings
 
 
 def _open_root(request: CreateRequest, descriptors: Descriptors) -> None:
