@@ -2,5 +2,5 @@
 
 The cores (`spdy`, `upgrade`, `channels`) take bytes and give events, without I/O. `wire` moves bytes with back-pressure,
 `multiplex` and `websocket` make streams of them, `remotecommand` and `portforward` join streams to a session's
-descriptors, `server` listens and hands out single-use URLs, `client` is the other end for our own command line.
+descriptors, `server` listens and hands out single-use URLs.
 """

@@ -1,15 +1,11 @@
-"""The other end: a SPDY client for exec and attach, so that our own command line can use a streaming URL.
-
-It moves bytes between descriptors (a terminal's, say) and the session's streams; putting the terminal into raw mode and
-back, and watching SIGWINCH, is the caller's work. The protocol is v4, whose error stream says how the session ended.
-"""
+"""A SPDY client on our own core: faster than a Go process per session, and able to do what Go's would not."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -25,7 +21,6 @@ from pyrunc.errors import PeerError
 
 V4 = "v4.channel.k8s.io"
 OUTCOME_LIMIT_BYTES = 64 * 1024
-Read = Callable[[], AsyncIterator[bytes]]
 
 
 @dataclass(slots=True)
