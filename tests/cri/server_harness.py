@@ -79,8 +79,8 @@ class Server:
         assert self._netns.stdout is not None and self._netns.stdout.readline() == b"ready\n"
         try:
             self.start()
-        except BaseException:
-            self._end_namespace()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
             raise
         return self
 
