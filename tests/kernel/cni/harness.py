@@ -248,8 +248,12 @@ def unreachable(attempt: Callable[[], object]) -> bool:
 
 
 def link_names() -> set[str]:
+    return {name for _, name in socket.if_nameindex()}
+
+
+def delete_link(name: str) -> None:
     with IPRoute() as route:
-        return {link.get_attr("IFLA_IFNAME") for link in route.get_links()}
+        route.link("del", index=route.link_lookup(ifname=name)[0])
 
 
 def all_elements() -> list[host_rules.Element]:

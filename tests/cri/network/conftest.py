@@ -1,0 +1,113 @@
+"""A host of its own with a network service on it; plugins of a test's own go into `bin`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from cri_server.network.configuration import builtin_network
+from cri_server.network.model import NetworkResult, PodNetwork
+from cri_server.network.service import Network
+from pyrunc.zygote.client import Zygote
+from tests.kernel.cni.harness import Host, Pod, new_host
+
+
+@dataclass
+class Node:
+    """A network service and its folders; `restart` is what a restart of the server does to it."""
+
+    folder: Path
+    host: Host
+    zygote: Zygote
+    timeout_s: float = 20.0
+    network: Network = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("conf", "bin"):
+            (self.folder / name).mkdir()
+        self.network = self._new()
+
+    def _new(self) -> Network:
+        return Network(
+            str(self.folder / "conf"),
+            str(self.folder / "bin"),
+            str(self.folder / "state"),
+            self.zygote,
+            default=builtin_network(
+                str(self.folder / "leases"), bridge="cni0", subnets=("10.85.0.0/16", "fd85::/64")
+            ),
+            timeout_s=self.timeout_s,
+        )
+
+    def restart(self, **changes: Any) -> None:
+        self.network.close()
+        for name, value in changes.items():
+            setattr(self, name, value)
+        self.network = self._new()
+
+    def configure(
+        self, *plugins: dict[str, Any], name: str = "net", file: str = "10-net.conflist", **changes: Any
+    ) -> None:
+        content = {"cniVersion": "1.1.0", "name": name, "plugins": list(plugins), **changes}
+        (self.folder / "conf" / file).write_text(json.dumps(content))
+
+    def bridge(self, **changes: Any) -> dict[str, Any]:
+        ipam = {
+            "type": "host-local",
+            "dataDir": str(self.folder / "leases"),
+            "ranges": [[{"subnet": "10.88.0.0/16"}]],
+        }
+        return {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "ipMasq": True,
+            "ipam": ipam,
+            **changes,
+        }
+
+    def plugin(self, name: str, script: str) -> Path:
+        """An executable of a foreign plugin; $LOG is a file that it may write to."""
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\nLOG={self.folder}/log\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    def log(self) -> str:
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
+
+    async def attach(self, pod: Pod, **changes: Any) -> NetworkResult:
+        asked = {"name": "web", "namespace": "default", "uid": "u-1", **changes}
+        return await self.network.attach(PodNetwork(sandbox_id=pod.id, netns_path=pod.path, **asked))
+
+    def remembered(self) -> set[str]:
+        folder = self.folder / "state"
+        return {n.removesuffix(".json") for n in os.listdir(folder)} if folder.exists() else set()
+
+    def leases(self) -> set[str]:
+        return {p.name for p in self.folder.glob("leases/*/*") if p.name[0].isdigit() or ":" in p.name}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with new_host(str(tmp_path)) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def node(tmp_path: Path, host: Host) -> AsyncIterator[Node]:
+    zygote = await Zygote.start(["cni_plugins.errand"])
+    made = Node(tmp_path, host, zygote)
+    try:
+        yield made
+    finally:
+        made.network.close()
+        await zygote.close()

@@ -1,0 +1,486 @@
+"""Attaching and detaching pods: our plugins in errands, foreign ones beside them, and everything that goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from cni_plugins.net import host_rules, netns
+from cri_server.network.model import PortMapping
+from pyrunc.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    PeerError,
+    ResourceExhausted,
+    WrongState,
+)
+from tests.cri.network.conftest import Node
+from tests.kernel.cni.harness import all_elements, delete_link, link_names, listen, nft, reach
+
+RESULT = '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"\'"$CNI_NETNS"\'"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'
+ADD_ONLY = '[ "$CNI_COMMAND" = ADD ] || exit 0'
+
+
+def clean(node: Node) -> bool:
+    veths = {name for name in link_names() if name.startswith("veth")}
+    return not veths and not all_elements() and not node.leases() and not node.remembered()
+
+
+# the ordinary life
+
+
+async def test_a_pod_has_addresses_loopback_and_a_way_out(node: Node) -> None:
+    pod = node.host.pod()
+    result = await node.attach(pod)
+    assert result.ips == ("10.85.0.2", "fd85::2")
+    assert result.raw["ips"][0]["gateway"] == "10.85.0.1"
+    with listen(pod.fd, "127.0.0.1", 80) as server:
+        assert reach(pod.fd, "127.0.0.1", 80, server) == "127.0.0.1"
+    with listen(pod.fd, "0.0.0.0", 80) as server:
+        assert reach(None, "10.85.0.2", 80, server) == "10.85.0.1"
+    await node.network.check(pod.id)
+    await node.network.detach(pod.id, pod.path)
+    pod.close()
+    await until(lambda: clean(node))
+
+
+async def test_host_ports_and_the_way_in(node: Node) -> None:
+    await asyncio.to_thread(node.host.connect_outside)
+    pod = node.host.pod()
+    await node.attach(
+        pod, port_mappings=(PortMapping(8080, 80), PortMapping(0, 81), PortMapping(8053, 53, "udp"))
+    )
+    with listen(pod.fd, "0.0.0.0", 80) as server:
+        assert reach(node.host.outside, "192.0.2.1", 8080, server) == "192.0.2.2"
+        assert reach(None, "127.0.0.1", 8080, server) == "10.85.0.1"
+    with listen(pod.fd, "0.0.0.0", 53, socket.SOCK_DGRAM) as server:
+        assert reach(node.host.outside, "192.0.2.1", 8053, server) == "192.0.2.2"
+    await node.network.detach(pod.id, pod.path)
+    assert all_elements() == []
+
+
+async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
+    node.plugin("spy", f"cat >>$LOG; echo >>$LOG; env >>$LOG; {ADD_ONLY}; echo '{RESULT}'")
+    node.configure({"type": "spy", "capabilities": {"portMappings": True, "bandwidth": True, "dns": True}})
+    pod = node.host.pod()
+    result = await node.attach(
+        pod,
+        port_mappings=(PortMapping(8080, 80, "tcp", "127.0.0.1"),),
+        annotations={"kubernetes.io/ingress-bandwidth": "10M"},
+    )
+    assert result.ips == ("10.9.9.9",)
+    log = node.log()
+    for line in (
+        "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=pod0;K8S_POD_UID=u-1",
+        "CNI_IFNAME=eth0",
+        f"CNI_NETNS={pod.path}",
+        f"CNI_PATH={node.folder}/bin",
+    ):
+        assert line in log.splitlines()
+    given = json.loads(log[: log.rindex("}") + 1])["runtimeConfig"]
+    assert given == {
+        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "127.0.0.1"}],
+        "bandwidth": {
+            "ingressRate": 10_000_000,
+            "ingressBurst": 4294967295,
+            "egressRate": 0,
+            "egressBurst": 0,
+        },
+    }
+    await node.network.detach(pod.id, pod.path)
+
+
+async def test_detach_is_idempotent_and_knows_strangers(node: Node) -> None:
+    pod = node.host.pod()
+    await node.attach(pod)
+    for _ in range(2):
+        await node.network.detach(pod.id, pod.path)
+    await node.network.detach("stranger")
+    with pytest.raises(InvalidArgument):
+        await node.network.detach("../stranger")
+
+
+async def test_attached_twice_is_refused(node: Node) -> None:
+    pod = node.host.pod()
+    first = await node.attach(pod)
+    with pytest.raises(AlreadyExists):
+        await node.attach(pod)
+    assert await node.network.recall(pod.id) == first
+    await node.network.check(pod.id)
+
+
+async def test_twenty_pods_at_once(node: Node) -> None:
+    pods = [node.host.pod() for _ in range(20)]
+    results = await asyncio.gather(
+        *(node.attach(pod, port_mappings=(PortMapping(9000 + i, 80),)) for i, pod in enumerate(pods))
+    )
+    assert len({ip for result in results for ip in result.ips}) == 40
+    await asyncio.gather(*(node.network.check(pod.id) for pod in pods))
+    await asyncio.gather(*(node.network.detach(pod.id, pod.path) for pod in pods))
+    for pod in pods:
+        pod.close()
+    await until(lambda: clean(node))
+
+
+# foreign plugins beside ours
+
+
+async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
+    node.plugin(
+        "tune",
+        f"cat >$LOG; {ADD_ONLY}; python3 -c 'import json;print(json.dumps(json.load(open(\"'$LOG'\"))[\"prevResult\"]))'",
+    )
+    node.configure(
+        node.bridge(), {"type": "tune"}, {"type": "portmap", "capabilities": {"portMappings": True}}
+    )
+    pod = node.host.pod()
+    assert (await node.attach(pod, port_mappings=(PortMapping(8080, 80),))).ips == ("10.88.0.2",)
+    await node.network.check(pod.id)
+    await node.network.detach(pod.id, pod.path)
+    assert all_elements() == []
+
+
+async def test_an_executable_of_the_same_name_wins(node: Node) -> None:
+    node.plugin("bridge", f"{ADD_ONLY}; echo '{RESULT}'")
+    node.configure(node.bridge())
+    pod = node.host.pod()
+    assert (await node.attach(pod)).ips == ("10.9.9.9",)
+    with (
+        netns.inside(pod.fd),
+        listen(pod.fd, "127.0.0.1", 80) as server,
+    ):  # loopback is up whoever the plugins are
+        assert reach(pod.fd, "127.0.0.1", 80, server)
+
+
+async def test_our_bridge_runs_a_foreign_address_plugin(node: Node) -> None:
+    node.plugin(
+        "my-ipam",
+        f'echo "$CNI_COMMAND" >>$LOG; {ADD_ONLY}; echo \'{{"cniVersion":"1.1.0","ips":[{{"address":"10.7.0.5/24"}}]}}\'',
+    )
+    node.configure(node.bridge(ipam={"type": "my-ipam"}))
+    pod = node.host.pod()
+    result = await node.attach(pod)
+    assert result.ips == ("10.7.0.5",) and result.raw["ips"][0]["gateway"] == "10.7.0.1"
+    await node.network.detach(pod.id, pod.path)
+    assert node.log().split() == ["ADD", "DEL"]
+
+
+async def test_our_own_installed_executables_need_not_be_run(node: Node) -> None:
+    from cni_plugins.install import install
+
+    install(str(node.folder / "bin"))
+    node.configure(node.bridge())
+    started = time.monotonic()
+    await node.attach(node.host.pod())
+    assert time.monotonic() - started < 5
+    assert not any(
+        node.network._plugins._program(kind) for kind in ("bridge", "host-local", "portmap", "loopback")
+    )
+
+
+# misbehaviour (S-17, R-25)
+
+HOSTILE = {
+    "says nothing": "",
+    "garbage": "echo garbage",
+    "a list": "echo '[]'",
+    "deep": "python3 -c 'print(\"[\" * 200000)'",
+    "huge": "head -c 100000000 /dev/zero",
+    "wrong version": 'echo \'{"cniVersion":"9.0.0"}\'',
+    "no address": 'echo \'{"cniVersion":"1.1.0"}\'',
+    "address elsewhere": 'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/elsewhere"}],"ips":[{"address":"10.0.0.1/8","interface":0}]}\'',
+    "interface path": 'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"../../x"}]}\'',
+    "300 addresses": 'python3 -c \'import json;print(json.dumps({"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/8"}]*300}))\'',
+    "resolv.conf injection": 'echo \'{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/8"}],"dns":{"search":["a\\nnameserver 6.6.6.6"]}}\'',
+    "exit 0 with an error": 'echo \'{"cniVersion":"1.1.0","code":7,"msg":"no"}\'',
+    "exit 1 with a result": f"echo '{RESULT}'; exit 1",
+    "exit 1 with an error": 'echo \'{"cniVersion":"1.1.0","code":11,"msg":"later","details":"much"}\'; exit 1',
+    "killed": "kill -9 $$",
+    "not executable format": None,
+}
+
+
+@pytest.mark.parametrize("script", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_a_plugin_that_misbehaves_fails_the_add_and_nothing_stays(
+    node: Node, script: str | None
+) -> None:
+    path = node.plugin("bad", f"{ADD_ONLY}; {script}")
+    if script is None:
+        path.write_bytes(b"\x7fELF nonsense")
+    node.configure(node.bridge(), {"type": "bad"})
+    pod = node.host.pod()
+    if script is None:
+        with pytest.raises(PeerError):
+            await node.attach(pod)
+        path.write_text("#!/bin/sh\n")  # its DEL cannot run either until it is repaired
+        assert node.remembered() == {pod.id}
+        await node.network.detach(pod.id, pod.path)
+    else:
+        with pytest.raises(PeerError):
+            await node.attach(pod)
+    pod.close()
+    await until(lambda: clean(node))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sleep 1000",
+        f"echo '{RESULT}'; sleep 1000",
+        f"sleep 1000 & echo '{RESULT}'; sleep 1000",
+        "trap '' TERM INT HUP; while :; do sleep 1; done",
+    ],
+)
+async def test_a_plugin_that_hangs_is_killed_at_the_deadline_with_its_children(
+    node: Node, script: str
+) -> None:
+    node.restart(timeout_s=0.5)
+    node.plugin("slow", f"{ADD_ONLY}; {script}")
+    node.configure(node.bridge(), {"type": "slow"})
+    pod = node.host.pod()
+    with pytest.raises(DeadlineExceeded):
+        await node.attach(pod)
+    pod.close()
+    await until(lambda: clean(node))
+
+
+async def test_a_child_that_keeps_stdout_open_does_not_delay_the_answer(node: Node) -> None:
+    node.plugin("forker", f"{ADD_ONLY}; sleep 1000 & echo '{RESULT}'")
+    node.configure({"type": "forker"})
+    started = time.monotonic()
+    assert (await node.attach(node.host.pod())).ips == ("10.9.9.9",)
+    assert time.monotonic() - started < 5
+
+
+async def test_a_failing_del_keeps_the_attachment_for_a_retry(node: Node) -> None:
+    node.plugin("stubborn", f"{ADD_ONLY.replace('exit 0', 'exit 3')}; cat >$LOG; echo '{RESULT}'")
+    node.configure({"type": "stubborn"})
+    pod = node.host.pod()
+    await node.attach(pod)
+    for _ in range(2):
+        with pytest.raises(PeerError, match="ended DEL with 3"):
+            await node.network.detach(pod.id, pod.path)
+        assert node.remembered() == {pod.id}
+    assert any("ended DEL" in line for line in await node.network.reconcile([]))
+    node.plugin("stubborn", "exit 0")
+    await node.network.detach(pod.id, pod.path)
+    assert node.remembered() == set()
+
+
+async def test_a_failed_roll_back_is_told_and_tried_again(node: Node) -> None:
+    node.plugin("broken", "exit 3")
+    node.configure(node.bridge(), {"type": "broken"})
+    pod = node.host.pod()
+    with pytest.raises(PeerError) as refused:
+        await node.attach(pod)
+    assert any("roll-back failed too" in note for note in refused.value.__notes__)
+    assert node.remembered() == {pod.id} and node.leases()
+    node.plugin("broken", "exit 0")
+    assert await node.network.reconcile([]) == []
+    assert not node.remembered() and not node.leases() and not all_elements()
+
+
+async def test_a_plugin_that_is_missing(node: Node) -> None:
+    node.configure(node.bridge(), {"type": "cilium"})
+    assert "no CNI plugin 'cilium'" in (await node.network.status()).message
+    with pytest.raises(PeerError, match="cilium"):
+        await node.attach(node.host.pod())
+
+
+async def test_no_address_left_is_its_own_error(node: Node) -> None:
+    ipam = {
+        "type": "host-local",
+        "dataDir": str(node.folder / "leases"),
+        "ranges": [[{"subnet": "10.88.0.0/30"}]],
+    }
+    node.configure(node.bridge(ipam=ipam))
+    await node.attach(node.host.pod())
+    with pytest.raises(ResourceExhausted, match="no address left"):
+        await node.attach(node.host.pod())
+
+
+@pytest.mark.parametrize("name", ["a;K8S_POD_UID=x", "a\nb", "a=b", "a" * 2000, "a\0b"])
+async def test_pod_names_that_cni_args_cannot_carry(node: Node, name: str) -> None:
+    with pytest.raises(InvalidArgument):
+        await node.attach(node.host.pod(), name=name)
+    assert clean(node)
+
+
+async def test_a_namespace_that_is_not_there(node: Node) -> None:
+    pod = node.host.pod()
+    pod.close()
+    with pytest.raises(NotFound):
+        await node.attach(pod)
+
+
+# what happens between ADD and DEL (R-25, R-26)
+
+
+async def test_del_uses_the_configuration_of_the_add(node: Node) -> None:
+    node.configure(node.bridge(), name="first")
+    pod = node.host.pod()
+    await node.attach(pod)
+    node.configure(node.bridge(bridge="cni9"), name="second")
+    await node.network.detach(pod.id, pod.path)
+    assert not node.leases() and not all_elements()
+    other = node.host.pod()
+    await node.attach(other)
+    os.unlink(node.folder / "conf" / "10-net.conflist")
+    await node.network.detach(other.id, other.path)
+    assert not node.leases() and not all_elements()
+
+
+async def test_after_a_restart_everything_is_known(node: Node) -> None:
+    pod = node.host.pod()
+    result = await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
+    node.restart()
+    assert await node.network.recall(pod.id) == result
+    await node.network.check(pod.id)
+    assert await node.network.reconcile([pod.id]) == []
+    await node.network.detach(pod.id, None)
+    assert await node.network.recall(pod.id) is None and not all_elements()
+
+
+async def test_reconcile_detaches_the_dead_and_collects_the_unknown(node: Node) -> None:
+    live, dead, lost = node.host.pod(), node.host.pod(), node.host.pod()
+    for pod in (live, dead, lost):
+        await node.attach(pod, port_mappings=(PortMapping(8080 + int(pod.id[-1]), 80),))
+    os.unlink(node.folder / "state" / f"{lost.id}.json")  # its record is gone, its leases are not
+    node.restart()
+    assert await node.network.reconcile([live.id]) == []
+    assert node.remembered() == {live.id}
+    assert {e.comment for e in all_elements()} == {f"pyrunc/{live.id}/eth0"}
+    assert len(node.leases()) == 2
+    await node.network.check(live.id)
+
+
+async def test_lost_rules_come_back(node: Node) -> None:
+    pod = node.host.pod()
+    await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
+    before = set(all_elements())
+    for damage in (
+        ("flush", "ruleset"),
+        ("flush", "chain", "inet", "pyrunc_cni", "to_pod"),
+        ("flush", "map", "inet", "pyrunc_cni", "ports4"),
+    ):
+        nft(*damage)
+        assert await node.network.reconcile([pod.id]) == []
+        assert set(all_elements()) == before and host_rules.intact()
+        with listen(pod.fd, "0.0.0.0", 80) as server:
+            reach(None, "127.0.0.1", 8080, server)
+    nft("flush", "ruleset")
+    other = node.host.pod()
+    await node.attach(other, port_mappings=(PortMapping(8081, 80),))  # the next pod heals the rules too
+    assert host_rules.intact()
+
+
+@pytest.mark.parametrize("damage", ["namespace", "veth", "bridge", "table", "lease", "reused namespace"])
+async def test_a_damaged_pod_can_be_detached(node: Node, damage: str) -> None:
+    pod = node.host.pod()
+    await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
+    path: str | None = pod.path
+    if damage == "namespace":
+        pod.close()
+    elif damage == "table":
+        nft("flush", "ruleset")
+    elif damage == "lease":
+        for lease in node.folder.glob("leases/*/*"):
+            lease.unlink() if lease.is_file() else None
+    elif damage == "reused namespace":
+        path = node.host.pod().path
+    else:
+        name = "cni0" if damage == "bridge" else next(n for n in link_names() if n.startswith("veth"))
+        await asyncio.to_thread(delete_link, name)
+    await node.network.detach(pod.id, path)
+    pod.close()
+    await until(lambda: clean(node))
+
+
+async def test_a_cancelled_attach_is_rolled_back_at_every_moment(node: Node) -> None:
+    await node.attach(node.host.pod("first"))  # bridge and table exist
+    for number in range(30):
+        pod = node.host.pod(f"c{number}")
+        task = asyncio.ensure_future(node.attach(pod, port_mappings=(PortMapping(8080, 80),)))
+        await asyncio.sleep(number * 0.0006)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            assert node.remembered() == {"first"}
+        else:
+            await node.network.detach(pod.id, pod.path)
+        pod.close()
+    await until(lambda: len([n for n in link_names() if n.startswith("veth")]) == 1)
+    assert {e.comment for e in all_elements()} == {"pyrunc/first/eth0"}
+    assert len(node.leases()) == 2
+
+
+async def test_a_killed_zygote_fails_the_attach_and_the_next_one_works(node: Node) -> None:
+    node.plugin("slow", f"{ADD_ONLY}; sleep 1000")
+    node.configure(node.bridge(), {"type": "slow"})
+    pod = node.host.pod()
+    task = asyncio.ensure_future(node.attach(pod))
+    await until(lambda: bool(node.leases()))
+    assert node.zygote.pid is not None
+    os.kill(node.zygote.pid, signal.SIGKILL)
+    with pytest.raises(PeerError):
+        await task
+    assert node.remembered() == set() and not node.leases()
+    node.configure(node.bridge())
+    assert (await node.attach(pod)).ips
+
+
+# readiness
+
+
+async def test_readiness(node: Node) -> None:
+    assert (await node.network.status()).ready  # the built-in network
+    node.network.replace_default(None)
+    unready = await node.network.status()
+    assert (
+        not unready.ready
+        and unready.reason == "NetworkPluginNotReady"
+        and "no network configuration" in unready.message
+    )
+    with pytest.raises(WrongState, match="no network configuration"):
+        await node.attach(node.host.pod())
+    (node.folder / "conf" / "10-bad.conflist").write_text("{")
+    assert "10-bad.conflist" in (await node.network.status()).message
+    node.configure(node.bridge(), file="20-good.conflist")
+    assert (await node.network.status()).ready
+    node.plugin(
+        "moody",
+        '[ "$CNI_COMMAND" != STATUS ] || { echo \'{"cniVersion":"1.1.0","code":50,"msg":"not yet"}\'; exit 1; }',
+    )
+    node.configure({"type": "moody"}, file="15-moody.conflist")
+    unready = await node.network.status()
+    assert not unready.ready and "not yet" in unready.message
+
+
+async def test_pod_ranges_of_the_node(node: Node) -> None:
+    node.configure(
+        node.bridge(
+            ipam={"type": "host-local", "dataDir": str(node.folder / "leases")},
+            capabilities={"ipRanges": True},
+        )
+    )
+    node.network.use_pod_ranges(["10.77.0.0/24", "fd77::/64"])
+    assert (await node.attach(node.host.pod())).ips == ("10.77.0.2", "fd77::2")
+    with pytest.raises(InvalidArgument):
+        node.network.use_pod_ranges(["10.77.0.0/240"])
+
+
+async def until(true: Any, timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)
