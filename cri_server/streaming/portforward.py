@@ -23,8 +23,13 @@ PAIRING_S = 30.0
 PAIRS_LIMIT = 256
 
 
-async def forward(backend: Backend, sandbox_id: str, port: int, data: Outbound, inbound: Inbound) -> str:
-    """Connect to the pod and copy until both directions have ended; what went wrong in words, or nothing."""
+async def forward(
+    backend: Backend, sandbox_id: str, port: int, data: Outbound, inbound: Inbound, *, half_close: bool = True
+) -> str:
+    """Connect to the pod and copy until both directions have ended; what went wrong in words, or nothing.
+
+    Without `half_close` the client cannot say that it has ended its direction: the pod's end is the end of both.
+    """
     try:
         sock = await backend.dial(sandbox_id, port)
     except Error as error:
@@ -33,24 +38,29 @@ async def forward(backend: Backend, sandbox_id: str, port: int, data: Outbound, 
         return f"forwarding to port {port}: {error.strerror}"
     with sock:
         sock.setblocking(False)
-        return await _copy_both(sock, port, data, inbound)
+        return await _copy_both(sock, port, data, inbound, half_close)
 
 
-async def _copy_both(sock: socket.socket, port: int, data: Outbound, inbound: Inbound) -> str:
-    copies = (asyncio.create_task(_to_pod(sock, inbound)), asyncio.create_task(_to_client(sock, data)))
+async def _copy_both(
+    sock: socket.socket, port: int, data: Outbound, inbound: Inbound, half_close: bool
+) -> str:
+    to_client = asyncio.create_task(_to_client(sock, data))
+    to_pod = asyncio.create_task(_to_pod(sock, inbound))
     try:
-        done, _ = await asyncio.wait(copies, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            error = task.exception()
+        await asyncio.wait(
+            (to_client, to_pod) if half_close else (to_client,), return_when=asyncio.FIRST_EXCEPTION
+        )
+        errors = [task.exception() for task in (to_client, to_pod) if task.done()]
+        for error in errors:
             if isinstance(error, OSError):
                 return f"forwarding to port {port}: {error.strerror}"
             if error is not None and not isinstance(error, StreamGone):
                 raise error
         return ""
     finally:
-        for task in copies:
+        for task in (to_client, to_pod):
             task.cancel()
-        await asyncio.gather(*copies, return_exceptions=True)
+        await asyncio.gather(to_client, to_pod, return_exceptions=True)
 
 
 async def _to_pod(sock: socket.socket, inbound: Inbound) -> None:
@@ -58,7 +68,7 @@ async def _to_pod(sock: socket.socket, inbound: Inbound) -> None:
         while data := await inbound.read():
             await write_all(sock.fileno(), data)
         sock.shutdown(socket.SHUT_WR)
-    except (BrokenPipeError, ConnectionResetError, OSError):
+    except OSError:
         # The pod has closed the connection; what it sent before is still on its way to the client.
         inbound.discard()
 
@@ -175,7 +185,7 @@ async def forward_channels(
 
     async def one(port: int, data: Channel, error: Channel) -> None:
         error.inbound.discard()
-        text = await forward(backend, sandbox_id, port, data, data.inbound)
+        text = await forward(backend, sandbox_id, port, data, data.inbound, half_close=False)
         if text:
             await error.write(text.encode())
 

@@ -33,8 +33,9 @@ async def test_exit_code(go: GoExec, protocol: str, command: str, code: int) -> 
     assert (await go(command, protocol=protocol)).exit_code == code
 
 
-@pytest.mark.parametrize("protocol", SPDY[1:])
+@pytest.mark.parametrize("protocol", SPDY[1:3])
 async def test_old_clients_read_a_text(go: GoExec, protocol: str) -> None:
+    """Not v1: Go's v1 client takes the end of the outputs or the text for the outcome, whichever it sees first."""
     outcome = await go("exit 3", protocol=protocol)
     assert outcome.exit_code == FAILED
     assert b"exit code 3" in outcome.stderr

@@ -1,0 +1,82 @@
+"""The WebSocket forms that no Go client of ours speaks, but browsers and older clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosedOK
+
+from cri_server.streaming.backend import ExecOptions, PortForwardOptions
+from cri_server.streaming.server import StreamingServer
+
+
+def open_websocket(url: str, *subprotocols: str, **options: Any) -> connect:
+    names: Sequence[Any] | None = subprotocols or None
+    return connect(url.replace("http", "ws", 1), subprotocols=names, proxy=None, compression=None, **options)
+
+
+async def receive_all(client: ClientConnection) -> list[bytes]:
+    """All messages until the server closes, which it must do in the normal way."""
+    messages = []
+    with pytest.raises(ConnectionClosedOK):
+        while True:
+            message = await client.recv()
+            messages.append(message.encode() if isinstance(message, str) else message)
+    return messages
+
+
+SHELL = ExecOptions(
+    "c", ("/bin/sh", "-c", "read line; echo got $line; exit 7"), stdin=True, stdout=True, stderr=True
+)
+
+
+async def test_no_subprotocol_is_the_first_one(server: StreamingServer) -> None:
+    async with open_websocket(server.url_for_exec(SHELL)) as client, asyncio.timeout(10):
+        assert client.subprotocol is None
+        assert await client.recv() == b"\x01"
+        await client.send(b"\x00this\n")
+        assert await receive_all(client) == [b"\x01got this\n", b"\x03command terminated with exit code 7"]
+
+
+async def test_base64(server: StreamingServer) -> None:
+    name = "v4.base64.channel.k8s.io"
+    async with open_websocket(server.url_for_exec(SHELL), name) as client, asyncio.timeout(10):
+        assert client.subprotocol == name
+        assert await client.recv() == "1"
+        await client.send("0" + base64.b64encode(b"this\n").decode())
+        output, status = await receive_all(client)
+        assert (output[:1], base64.b64decode(output[1:])) == (b"1", b"got this\n")
+        assert status[:1] == b"3"
+        assert json.loads(base64.b64decode(status[1:]))["details"]["causes"][0]["message"] == "7"
+
+
+async def test_same_origin_is_welcome(server: StreamingServer) -> None:
+    origin = "http://{}:{}".format(*server.address)
+    async with open_websocket(server.url_for_exec(SHELL), origin=origin) as client, asyncio.timeout(10):
+        await client.send(b"\x00\n")
+        await receive_all(client)
+
+
+@pytest.mark.parametrize("name", ["", "v4.channel.k8s.io"])
+async def test_ports_by_channels(server: StreamingServer, name: str) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello " + await reader.readline())
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as service:
+        port = service.sockets[0].getsockname()[1]
+        url = server.url_for_port_forward(PortForwardOptions("pod", (port, 1)))
+        async with open_websocket(url, *filter(None, [name])) as client, asyncio.timeout(10):
+            await client.send(b"\x00there\n")
+            messages = await receive_all(client)
+    assert messages[:4] == [bytes((n,)) + p.to_bytes(2, "little") for n, p in enumerate((port, port, 1, 1))]
+    assert sorted(messages[4:]) == [
+        b"\x00hello there\n",
+        b"\x03forwarding to port 1: connect 127.0.0.1:1: ECONNREFUSED",
+    ]
