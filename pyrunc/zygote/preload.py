@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 
 def load(modules: Sequence[str]) -> None:
-    """Import `modules`. Raises PeerError with the traceback's last line."""
+    """Import `modules` and call `rehearse()` of those that have it. Raises PeerError with the traceback's last line."""
     for module in modules:
         try:
             __import__(module)
+            rehearse = getattr(sys.modules[module], "rehearse", None)
+            if rehearse:
+                rehearse()
         except Exception as error:
             sys.excepthook(*sys.exc_info())
             raise PeerError(f"importing {module}: {type(error).__name__}: {error}") from None
@@ -37,7 +40,8 @@ def freeze() -> None:
 def resolve(function: str) -> Callable[[dict[str, Any], list[int]], Any]:
     """The function named `module:function`. Raises PeerError if there is none."""
     module, _, name = function.partition(":")
-    load([module])
+    if module not in sys.modules:
+        load([module])
     found = getattr(sys.modules[module], name, None)
     if not callable(found):
         raise PeerError(f"{module} has no function {name!r}")

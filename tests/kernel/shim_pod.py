@@ -49,8 +49,9 @@ RECORD = re.compile(rb"\S+ (stdout|stderr) ([FP]) (.*)", re.DOTALL)
 class TestPod:
     __test__ = False
 
-    def __init__(self, folder: Path, *, library: bool = False) -> None:
+    def __init__(self, folder: Path, *, library: bool = False, starter: str | None = None) -> None:
         self.folder, self.library = folder, library
+        self.starter = starter if library else DIRECT
         self.sandbox, self.containers, self.logs = folder / "sandbox", folder / "containers", folder / "logs"
         self.events: list[dict[str, Any]] = []
         self.closed = 0
@@ -69,7 +70,7 @@ class TestPod:
     async def __aenter__(self) -> TestPod:
         self._zygote = await Zygote.start(["pyrunc.shim.main", "tests.kernel.shim_starter"])
         self.pid = await start_shim(
-            self._zygote, self.sandbox, self.containers, starter=None if self.library else DIRECT
+            self._zygote, self.sandbox, self.containers, starter=self.starter
         )
         self._client = await self.connect()
         return self
