@@ -1,0 +1,60 @@
+"""A store and a registry per test; the unpacker by itself."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.images.inflate import Limits
+from cri_server.images.service import ImageService
+from cri_server.images.unpack import TREE, Layer, unpack
+from tests.support.registry import Registry
+
+Unpack = Callable[[bytes], Path]
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Iterator[Unpack]:
+    """Unpack a layer's blob into a folder of its own; the folder of its files."""
+    count = 0
+
+    def run(blob: bytes, limits: Limits | None = None) -> Path:
+        nonlocal count
+        count += 1
+        folder = tmp_path / f"layer-{count}"
+        folder.mkdir(mode=0o700)
+        unpack_bytes(blob, folder, limits)
+        return folder / TREE
+
+    yield run
+
+
+def unpack_bytes(blob: bytes, folder: Path, limits: Limits | None = None) -> Layer:
+    """Unpack from memory."""
+    fd = os.memfd_create("blob", os.MFD_CLOEXEC)
+    try:
+        with io.FileIO(fd, "wb", closefd=False) as file:
+            file.write(blob)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return unpack(fd, str(folder), None, limits or Limits())
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    with Registry(tmp_path / "registry") as running:
+        yield running
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[ImageService]:
+    """An empty image service; `certs.d` of the test's folder configures it."""
+    made = ImageService(tmp_path / "images", tmp_path / "certs.d", no_progress_timeout_s=3.0)
+    await made.start()
+    yield made
+    await made.close()

@@ -1,0 +1,373 @@
+"""Layers unpacked as GNU tar unpacks them, whatever wrote the tar, and their whiteouts as overlayfs reads them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cri_server.images import build
+from cri_server.images.build import Node, directory, layer, symlink
+from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers import Layers, chain_ids
+from pyrunc.errors import ResourceExhausted
+from tests.cri.images.conftest import Unpack, unpack_bytes
+from tests.cri.images.trees import names, snapshot
+
+CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_net_bind_service+ep
+
+
+def make_everything(root: Path) -> None:
+    """A tree with each kind of file and each attribute that an image can have."""
+    root.mkdir()
+    (root / "plain").write_bytes(random.Random(1).randbytes(100_001))
+    (root / "empty").touch()
+    (root / "folder" / "deeper").mkdir(parents=True)
+    (root / "folder" / "deeper" / ("long-" * 45)).write_text("a name of 225 bytes")
+    far = root.joinpath("very", *["some-folder-name"] * 20)
+    far.mkdir(parents=True)
+    (far / "file").write_text("a path of more than 300 bytes")
+    (root / "link").symlink_to("plain")
+    (root / "dangling").symlink_to("/nowhere/" + "x" * 200)
+    os.link(root / "plain", root / "folder" / "hard")
+    os.link(root / "dangling", root / "hard-to-link", follow_symlinks=False)
+    os.mkfifo(root / "fifo", 0o640)
+    os.mknod(root / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    os.mknod(root / "disk", stat.S_IFBLK | 0o660, os.makedev(253, 17))
+    (root / "bytes-\udcff\udcfe").write_text("a name that is not UTF-8")
+    (root / "ünï-codé").write_text("one that is")
+    (root / " spaces and\nnewline ").write_text("")
+    with open(root / "sparse", "wb") as file:
+        for at in (0, 1 << 20, 5 << 20, (5 << 20) + 8192):
+            file.seek(at)
+            file.write(b"data" * 1024)
+        file.truncate(20 << 20)
+    with open(root / "hole", "wb") as file:
+        file.truncate(3 << 20)
+    with open(root / "holes", "wb") as file:
+        for number in range(60):
+            file.seek(number * 64 << 10)
+            file.write(b"x" * 4096)
+    attributes = [
+        ("plain", 0o4755, 0, 0), ("empty", 0o2711, 12, 34), ("folder", 0o1777, 0, 0), ("folder/deeper", 0o2775, 1000, 1000),
+        ("ünï-codé", 0o000, 65534, 65534), ("sparse", 0o600, 3_000_000_000, 3_000_000_000),
+    ]  # fmt: skip
+    for name, mode, uid, gid in attributes:
+        os.chown(root / name, uid, gid)
+        os.chmod(root / name, mode)
+    os.chown(root / "link", 5, 6, follow_symlinks=False)
+    os.setxattr(root / "plain", "security.capability", CAPABILITY)
+    os.setxattr(root / "plain", "user.note", b"binary \x00\xff=\n value")
+    os.setxattr(root / "folder", "user.kind", b"folder")
+    for number, path in enumerate(sorted(root.rglob("*"), reverse=True)):
+        os.utime(path, ns=(0, 1_500_000_000_123_456_789 + number * 10**9), follow_symlinks=False)
+    os.utime(root / "empty", ns=(0, -86_400 * 10**9))
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("source") / "everything"
+    make_everything(root)
+    return root
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format=posix", "--xattrs", "--xattrs-include=*"],
+        ["--format=posix", "--xattrs", "--xattrs-include=*", "--sparse", "--sparse-version=1.0"],
+        ["--format=posix", "--xattrs", "--xattrs-include=*", "--sparse", "--sparse-version=0.1"],
+        ["--format=posix", "--xattrs", "--xattrs-include=*", "--sparse", "--sparse-version=0.0"],
+        ["--format=gnu"],
+        ["--format=gnu", "--sparse"],
+    ],
+    ids=lambda options: " ".join(o.removeprefix("--") for o in options if "xattrs" not in o),
+)
+def test_a_tree_comes_back_as_gnu_tar_restores_it(
+    everything: Path, tmp_path: Path, unpacked: Unpack, options: list[str]
+) -> None:
+    archive = tmp_path / "layer.tar"
+    subprocess.run(["tar", "-C", everything, *options, "-cf", archive, "."], check=True)
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    extract = [
+        "tar",
+        "-C",
+        reference,
+        "--numeric-owner",
+        "--same-owner",
+        "-p",
+        "--xattrs",
+        "--xattrs-include=*",
+    ]
+    subprocess.run([*extract, "-xf", archive], check=True)
+    ours = unpacked(gzip.compress(archive.read_bytes(), 1))
+    assert snapshot(ours) == snapshot(reference)
+    if "--format=posix" in options:
+        assert snapshot(ours) == snapshot(everything)
+    if "--sparse" in options:
+        assert (ours / "sparse").stat().st_blocks <= (everything / "sparse").stat().st_blocks + 64
+        assert (ours / "hole").stat().st_blocks == 0
+
+
+def test_ustar_with_a_prefix(tmp_path: Path, unpacked: Unpack) -> None:
+    source = tmp_path / "source"
+    folder = source.joinpath(*["a-folder-whose-name-is-longer"] * 5)
+    folder.mkdir(parents=True)
+    (folder / "file").write_text("content")
+    archive = tmp_path / "layer.tar"
+    subprocess.run(["tar", "-C", source, "--format=ustar", "-cf", archive, "."], check=True)
+    assert names(unpacked(archive.read_bytes())) == names(source)
+
+
+@pytest.mark.parametrize("compress", ["", "gzip", "zstd"])
+def test_every_compression(unpacked: Unpack, compress: str) -> None:
+    data = layer({"a": b"x" * 3_000_000, "b": "b"})
+    packed = build._compressed(data, compress)
+    tree = unpacked(packed)
+    assert (tree / "a").read_bytes() == b"x" * 3_000_000 and (tree / "b").read_text() == "b"
+
+
+@pytest.mark.parametrize("compress", ["gzip", "zstd"])
+def test_concatenated_members_and_the_diff_id(tmp_path: Path, compress: str) -> None:
+    data = layer({"a": random.Random(2).randbytes(900_000), "b": "b"})
+    packed = b"".join(
+        build._compressed(data[at : at + 10_000], compress) for at in range(0, len(data), 10_000)
+    )
+    (tmp_path / "layer").mkdir()
+    assert unpack_bytes(packed, tmp_path / "layer").diff_id == build._digest(data)
+    assert len((tmp_path / "layer" / "tree" / "a").read_bytes()) == 900_000
+
+
+def test_later_entries_replace_earlier_ones(unpacked: Unpack) -> None:
+    tree = unpacked(
+        raw_tar(
+            ("d", directory()),
+            ("d/file", Node(b"1")),
+            ("d/file", Node(b"22", mode=0o600)),
+            ("was-dir", directory()),
+            ("was-dir/inside", Node(b"x")),
+            ("was-dir", Node(b"now a file")),
+            ("was-file", Node(b"x")),
+            ("was-file", directory(0o700)),
+            ("was-file/inside", Node(b"y")),
+            ("was-link", symlink("d")),
+            ("was-link", Node(b"not through the link")),
+            ("d", directory(0o711)),
+        )
+    )
+    assert (tree / "d/file").read_bytes() == b"22" and stat.S_IMODE((tree / "d").stat().st_mode) == 0o711
+    assert (tree / "was-dir").read_bytes() == b"now a file"
+    assert (tree / "was-file/inside").read_bytes() == b"y"
+    assert not (tree / "was-link").is_symlink() and names(tree / "d") == {"file"}
+
+
+def test_parents_behind_links_are_found_inside_the_layer(unpacked: Unpack) -> None:
+    tree = unpacked(
+        raw_tar(
+            ("usr/lib", directory()),
+            ("lib", symlink("usr/lib")),
+            ("lib/a", Node(b"a")),
+            ("absolute", symlink("/usr/lib")),
+            ("absolute/b", Node(b"b")),
+            ("up", symlink("../../../../usr/lib")),
+            ("up/c", Node(b"c")),
+            ("var/run", symlink("/run")),
+            ("var/run/made/d", Node(b"d")),
+        )
+    )
+    assert names(tree / "usr/lib") == {"a", "b", "c"} and (tree / "run/made/d").read_bytes() == b"d"
+
+
+def raw_tar(*members: tuple[str, Node]) -> bytes:
+    """A tar of these members in this order, names as they are; nothing is added."""
+    import io
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, node in members:
+            build._add(tar, name, node)
+    return buffer.getvalue()
+
+
+# ---- layers over each other
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    made = Stack(tmp_path)
+    yield made
+    made.unmount()
+
+
+class Stack:
+    """Layers of an image unpacked and mounted with overlayfs, as the runtime does it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.layers = Layers(folder / "store")
+        for name in ("store", "merged"):
+            (folder / name).mkdir()
+        self.layers.prepare()
+        self.merged = folder / "merged"
+        self._mounted = False
+
+    def mount(self, tars: Sequence[bytes]) -> Path:
+        """Unpack bottom first, mount; the merged folder."""
+        chain = chain_ids([build._digest(data) for data in tars])
+        for number, data in enumerate(tars):
+            unpack_bytes(data, Path(folder := self.layers.new_folder()))
+            self.layers.commit(folder, chain[: number + 1])
+        lower = [str(path) for path in self.layers.lower_dirs(chain)]
+        if len(lower) == 1:
+            return Path(lower[0])
+        options = "lowerdir=" + ":".join(lower)
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, self.merged], check=True)
+        self._mounted = True
+        return self.merged
+
+    def unmount(self) -> None:
+        if self._mounted:
+            subprocess.run(["umount", self.merged], check=True)
+
+
+BASE = layer(
+    {
+        "etc": directory(0o755), "etc/passwd": "root", "etc/shadow": Node(b"secret", 0o600),
+        "opt": directory(0o750, uid=7, gid=8), "opt/old/file": "old", "opt/old/more": "more",
+        "tmp": directory(0o1777), "bin/sh": "sh",
+    }
+)  # fmt: skip
+
+
+def test_a_whiteout_hides_what_is_below(stack: Stack) -> None:
+    merged = stack.mount([BASE, raw_tar(("etc/.wh.shadow", Node()), ("opt/.wh.old", Node()))])
+    assert names(merged / "etc") == {"passwd"} and names(merged / "opt") == set()
+
+
+def test_an_opaque_directory_hides_all_that_is_below(stack: Stack) -> None:
+    merged = stack.mount(
+        [BASE, raw_tar(("opt", directory()), ("opt/.wh..wh..opq", Node()), ("opt/new", Node(b"n")))]
+    )
+    assert names(merged / "opt") == {"new"}
+
+
+@pytest.mark.parametrize("whiteout_first", [True, False])
+@pytest.mark.parametrize("what", ["directory", "implicit directory", "file"])
+def test_a_whiteout_and_the_same_name_in_one_layer(stack: Stack, whiteout_first: bool, what: str) -> None:
+    """The layer's own stays, the lower one is hidden: a directory must not merge with it."""
+    new = {
+        "directory": [("opt/old", directory()), ("opt/old/new", Node(b"n"))],
+        "implicit directory": [("opt/old/new", Node(b"n"))],
+        "file": [("opt/old", Node(b"now a file"))],
+    }[what]
+    whiteout = [("opt/.wh.old", Node())]
+    merged = stack.mount([BASE, raw_tar(*(whiteout + new if whiteout_first else new + whiteout))])
+    if what == "file":
+        assert (merged / "opt/old").read_bytes() == b"now a file"
+    else:
+        assert names(merged / "opt") == {"old", "old/new"}
+
+
+def test_an_opaque_root_hides_everything(stack: Stack) -> None:
+    merged = stack.mount([BASE, raw_tar((".wh..wh..opq", Node()), ("only", Node(b"x")))])
+    assert names(merged) == {"only"}
+
+
+def test_directories_that_a_layer_does_not_describe_look_as_below(stack: Stack) -> None:
+    merged = stack.mount(
+        [BASE, raw_tar(("tmp/x", Node(b"x")), ("opt/y/z", Node(b"y"))), raw_tar(("opt/w", Node()))]
+    )
+    facts = snapshot(merged)
+    assert (facts[b"tmp"].mode, facts[b"opt"].mode, facts[b"opt"].owner) == (0o1777, 0o750, (7, 8))
+    assert (facts[b"opt/y"].mode, facts[b"opt/y"].owner) == (0o755, (0, 0))
+
+
+def test_an_undescribed_directory_does_not_look_as_what_is_hidden(stack: Stack) -> None:
+    hidden = raw_tar((".wh.opt", Node()))
+    merged = stack.mount([BASE, hidden, raw_tar(("opt/new", Node(b"n")))])
+    facts = snapshot(merged)
+    assert names(merged / "opt") == {"new"} and facts[b"opt"].owner == (0, 0)
+
+
+def test_many_layers_give_what_gnu_tar_gives_one_over_the_other(stack: Stack, tmp_path: Path) -> None:
+    """Without whiteouts, a stack of layers is the same as unpacking one tar after the other into one folder."""
+    chance = random.Random(5)
+    tars = []
+    for number in range(12):
+        files: dict[str, Node | bytes | str] = {}
+        for _ in range(25):
+            name = "/".join(f"d{chance.randrange(3)}" for _ in range(chance.randrange(1, 4)))
+            files[f"{name}/f{chance.randrange(8)}"] = Node(
+                chance.randbytes(20), chance.choice([0o644, 0o4755]), uid=number, mtime=number
+            )
+        tars.append(layer(files))
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    for data in tars:
+        subprocess.run(
+            ["tar", "-C", reference, "--numeric-owner", "-p", "-xf", "-"],
+            input=data,
+            check=True,
+        )
+    merged, expected = snapshot(stack.mount(tars)), snapshot(reference)
+    for found in (merged, expected):  # GNU tar loses a folder's time when it replaces a file in it
+        found.pop(b".")
+        found.update({name: replace(f, mtime_ns=0) for name, f in found.items() if f.kind == "d"})
+    assert merged == expected
+
+
+# ---- bounds
+
+
+@pytest.mark.parametrize("compress", ["gzip", "zstd"])
+def test_a_bomb_is_stopped_early(tmp_path: Path, compress: str) -> None:
+    data = build._compressed(layer({"zeros": bytes(400 << 20)}), compress)
+    (tmp_path / "layer").mkdir()
+    with pytest.raises(BadLayer, match="times its size"):
+        unpack_bytes(data, tmp_path / "layer")
+    assert sum(p.stat().st_size for p in (tmp_path / "layer").rglob("*")) <= 70 << 20
+
+
+def test_a_layer_may_not_exceed_its_size_nor_its_entries(tmp_path: Path) -> None:
+    for number, (limits, words) in enumerate(
+        [
+            (Limits(size_bytes=1 << 20), "more than 1048576 bytes"),
+            (Limits(entries=50), "more than 50 entries"),
+        ]
+    ):
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(ResourceExhausted, match=words):
+            unpack_bytes(
+                layer({f"f{n}": random.Random(n).randbytes(40_000) for n in range(60)}),
+                tmp_path / str(number),
+                limits,
+            )
+
+
+def test_a_huge_sparse_file_counts_with_its_size(unpacked: Unpack, tmp_path: Path) -> None:
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(1 << 42)
+    data = subprocess.run(
+        ["tar", "-C", tmp_path, "--sparse", "-c", "huge"], check=True, capture_output=True
+    ).stdout
+    with pytest.raises(ResourceExhausted, match="a file of 4398046511104 bytes"):
+        unpacked(data)
+
+
+def test_a_million_empty_members_end_soon() -> None:
+    fd = os.memfd_create("blob", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, gzip.compress(b"", mtime=0) * 1_000_000)
+        os.lseek(fd, 0, os.SEEK_SET)
+        with pytest.raises(BadLayer, match="empty gzip members"):
+            Stream(fd).drain()
+    finally:
+        os.close(fd)

@@ -1,0 +1,73 @@
+"""Folders as values, to compare two of them: everything about every file that an unpacker has to restore."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One name. `links`: the other names of the same file."""
+
+    kind: str
+    mode: int
+    owner: tuple[int, int]
+    mtime_ns: int
+    content: str
+    device: int
+    links: frozenset[bytes]
+    xattrs: frozenset[tuple[str, bytes]]
+
+
+def snapshot(root: Path | bytes, *, times: bool = True) -> dict[bytes, Facts]:
+    """All names below `root` (which is `b"."`) by relative path."""
+    top = os.fsencode(root)
+    found = {os.path.relpath(path, top): os.lstat(path) for path in _walk(top)}
+    same: dict[tuple[int, int], set[bytes]] = {}
+    for name, facts in found.items():
+        if not stat.S_ISDIR(facts.st_mode):
+            same.setdefault((facts.st_dev, facts.st_ino), set()).add(name)
+    return {
+        name: Facts(
+            kind=stat.filemode(facts.st_mode)[0],
+            mode=stat.S_IMODE(facts.st_mode),
+            owner=(facts.st_uid, facts.st_gid),
+            mtime_ns=facts.st_mtime_ns if times else 0,
+            content=_content(os.path.join(top, name), facts),
+            device=facts.st_rdev,
+            links=frozenset(same.get((facts.st_dev, facts.st_ino), set())),
+            xattrs=frozenset(_xattrs(os.path.join(top, name))),
+        )
+        for name, facts in found.items()
+    }
+
+
+def _walk(top: bytes) -> Iterator[bytes]:
+    yield top
+    for folder, folders, files in os.walk(top):
+        for name in (*folders, *files):
+            yield os.path.join(folder, name)
+
+
+def _content(path: bytes, facts: os.stat_result) -> str:
+    if stat.S_ISLNK(facts.st_mode):
+        return os.fsdecode(os.readlink(path))
+    if stat.S_ISREG(facts.st_mode):
+        with open(path, "rb") as file:
+            return f"{facts.st_size} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return ""
+
+
+def _xattrs(path: bytes) -> Iterator[tuple[str, bytes]]:
+    for name in os.listxattr(path, follow_symlinks=False):
+        yield name, os.getxattr(path, name, follow_symlinks=False)
+
+
+def names(root: Path) -> set[str]:
+    """Relative names of everything below `root`."""
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
