@@ -94,7 +94,7 @@ def test_a_tree_comes_back_as_gnu_tar_restores_it(
     everything: Path, tmp_path: Path, unpacked: Unpack, options: list[str]
 ) -> None:
     archive = tmp_path / "layer.tar"
-    subprocess.run(["tar", "-C", everything, *options, "-cf", archive, "."], check=True)
+    subprocess.run(["tar", "-C", str(everything), *options, "-cf", str(archive), "."], check=True)
     reference = tmp_path / "reference"
     reference.mkdir()
     extract = [
@@ -329,7 +329,8 @@ def test_many_layers_give_what_gnu_tar_gives_one_over_the_other(stack: Stack, tm
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
 def test_a_bomb_is_stopped_early(tmp_path: Path, compress: str) -> None:
-    data = build._compressed(layer({"zeros": bytes(400 << 20)}), compress)
+    tar = layer({"zeros": bytes(120 << 20)})
+    data = gzip.compress(tar, 9) if compress == "gzip" else build._compressed(tar, compress)
     (tmp_path / "layer").mkdir()
     with pytest.raises(BadLayer, match="times its size"):
         unpack_bytes(data, tmp_path / "layer")
