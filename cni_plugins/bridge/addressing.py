@@ -15,12 +15,17 @@ _ANYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0"), 
 
 @dataclass(frozen=True, slots=True)
 class Addressing:
-    """The pod's addresses, its routes with their gateways filled in, and the bridge's own addresses."""
+    """The pod's addresses, its routes as the result reports them, and the bridge's own addresses."""
 
     ips: tuple[AssignedAddress, ...]
-    routes: tuple[Route, ...]
+    reported: tuple[Route, ...]
     gateways: tuple[IPv4Interface | IPv6Interface, ...]
     mac: str
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The routes as they are installed."""
+        return filled(self.reported, self.ips)
 
     @property
     def versions(self) -> set[int]:
@@ -32,21 +37,32 @@ def derive(answer: Result, settings: Settings, seed: str) -> Addressing:
     if settings.container_interface_down and answer.ips:
         raise CniError(INVALID_CONFIG, "disableContainerInterface cannot go with addresses")
     ips = tuple(_with_gateway(assigned, settings) for assigned in answer.ips)
-    by_version: dict[int, IPv4Address | IPv6Address] = {}
-    for assigned in ips:
-        if assigned.gateway is not None:
-            by_version.setdefault(assigned.gateway.version, assigned.gateway)
-    routes = [_filled(route, by_version) for route in answer.routes]
+    reported = list(answer.routes)
     if settings.is_default_gateway:
-        present = {route.destination for route in routes}
-        defaults = (Route(_ANYWHERE[version], gateway) for version, gateway in by_version.items())
-        routes += [route for route in defaults if route.destination not in present]
+        present = {route.destination for route in reported}
+        defaults = (Route(_ANYWHERE[version], gateway) for version, gateway in first_gateways(ips).items())
+        reported += [route for route in defaults if route.destination not in present]
     return Addressing(
         ips=ips,
-        routes=tuple(dict.fromkeys(routes)),
+        reported=tuple(reported),
         gateways=_bridge_addresses(ips) if settings.is_gateway else (),
         mac=settings.mac or _derived_mac(ips, seed),
     )
+
+
+def first_gateways(ips: tuple[AssignedAddress, ...]) -> dict[int, IPv4Address | IPv6Address]:
+    """The gateway of each family's first address that has one: where routes without gateway lead."""
+    found: dict[int, IPv4Address | IPv6Address] = {}
+    for assigned in ips:
+        if assigned.gateway is not None:
+            found.setdefault(assigned.gateway.version, assigned.gateway)
+    return found
+
+
+def filled(routes: tuple[Route, ...], ips: tuple[AssignedAddress, ...]) -> tuple[Route, ...]:
+    """The routes as they are installed: each once, with its family's gateway where it names none."""
+    gateways = first_gateways(ips)
+    return tuple(dict.fromkeys(_filled(route, gateways) for route in routes))
 
 
 def _with_gateway(assigned: AssignedAddress, settings: Settings) -> AssignedAddress:
@@ -55,10 +71,10 @@ def _with_gateway(assigned: AssignedAddress, settings: Settings) -> AssignedAddr
     return replace(assigned, gateway=assigned.address.network.network_address + 1)
 
 
-def _filled(route: Route, by_version: dict[int, IPv4Address | IPv6Address]) -> Route:
+def _filled(route: Route, gateways: dict[int, IPv4Address | IPv6Address]) -> Route:
     if route.gateway is not None or route.number("scope") == 253:
         return route
-    return replace(route, gateway=by_version.get(route.destination.version))
+    return replace(route, gateway=gateways.get(route.destination.version))
 
 
 def _bridge_addresses(ips: tuple[AssignedAddress, ...]) -> tuple[IPv4Interface | IPv6Interface, ...]:

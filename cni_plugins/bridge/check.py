@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cni_plugins import ipam
+from cni_plugins.bridge.addressing import filled
 from cni_plugins.bridge.settings import Settings, host_link_name, parse
 from cni_plugins.net import host_rules, netns
 from cni_plugins.net.inventory import FoundLink, addresses, link_named, routes
@@ -53,7 +54,7 @@ def _check_pod(call: Call, previous: Result, settings: Settings) -> None:
         for assigned in previous.addresses_of(call.ifname, call.netns):
             _require(assigned.address in present, f"the pod's {call.ifname} has lost {assigned.address}")
         known = {(r.destination, r.gateway) for r in routes()}
-        for route in previous.routes:
+        for route in filled(previous.routes, previous.ips):
             wanted = (route.destination, str(route.gateway or ""))
             _require(wanted in known, f"the pod has lost its route to {route.destination}")
 

@@ -108,7 +108,7 @@ def _masquerade(addressing: Addressing, tag: str) -> None:
 def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Result:
     """The address plugin's answer with what we derived; the network's own `dns` where that plugin gave none."""
     dns = answer.dns if answer.dns != Result().dns else dns_from_json(config.raw.get("dns"))
-    return replace(answer, ips=addressing.ips, routes=addressing.routes, dns=dns)
+    return replace(answer, ips=addressing.ips, routes=addressing.reported, dns=dns)
 
 
 def _retract_masquerade(call: Call, config: PluginConfig, tag: str) -> None:

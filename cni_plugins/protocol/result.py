@@ -105,7 +105,8 @@ class Result:
             value["ips"] = [_assigned_json(a, old) for a in self.ips]
         if self.routes:
             value["routes"] = [_route_json(r, newest) for r in self.routes]
-        value["dns"] = dns_json(self.dns)
+        if self.dns != Dns():
+            value["dns"] = dns_json(self.dns)
         return value
 
     def with_interfaces(self, interfaces: tuple[Interface, ...], index: int) -> Result:
