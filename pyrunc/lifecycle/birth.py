@@ -51,6 +51,17 @@ class Born:
                 os.close(descriptor)
 
 
+def in_turn(*parts: Callable[[Born], object] | None) -> Callable[[Born], object]:
+    """One part that is all of these, in order; None stands for none."""
+
+    def all_of_them(born: Born) -> None:
+        for part in parts:
+            if part is not None:
+                part(born)
+
+    return all_of_them
+
+
 def bear(
     lowered: Lowered,
     descriptors: Mapping[str, int],
@@ -58,7 +69,7 @@ def bear(
     *,
     stdio: Sequence[int],
     args: Sequence[str],
-    parts: Mapping[str, Callable[[Born], None]] | None = None,
+    parts: Mapping[str, Callable[[Born], object]] | None = None,
     extra: Mapping[int, int] | None = None,
 ) -> Born:
     """Run the program; returns when its process has executed `args` (or waits for `start`).
@@ -97,7 +108,7 @@ def bear(
 
 
 def _answer(
-    message: Message, born: Born, running: Running, parts: Mapping[str, Callable[[Born], None]]
+    message: Message, born: Born, running: Running, parts: Mapping[str, Callable[[Born], object]]
 ) -> None:
     """What the process reports on its way, other than that it exists and is ready."""
     if message.tag == DESCRIPTOR:

@@ -18,13 +18,14 @@ from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.lifecycle import birth, facts, findings
+from pyrunc.lifecycle.idmaps import open_user_namespace, write_maps
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.model import LoadFilter
 from pyrunc.plan.mounts import is_bind
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.program.launch import LAUNCHER
-from pyrunc.spec.check import check
+from pyrunc.spec.check import check, check_namespaces
 from pyrunc.spec.model import Linux, Namespace
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.lifecycle.birth import Born
     from pyrunc.plan.model import Findings, Plan
-    from pyrunc.spec.model import Spec
+    from pyrunc.spec.model import IdMap, Process, Spec
+
+    Parts = Mapping[str, Callable[[Born], object]]
 
 START_SOCKET = "start.sock"
 OUR_MOUNTS = "pyrunc:"
@@ -84,7 +87,7 @@ class CreateRequest(Value):
     cgroup: CgroupChoice | None = CgroupChoice()
     mount_fds: Mapping[str, int] = _NO_MOUNTS
     start_immediately: bool = True
-    parts: Mapping[str, Callable[[Born], None]] = {}
+    parts: Mapping[str, Callable[[Born], object]] = {}
     preserve_fds: tuple[int, ...] = ()
     keyring: bool = True
     restrict_oom_score_adj: bool = False
@@ -111,9 +114,9 @@ def create(request: CreateRequest) -> Created:
     check(spec)
     with Undo() as undo, Descriptors() as descriptors:
         load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
+        _open_namespaces(spec.linux, descriptors)
         _open_root(request, descriptors)
         _open_sources(request, descriptors)
-        _open_namespaces(spec.linux, descriptors)
         if spec.linux.sysctl:
             descriptors.take("proc", kernel_mount.open_mount("proc"))
         found = findings.look(spec, descriptors.numbers, request.stdio)
@@ -122,7 +125,8 @@ def create(request: CreateRequest) -> Created:
         )
         if not request.start_immediately:
             descriptors.take("start", _open_start_socket(request.state_dir, undo))
-        plan = _plan(request, found, load_filter, cgroup is not None)
+        parts = _parts(spec.linux, spec.process, request.parts)
+        plan = _plan(request, found, load_filter, cgroup is not None, parts)
         findings.give_stdio(spec, request.stdio)
         born = birth.bear(
             lower(plan),
@@ -130,7 +134,7 @@ def create(request: CreateRequest) -> Created:
             undo,
             stdio=request.stdio,
             args=spec.process.args if spec.process else ("",),
-            parts=request.parts,
+            parts=parts,
             extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
         )
         if cgroup is not None:
@@ -146,11 +150,13 @@ def preview(request: CreateRequest) -> Plan:
     spec = request.spec
     check(spec)
     with Descriptors() as descriptors:
+        _open_namespaces(spec.linux, descriptors)
         _open_root(request, descriptors)
         _open_sources(request, descriptors)
         found = findings.look(spec, descriptors.numbers, request.stdio)
         load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
-        return _plan(request, found, load_filter, request.cgroup is not None)
+        parts = _parts(spec.linux, spec.process, request.parts)
+        return _plan(request, found, load_filter, request.cgroup is not None, parts)
 
 
 class Descriptors:
@@ -173,14 +179,20 @@ class Descriptors:
             os.close(number)
 
 
-def _plan(request: CreateRequest, found: Findings, load_filter: LoadFilter | None, in_cgroup: bool) -> Plan:
+def _plan(
+    request: CreateRequest,
+    found: Findings,
+    load_filter: LoadFilter | None,
+    in_cgroup: bool,
+    parts: Parts,
+) -> Plan:
     return plans.build(
         request.spec,
         facts.host(),
         found,
         load_filter=load_filter,
         cgroup=in_cgroup,
-        sync=request.parts,
+        sync=parts,
         await_start=not request.start_immediately,
         keyring=f"_ses.{request.id}" if request.keyring else "",
         restrict_oom_score_adj=request.restrict_oom_score_adj,
@@ -188,17 +200,36 @@ def _plan(request: CreateRequest, found: Findings, load_filter: LoadFilter | Non
     )
 
 
+def _parts(linux: Linux, process: Process | None, wanted: Parts) -> Parts:
+    """The caller's parts, after those that a user namespace makes necessary: maps at birth, limits at the end."""
+    user = linux.namespace("user")
+    if user is None:
+        return wanted
+    parts = dict(wanted)
+    if not user.path:
+        parts["born"] = birth.in_turn(
+            lambda born: write_maps(born.pid, linux.uid_mappings, linux.gid_mappings), wanted.get("born")
+        )
+    if process is not None and process.rlimits:
+        parts["before-identity"] = birth.in_turn(
+            lambda born: set_limits(born.pid, process), wanted.get("before-identity")
+        )
+    return parts
+
+
+def set_limits(pid: int, process: Process) -> None:
+    """The limits of a process in a user namespace, where it may not raise them itself."""
+    from pyrunc.kernel.limit import prlimit
+
+    for limit in process.rlimits:
+        prlimit(pid, limit.type, limit.soft, limit.hard)
+
+
 def _open_root(request: CreateRequest, descriptors: Descriptors) -> None:
     """The root as a detached mount, which the container attaches in its own mount namespace."""
     rootfs = request.rootfs
     if isinstance(rootfs, Overlay):
-        options = (("volatile", None),) if rootfs.volatile and rootfs.upper else ()
-        descriptors.take(
-            "root",
-            kernel_mount.open_overlay(
-                rootfs.lower, rootfs.upper or None, rootfs.work or None, options=options
-            ),
-        )
+        descriptors.take("root", _open_overlay(rootfs, request.spec.linux, descriptors))
         return
     path = os.path.join(request.bundle, rootfs.path)
     if not os.path.isdir(path):
@@ -209,8 +240,62 @@ def _open_root(request: CreateRequest, descriptors: Descriptors) -> None:
         descriptors.take("root", kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | AT_RECURSIVE))
 
 
+def _open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> int:
+    """The overlay, detached. In a user namespace the lower layers are mapped, so that files of root are its root's.
+
+    The upper and work folders are not: overlayfs writes to them as the mounter, whose id a map would not have (the mount
+    would silently be read-only), so they must belong to the namespace's root.
+    """
+    options = (("volatile", None),) if rootfs.volatile and rootfs.upper else ()
+    upper, work = rootfs.upper or None, rootfs.work or None
+    if linux.namespace("user") is None:
+        return kernel_mount.open_overlay(rootfs.lower, upper, work, options=options)
+    owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
+    layers: list[int] = []
+    try:
+        for path in rootfs.lower:
+            layers.append(kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE))
+            _map(layers[-1], owner, path, recursive=False)
+        _give_to_root(rootfs, linux)
+        return kernel_mount.open_overlay(layers, upper, work, options=options)
+    finally:
+        for layer in layers:
+            os.close(layer)
+
+
+def _give_to_root(rootfs: Overlay, linux: Linux) -> None:
+    """The container's root owns what it writes into."""
+    uid = findings.host_id(0, linux.uid_mappings)
+    gid = findings.host_id(0, linux.gid_mappings)
+    for path in (rootfs.upper, rootfs.work):
+        if path:
+            os.chown(path, uid, gid)
+
+
+def _user_namespace(
+    uids: tuple[IdMap, ...], gids: tuple[IdMap, ...], linux: Linux, descriptors: Descriptors
+) -> int:
+    """A user namespace with this map: the container's when it is joined and the map is no other, else one made for it."""
+    joined = descriptors.numbers.get("namespace:user")
+    if joined is not None and (not uids or (uids, gids) == (linux.uid_mappings, linux.gid_mappings)):
+        return joined
+    name = f"map:{uids}{gids}"
+    if name not in descriptors.numbers:
+        descriptors.take(name, open_user_namespace(uids, gids))
+    return descriptors.numbers[name]
+
+
+def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
+    try:
+        kernel_mount.idmap(tree, owner, recursive=recursive)
+    except KernelError as error:
+        note = "the filesystem may not support idmapped mounts" if error.errno == EINVAL else ""
+        raise KernelError("idmap", f"'{what}'", error.errno, note) from None
+
+
 def _open_sources(request: CreateRequest, descriptors: Descriptors) -> None:
     """Detached clones of what is bound into the container, made with our rights and in our namespaces."""
+    linux = request.spec.linux
     for i, mount in enumerate(request.spec.mounts):
         if not is_bind(mount):
             continue
@@ -224,6 +309,11 @@ def _open_sources(request: CreateRequest, descriptors: Descriptors) -> None:
             except KernelError as error:
                 raise KernelError("bind", f"'{source}' on '{mount.destination}'", error.errno) from None
         descriptors.take(f"tree:{i}", number)
+        if mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
+            uids = mount.uid_mappings or linux.uid_mappings
+            gids = mount.gid_mappings or linux.gid_mappings
+            owner = _user_namespace(uids, gids, linux, descriptors)
+            _map(number, owner, mount.source, recursive="ridmap" in mount.options)
 
 
 def _open_clone(source: str, mount_fds: Mapping[str, int], path: str) -> int:
@@ -303,8 +393,8 @@ def _load_filter(seccomp: Mapping[str, Any] | None, store: str | None) -> LoadFi
 class HolderRequest(Value):
     """A pod's pause process.
 
-    `namespaces`: kernel-independent type (`network`, `ipc`, `uts`, `pid`) -> `new`, an absolute path to join, or `host` or
-    `none` for the caller's. The mount namespace is always its own.
+    `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join, or `host` or `none` for
+    the caller's. The mount namespace is always its own. A new user namespace needs the mappings, and owns the others.
     """
 
     id: str
@@ -318,7 +408,9 @@ class HolderRequest(Value):
     stdio: tuple[int, int, int] | None = None
     uid: int = 65535
     gid: int = 65535
-    parts: Mapping[str, Callable[[Born], None]] = {}
+    parts: Mapping[str, Callable[[Born], object]] = {}
+    uid_mappings: tuple[IdMap, ...] = ()
+    gid_mappings: tuple[IdMap, ...] = ()
 
 
 class Held(Value):
@@ -337,7 +429,11 @@ def holder(request: HolderRequest) -> Held:
         namespaces=tuple(_holder_namespaces(request.namespaces)),
         sysctl=request.sysctls,
         cgroups_path=request.cgroups_path,
+        uid_mappings=request.uid_mappings,
+        gid_mappings=request.gid_mappings,
     )
+    check_namespaces(linux)
+    parts = _parts(linux, None, request.parts)
     with Undo() as undo, Descriptors() as descriptors:
         load_filter = _load_filter(request.seccomp, None)
         _open_namespaces(linux, descriptors)
@@ -354,15 +450,13 @@ def holder(request: HolderRequest) -> Held:
             load_filter=load_filter,
             oom_score_adj=request.oom_score_adj,
             cgroup=cgroup is not None,
-            sync=request.parts,
+            sync=parts,
         )
         stdio = request.stdio
         if stdio is None:
             null = descriptors.take("null", os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
             stdio = (null, null, null)
-        born = birth.bear(
-            lower(plan), descriptors.numbers, undo, stdio=stdio, args=("pause",), parts=request.parts
-        )
+        born = birth.bear(lower(plan), descriptors.numbers, undo, stdio=stdio, args=("pause",), parts=parts)
         if cgroup is not None:
             cgroup.occupied()
         undo.commit()

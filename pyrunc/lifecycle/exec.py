@@ -11,7 +11,7 @@ from errno import EBUSY, ENOENT
 
 from pyrunc.errors import KernelError, NotFound, WrongState
 from pyrunc.lifecycle import birth, facts, findings
-from pyrunc.lifecycle.create import Descriptors, _load_filter
+from pyrunc.lifecycle.create import Descriptors, _load_filter, set_limits
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.program.errors import OperationFailed
@@ -43,7 +43,7 @@ class ExecRequest(Value):
     process: Process
     stdio: tuple[int, int, int] = (0, 1, 2)
     cgroup: Cgroup | None = None
-    parts: Mapping[str, Callable[[Born], None]] = {}
+    parts: Mapping[str, Callable[[Born], object]] = {}
     preserve_fds: tuple[int, ...] = ()
     keyring: str = ""
     restrict_oom_score_adj: bool = False
@@ -120,13 +120,14 @@ def _run(request: ExecRequest, load_filter: LoadFilter | None, home: str, group:
             descriptors.take("cgroup", os.open(group, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         elif request.cgroup is not None:
             descriptors.take("cgroup", request.cgroup.open_directory())
+        parts = _parts(request)
         plan = plans.build_exec(
             request.spec.linux,
             process,
             facts.host(),
             load_filter=load_filter,
             cgroup="cgroup" in descriptors.numbers,
-            sync=request.parts,
+            sync=parts,
             home=home,
             keyring=request.keyring,
             restrict_oom_score_adj=request.restrict_oom_score_adj,
@@ -139,7 +140,7 @@ def _run(request: ExecRequest, load_filter: LoadFilter | None, home: str, group:
                 undo,
                 stdio=request.stdio,
                 args=process.args,
-                parts=request.parts,
+                parts=parts,
                 extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
             )
         except KernelError as error:
@@ -148,6 +149,15 @@ def _run(request: ExecRequest, load_filter: LoadFilter | None, home: str, group:
             raise
         undo.commit()
     return Executed(born.pid, born.pidfd, born.start_time, born.console_fd, plan.warnings)
+
+
+def _parts(request: ExecRequest) -> Mapping[str, Callable[[Born], object]]:
+    """The caller's parts, and ours in a user namespace: the limits, which cannot be raised inside."""
+    process, wanted = request.process, request.parts
+    if not process.rlimits or request.spec.linux.namespace("user") is None:
+        return wanted
+    limits = birth.in_turn(lambda born: set_limits(born.pid, process), wanted.get("before-identity"))
+    return {**wanted, "before-identity": limits}
 
 
 def _home(request: ExecRequest) -> str:

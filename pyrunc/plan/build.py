@@ -54,7 +54,8 @@ def build(
     if process is not None:
         ops += identity.scheduling(process, linux.personality)
         ops += _sync("before-identity", sync)
-        ops += identity.change(process, host, load_filter, warnings)
+        in_user = linux.namespace("user") is not None
+        ops += identity.change(process, host, load_filter, in_user, warnings)
         ops += _execution(process, findings.home, await_start, preserve)
     return model.Plan(tuple(ops), tuple(warnings))
 
@@ -90,7 +91,8 @@ def build_exec(
         ops.append(model.OpenTerminal(process.console_size, process.user.uid, console=False))
     ops.append(model.SetUmask(0o022 if process.user.umask is None else process.user.umask))
     ops += identity.scheduling(process, linux.personality)
-    ops += identity.change(process, host, load_filter, warnings)
+    ops += _sync("before-identity", sync)
+    ops += identity.change(process, host, load_filter, "user" in kinds, warnings)
     ops += _execution(process, home, False, preserve)
     return model.Plan(tuple(ops), tuple(warnings))
 

@@ -62,10 +62,19 @@ def scheduling(process: Process, personality: Personality | None) -> list[Op]:
     return ops
 
 
-def change(process: Process, host: Host, load_filter: LoadFilter | None, warnings: list[str]) -> list[Op]:
-    """From the runtime's rights to the process's, up to the point where only execve is left."""
+def change(
+    process: Process, host: Host, load_filter: LoadFilter | None, in_user_namespace: bool, warnings: list[str]
+) -> list[Op]:
+    """From the runtime's rights to the process's, up to the point where only execve is left.
+
+    In a user namespace every capability can be given away, but limits cannot be raised: the caller sets those from outside.
+    """
     user, capabilities = process.user, process.capabilities
-    ops: list[Op] = [model.SetLimit(limit.type, limit.soft, limit.hard) for limit in process.rlimits]
+    ops: list[Op] = []
+    if in_user_namespace:
+        host = host.replace(capabilities=(2 << host.last_capability) - 1)
+    else:
+        ops += [model.SetLimit(limit.type, limit.soft, limit.hard) for limit in process.rlimits]
     if load_filter is not None and not process.no_new_privileges:
         ops.append(load_filter)
     sets = None if capabilities is None else _sets(capabilities, host, warnings)

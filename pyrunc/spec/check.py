@@ -37,7 +37,7 @@ def check(spec: Spec) -> None:
         raise InvalidSpec("root", "is required")
     if not spec.root.path:
         raise InvalidSpec("root.path", "must not be empty")
-    _namespaces(spec.linux)
+    check_namespaces(spec.linux)
     _names(spec)
     for i, mount in enumerate(spec.mounts):
         _mount(mount, spec, f"mounts[{i}]")
@@ -100,7 +100,8 @@ def _scheduling(process: Process, path: str) -> None:
             raise InvalidSpec(f"{path}.ioPriority.priority", f"{io.priority} is not between 0 and 7")
 
 
-def _namespaces(linux: Linux) -> None:
+def check_namespaces(linux: Linux) -> None:
+    """Types, paths, and what mappings and clock offsets need. Raises InvalidSpec."""
     seen: set[str] = set()
     for i, entry in enumerate(linux.namespaces):
         at = f"linux.namespaces[{i}]"

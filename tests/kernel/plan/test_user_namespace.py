@@ -1,0 +1,144 @@
+"""User namespaces: maps, mapped roots and volumes, devices by bind, limits set from outside, a pod's namespace joined."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pyrunc.errors import KernelError
+from pyrunc.lifecycle.create import CgroupChoice, HolderRequest, holder
+from pyrunc.spec.model import IdMap
+from tests.kernel.plan.box import Box, mounts, reap
+
+MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+
+
+@pytest.fixture
+def mapped(box: Box) -> Box:
+    """A box whose containers live in a new user namespace."""
+    box.linux["namespaces"].append({"type": "user"})
+    box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
+    return box
+
+
+def test_maps_and_identity(mapped: Box) -> None:
+    text = mapped.run(
+        "cat /proc/self/uid_map /proc/self/gid_map /proc/self/setgroups; id -u; stat -c %u / /bin/sh"
+    )
+    assert text.split() == ["0", "100000", "65536"] * 2 + ["allow", "0", "0", "0"]
+    with mapped.running() as (created, request):
+        assert os.stat(f"/proc/{created.pid}").st_uid == 100000
+        assert os.readlink(f"/proc/{created.pid}/ns/user") != os.readlink("/proc/self/ns/user")
+        assert mapped.execute(created, request, "id -u; cat /proc/self/uid_map").split()[:2] == ["0", "0"]
+
+
+def test_written_files_belong_to_the_mapped_root(mapped: Box) -> None:
+    mapped.run("echo x > /made; chown 5:6 /made; stat -c %u:%g /made")
+    status = (mapped.upper / "made").stat()
+    assert (status.st_uid, status.st_gid) == (100005, 100006)
+
+
+def test_devices_mounts_and_masks(mapped: Box) -> None:
+    mapped.linux["maskedPaths"] = ["/proc/keys", "/proc/acpi"]
+    text = mapped.run(
+        "echo x > /dev/null; head -c 3 /dev/zero | wc -c; cat /proc/keys; cat /proc/self/mountinfo"
+    )
+    found = mounts(text)
+    assert found["/dev/null"][0].startswith("rw,nosuid,noexec")
+    assert found["/proc"][1] == "proc"
+    assert found["/sys"][1] == "sysfs"
+    assert found["/sys/fs/cgroup"][1] == "cgroup2"
+    assert text == "3\n"
+
+
+def test_user_groups_and_limits(mapped: Box) -> None:
+    mapped.process["user"] = {"uid": 1000, "gid": 1000, "additionalGids": [7]}
+    mapped.process["rlimits"] = [{"type": "RLIMIT_NOFILE", "soft": 20, "hard": 30}]
+    assert mapped.run("id -u; id -G; ulimit -n").split() == ["1000", "1000", "7", "20"]
+
+
+def test_all_capabilities_can_be_given_away(mapped: Box) -> None:
+    names = ["CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"]
+    mapped.process["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), names)
+    with mapped.running() as (created, _):
+        assert created.warnings == () or "CAP" not in created.warnings[0]
+    assert "CapEff:\t0000000001200000" in mapped.outcome("cat", "/proc/self/status")[1]
+
+
+def test_an_unmapped_user_is_refused(mapped: Box) -> None:
+    mapped.process["user"] = {"uid": 70000, "gid": 1}
+    with pytest.raises(KernelError, match="setuid 70000"):
+        mapped.run("true")
+
+
+def test_terminal(mapped: Box) -> None:
+    from pyrunc.lifecycle.create import create
+    from tests.kernel.plan.box import finish
+    from tests.kernel.plan.test_terminal import read_all
+
+    mapped.process["terminal"] = True
+    created = create(mapped.request("sh", "-c", "tty; stat -c %u /dev/pts/0"))
+    assert created.console_fd is not None
+    assert read_all(created.console_fd).split() == ["/dev/pts/0", "0"]
+    os.close(created.console_fd)
+    finish(created)
+
+
+def test_mapped_volume(mapped: Box, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "file").write_text("x")
+    mapped.bind(volume, "/v", "rbind", "rprivate")
+    mapped.config["mounts"][-1].update(uidMappings=MAPS, gidMappings=MAPS)
+    assert mapped.run("stat -c %u:%g /v/file; touch /v/new; chown 9:9 /v/new").split() == ["0:0"]
+    assert (volume / "new").stat().st_uid == 9
+
+
+def test_volume_with_another_map_and_no_user_namespace(box: Box, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    os.chown(volume, 5, 6)
+    box.bind(volume, "/v", "bind", "idmap")
+    box.config["mounts"][-1].update(
+        uidMappings=[{"containerID": 5, "hostID": 77, "size": 1}],
+        gidMappings=[{"containerID": 6, "hostID": 88, "size": 1}],
+    )
+    assert box.run("stat -c %u:%g /v").strip() == "77:88"
+
+
+def test_a_pod_with_a_user_namespace(box: Box) -> None:
+    ids = (IdMap(0, 100000, 65536),)
+    kinds = ("user", "network", "ipc", "uts", "pid")
+    pod = holder(
+        HolderRequest(
+            id=f"upod{os.getpid()}",
+            namespaces=dict.fromkeys(kinds, "new"),
+            hostname="upod",
+            sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "99999"},
+            cgroup=CgroupChoice(missing_controllers="warn"),
+            uid_mappings=ids,
+            gid_mappings=ids,
+        )
+    )
+    try:
+        assert os.stat(f"/proc/{pod.pid}").st_uid == 100000 + 65535
+        names = {"network": "net"}
+        others = [e for e in box.linux["namespaces"] if e["type"] not in kinds]
+        box.linux["namespaces"] = [
+            *others,
+            *({"type": kind, "path": f"/proc/{pod.pid}/ns/{names.get(kind, kind)}"} for kind in kinds),
+        ]
+        box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
+        box.config["hostname"] = ""
+        script = "hostname; cat /proc/1/cmdline | tr '\\0' ' '; cat /proc/self/uid_map; stat -c %u /bin; cat /proc/sys/kernel/shmmax"
+        assert box.run(script).split() == ["upod", "pause", "0", "100000", "65536", "0", "99999"]
+        with box.running() as (created, request):
+            assert box.execute(created, request, "touch /x; stat -c %u /x; ls /dev/shm").strip() == "0"
+            assert os.stat(f"/proc/{created.pid}").st_uid == 100000
+    finally:
+        os.kill(pod.pid, 9)
+        reap(pod)  # type: ignore[arg-type]
+        assert pod.cgroup is not None
+        pod.cgroup.remove()
