@@ -22,11 +22,12 @@ class Arch:
 
 
 _KNOWN: dict[str, Arch] = {}
+_HERE = os.uname().machine
 
 
 def arch(machine: str = "") -> Arch:
     """The architecture of that name, without one this machine's. Unsupported when there is no table for it."""
-    name = machine or os.uname().machine
+    name = machine or _HERE
     if name not in _KNOWN:
         if name == "x86_64":
             from pyrunc.abi.syscalls_x86_64 import TABLE as x86_64

@@ -1,14 +1,15 @@
 """The assembler: calls by name, labels instead of counted skips, and a proof that the program cannot go wrong by itself.
 
     a = Assembler()
-    root = a.slot()
+    root = a.slot(4)
     with a.line("mount 'proc' on '/proc'", 17):
         a.sys("openat", -100, "/proc", O_PATH, 0, store=root)
         a.sys("mkdirat", root, "sub", 0o755, skip={EEXIST: NEXT})
     program = a.program()
 
-`program()` proves that every jump goes forward and lands inside and that no slot is loaded on a path on which nothing was
-stored in it. A call whose error has no rule ends the program with a failure that names the operation and the errno.
+Proved is that every jump goes forward and lands inside, and that no slot is loaded on a path on which nothing was stored in
+it. As all jumps go forward, one walk suffices, and it is done while the operations are appended: a wrong one is refused
+where it is written. A call whose error has no rule ends the program with a failure that names the operation and the errno.
 """
 
 from __future__ import annotations
@@ -53,25 +54,43 @@ __all__ = ["NEXT", "Address", "Argument", "Assembler", "Label", "Line", "Operand
 
 _WORD = (1 << 64) - 1
 _LOADS = {1: LOAD_1, 4: LOAD_4, 8: LOAD_8}
-_NO_RULES: tuple[tuple[int, Label], ...] = ()
+_PADDING = [(0,) * n for n in range(7)]
 _RULES_AT_MOST = 3
+_NOWHERE = -1
+"""What is stored where no path leads: everything, so that it is neutral when paths meet."""
+_pack = _encode.OPERATION.pack
 
 
-class _Operation:
-    """One operation before its jumps are counted."""
+class _Jump:
+    """An operation with labels, packed when all have their places: what comes before, between and after the skips."""
 
-    __slots__ = (
-        "call", "dst", "false", "kind", "kinds", "line", "loads", "number", "relation", "retry", "rules", "stores",
-        "true", "width", "words",
-    )  # fmt: skip
+    __slots__ = ("after", "before", "index", "rules", "times", "true")
 
-    def __init__(self, kind: int, number: int, call: str, line: Line) -> None:
-        self.kind, self.number, self.call, self.line = kind, number, call, line
-        self.width = self.relation = self.dst = self.kinds = self.loads = self.stores = 0
-        self.words: list[int] = []
-        self.rules: Sequence[tuple[int, Label]] = _NO_RULES
-        self.retry = (0, 0)
-        self.true = self.false = NEXT
+    def __init__(
+        self,
+        index: int,
+        before: tuple[int, ...],
+        true: Label,
+        rules: Sequence[Label],
+        times: int,
+        after: Sequence[int],
+    ) -> None:
+        self.index, self.before, self.true, self.rules = index, before, true, rules
+        self.times, self.after = times, after
+
+    def packed(self, size: int) -> bytes:
+        """The operation in a program of `size`."""
+        skips = [0, 0, 0]
+        for place, label in enumerate(self.rules):
+            if label is not NEXT:
+                skips[place] = self._skip(label, size)
+        true = 0 if self.true is NEXT else self._skip(self.true, size)
+        return _pack(*self.before, true, *skips, self.times, *self.after)
+
+    def _skip(self, label: Label, size: int) -> int:
+        if not self.index < label.index < size:
+            raise InvalidArgument(f"operation {self.index}: label {label.name!r} was never placed")
+        return label.index - self.index - 1
 
 
 class _LineScope:
@@ -98,40 +117,50 @@ class Assembler:
 
     def __init__(self, arch: str = "") -> None:
         self.arch = _arch(arch)
-        self._operations: list[_Operation] = []
+        self.sync = Slot(0, 4)
+        self._syscalls = self.arch.syscalls
+        self._packed: list[bytes] = []
+        self._jumps: list[_Jump] = []
+        self._calls: list[str] = []
+        self._lines: list[Line] = []
+        self._line = Line("")
+        self._notes: dict[int, tuple[str, str]] = {}
+        self._pid_op: int | None = None
+        self._ended = False  # whether the last operation ends the program
         self._data = bytearray(8)
         self._relocations: list[int] = []
-        self._strings: dict[bytes, int] = {}
+        self._strings: dict[str | bytes, int] = {}
+        self._constants: dict[bytes, Address] = {}
+        # The proof: a bit per slot; what is stored in when the next operation is reached, and when a label is.
         self._slots = 0
-        self._line = Line("")
-        self._pid_op: int | None = None
-        self._notes: dict[int, tuple[str, str]] = {}
-        self.sync = Slot(0, 4)
+        self._stored = 0
+        self._stored_at: dict[Label, int] = {}
 
     # ---- data
 
     def data(self, content: bytes | int, align: int = 8) -> Address:
         """A block of the data: the bytes given, or that many bytes of zero. The program may write into it."""
-        if pad := -len(self._data) % align:
-            self._data += bytes(pad)
-        address = Address(len(self._data))
-        self._data += bytes(content) if isinstance(content, int) else content
+        data = self._data
+        if pad := -len(data) % align:
+            data += bytes(pad)
+        address = Address(len(data))
+        data += bytes(content) if isinstance(content, int) else content
+        return address
+
+    def constant(self, content: bytes) -> Address:
+        """A block that is only read, aligned to 8 bytes: equal ones share one place."""
+        address = self._constants.get(content)
+        if address is None:
+            address = self._constants[content] = self.data(content)
         return address
 
     def string(self, text: str | bytes) -> Address:
         """A NUL-terminated string; equal strings share one place, so the program must not write into it."""
-        raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
-        offset = self._strings.get(raw)
-        if offset is None:
-            if b"\0" in raw:
-                raise InvalidArgument(f"a NUL character in {raw!r}")
-            offset = self._strings[raw] = len(self._data)
-            self._data += raw + b"\0"
-        return Address(offset)
+        return Address(self._string(text))
 
     def pointers(self, items: Sequence[bytes | str | Address]) -> Address:
         """An array of pointers that ends in NULL: argv, envp. Items that are text become strings."""
-        places = [i.offset if isinstance(i, Address) else self.string(i).offset for i in items]
+        places = [i.offset if isinstance(i, Address) else self._string(i) for i in items]
         table = self.data(pack(f"<{len(places) + 1}Q", *places, 0))
         self._relocations.extend(range(table.offset, table.offset + 8 * len(places), 8))
         return table
@@ -150,7 +179,8 @@ class Assembler:
         """
         if width not in _LOADS:
             raise InvalidArgument(f"a slot of {width} bytes")
-        place = self.data((initial or 0).to_bytes(width, "little", signed=(initial or 0) < 0), width)
+        value = initial or 0
+        place = self.data(value.to_bytes(width, "little", signed=value < 0), width)
         if initial is not None:
             return Slot(place.offset, width)
         self._slots += 1
@@ -180,22 +210,30 @@ class Assembler:
         where to go, `skip_any` says it for all others; at most three such rules together. `retry=(errno, times)` repeats
         the call. An error without a rule ends the program: Failure with this operation's index.
         """
-        number = self.arch.syscalls.get(name)
+        number = self._syscalls.get(name)
         if number is None:
             raise Unsupported(f"system call {name} on {self.arch.machine}")
-        op = self._append(SYS, number, name, args)
+        kinds, words = self._arguments(args, name)
+        errno, times = retry or (0, 0)
+        place, width = (store.offset, store.width) if store is not None else (0, 0)
         if store is not None:
-            op.dst, op.width, op.stores = store.offset, store.width, store.bit
-        if skip or skip_any:
-            rules = list(skip.items()) if skip else []
-            if skip_any is not None:
-                rules.append((_encode.ANY_ERRNO, skip_any))
-            if len(rules) > _RULES_AT_MOST:
-                raise InvalidArgument(f"{name}: {len(rules)} error rules, at most {_RULES_AT_MOST}")
-            op.rules = rules
-        if retry is not None:
-            op.retry = retry
-        op.true = ok
+            self._stored |= store.bit
+        if not skip and skip_any is None and ok is NEXT:
+            packed = _pack(SYS, width, 0, number, 0, 0, 0, errno, place, kinds, 0, 0, 0, 0, times, *words)
+            self._append(packed, name)
+            return
+        errnos = list(skip) if skip else []
+        labels = list(skip.values()) if skip else []
+        if skip_any is not None:
+            errnos.append(_encode.ANY_ERRNO)
+            labels.append(skip_any)
+        if len(errnos) > _RULES_AT_MOST:
+            raise InvalidArgument(f"{name}: {len(errnos)} error rules, at most {_RULES_AT_MOST}")
+        for rule in errnos:
+            if not 0 < rule < 4096 and rule != _encode.ANY_ERRNO:
+                raise InvalidArgument(f"{self._where(name)}: errno {rule}")
+        before = (SYS, width, 0, number, *errnos, *_PADDING[3 - len(errnos)], errno, place, kinds)
+        self._append_jump(before, ok, labels, times, words, name)
 
     def compare(
         self,
@@ -208,37 +246,41 @@ class Assembler:
         false: Label = NEXT,
     ) -> None:
         """`value & mask` eq, ne, lt or ge `constant` (signed, 64 bits): go to `true` or `false`."""
-        op = self._append(CMP, 0, "", (value, mask, constant))
-        op.relation, op.true, op.false = RELATIONS[relation], true, false
+        kinds, words = self._arguments((value, mask, constant), "compare")
+        before = (CMP, 0, RELATIONS[relation], 0, 0, 0, 0, 0, 0, kinds)
+        self._append_jump(before, true, (false,), 0, words, "")
 
     def set(self, slot: Slot, value: Operand | Address) -> None:
         """Stores a number, an address or another slot's content."""
-        op = self._append(SET, 0, "", (value,))
-        op.dst, op.width, op.stores = slot.offset, slot.width, slot.bit
+        kinds, words = self._arguments((value,), "set")
+        self._stored |= slot.bit
+        self._append(_pack(SET, slot.width, 0, 0, 0, 0, 0, 0, slot.offset, kinds, 0, 0, 0, 0, 0, *words), "")
 
     def send(self, tag: int, value: Operand = 0, extra: Operand = 0) -> None:
         """A message to the parent; tags are in `program.model`. The program ends when the parent is gone."""
         if not 0 < tag < FIRST_RESERVED:
             raise InvalidArgument(f"message tag {tag}")
         if tag == PID and self._pid_op is None:
-            self._pid_op = len(self._operations)
-        self._append(SEND, tag, "", (value, extra))
+            self._pid_op = len(self._packed)
+        kinds, words = self._arguments((value, extra), "send")
+        self._append(_pack(SEND, 0, 0, tag, 0, 0, 0, 0, 0, kinds, 0, 0, 0, 0, 0, *words), "")
 
     def wait(self, store: Slot | None = None) -> None:
         """Waits for `Running.release()`, whose byte (1 to 255) is stored. The program ends when the parent is gone."""
-        op = self._append(WAIT, 0, "", ())
+        place, width = (store.offset, store.width) if store is not None else (0, 0)
         if store is not None:
-            op.dst, op.width, op.stores = store.offset, store.width, store.bit
+            self._stored |= store.bit
+        self._append(_pack(WAIT, width, 0, 0, 0, 0, 0, 0, place, 0, 0, 0, 0, 0, 0, *_PADDING[6]), "")
 
     def fail(self, errno: Operand, note: str = "", *, mark: str = "") -> None:
         """Ends the program with a failure; `note` explains it to a person, `mark` names it to the caller."""
         if note or mark:
-            self._notes[len(self._operations)] = (note, mark)
-        self._append(FAIL, 0, "", (errno,))
+            self._notes[len(self._packed)] = (note, mark)
+        self._append_end(FAIL, errno)
 
     def exit(self, code: Operand) -> None:
         """Ends the process without a message, as the launcher does once it has cloned."""
-        self._append(EXIT, 0, "", (code,))
+        self._append_end(EXIT, code)
 
     # ---- order
 
@@ -250,11 +292,13 @@ class Assembler:
         """The label is the operation that is appended next."""
         if label is NEXT or label.index >= 0:
             raise InvalidArgument(f"label {label.name!r} is placed twice")
-        label.index = len(self._operations)
+        label.index = len(self._packed)
+        self._ended = False
+        self._stored &= self._stored_at.get(label, _NOWHERE)
 
     def goto(self, label: Label) -> None:
         """Goes on at the label, which comes later."""
-        self.compare(0, "eq", 0, true=label)
+        self.compare(0, "eq", 0, true=label, false=label)
 
     def line(self, text: str, number: int | None = None, *, mark: str = "") -> _LineScope:
         """`with a.line("mount 'proc' on '/proc'", 17):` the operations inside belong to this plan line.
@@ -266,92 +310,101 @@ class Assembler:
     @property
     def here(self) -> int:
         """How many operations there are so far: the index of the next one."""
-        return len(self._operations)
+        return len(self._packed)
 
     def program(self) -> Program:
-        """Proves and encodes what was collected. InvalidArgument names the operation that is wrong."""
-        operations = self._operations
-        if not operations or operations[-1].kind not in (FAIL, EXIT):
+        """Encodes what was collected. InvalidArgument names the operation whose label has no place."""
+        if not self._ended:
             self.fail(_errno.EPROTO, "the program ran off its end")
-        self._prove()
-        pack_one = _encode.OPERATION.pack
-        encoded = []
-        for index, op in enumerate(operations):
-            after = index + 1
-            errnos, skips = [0, 0, 0], [0, 0, 0]
-            if op.rules:
-                for place, (number, label) in enumerate(op.rules):
-                    errnos[place] = number
-                    skips[place] = 0 if label is NEXT else label.index - after
-            elif op.false is not NEXT:
-                skips[0] = op.false.index - after
-            encoded.append(
-                pack_one(
-                    op.kind, op.width, op.relation, op.number, *errnos, op.retry[0], op.dst, op.kinds,
-                    0 if op.true is NEXT else op.true.index - after, *skips, op.retry[1], *op.words,
-                )
-            )  # fmt: skip
+        operations = self._packed
+        for jump in self._jumps:
+            operations[jump.index] = jump.packed(len(operations))
         return Program(
-            _encode.encode(encoded, self._relocations, self._data),
+            _encode.encode(operations, self._relocations, self._data),
             self.arch.machine,
-            [op.call for op in operations],
-            [op.line for op in operations],
+            self._calls,
+            self._lines,
             self._notes,
             self._pid_op,
         )
 
     # ---- inside
 
-    def _append(self, kind: int, number: int, call: str, args: Sequence[Argument]) -> _Operation:
-        op = _Operation(kind, number, call, self._line)
-        words = op.words
-        kinds = loads = shift = 0
+    def _string(self, text: str | bytes) -> int:
+        offset = self._strings.get(text)
+        if offset is None:
+            raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+            if b"\0" in raw:
+                raise InvalidArgument(f"a NUL character in {raw!r}")
+            offset = self._strings.get(raw)
+            if offset is None:
+                offset = self._strings[raw] = len(self._data)
+                self._data += raw + b"\0"
+            self._strings[text] = offset
+        return offset
+
+    def _arguments(self, args: Sequence[Argument], what: str) -> tuple[int, list[int]]:
+        """Their kinds (4 bits each) and the six words; every slot that is loaded must have been stored into."""
+        words: list[int] = []
+        kinds = shift = 0
         for arg in args:
             if isinstance(arg, int):
                 words.append(arg & _WORD)
             elif isinstance(arg, Slot):
+                if arg.bit & ~self._stored:
+                    raise InvalidArgument(
+                        f"{self._where(what)}: a slot is loaded that may never have been stored"
+                    )
                 kinds |= _LOADS[arg.width] << shift
-                loads |= arg.bit
                 words.append(arg.offset)
             else:
                 kinds |= ADDRESS << shift
-                words.append(arg.offset if isinstance(arg, Address) else self.string(arg).offset)
+                words.append(arg.offset if isinstance(arg, Address) else self._string(arg))
             shift += 4
         if shift > 24:
-            raise InvalidArgument(f"{call}: {len(args)} arguments, at most 6")
-        words.extend((0,) * (6 - len(words)))
-        op.kinds, op.loads = kinds, loads
-        self._operations.append(op)
-        return op
+            raise InvalidArgument(f"{what}: {len(args)} arguments, at most 6")
+        words += _PADDING[6 - len(words)]
+        return kinds, words
 
-    def _prove(self) -> None:
-        """Walks forward once: which slots were stored into on every path that leads to an operation."""
-        operations, size = self._operations, len(self._operations)
-        stored: list[int] = [-1] * (size + 1)  # -1: no path leads here (all bits, neutral for &)
-        stored[0] = 0
-        for index, op in enumerate(operations):
-            known = stored[index]
-            if known == -1:
-                continue
-            if op.loads & ~known:
-                raise InvalidArgument(
-                    f"{self._where(index)}: a slot is loaded that may never have been stored"
-                )
-            known |= op.stores
-            after = index + 1
-            if op.kind in (FAIL, EXIT):
-                continue
-            targets = [op.true, op.false] if op.kind == CMP else [op.true, *(label for _, label in op.rules)]
-            for label in targets:
-                target = after if label is NEXT else label.index
-                if not after <= target < size:
-                    problem = "was never placed" if target < 0 else "is not a later operation"
-                    raise InvalidArgument(f"{self._where(index)}: label {label.name!r} {problem}")
-                stored[target] &= known
-            for number, _ in op.rules:
-                if not 0 < number < 4096 and number != _encode.ANY_ERRNO:
-                    raise InvalidArgument(f"{self._where(index)}: errno {number}")
+    def _append(self, packed: bytes, call: str) -> None:
+        self._packed.append(packed)
+        self._calls.append(call)
+        self._lines.append(self._line)
+        self._ended = False
 
-    def _where(self, index: int) -> str:
-        op = self._operations[index]
-        return f"operation {index} ({op.call or 'no call'}{', ' + op.line.text if op.line.text else ''})"
+    def _append_end(self, kind: int, value: Operand) -> None:
+        kinds, words = self._arguments((value,), "exit")
+        self._append(_pack(kind, 0, 0, 0, 0, 0, 0, 0, 0, kinds, 0, 0, 0, 0, 0, *words), "")
+        self._ended = True
+        self._stored = _NOWHERE
+
+    def _append_jump(
+        self,
+        before: tuple[int, ...],
+        true: Label,
+        rules: Sequence[Label],
+        times: int,
+        words: Sequence[int],
+        call: str,
+    ) -> None:
+        """Merges what is stored here into every label; what follows is reached only if a way leads there."""
+        index, stored = len(self._packed), self._stored
+        jumps = reached = False
+        for label in (true, *rules):
+            if label is NEXT:
+                reached = True
+            elif label.index >= 0:
+                raise InvalidArgument(f"{self._where(call)}: label {label.name!r} is not a later operation")
+            else:
+                jumps = True
+                self._stored_at[label] = self._stored_at.get(label, _NOWHERE) & stored
+        if jumps:
+            self._jumps.append(_Jump(index, before, true, rules, times, words))
+            self._append(b"", call)
+        else:
+            self._append(_pack(*before, 0, 0, 0, 0, times, *words), call)
+        if not reached:
+            self._stored = _NOWHERE
+
+    def _where(self, what: str) -> str:
+        return f"operation {len(self._packed)} ({what}{', ' + self._line.text if self._line.text else ''})"

@@ -72,7 +72,7 @@ def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False)
     """
     a.sys("fcntl", a.sync, F_SETFD, FD_CLOEXEC)
     a.sys("prctl", PR_SET_NAME, name[:15], 0, 0, 0)
-    default = a.data(SIGACTION_SIZE)
+    default = a.constant(bytes(SIGACTION_SIZE))
     for number in (32, 33):
         a.sys("rt_sigaction", number, default, 0, SIGSET_SIZE)
     if not dumpable:
@@ -190,7 +190,7 @@ def require(
 
 def open_how(a: Assembler, flags: int, mode: int, resolve: int) -> Address:
     """`struct open_how` of openat2(2)."""
-    return a.data(pack("<3Q", flags | O_CLOEXEC, mode, resolve))
+    return a.constant(pack("<3Q", flags | O_CLOEXEC, mode, resolve))
 
 
 def open_at(
@@ -357,7 +357,7 @@ def set_attributes(
 ) -> None:
     """mount_setattr(2) of a mount that a descriptor names."""
     flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
-    attributes = a.data(pack("<4Q", attr_set, attr_clr, propagation, 0))
+    attributes = a.constant(pack("<4Q", attr_set, attr_clr, propagation, 0))
     a.sys("mount_setattr", mount, "", flags, attributes, MOUNT_ATTR_SIZE, skip=skip)
 
 
