@@ -60,7 +60,7 @@ class TestPod:
         self._client: ShimClient | None = None
         self._zygote: Zygote | None = None
         for path in (self.sandbox, self.containers):
-            path.mkdir()
+            path.mkdir(parents=True)
 
     @property
     def client(self) -> ShimClient:
@@ -69,9 +69,7 @@ class TestPod:
 
     async def __aenter__(self) -> TestPod:
         self._zygote = await Zygote.start(["pyrunc.shim.main", "tests.kernel.shim_starter"])
-        self.pid = await start_shim(
-            self._zygote, self.sandbox, self.containers, starter=self.starter
-        )
+        self.pid = await start_shim(self._zygote, self.sandbox, self.containers, starter=self.starter)
         self._client = await self.connect()
         return self
 

@@ -1,0 +1,335 @@
+"""The shim with real processes: exits, stops, execs, attaches, logs, and what it costs. No container is needed for these."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pyrunc.abi.capability import CAP_SYS_RESOURCE
+from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, PeerError, WrongState
+from pyrunc.shim import tree
+from pyrunc.shim.client import ShimClient
+from tests.kernel.shim_pod import TestPod, until
+
+
+@pytest_asyncio.fixture
+async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
+    async with TestPod(tmp_path / "pod") as found:
+        yield found
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# -- exits
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "number"),
+    [("exit 0", 0, None), ("exit 3", 3, None), ("kill -9 $$", 137, 9), ("kill -TERM $$", 143, 15)],
+)
+async def test_an_exit_is_on_disk_before_it_is_told(
+    pod: TestPod, script: str, code: int, number: int | None
+) -> None:
+    before = time.time_ns()
+    await pod.run("a", script)
+    exit = await pod.exited("a")
+    recorded = pod.exit_record("a")  # the event came: the file must be there
+    assert (exit.exit_code, exit.signal, exit.oom_killed) == (code, number, False)
+    assert before < exit.finished_at_ns < time.time_ns()
+    assert {
+        "exit_code": code,
+        "signal": number,
+        "finished_at_ns": exit.finished_at_ns,
+    }.items() <= recorded.items()
+    state = await pod.client.state()
+    assert [(c.id, c.running, c.exit) for c in state.containers] == [("a", False, exit)]
+    await pod.client.forget("a")
+    assert (await pod.client.state()).containers == []
+
+
+async def test_every_connected_client_hears_of_an_exit(pod: TestPod) -> None:
+    heard: list[list[object]] = [[], [], []]
+    clients = [await ShimClient.connect(pod.sandbox, on_event=events.append) for events in heard]
+    await clients[0].start_container(_container(pod, "a", "exit 1"))
+    await until(lambda: all(heard))
+    assert heard[0] == heard[1] == heard[2]
+    for client in clients:
+        client.close()
+
+
+async def test_a_start_that_fails_leaves_an_exit_record_and_nothing_else(pod: TestPod) -> None:
+    pod.container("a", "/no/such/program", "x")
+    with pytest.raises(NotFound, match="/no/such/program: no such file"):
+        await pod.client.start_container("a")
+    recorded = pod.exit_record("a")
+    assert (recorded["exit_code"], recorded["reason"]) == (128, "StartError")
+    assert "no such file" in recorded["message"]
+    assert not pod.exit_events("a")
+    await until(lambda: not children(pod.pid))  # the fork that tried may be ending still
+    with pytest.raises(AlreadyExists):
+        await pod.client.start_container("a")
+
+
+async def test_a_container_without_its_files_is_not_found(pod: TestPod) -> None:
+    with pytest.raises(NotFound):
+        await pod.client.start_container("nothing")
+    for call in (pod.client.stop("x", 15, 1), pod.client.signal("x", 15), pod.client.attach("x")):
+        with pytest.raises(NotFound):
+            await call
+
+
+async def test_exits_are_recorded_while_nobody_is_connected(pod: TestPod) -> None:
+    await pod.run("a", "sleep 0.3; echo last words; exit 7")
+    pod.client.close()
+    await pod.close_zygote()
+    await until(lambda: (pod.containers / "a" / "exit.json").exists())
+    assert pod.exit_record("a")["exit_code"] == 7
+    assert pod.logged("a") == b"last words\n"
+    again = await pod.connect()
+    assert [(c.id, c.exit and c.exit.exit_code) for c in (await again.state()).containers] == [("a", 7)]
+    again.close()
+
+
+async def test_orphans_are_reaped(pod: TestPod) -> None:
+    await pod.run("a", "( sleep 0.1 & ) ; ( setsid sleep 0.1 & ) ; sleep 100")
+    await asyncio.sleep(0.4)
+    assert len(children(pod.pid)) == 1
+
+
+async def test_what_a_container_leaves_running_is_killed_with_it(pod: TestPod) -> None:
+    started = time.monotonic()
+    await pod.run("a", "setsid sleep 1000 & echo done")
+    exit = await pod.exited("a")
+    assert exit.exit_code == 0 and time.monotonic() - started < 2
+    await until(lambda: not pod.cgroup("a").exists())
+    assert pod.logged("a") == b"done\n"
+
+
+# -- stop
+
+
+async def test_stop_sends_the_signal_and_answers_when_it_has_exited(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done")
+    exit = await pod.client.stop("a", signal.SIGTERM, 10)
+    assert exit.exit_code == 5 and pod.exit_record("a")["exit_code"] == 5
+    assert pod.logged("a").endswith(b"got it\n")
+
+
+async def test_stop_escalates(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    started = time.monotonic()
+    exit = await pod.client.stop("a", signal.SIGTERM, 0.5)
+    assert exit.signal == 9 and 0.5 <= time.monotonic() - started < 1.5
+
+
+async def test_stop_with_no_time_kills_at_once(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap 'exit 5' TERM; echo ready; sleep 100 & wait")
+    assert (await pod.client.stop("a", signal.SIGTERM, 0)).signal == 9
+
+
+async def test_of_several_stops_the_signal_is_sent_once_and_the_shortest_time_wins(pod: TestPod) -> None:
+    script = "trap 'echo signal' TERM; echo ready; while :; do sleep 0.02; done"
+    await _ready(pod, "a", script)
+    started = time.monotonic()
+    stops = [asyncio.create_task(pod.client.stop("a", signal.SIGTERM, after)) for after in (20, 30)]
+    await asyncio.sleep(0.3)
+    stops.append(asyncio.create_task(pod.client.stop("a", signal.SIGTERM, 0.3)))
+    exits = await asyncio.gather(*stops)
+    assert len({exit.finished_at_ns for exit in exits}) == 1 and exits[0].signal == 9
+    assert 0.5 < time.monotonic() - started < 2
+    assert pod.logged("a") == b"ready\nsignal\n"
+
+
+async def test_stop_of_an_exited_container_answers_with_its_exit(pod: TestPod) -> None:
+    await pod.run("a", "exit 4")
+    exit = await pod.exited("a")
+    assert await pod.client.stop("a", signal.SIGTERM, 10) == exit
+
+
+async def test_an_escalation_goes_on_without_the_server(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    stop = asyncio.create_task(pod.client.stop("a", signal.SIGTERM, 0.4))
+    await asyncio.sleep(0.1)
+    pod.client.close()
+    await pod.close_zygote()
+    with pytest.raises(PeerError):
+        await stop
+    await until(lambda: (pod.containers / "a" / "exit.json").exists(), 3)
+    assert pod.exit_record("a")["signal"] == 9
+
+
+async def test_a_server_killed_in_the_middle_of_a_stop(pod: TestPod) -> None:
+    """A real process asks for the stop and is killed with SIGKILL."""
+    await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    script = (
+        "import asyncio, sys\n"
+        "from pyrunc.shim.client import ShimClient\n"
+        "async def main():\n"
+        "    client = await ShimClient.connect(sys.argv[1])\n"
+        "    stop = asyncio.create_task(client.stop('a', 15, 0.6))\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    print('asked', flush=True)\n"
+        "    await stop\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(pod.sandbox), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout
+    assert await process.stdout.readline() == b"asked\n"
+    process.kill()
+    await process.wait()
+    assert (await pod.exited("a", 3)).signal == 9
+
+
+async def test_a_frozen_container_can_be_stopped(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap '' TERM; echo ready; sleep 100")
+    (pod.cgroup("a") / "cgroup.freeze").write_text("1")
+    await until(lambda: "frozen 1" in (pod.cgroup("a") / "cgroup.events").read_text())
+    started = time.monotonic()
+    assert (await pod.client.stop("a", signal.SIGTERM, 0.3)).signal == 9
+    assert time.monotonic() - started < 2
+
+
+async def test_signal_and_its_errors(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap 'echo usr1' USR1; echo ready; while :; do sleep 0.02; done")
+    await pod.client.signal("a", signal.SIGUSR1)
+    await until(lambda: b"usr1" in pod.logged("a"))
+    with pytest.raises(InvalidArgument):
+        await pod.client.signal("a", 0)
+    await pod.client.stop("a", signal.SIGTERM, 0)
+    with pytest.raises(WrongState):
+        await pod.client.signal("a", signal.SIGUSR1)
+
+
+# -- the whole pod
+
+
+async def test_shutdown_refuses_while_something_runs_and_then_leaves_nothing(pod: TestPod) -> None:
+    await pod.run("a", "sleep 100")
+    with pytest.raises(WrongState, match="a"):
+        await pod.client.shutdown()
+    with pytest.raises(WrongState):
+        await pod.client.forget("a")
+    await pod.client.stop("a", 15, 0)
+    await pod.client.shutdown()
+    await until(lambda: not Path(f"/proc/{pod.pid}").exists())
+    assert {path.name for path in pod.sandbox.iterdir()} == {"shim.log"}
+    assert pod.shim_log() == ""
+    with pytest.raises(NotFound):
+        await pod.connect()
+
+
+async def test_a_killed_shim_is_noticed_and_cannot_be_connected_to(pod: TestPod) -> None:
+    waiting = asyncio.create_task(pod.client.stop(await _named(pod, "a", "sleep 100"), signal.SIGURG, 100))
+    await asyncio.sleep(0.1)
+    os.kill(pod.pid, signal.SIGKILL)
+    with pytest.raises(PeerError):
+        await waiting
+    assert pod.closed == 1
+    await until(lambda: not Path(f"/proc/{pod.pid}").exists())  # its descriptors close one after the other
+    with pytest.raises(NotFound):
+        await pod.connect()
+
+
+async def test_an_unknown_call_is_an_error_and_the_connection_stays(pod: TestPod) -> None:
+    with pytest.raises(InvalidArgument, match="dance"):
+        await pod.client._ask("dance")
+    with pytest.raises(InvalidArgument):
+        await pod.client._ask("stop", container="../../etc", signal=9, timeout_s=0)
+    with pytest.raises(InvalidArgument):
+        await pod.client._ask("start_container", container=["a"])
+    assert (await pod.client.state()).pid == pod.pid
+
+
+async def test_a_client_that_never_reads_does_not_hold_up_the_others(pod: TestPod) -> None:
+    deaf = await ShimClient.connect(pod.sandbox)
+    asyncio.get_running_loop().remove_reader(deaf._socket)
+    for _ in range(3000):
+        deaf._put(b'{"id":1,"call":"state"}')
+    await pod.run("a", "exit 0")
+    await pod.exited("a")
+    deaf.close()
+
+
+async def test_a_start_that_takes_long_does_not_hold_up_the_others(pod: TestPod) -> None:
+    pod.container("slow", "exit 0", process={"slowness_s": 1.0})
+    slow = asyncio.create_task(pod.client.start_container("slow"))
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+    await pod.run("a", "echo quick")
+    await pod.exited("a")
+    assert pod.logged("a") == b"quick\n" and time.monotonic() - started < 0.8
+    assert not slow.done()
+    await slow
+    await pod.exited("slow")
+
+
+async def test_a_start_can_be_stopped(pod: TestPod) -> None:
+    pod.container("slow", "exit 0", process={"slowness_s": 30})
+    slow = asyncio.create_task(pod.client.start_container("slow"))
+    await asyncio.sleep(0.1)
+    exit = await pod.client.stop("slow", signal.SIGTERM, 10)
+    assert (exit.exit_code, exit.reason) == (128, "StartError")
+    with pytest.raises(Exception, match="killed"):
+        await slow
+
+
+async def test_many_containers_live_and_die_without_a_trace(pod: TestPod) -> None:
+    await pod.run("first", "exit 0")
+    await pod.exited("first")
+    await pod.client.forget("first")
+    before = sorted(os.listdir(f"/proc/{pod.pid}/fd"))
+    for n in range(30):
+        await pod.run(f"c{n}", f"echo {n}; exit {n}", stdin=n % 2 == 0)
+    for n in range(30):
+        assert (await pod.exited(f"c{n}")).exit_code == n
+        assert pod.logged(f"c{n}") == b"%d\n" % n
+        await pod.client.forget(f"c{n}")
+    assert sorted(os.listdir(f"/proc/{pod.pid}/fd")) == before
+    await until(lambda: not children(pod.pid))
+    assert pod.shim_log() == ""
+
+
+async def test_the_shim_says_who_it_is(pod: TestPod) -> None:
+    await pod.client.state()
+    own = tree.stat(pod.pid)
+    assert own
+    recorded = (pod.sandbox / "shim.json").read_text()
+    assert f'"pid":{pod.pid}' in recorded and f'"start_time":{own.start_time}' in recorded
+    assert Path(f"/proc/{pod.pid}/comm").read_text().strip() == "pyrunc-shim"
+
+
+async def test_the_oom_killer_spares_the_shim_where_we_may_say_so(pod: TestPod) -> None:
+    await pod.client.state()
+    effective = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("CapEff"))
+    allowed = int(effective.split()[1], 16) >> CAP_SYS_RESOURCE & 1
+    own = Path("/proc/self/oom_score_adj").read_text()
+    found = Path(f"/proc/{pod.pid}/oom_score_adj").read_text()
+    assert found.strip() == ("-999" if allowed else own.strip())
+
+
+async def _ready(pod: TestPod, name: str, script: str) -> None:
+    """Start and wait for the first line."""
+    await pod.run(name, script)
+    await until(lambda: pod.log_path(name).exists() and pod.logged(name))
+
+
+async def _named(pod: TestPod, name: str, script: str) -> str:
+    await pod.run(name, script)
+    return name
+
+
+def _container(pod: TestPod, name: str, script: str) -> str:
+    pod.container(name, script)
+    return name
