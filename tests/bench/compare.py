@@ -19,11 +19,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from cri_server.images import build
 from tests.bench.load import Bench
 from tests.bench.peer import PAUSE, Containerd
 from tests.support import images
 from tests.support.cluster import Node
-from tests.support.processes import installed
 
 IMAGE = "docker.io/library/busybox:latest"
 
@@ -46,24 +46,17 @@ def servers(folder: Path) -> Iterator[tuple[Path, Path]]:
         node.write_configuration()
         stack.callback(node.server.stop)
         node.start_server()
-        _load(node, archive)
+        node.load(archive)
         yield peer.socket, node.socket
-
-
-def _load(node: Node, archive: Path) -> None:
-    command = [*installed("pyrunc-cri"), "--address", f"unix://{node.socket}", "image", "load", str(archive)]
-    subprocess.run(command, check=True, capture_output=True)
 
 
 def _pause_archive(folder: Path) -> Path:
     """An image for the peer's sandboxes: our own pause program."""
-    project = Path(__file__).parents[2]
-    return images.build(
-        folder / "pause.tar",
-        PAUSE,
-        {"pause": (project / "pyrunc/native/pause").read_bytes()},
-        command=["/pause"],
-    )
+    program = (Path(__file__).parents[2] / "pyrunc/native/pause").read_bytes()
+    image = build.image([build.layer({"pause": build.Node(program, mode=0o755)})], {"Entrypoint": ["/pause"]})
+    path = folder / "pause.tar"
+    path.write_bytes(build.docker_archive({PAUSE: image}))
+    return path
 
 
 def table(benches: list[Bench]) -> list[str]:

@@ -122,6 +122,18 @@ class Node:
                 return False
         return True
 
+    def load(self, archive: Path) -> None:
+        """Load an image archive into the server."""
+        command = [
+            *installed("pyrunc-cri"),
+            "--address",
+            f"unix://{self.socket}",
+            "image",
+            "load",
+            str(archive),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+
     def kill_everything(self) -> None:
         """What a reboot does: no shim and no process of a container is left."""
         self.server.stop(signal.SIGKILL)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import subprocess
-import tarfile
 from pathlib import Path
 
+from cri_server.images import build
 from tests.support import toolchain
 
 FILES = {
@@ -33,14 +32,15 @@ def archive() -> Path:
     suite = dict(
         line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
     )["VERSION_CODENAME"]
-    recipe = json.dumps([suite, FILES, LINKS, CONFIG, PACKAGES, 4])
+    recipe = json.dumps([suite, FILES, LINKS, CONFIG, PACKAGES, 5])
     path = toolchain.cache() / "images" / f"nginx-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
         base = temporary.with_suffix(".base.tar")
         _debian(base, suite)
-        _docker_archive(temporary, "docker.io/library/nginx:latest", [base.read_bytes(), _additions()])
+        image = build.image([base.read_bytes(), _additions()], CONFIG)
+        temporary.write_bytes(build.docker_archive({"docker.io/library/nginx:latest": image}))
         base.unlink()
         temporary.rename(path)
     return path
@@ -53,44 +53,6 @@ def _debian(out: Path, suite: str) -> None:
 
 
 def _additions() -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, text in FILES.items():
-            member = tarfile.TarInfo(name)
-            member.mode, member.size = 0o644, len(text)
-            tar.addfile(member, io.BytesIO(text.encode()))
-        for name, target in {**LINKS, "usr/bin/sh": "busybox"}.items():
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = tarfile.SYMTYPE, target
-            tar.addfile(member)
-        for name in ("run", "var/lib/nginx", "tmp"):
-            member = tarfile.TarInfo(name)
-            member.type, member.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
-            tar.addfile(member)
-    return buffer.getvalue()
-
-
-def _docker_archive(out: Path, name: str, layers: list[bytes]) -> None:
-    digests = [hashlib.sha256(layer).hexdigest() for layer in layers]
-    config = json.dumps(
-        {
-            "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
-            "os": "linux",
-            "config": CONFIG,
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{d}" for d in digests]},
-        }
-    ).encode()
-    config_name = hashlib.sha256(config).hexdigest() + ".json"
-    manifest = json.dumps(
-        [{"Config": config_name, "RepoTags": [name], "Layers": [f"{d}/layer.tar" for d in digests]}]
-    ).encode()
-    with tarfile.open(out, "w") as tar:
-        contents = {
-            config_name: config,
-            "manifest.json": manifest,
-            **{f"{d}/layer.tar": b for d, b in zip(digests, layers, strict=True)},
-        }
-        for member_name, content in contents.items():
-            member = tarfile.TarInfo(member_name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+    folders = {"run": build.directory(), "var/lib/nginx": build.directory(), "tmp": build.directory(0o1777)}
+    links = {name: build.symlink(target) for name, target in {**LINKS, "usr/bin/sh": "busybox"}.items()}
+    return build.layer({**FILES, **links, **folders}, parents=False)

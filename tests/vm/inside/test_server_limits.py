@@ -83,7 +83,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     node.start_server()
     try:
         with cri.connect(node.socket) as client:
-            images.load(node.socket, images.busybox())
+            node.load(images.busybox())
             yield Server(node, client)
             node.remove_everything()
     finally:
