@@ -30,6 +30,8 @@ _NETLINK_NETFILTER = 12
 _WORDS_LIMIT = 500
 _SPARE_SOCKETS = 8
 _OUTPUT_LIMIT_BYTES = LIMIT_BYTES + 1
+_HOUSEKEEPING_TIMEOUT_S = 10.0
+"""For what runs while no pod can be attached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class PluginRunner:
         """GC: of our plugins for every version, of foreign ones for networks of 1.1.0."""
         if not network.disable_gc:
             valid = [{"containerID": a.sandbox_id, "ifname": IFNAME} for a in attachments]
-            await self._for_network("GC", network, valid, self._timeout_s)
+            await self._for_network("GC", network, valid, _HOUSEKEEPING_TIMEOUT_S)
 
     async def restore(self, attachments: list[Attachment]) -> int:
         """Put back host rules of our plugins that somebody removed; returns how many elements were missing."""
@@ -129,7 +131,7 @@ class PluginRunner:
         content = json.dumps({"attachments": wanted}).encode()
         with self._filter_socket() as fds:
             done = await self._errands.run(
-                "cni_plugins.errand:restore", {}, fds, timeout_s=self._timeout_s, stdin=content
+                "cni_plugins.errand:restore", {}, fds, timeout_s=_HOUSEKEEPING_TIMEOUT_S, stdin=content
             )
         if done.exit_code != 0:
             raise PeerError(f"restoring host rules failed: {_words(done.stderr)}")

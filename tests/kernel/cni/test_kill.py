@@ -1,0 +1,143 @@
+"""Killed at any moment and started twenty times at once: DEL leaves nothing, nobody shares an address."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni_plugins.bridge.plugin import PLUGIN as BRIDGE
+from cni_plugins.net import host_rules
+from cni_plugins.portmap.plugin import PLUGIN as PORTMAP
+from cni_plugins.skel import Plugin, answer
+from tests.kernel.cni.harness import Host, Pod, all_elements, attach, call, link_names, portmap_config
+from tests.kernel.cni.test_bridge import leases, wait_until
+
+WEB = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
+
+
+def requests_of(pod: Pod) -> dict[str, str]:
+    return {
+        "CNI_COMMAND": "ADD",
+        "CNI_CONTAINERID": pod.id,
+        "CNI_NETNS": pod.path,
+        "CNI_IFNAME": "eth0",
+        "CNI_PATH": "/nowhere",
+    }
+
+
+@contextmanager
+def child(plugin: Plugin, pod: Pod, config: dict[str, Any], output: Path | None = None) -> Iterator[int]:
+    """The plugin's ADD in a forked child."""
+    pid = os.fork()
+    if pid == 0:
+        code, content = answer(plugin, requests_of(pod), json.dumps(config).encode())
+        if output is not None:
+            output.write_bytes(content)
+        os._exit(code)
+    try:
+        yield pid
+    finally:
+        os.waitpid(pid, 0)
+
+
+def veths() -> set[str]:
+    return {name for name in link_names() if name.startswith("veth")}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bridge_killed_while_adding(host: Host, seed: int) -> None:
+    config = host.bridge_config(ipMasq=True)
+    first = host.pod("first")
+    attach(first, config)
+    dice = random.Random(seed)
+    survivors = 0
+    for number in range(25):
+        pod = host.pod(f"k{number}")
+        with child(BRIDGE, pod, config) as pid:
+            time.sleep(dice.uniform(0, 0.008))
+            os.kill(pid, signal.SIGKILL)
+        survivors += bool(leases(host) - {"10.88.0.2", "fd88::2"})
+        call(BRIDGE, "DEL", pod, config, netns_path=pod.path if number % 2 else "")
+        assert {e.comment for e in all_elements()} == {"net/first/eth0"}
+        assert leases(host) == {"10.88.0.2", "fd88::2"}
+        assert len(veths()) == 1
+        pod.close()
+    assert survivors  # some were killed in the middle, else this test shows nothing
+    call(BRIDGE, "CHECK", first, {**config, "prevResult": recorded(host, first)})
+
+
+def recorded(host: Host, pod: Pod) -> dict[str, Any]:
+    return {
+        "cniVersion": "1.1.0",
+        "interfaces": [{"name": "eth0", "sandbox": pod.path}],
+        "ips": [{"address": "10.88.0.2/16", "interface": 0}, {"address": "fd88::2/64", "interface": 0}],
+    }
+
+
+def test_the_first_pod_of_a_host_killed_while_adding(tmp_path: Path, host: Host) -> None:
+    """The bridge and the rules may be half made: the next pod finds or completes them."""
+    config = host.bridge_config(ipMasq=True, bridge="cni0")
+    for number in range(12):
+        pod = host.pod(f"k{number}")
+        with child(BRIDGE, pod, config) as pid:
+            time.sleep(number * 0.003)
+            os.kill(pid, signal.SIGKILL)
+        call(BRIDGE, "DEL", pod, config)
+        assert not veths() and not leases(host) and not all_elements()
+        other = host.pod(f"n{number}")
+        result = attach(other, config)
+        call(BRIDGE, "CHECK", other, {**config, "prevResult": result})
+        call(BRIDGE, "DEL", other, {**config, "prevResult": result})
+        from tests.kernel.cni.harness import delete_link, nft
+
+        delete_link("cni0")
+        nft("delete", "table", "inet", host_rules.TABLE)
+
+
+def test_portmap_killed_while_adding(host: Host) -> None:
+    pod = host.pod()
+    previous = attach(pod, host.bridge_config())
+    config = portmap_config(previous, WEB, {**WEB, "hostPort": 8081})
+    for number in range(20):
+        with child(PORTMAP, pod, config) as pid:
+            time.sleep(number * 0.0002)
+            os.kill(pid, signal.SIGKILL)
+        opened = {e.set_name for e in all_elements()}
+        assert opened in (set(), {"ports4", "ports6", "near4", "near6"})  # all of a request or nothing
+        call(PORTMAP, "DEL", pod, config)
+        assert all_elements() == []
+
+
+def test_twenty_adds_at_once_on_a_host_without_bridge_and_rules(host: Host, tmp_path: Path) -> None:
+    config = host.bridge_config(ipMasq=True, hairpinMode=True)
+    pods = [host.pod() for _ in range(20)]
+    running = []
+    for pod in pods:
+        pid = os.fork()
+        if pid == 0:
+            code, content = answer(BRIDGE, requests_of(pod), json.dumps(config).encode())
+            (tmp_path / pod.id).write_bytes(content)
+            os._exit(code)
+        running.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in running]
+    results = [json.loads((tmp_path / pod.id).read_bytes()) for pod in pods]
+    assert codes == [0] * 20, [r for r in results if "code" in r]
+    assert len({ip["address"] for result in results for ip in result["ips"]}) == 40
+    assert len({result["interfaces"][0]["mac"] for result in results}) == 1
+    for pod, result in zip(pods, results, strict=True):
+        call(BRIDGE, "CHECK", pod, {**config, "prevResult": result})
+        call(
+            BRIDGE, "DEL", pod, {**config, "prevResult": result, "args": {"cni": {"teardown": "background"}}}
+        )
+        pod.close()
+    wait_until(lambda: not veths())
+    assert not leases(host) and not all_elements()

@@ -1,0 +1,183 @@
+"""The server's side without a kernel: the configuration folder, capability arguments, remembered attachments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni_plugins.protocol.config import parse_list_object
+from cni_plugins.protocol.result import Result
+from cri_server.network.attachments import Attachment, Attachments
+from cri_server.network.capabilities import bandwidth_of, capability_arguments, cni_arguments
+from cri_server.network.configuration import Configuration, builtin_network
+from cri_server.network.model import Bandwidth, Dns, PodNetwork, PortMapping
+from pyrunc.errors import InvalidArgument
+from pyrunc.record import DamagedRecord
+
+NETWORK = {"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]}
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def pod(**changes: Any) -> PodNetwork:
+    return PodNetwork(
+        **{
+            "sandbox_id": "s1",
+            "name": "web",
+            "namespace": "default",
+            "uid": "u",
+            "netns_path": "/x",
+            **changes,
+        }
+    )
+
+
+# the folder
+
+
+def test_the_first_valid_file_by_name_is_the_network(tmp_path: Path) -> None:
+    found = Configuration(str(tmp_path), None)
+    assert found.current().network is None and str(tmp_path) in found.current().problem
+    write(tmp_path, "00-notes.txt", NETWORK)
+    write(tmp_path, "10-broken.conflist", "{")
+    write(tmp_path, "20-b.json", {**NETWORK, "name": "b"})
+    write(tmp_path, "30-c.conf", {"cniVersion": "0.4.0", "name": "c", "type": "bridge"})
+    assert found.current().network.name == "b"  # type: ignore[union-attr]
+    (tmp_path / "20-b.json").unlink()
+    assert found.current().network.name == "c"  # type: ignore[union-attr]
+    (tmp_path / "30-c.conf").unlink()
+    assert found.current().network is None and "10-broken.conflist" in found.current().problem
+    write(tmp_path, "10-broken.conflist", NETWORK)
+    assert found.current().network.name == "net"  # type: ignore[union-attr]
+
+
+def test_the_folder_is_parsed_again_only_when_it_changed(tmp_path: Path) -> None:
+    write(tmp_path, "10-a.conflist", NETWORK)
+    found = Configuration(str(tmp_path), None)
+    assert found.current() is found.current()
+
+
+def test_the_default_stands_in_for_an_empty_folder(tmp_path: Path) -> None:
+    found = Configuration(str(tmp_path / "missing"), builtin_network("/leases"))
+    assert found.current().network.name == "pyrunc"  # type: ignore[union-attr]
+    assert found.current().source == "built in"
+    found.replace_default(None)
+    assert found.current().network is None
+
+
+def test_the_built_in_network_has_routes_of_its_families() -> None:
+    network = builtin_network("/leases", subnets=("10.1.0.0/24",))
+    assert network["plugins"][0]["ipam"]["routes"] == [{"dst": "0.0.0.0/0"}]
+    assert parse_list_object(network).cni_version == "1.1.0"
+
+
+# what pods ask for
+
+
+def test_capabilities_that_nobody_asked_for_are_left_out() -> None:
+    assert capability_arguments(pod(port_mappings=(PortMapping(0, 80),)), ()) == {}
+
+
+def test_every_capability() -> None:
+    asked = pod(
+        port_mappings=(PortMapping(8080, 80), PortMapping(0, 81)),
+        dns=Dns(("10.0.0.1",), ("a.b",), ("ndots:5",)),
+        bandwidth=Bandwidth(1, 2, 3, 4),
+        annotations={"a": "b"},
+        cgroup_path="/kubepods/x",
+    )
+    assert capability_arguments(asked, ("10.0.0.0/24",)) == {
+        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}],
+        "dns": {"servers": ["10.0.0.1"], "searches": ["a.b"], "options": ["ndots:5"]},
+        "bandwidth": {"ingressRate": 1, "ingressBurst": 2, "egressRate": 3, "egressBurst": 4},
+        "io.kubernetes.cri.pod-annotations": {"a": "b"},
+        "ipRanges": [[{"subnet": "10.0.0.0/24"}]],
+        "cgroupPath": "/kubepods/x",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("1M", 10**6),
+        ("10k", 10**4),
+        ("1Gi", 2**30),
+        ("1e6", 10**6),
+        ("2.5M", 2_500_000),
+        ("1000", 1000),
+        ("1P", 10**15),
+    ],
+)
+def test_bandwidth_annotations(text: str, rate: int) -> None:
+    assert bandwidth_of({"kubernetes.io/egress-bandwidth": text}) == Bandwidth(0, 0, rate, (1 << 32) - 1)
+
+
+@pytest.mark.parametrize("text", ["1", "2P", "-1M", "1MB", "fast", "1e", "9" * 100, " 1M"])
+def test_bandwidth_that_makes_no_sense(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        bandwidth_of({"kubernetes.io/ingress-bandwidth": text})
+
+
+@given(st.text(max_size=50))
+def test_any_annotation_is_a_bandwidth_or_refused(text: str) -> None:
+    try:
+        found = bandwidth_of({"kubernetes.io/ingress-bandwidth": text})
+    except InvalidArgument:
+        return
+    assert found is None or 1000 <= found.ingress_rate <= 10**15
+
+
+def test_arguments_that_kubernetes_plugins_expect() -> None:
+    assert cni_arguments(pod())[0] == ("IgnoreUnknown", "1")
+    assert dict(cni_arguments(pod()))["K8S_POD_INFRA_CONTAINER_ID"] == "s1"
+    with pytest.raises(InvalidArgument):
+        cni_arguments(pod(uid="u;K8S_POD_NAME=other"))
+
+
+# what is remembered
+
+
+def attachment(**changes: Any) -> Attachment:
+    given_: dict[str, Any] = {
+        "sandbox_id": "s1",
+        "network": parse_list_object(NETWORK),
+        "netns_path": "/proc/1/fd/9",
+        "netns_id": "4:77",
+        "arguments": (("IgnoreUnknown", "1"),),
+        "capabilities": {"dns": {"servers": ["10.0.0.1"]}},
+        "result": None,
+    }
+    return Attachment(**{**given_, **changes})
+
+
+def test_attachments_come_back(tmp_path: Path) -> None:
+    kept = Attachments(str(tmp_path / "state"))
+    assert kept.read("s1") is None and kept.all() == ([], [])
+    result = Result.from_json({"ips": [{"address": "10.0.0.2/8"}]}, default_version="1.0.0")
+    for value in (attachment(), attachment(result=result)):
+        kept.write(value)
+        assert kept.read("s1") == value and kept.all() == ([value], [])
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    for _ in range(2):
+        kept.forget("s1")
+    assert kept.read("s1") is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 99}', '{"version":1,"network":{}}']
+)
+def test_a_damaged_record_is_reported_and_the_others_are_read(tmp_path: Path, content: str) -> None:
+    kept = Attachments(str(tmp_path))
+    kept.write(attachment())
+    write(tmp_path, "s0.json", content)
+    found, damaged = kept.all()
+    assert [a.sandbox_id for a in found] == ["s1"] and len(damaged) == 1 and "s0.json" in damaged[0]
+    with pytest.raises(DamagedRecord):
+        kept.read("s0")
