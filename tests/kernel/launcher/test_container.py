@@ -22,11 +22,12 @@ from pyrunc.abi.clone import (
 from pyrunc.abi.file import AT_FDCWD, O_PATH
 from pyrunc.abi.mount import MNT_DETACH, MS_REC, MS_SLAVE
 from pyrunc.abi.prctl import PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS
+from pyrunc.errors import KernelError
 from pyrunc.kernel import credential, mount, process
 from pyrunc.kernel.process import Exit
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
-from pyrunc.program.launch import launch
+from pyrunc.program.launch import EXIT_REFUSED, LAUNCHER, launch
 from pyrunc.program.model import PID, READY, Program
 
 ROOT = 3
@@ -52,12 +53,13 @@ def image(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def container(mount_point: Path, script: str) -> Program:
+def container(mount_point: Path, script: str, program: str = "busybox") -> Program:
     a = Assembler()
     macros.prologue(a)
     macros.fork_parent(a, NAMESPACES)
     a.wait()
     a.sys("setsid")
+    a.sys("umask", 0)
     a.sys("mount", 0, "/", 0, MS_REC | MS_SLAVE, 0)
     macros.attach(a, ROOT, macros.open_at(a, AT_FDCWD, str(mount_point), resolve=0))
     root = macros.open_at(a, AT_FDCWD, str(mount_point), O_PATH | a.arch.o_directory, resolve=0)
@@ -86,7 +88,7 @@ def container(mount_point: Path, script: str) -> Program:
     a.sys("capset", a.data(struct.pack("<Ii", LINUX_CAPABILITY_VERSION_3, 0)), a.data(24))
     a.sys("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     macros.set_dumpable(a, False)
-    candidates = macros.search_path("busybox", "/usr/bin:/bin")
+    candidates = macros.search_path(program, "/usr/bin:/bin")
     macros.check_program(a, candidates)
     a.send(READY)
     macros.close_all_from(a, 3, cloexec=True)
@@ -97,11 +99,13 @@ def container(mount_point: Path, script: str) -> Program:
     return a.program()
 
 
-def start(image: Path, script: str) -> tuple[Exit, str]:
+def start(image: Path, script: str, program: str = "busybox") -> tuple[Exit, str]:
     root = mount.open_overlay([str(image / "lower")], str(image / "upper"), str(image / "work"))
     read, write = os.pipe()
     try:
-        with launch(container(image / "lower", script), stdio=(0, write, write), fds={ROOT: root}) as running:
+        with launch(
+            container(image / "lower", script, program), stdio=(0, write, write), fds={ROOT: root}
+        ) as running:
             os.close(root)
             os.close(write)
             pid = running.expect(PID).value
@@ -155,3 +159,64 @@ def test_a_signal_ends_it(image: Path) -> None:
     # Process 1 cannot kill itself, so its child is what dies.
     ended, _ = start(image, "busybox sh -c 'kill -KILL $$'; exit $?")
     assert ended.code == 137
+
+
+def test_an_image_that_runs_the_runtime_s_own_executable_gets_the_sealed_copy(image: Path) -> None:
+    # CVE-2019-5736: the interpreter line makes the kernel execute what the process was until then.
+    evil = image / "lower/evil"
+    evil.write_text("#!/proc/self/exe\n")
+    evil.chmod(0o755)
+    before = Path(LAUNCHER).read_bytes(), os.stat(LAUNCHER)
+    ended, text = start(image, "", "/evil")
+    assert (ended.code, text) == (EXIT_REFUSED, "")
+    after = os.stat(LAUNCHER)
+    assert Path(LAUNCHER).read_bytes() == before[0]
+    assert (after.st_mtime_ns, after.st_ino) == (before[1].st_mtime_ns, before[1].st_ino)
+
+
+WATCH = "for round in $(busybox seq 60); do busybox ls -l /proc/[0-9]*/fd 2>/dev/null; done"
+
+
+def visitor(dumpable: bool) -> Program:
+    """Joins the pid and mount namespaces of descriptor 3, becomes uid 1000 there, lingers, and executes."""
+    a = Assembler()
+    macros.prologue(a, dumpable=dumpable)
+    macros.setns(a, 3, CLONE_NEWPID | CLONE_NEWNS)
+    macros.fork_parent(a, 0)
+    a.sys("setresgid", 1000, 1000, 1000)
+    a.sys("setresuid", 1000, 1000, 1000)
+    macros.set_dumpable(a, dumpable)
+    a.sys("nanosleep", a.data(struct.pack("<qq", 0, 20_000_000)), 0)
+    result = a.slot(4)
+    macros.execute(a, ["/bin/busybox"], ["busybox", "true"], [], result=result)
+    a.fail(result)
+    return a.program()
+
+
+@pytest.mark.parametrize("dumpable", [False, True])
+def test_nobody_inside_can_look_into_a_newcomer_before_execve(image: Path, dumpable: bool) -> None:
+    """CVE-2016-9962; the dumpable newcomer shows that this test would see it."""
+    root = mount.open_overlay([str(image / "lower")], str(image / "upper"), str(image / "work"))
+    read, write = os.pipe()
+    with launch(container(image / "lower", WATCH), stdio=(0, write, write), fds={ROOT: root}) as running:
+        os.close(root)
+        os.close(write)
+        pidfd = process.open_pidfd(running.expect(PID).value)
+        running.release()
+        running.expect(READY)
+        assert running.receive() is None
+    while process.waitid(pidfd, block=False, keep=True) is None:
+        try:
+            with launch(visitor(dumpable), stdio=(0, 0, 0), fds={3: pidfd}) as running:
+                pid = running.expect(PID).value
+                assert running.receive() is None
+            os.waitpid(pid, 0)
+        except KernelError as error:
+            # The container ended meanwhile, and its namespaces with it.
+            assert error.call in ("setns", "clone3"), error
+    process.waitid(pidfd)
+    os.close(pidfd)
+    with open(read) as file:
+        text = file.read()
+    assert text.count(" -> ") > 60
+    assert ("socket:" in text) == dumpable

@@ -50,7 +50,7 @@ def sample(machine: str = NATIVE) -> bytearray:
 OPERATIONS = 6
 
 
-def refused(raw: bytes, machine: str) -> tuple[int, int]:
+def refused(raw: bytes | bytearray, machine: str) -> tuple[int, int]:
     """(operation, reason) with which the launcher refused it."""
     ended = run(bytes(raw), machine)
     assert ended.status == 126, ended
