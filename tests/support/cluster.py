@@ -1,7 +1,7 @@
 """A real one-node Kubernetes on our CRI server: etcd, API server, controller manager, scheduler, kubelet, in a network
 namespace of its own, with two registries on its loopback.
 
-As a program (`make kube`): `python -m tests.support.cluster up|down FOLDER`. The node's address is 192.0.2.1, reached from
+As a program (`make kube`): `python -m tests.support.cluster up|down FOLDER`. The node's address is 198.18.77.1, reached from
 this namespace over a veth pair; docker.io and registry.k8s.io are mirrored to the registry on 127.0.0.1:5000 by
 `hosts.toml`, and 127.0.0.1:5001 demands a password.
 """
@@ -21,7 +21,10 @@ from pathlib import Path
 from tests.support import ledger, toolchain
 from tests.support.processes import Program, installed, wait_until
 
-NODE_IP, OUTSIDE_IP = "192.0.2.1", "192.0.2.254"
+NODE_IP, OUTSIDE_IP = (
+    "198.18.77.1",
+    "198.18.77.2",
+)  # of the range for benchmarks (RFC 2544), which no machine has
 REGISTRY, LOCKED_REGISTRY = "127.0.0.1:5000", "127.0.0.1:5001"
 USER, PASSWORD = "puller", "s3cret-of-the-test"
 POD_SUBNET = "10.244.0.0/24"
@@ -53,9 +56,9 @@ class Node:
             ["ip", "netns", "add", self.name],
             ["ip", "-n", self.name, "link", "set", "lo", "up"],
             ["ip", "link", "add", link, "type", "veth", "peer", "name", "uplink", "netns", self.name],
-            ["ip", "addr", "add", f"{OUTSIDE_IP}/24", "dev", link],
+            ["ip", "addr", "add", f"{OUTSIDE_IP}/30", "dev", link],
             ["ip", "link", "set", link, "up"],
-            ["ip", "-n", self.name, "addr", "add", f"{NODE_IP}/24", "dev", "uplink"],
+            ["ip", "-n", self.name, "addr", "add", f"{NODE_IP}/30", "dev", "uplink"],
             ["ip", "-n", self.name, "link", "set", "uplink", "up"],
             ["ip", "-n", self.name, "route", "add", "default", "via", OUTSIDE_IP],
         ):
