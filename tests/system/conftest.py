@@ -1,0 +1,46 @@
+"""A runtime per test; at its end every container is deleted, the state folder is empty, and nobody's child is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyrunc.kernel.process import set_child_subreaper
+from tests.support import bundle
+from tests.system.harness import Runtime
+
+
+@pytest.fixture(scope="session")
+def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundle.make_root(tmp_path_factory.mktemp("rootfs") / "root")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parent_of_containers() -> None:
+    """Containers come to us when their runtime has ended, as they come to a shim."""
+    set_child_subreaper(True)
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, rootfs: Path) -> Iterator[Runtime]:
+    made = Runtime(tmp_path, rootfs)
+    yield made
+    for name in made.ids:
+        made("delete", "--force", name)
+    reap()
+    left = sorted(p.name for p in made.root.iterdir()) if made.root.exists() else []
+    assert not left, f"state left behind: {left}"
+
+
+def reap() -> None:
+    """Take the exit status of every dead child."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return

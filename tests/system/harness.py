@@ -1,0 +1,167 @@
+"""A runtime as its callers see it: a program with arguments, exit codes and files. Nothing of ours is imported.
+
+`PYRUNC_RUNTIME` points the same tests at another runtime; what they say must hold there too (tests of our own verbs ask
+`is_pyrunc`). Output goes to files: a container keeps the descriptors that it got, and a pipe would never end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support import bundle
+
+TIMEOUT_S = 30.0
+_numbers = itertools.count(1)
+
+
+class Result:
+    """How a command ended."""
+
+    def __init__(self, command: Sequence[str], code: int, out: str, err: str) -> None:
+        self.command, self.code, self.out, self.err = command, code, out, err
+
+    def ok(self) -> Result:
+        """The same, when the exit code is 0."""
+        assert self.code == 0, self
+        return self
+
+    def fails(self, words: str = "", code: int = 1) -> Result:
+        """The same, when it failed with this exit code and these words (any case)."""
+        assert self.code == code, self
+        assert words.lower() in self.err.lower(), self
+        return self
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def __repr__(self) -> str:
+        return f"{' '.join(self.command)} -> {self.code}\n--- out\n{self.out}\n--- err\n{self.err}"
+
+
+class Runtime:
+    """The program, with a state folder of its own."""
+
+    def __init__(self, folder: Path, rootfs: Path) -> None:
+        self.program, self.folder, self.rootfs = bundle.runtime(), folder, rootfs
+        self.root = folder / "state"
+        self.ids: list[str] = []
+
+    @property
+    def is_pyrunc(self) -> bool:
+        return "PYRUNC_RUNTIME" not in os.environ
+
+    def __call__(
+        self,
+        *words: str,
+        options: Sequence[str] = (),
+        stdin: str | bytes | None = None,
+        env: dict[str, str] | None = None,
+        **more: Any,
+    ) -> Result:
+        """Run `program --root … OPTIONS WORDS`."""
+        command = [*self.program, "--root", str(self.root), *options, *words]
+        number = next(_numbers)
+        out, err = self.folder / f"{number}.out", self.folder / f"{number}.err"
+        with open(out, "wb") as to_out, open(err, "wb") as to_err:
+            child = subprocess.run(
+                command,
+                stdout=to_out,
+                stderr=to_err,
+                timeout=TIMEOUT_S,
+                env=os.environ | env if env is not None else None,
+                check=False,
+                **(
+                    {"stdin": subprocess.DEVNULL}
+                    if stdin is None
+                    else {"input": stdin if isinstance(stdin, bytes) else stdin.encode()}
+                ),
+                **more,
+            )
+        return Result(
+            command, child.returncode, out.read_bytes().decode("utf-8", "replace"), err.read_bytes().decode("utf-8", "replace")
+        )  # fmt: skip
+
+    def box(self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any) -> Box:
+        """A container to be: its bundle is written, nothing else done. `change` edits the configuration."""
+        name = f"sys-{os.getpid()}-{next(_numbers)}"
+        config = bundle.configuration(*args, cgroupsPath=f"/{name}", **linux)
+        config["root"] = {"path": str(self.rootfs), "readonly": True}
+        if change is not None:
+            change(config)
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        self.ids.append(name)
+        return Box(self, name, folder)
+
+    def run(self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any) -> Result:
+        """`run` such a container to its end."""
+        box = self.box(*args, change=change, **linux)
+        return self("run", "--bundle", str(box.folder), box.id)
+
+    def shell(
+        self, script: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any
+    ) -> Result:
+        """`run` a shell script in a container; its output when all went well."""
+        return self.run("sh", "-c", script, change=change, **linux).ok()
+
+
+class Box:
+    """One container by id."""
+
+    def __init__(self, runtime: Runtime, name: str, folder: Path) -> None:
+        self.runtime, self.id, self.folder = runtime, name, folder
+
+    def create(self, *options: str, **more: Any) -> Result:
+        return self.runtime("create", "--bundle", str(self.folder), *options, self.id, **more)
+
+    def start(self) -> Result:
+        return self.runtime("start", self.id)
+
+    def up(self) -> Box:
+        """Created and started."""
+        self.create().ok()
+        self.start().ok()
+        return self
+
+    def exec(self, *words: str, options: Sequence[str] = (), **more: Any) -> Result:
+        return self.runtime("exec", *options, self.id, *words, **more)
+
+    def kill(self, *words: str) -> Result:
+        return self.runtime("kill", self.id, *words)
+
+    def delete(self, *options: str) -> Result:
+        return self.runtime("delete", *options, self.id)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.runtime("state", self.id).ok().json
+        return found
+
+    @property
+    def status(self) -> str:
+        return str(self.state["status"])
+
+    @property
+    def pid(self) -> int:
+        return int(self.state["pid"])
+
+    def gone(self) -> None:
+        """Wait until the program has ended."""
+        eventually(lambda: self.status == "stopped")
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until `condition` holds; fails when the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)

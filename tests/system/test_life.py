@@ -1,0 +1,223 @@
+"""From create to delete: states, exit codes, and the words that callers match."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system.harness import Runtime, eventually
+
+
+def test_a_whole_life(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    made = box.create().ok()
+    assert made.out == "" and made.err == ""
+    assert box.status == "created"
+    box.start().ok()
+    assert box.status == "running"
+    box.kill("KILL").ok()
+    box.gone()
+    box.delete().ok()
+    runtime("state", box.id).fails("does not exist")
+
+
+def test_the_program_does_not_run_before_start(runtime: Runtime, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    mount = {"destination": "/tmp", "source": str(marks), "type": "bind", "options": ["bind"]}
+    box = runtime.box("touch", "/tmp/ran", change=lambda c: c["mounts"].append(mount))
+    box.create().ok()
+    assert not (marks / "ran").exists()
+    box.start().ok()
+    eventually((marks / "ran").exists)
+
+
+def test_state_says_what_it_must(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60", change=lambda c: c.update(annotations={"a.b": "c"}))
+    box.up()
+    found = box.state
+    assert found["id"] == box.id and found["ociVersion"].startswith("1.")
+    assert found["bundle"] == str(box.folder) and found["rootfs"] == str(runtime.rootfs)
+    assert found["annotations"]["a.b"] == "c"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", found["created"])
+    assert Path(f"/proc/{found['pid']}/cmdline").read_bytes().split(b"\0")[0] == b"sleep"
+
+
+def test_a_stopped_container_has_no_pid(runtime: Runtime) -> None:
+    box = runtime.box("true")
+    box.up().gone()
+    assert box.state["pid"] == 0
+
+
+def test_an_id_is_taken_once(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.up()
+    pid = box.pid
+    box.create().fails("already exist" if runtime.is_pyrunc else "exist")
+    assert box.status == "running" and box.pid == pid
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", "..", "a b", "é"])
+def test_bad_ids_touch_nothing(runtime: Runtime, bad: str) -> None:
+    box = runtime.box("true")
+    runtime("create", "--bundle", str(box.folder), bad).fails()
+    assert not runtime.root.exists() or not any(runtime.root.iterdir())
+
+
+def test_start_wants_a_created_container(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.up()
+    box.start().fails("cannot start an already running container")
+    box.kill("KILL").ok()
+    box.gone()
+    box.start().fails("cannot start a container that has stopped")
+
+
+def test_a_running_container_is_deleted_by_force_only(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.up()
+    box.delete().fails("not stopped")
+    assert box.status == "running"
+    box.delete("--force").ok()
+    runtime("state", box.id).fails("does not exist")
+
+
+def test_a_created_container_can_be_deleted(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.create().ok()
+    pid = box.pid
+    box.delete("--force").ok()
+    eventually(lambda: not Path(f"/proc/{pid}/exe").exists() or _is_zombie(pid))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
+def test_delete_of_nothing(runtime: Runtime) -> None:
+    runtime("delete", "nobody").fails("does not exist")
+    runtime("delete", "--force", "nobody").ok()
+
+
+def test_kill_of_nothing_and_of_the_dead(runtime: Runtime) -> None:
+    runtime("kill", "nobody", "KILL").fails("does not exist")
+    box = runtime.box("true")
+    box.up().gone()
+    box.kill("TERM").fails("not running")
+
+
+@pytest.mark.parametrize("signal", ["KILL", "SIGKILL", "9", "kill"])
+def test_signals_by_any_name(runtime: Runtime, signal: str) -> None:
+    box = runtime.box("sleep", "60")
+    box.up()
+    box.kill(signal).ok()
+    box.gone()
+
+
+def test_kill_without_a_signal_is_term(runtime: Runtime, tmp_path: Path) -> None:
+    script = "trap 'exit 0' TERM; while true; do sleep 0.05; done"
+    box = runtime.box("sh", "-c", script)
+    box.up()
+    box.kill().ok()
+    box.gone()
+
+
+def test_unknown_signals_are_refused(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.up()
+    box.kill("FOO").fails()
+    assert box.status == "running"
+
+
+def test_a_created_container_takes_signals(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.create().ok()
+    box.kill("KILL").ok()
+    box.gone()
+
+
+def test_run_gives_the_programs_exit_code(runtime: Runtime) -> None:
+    assert runtime.run("sh", "-c", "exit 7").code == 7
+
+
+def test_run_reports_a_signal_as_128_and_its_number(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as running:
+        eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")
+        box.kill("KILL").ok()
+        assert running.wait(10) == 137
+
+
+def test_run_forwards_signals(runtime: Runtime) -> None:
+    box = runtime.box("sh", "-c", "trap 'exit 5' TERM; while true; do sleep 0.05; done")
+    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as running:
+        eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")
+        time.sleep(0.3)  # the shell has to set its trap
+        running.terminate()
+        assert running.wait(10) == 5
+
+
+def test_run_passes_output_and_input_through(runtime: Runtime) -> None:
+    box = runtime.box("cat")
+    found = runtime("run", "--bundle", str(box.folder), box.id, stdin="to and fro\n").ok()
+    assert found.out == "to and fro\n" and found.err == ""
+
+
+def test_run_deletes_what_it_ran(runtime: Runtime) -> None:
+    box = runtime.box("true")
+    runtime("run", "--bundle", str(box.folder), box.id).ok()
+    runtime("state", box.id).fails("does not exist")
+
+
+def test_run_detached_returns_at_once(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    runtime("run", "--detach", "--bundle", str(box.folder), box.id).ok()
+    assert box.status == "running"
+
+
+def test_the_pid_file_holds_the_pid_and_nothing_else(runtime: Runtime, tmp_path: Path) -> None:
+    box = runtime.box("sleep", "60")
+    file = tmp_path / "pid"
+    box.create("--pid-file", str(file)).ok()
+    assert file.read_text() == str(box.pid)
+
+
+def test_later_edits_of_the_bundle_have_no_effect(runtime: Runtime) -> None:
+    box = runtime.box("sh", "-c", "sleep 60")
+    box.create().ok()
+    config = json.loads((box.folder / "config.json").read_text())
+    config["process"]["args"] = ["false"]
+    (box.folder / "config.json").write_text(json.dumps(config))
+    box.start().ok()
+    assert box.status == "running"
+
+
+def test_options_stand_before_or_after_the_id(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    runtime("create", box.id, "--bundle", str(box.folder)).ok()
+    assert box.status == "created"
+
+
+def test_the_init_is_ours_when_its_creator_has_ended(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.create().ok()
+    stat = Path(f"/proc/{box.pid}/stat").read_text()
+    assert int(stat[stat.rindex(")") + 4 :].split()[0]) == os.getpid()
+
+
+def test_nothing_is_mounted_on_the_host(runtime: Runtime) -> None:
+    before = Path("/proc/self/mountinfo").read_text()
+    box = runtime.box("sleep", "60")
+    box.up()
+    assert Path("/proc/self/mountinfo").read_text() == before
