@@ -28,6 +28,8 @@ from cri_server.images.hosts import Host
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import InvalidSpec, PeerError
 
+urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # skip_verify is the administrator's wish
+
 REDIRECTS_LIMIT = 5
 CONNECT_TIMEOUT_S = 30.0
 _USER_AGENT = "pyrunc/0.1"
@@ -70,9 +72,12 @@ class Session:
                 pass
 
     def close(self) -> None:
-        """Close what is idle."""
-        for pool in self._pools.values():
-            pool.clear()
+        """Close what is idle, at once: the library leaves it to the garbage collector."""
+        for manager in self._pools.values():
+            for key in manager.pools.keys():  # noqa: SIM118 - it has no iterator, keys() is a copy
+                if pool := manager.pools.get(key):
+                    pool.close()
+            manager.clear()
 
     def check(self) -> None:
         """Raises Abandoned after `abort`."""

@@ -55,7 +55,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
 
     capabilities: list[str] | None = None
     ca: str | list[str] | None = None
-    client: str | list[str] | list[list[str]] | None = None
+    client: str | list[str | list[str]] | None = None
     skip_verify: bool = False
     override_path: bool = False
     header: dict[str, str | list[str]] | None = None

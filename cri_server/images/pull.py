@@ -151,7 +151,8 @@ class Pull:
         self._loop.call_soon_threadsafe(self._count, size)
 
     def _count(self, size: int) -> None:
-        self._fetched += size
+        if self._total:  # the configuration, which comes before, does not count
+            self._fetched += size
         self._unseen += max(0, size)
         if self._unseen >= PROGRESS_BYTES:
             self._unseen = 0

@@ -29,7 +29,8 @@ from pyrunc.errors import Error, NotFound, PeerError
 Got = TypeVar("Got")
 
 ATTEMPTS = 4
-BLOB_ATTEMPTS_WITHOUT_PROGRESS = 5
+BLOB_ATTEMPTS = 5  # that brought less than PROGRESS_BYTES
+PROGRESS_BYTES = 256 << 10
 BACKOFF_S = (0.2, 0.6, 1.5, 3.0)
 RETRY_AFTER_LIMIT_S = 10.0
 CHUNK_BYTES = 256 << 10
@@ -174,8 +175,8 @@ class Registry:
                     f"{host.netloc}: blob {descriptor.digest} ended after {ingest.size} of {descriptor.size} bytes"
                 )
             except Unavailable as error:
-                failures = 1 if ingest.size > before else failures + 1
-                limit = BLOB_ATTEMPTS_WITHOUT_PROGRESS if host is self._hosts[-1] else 2
+                failures = 1 if ingest.size - before >= PROGRESS_BYTES else failures + 1
+                limit = BLOB_ATTEMPTS if host is self._hosts[-1] else 2
                 if failures >= limit or (error.refused and host is not self._hosts[-1]):
                     raise
                 self._pause(failures - 1, error)
@@ -209,7 +210,7 @@ class Registry:
         url = f"{host.url}{quote(host.prefix)}/{self._reference.path}/{what}{self._namespace(host)}"
         response = self._session.get(host, url, headers | self._authorization(host))
         if response.status == 401:
-            self._session_close(response)
+            response.close()
             self._log_in(host, response.headers.getlist("WWW-Authenticate"))
             response = self._session.get(host, url, headers | self._authorization(host))
         if response.status in (200, 206):
@@ -218,9 +219,6 @@ class Registry:
             raise self._refusal(host, response, what)
         finally:
             response.close()
-
-    def _session_close(self, response: BaseHTTPResponse) -> None:
-        response.close()
 
     def _namespace(self, host: Host) -> str:
         """Tells a mirror which registry is meant, as containerd does."""

@@ -100,14 +100,10 @@ def test_a_tree_comes_back_as_gnu_tar_restores_it(
     extract = [
         "tar",
         "-C",
-        reference,
-        "--numeric-owner",
-        "--same-owner",
-        "-p",
-        "--xattrs",
-        "--xattrs-include=*",
+        str(reference),
+        *["--numeric-owner", "--same-owner", "-p", "--xattrs", "--xattrs-include=*"],
     ]
-    subprocess.run([*extract, "-xf", archive], check=True)
+    subprocess.run([*extract, "-xf", str(archive)], check=True)
     ours = unpacked(gzip.compress(archive.read_bytes(), 1))
     assert snapshot(ours) == snapshot(reference)
     if "--format=posix" in options:

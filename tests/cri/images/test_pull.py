@@ -1,0 +1,482 @@
+"""Pulls over real HTTP and HTTPS: what becomes visible, mirrors, logins, sharing, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.images import manifest as types
+from cri_server.images.build import BuiltImage, image, layer
+from cri_server.images.model import Auth, Progress
+from cri_server.images.service import ImageService
+from pyrunc.errors import Error, NotFound, PeerError
+from pyrunc.zygote.client import Zygote
+from tests.cri.images.trees import names
+from tests.support.registry import Registry, wait_for
+
+
+def make(seed: int = 0, layers: int = 3, size: int = 200_000, **config: object) -> BuiltImage:
+    """An image whose layers do not compress."""
+    chance = random.Random(seed)
+    tars = [layer({f"layer-{n}": chance.randbytes(size), "top": f"{n}"}) for n in range(layers)]
+    return image(tars, {"Cmd": ["/layer-0"], **config})
+
+
+def hosts_toml(tmp_path: Path, domain: str, text: str) -> None:
+    """Write certs.d/DOMAIN/hosts.toml."""
+    folder = tmp_path / "certs.d" / domain
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "hosts.toml").write_text(text)
+
+
+def left_over(tmp_path: Path) -> set[str]:
+    """Blobs, layers and temporary files in the store."""
+    store = tmp_path / "images"
+    return {n for part in ("blobs/sha256", "layers", "ingest") for n in names(store / part)}
+
+
+@pytest.mark.parametrize("docker", [False, True])
+@pytest.mark.parametrize("compress", ["gzip", "zstd", ""])
+async def test_a_pull_makes_a_whole_image(
+    tmp_path: Path, registry: Registry, service: ImageService, docker: bool, compress: str
+) -> None:
+    built = make(User="1002:7")
+    digest = registry.push("team/app:v1", built, compress=compress, docker=docker)
+    name = f"{registry.host}/team/app"
+    seen: list[Progress] = []
+    assert await service.pull(f"{name}:v1", progress=seen.append) == built.id
+    [found] = await service.list()
+    assert (found.id, found.repo_tags, found.repo_digests) == (built.id, [f"{name}:v1"], [f"{name}@{digest}"])
+    assert found.size_bytes > 600_000 and (found.uid, found.username) == (1002, "")
+    rootfs = await service.rootfs(built.id)
+    assert len(rootfs.lower_dirs) == 3 and rootfs.config.cmd == ["/layer-0"]
+    assert [(d / "top").read_text() for d in rootfs.lower_dirs] == ["2", "1", "0"]
+    assert seen[0].stage == "resolving" and seen[-1].stage == "done"
+    assert seen[-1].fetched_bytes == seen[-1].total_bytes > 600_000
+
+
+async def test_every_way_to_name_an_image_finds_it(registry: Registry, service: ImageService) -> None:
+    built = make()
+    digest = registry.push("app:v1", built)
+    name = f"{registry.host}/app"
+    await service.pull(f"{name}:v1")
+    bare = built.id.removeprefix("sha256:")
+    for way in (
+        f"{name}:v1",
+        f"{name}@{digest}",
+        f"{name}:other@{digest}",
+        built.id,
+        bare,
+        bare[:12],
+        built.id[:20],
+    ):
+        found = await service.status(way)
+        assert found is not None and found.id == built.id, way
+        assert [i.id for i in await service.list(way)] == [built.id]
+    for way in (
+        "",
+        "nothing",
+        f"{name}:v2",
+        f"{name}@sha256:{'0' * 64}",
+        "0" * 64,
+        "not a reference",
+        "sha256:",
+    ):
+        assert await service.status(way) is None, way
+    assert (await service.list("nothing")) == []
+
+
+async def test_the_layout_is_one_that_others_read(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    """What the image specification asks of a layout, checked without our own code."""
+    import hashlib
+
+    digest = registry.push("app:v1", make())
+    await service.pull(f"{registry.host}/app:v1")
+    store = tmp_path / "images"
+    assert json.loads((store / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    index = json.loads((store / "index.json").read_text())
+    [entry] = index["manifests"]
+    assert index["schemaVersion"] == 2 and entry["digest"] == digest
+    assert entry["annotations"]["org.opencontainers.image.ref.name"] == f"{registry.host}/app:v1"
+    manifest = json.loads((store / "blobs/sha256" / digest.removeprefix("sha256:")).read_bytes())
+    for blob in [entry, manifest["config"], *manifest["layers"]]:
+        data = (store / "blobs/sha256" / blob["digest"].removeprefix("sha256:")).read_bytes()
+        assert (len(data), f"sha256:{hashlib.sha256(data).hexdigest()}") == (blob["size"], blob["digest"])
+
+
+async def test_a_pull_by_digest_has_no_tag(registry: Registry, service: ImageService) -> None:
+    digest = registry.push("app:v1", make())
+    name = f"{registry.host}/app"
+    await service.pull(f"{name}:v7@{digest}")
+    [found] = await service.list()
+    assert (found.repo_tags, found.repo_digests) == ([], [f"{name}@{digest}"])
+
+
+async def test_a_tag_that_moves_leaves_the_old_image_its_digest(
+    registry: Registry, service: ImageService
+) -> None:
+    name = f"{registry.host}/app"
+    old, new = make(1), make(2)
+    old_digest = registry.push("app:v1", old)
+    await service.pull(f"{name}:v1")
+    new_digest = registry.push("app:v1", new)
+    assert await service.pull(f"{name}:v1") == new.id
+    found = {i.id: i for i in await service.list()}
+    assert (found[old.id].repo_tags, found[old.id].repo_digests) == ([], [f"{name}@{old_digest}"])
+    assert (found[new.id].repo_tags, found[new.id].repo_digests) == ([f"{name}:v1"], [f"{name}@{new_digest}"])
+
+
+async def test_three_tags_are_one_image(registry: Registry, service: ImageService) -> None:
+    built = make()
+    name = f"{registry.host}/app"
+    for tag in "abc":
+        registry.push(f"app:{tag}", built)
+        await service.pull(f"{name}:{tag}")
+    [found] = await service.list()
+    assert found.repo_tags == [f"{name}:{tag}" for tag in "abc"] and len(found.repo_digests) == 1
+
+
+@pytest.mark.parametrize("docker", [False, True])
+async def test_the_index_has_an_image_for_this_machine(
+    registry: Registry, service: ImageService, docker: bool
+) -> None:
+    mine = types.host_platform().architecture
+    right, wrong = make(1), make(2)
+    platforms = {("linux", "s390x", ""): wrong, ("windows", mine, ""): wrong, ("linux", mine, ""): right}
+    digest = registry.push_index("app:v1", platforms, docker=docker)
+    assert await service.pull(f"{registry.host}/app:v1") == right.id
+    [found] = await service.list()
+    assert found.repo_digests == [f"{registry.host}/app@{digest}"]
+    await service.remove(found.id)
+    registry.push_index("app:v2", {("linux", "s390x", ""): wrong})
+    with pytest.raises(NotFound, match=r"no image for linux/.*; there is linux/s390x"):
+        await service.pull(f"{registry.host}/app:v2")
+
+
+async def test_an_image_for_another_machine_is_refused(registry: Registry, service: ImageService) -> None:
+    registry.push("app:v1", image([layer({"a": "a"})], architecture="s390x"))
+    with pytest.raises(NotFound, match="the image is for linux/s390x"):
+        await service.pull(f"{registry.host}/app:v1")
+    assert await service.list() == []
+
+
+# ---- what is shared
+
+
+async def test_equal_pulls_are_one(registry: Registry, service: ImageService) -> None:
+    built = make()
+    registry.push("app:v1", built)
+    ids = await asyncio.gather(*(service.pull(f"{registry.host}/app:v1") for _ in range(50)))
+    assert set(ids) == {built.id} and len(registry.requests) == 5
+
+
+async def test_different_pulls_fetch_a_common_layer_once(registry: Registry, service: ImageService) -> None:
+    common = layer({"common": random.Random(1).randbytes(2_000_000)})
+    for number in range(8):
+        registry.push(f"app:{number}", image([common, layer({"own": str(number)})], {"Cmd": [str(number)]}))
+    await asyncio.gather(*(service.pull(f"{registry.host}/app:{n}") for n in range(8)))
+    blobs = [r.path for r in registry.asked("GET /v2/app/blobs/")]
+    assert len(blobs) == len(set(blobs)) == 8 + 8 + 1
+    assert len(await service.list()) == 8
+    roots = [(await service.rootfs(i.id)).lower_dirs[-1] for i in await service.list()]
+    assert len(set(roots)) == 1
+
+
+async def test_the_same_layer_twice_in_one_image(registry: Registry, service: ImageService) -> None:
+    same = layer({"same": "x"})
+    built = image([same, layer({"other": "y"}), same])
+    registry.push("app:v1", built)
+    await service.pull(f"{registry.host}/app:v1")
+    assert len(set((await service.rootfs(built.id)).lower_dirs)) == 3
+
+
+async def test_a_second_pull_fetches_nothing_but_the_manifest(
+    registry: Registry, service: ImageService
+) -> None:
+    registry.push("app:v1", make())
+    await service.pull(f"{registry.host}/app:v1")
+    registry.requests.clear()
+    await service.pull(f"{registry.host}/app:v1")
+    assert len(registry.requests) == 1
+
+
+async def test_an_image_without_layers_has_an_empty_root(registry: Registry, service: ImageService) -> None:
+    built = image([])
+    registry.push("app:v1", built)
+    await service.pull(f"{registry.host}/app:v1")
+    [root] = (await service.rootfs(built.id)).lower_dirs
+    assert names(root) == set()
+
+
+async def test_a_cancelled_pull_leaves_nothing(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    registry.push("app:v1", make(size=500_000))
+    registry.fault("/blobs/", stall_at=100_000)
+    pulls = [asyncio.create_task(service.pull(f"{registry.host}/app:v1")) for _ in range(2)]
+    assert await asyncio.to_thread(wait_for, lambda: len(registry.asked("/blobs/")) >= 1)
+    pulls[0].cancel()
+    await asyncio.wait([pulls[0]])
+    assert not pulls[1].done(), "somebody else still waits for it"
+    pulls[1].cancel()
+    await asyncio.wait([pulls[1]], timeout=5)
+    assert pulls[1].cancelled() and await service.list() == [] and left_over(tmp_path) == set()
+
+
+async def test_a_cancelled_unpack_leaves_nothing(
+    tmp_path: Path, registry: Registry, errand_service: ImageService
+) -> None:
+    many = layer({f"folder-{n % 50}/file-{n}": str(n) for n in range(30_000)})
+    registry.push("app:v1", image([many]))
+    pull = asyncio.create_task(errand_service.pull(f"{registry.host}/app:v1"))
+    ingest = tmp_path / "images" / "ingest"
+    assert await asyncio.to_thread(wait_for, lambda: any(ingest.glob("layer-*/tree/folder-9")), 10)
+    pull.cancel()
+    await asyncio.wait([pull], timeout=10)
+    assert pull.cancelled() and left_over(tmp_path) == set()
+
+
+@pytest.fixture
+async def errand_service(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """An image service that unpacks in errands of a zygote, as the server's does."""
+    zygote = await Zygote.start(["cri_server.images.unpack"])
+    made = ImageService(tmp_path / "images", tmp_path / "certs.d", errands=zygote, no_progress_timeout_s=5.0)
+    await made.start()
+    yield made
+    await made.close()
+    await zygote.close()
+
+
+async def test_layers_unpack_in_errands(registry: Registry, errand_service: ImageService) -> None:
+    built = make(layers=6)
+    registry.push("app:v1", built)
+    assert await errand_service.pull(f"{registry.host}/app:v1") == built.id
+    assert [(d / "top").read_text() for d in (await errand_service.rootfs(built.id)).lower_dirs] == list(
+        "543210"
+    )
+
+
+async def test_an_errand_says_what_was_wrong(
+    tmp_path: Path, registry: Registry, errand_service: ImageService
+) -> None:
+    registry.push("app:v1", image([layer({"a": "a"}), layer({"../b": "b"}, parents=False)]))
+    with pytest.raises(PeerError, match=r"'\.\./b': a name with '\.\.'"):
+        await errand_service.pull(f"{registry.host}/app:v1")
+    assert left_over(tmp_path) == set()
+
+
+# ---- mirrors
+
+
+async def test_short_names_go_to_docker_io_and_its_mirror(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    built = make()
+    registry.push("library/busybox:latest", built)
+    hosts_toml(tmp_path, "docker.io", f'server = "{registry.url}"\n')
+    await service.pull("busybox")
+    [found] = await service.list()
+    assert found.repo_tags == ["docker.io/library/busybox:latest"]
+    for way in (
+        "busybox",
+        "busybox:latest",
+        "library/busybox",
+        "docker.io/busybox",
+        "index.docker.io/library/busybox",
+    ):
+        assert await service.status(way) == found
+
+
+async def test_mirrors_are_asked_in_order(tmp_path: Path, registry: Registry, service: ImageService) -> None:
+    """One that is dead, one that has nothing, one that may not resolve, one that breaks off, then the registry."""
+    built = make()
+    registry.push("app:v1", built)
+    with (
+        Registry(tmp_path / "empty") as empty,
+        Registry(tmp_path / "half") as half,
+        Registry(tmp_path / "no") as no,
+    ):
+        half.push("app:v1", built)
+        half.fault("/blobs/", cut_at=1000)
+        no.push("app:v1", make(9))
+        hosts_toml(
+            tmp_path,
+            "registry.example",
+            f'server = "{registry.url}"\n'
+            '[host."http://127.0.0.1:9"]\n'
+            f'[host."{empty.url}"]\n'
+            f'[host."{no.url}"]\ncapabilities = ["pull"]\n'
+            f'[host."{half.url}"]\n',
+        )
+        assert await service.pull("registry.example/app:v1") == built.id
+        assert empty.asked("manifests") and half.asked("manifests") and not no.asked("manifests/v1")
+        assert all("ns=registry.example" in r.path for r in half.requests)
+        assert not any("ns=" in r.path for r in registry.requests) and registry.asked("/blobs/")
+        assert any(r.headers.get("range") for r in registry.requests), "what a mirror sent is kept"
+
+
+async def test_what_hosts_toml_says_about_a_host(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    registry.push("cached/app:v1", make())
+    hosts_toml(
+        tmp_path,
+        "registry.example",
+        f'[host."{registry.url}/v2/cached"]\noverride_path = true\n[host."{registry.url}/v2/cached".header]\nX-Ours = ["a", "b"]\n',
+    )
+    await service.pull("registry.example/app:v1")
+    assert {r.headers.get("x-ours") for r in registry.requests} == {"a, b"}
+
+
+async def test_a_broken_hosts_toml_is_named(tmp_path: Path, service: ImageService) -> None:
+    hosts_toml(tmp_path, "registry.example", '[host."https://a"]\ncapabilites = ["pull"]\n')
+    with pytest.raises(Error, match=r"hosts\.toml: .*capabilites"):
+        await service.pull("registry.example/app:v1")
+
+
+# ---- logins
+
+
+SECRETS = {
+    "user and password": Auth(username="u", password="s3cret-w0rd"),
+    "auth": Auth(auth=base64.b64encode(b"u:s3cret-w0rd").decode()),
+    "identity token": Auth(identity_token="s3cret-w0rd"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["basic", "bearer"])
+@pytest.mark.parametrize("way", SECRETS)
+async def test_logins(tmp_path: Path, service: ImageService, scheme: str, way: str) -> None:
+    with Registry(tmp_path / "locked", auth=(scheme, "u", "s3cret-w0rd")) as locked:
+        built = make()
+        locked.push("app:v1", built)
+        name = f"{locked.host}/app:v1"
+        for wrong in (None, Auth(username="u", password="wr0ng-w0rd")):
+            with pytest.raises(PeerError, match="401") as refused:
+                await service.pull(name, wrong)
+            assert "w0rd" not in str(refused.value)
+        if scheme == "basic" and way == "identity token":
+            return
+        assert await service.pull(name, SECRETS[way]) == built.id
+        if scheme == "bearer":
+            assert len({r.headers.get("authorization") for r in locked.asked("/blobs/")}) == 1, (
+                "one token for all"
+            )
+
+
+async def test_a_registry_token_is_used_as_it_is(tmp_path: Path, service: ImageService) -> None:
+    with Registry(tmp_path / "locked", auth=("bearer", "u", "p")) as locked:
+        locked.push("app:v1", make())
+        locked.tokens.add("made-elsewhere")
+        await service.pull(f"{locked.host}/app:v1", Auth(registry_token="made-elsewhere"))
+        assert not locked.asked("/token")
+        with pytest.raises(Error, match="characters that a header cannot carry") as refused:
+            await service.pull(f"{locked.host}/app:v1", Auth(registry_token="made\r\nX-Bad: elsewhere"))
+        assert "elsewhere" not in str(refused.value)
+
+
+async def test_a_token_that_expires_meanwhile_is_renewed(tmp_path: Path, service: ImageService) -> None:
+    with Registry(tmp_path / "locked", auth=("bearer", "u", "p")) as locked:
+        built = make(layers=1, size=1_000_000)
+        locked.push("app:v1", built)
+        locked.fault("/blobs/", times=2, cut_at=300_000)
+        pull = asyncio.create_task(service.pull(f"{locked.host}/app:v1", Auth("u", "p")))
+        assert await asyncio.to_thread(wait_for, lambda: bool(locked.asked("/blobs/")))
+        locked.tokens.clear()
+        assert await pull == built.id and len(locked.asked("/token")) >= 2
+
+
+@pytest.mark.parametrize(
+    ("address", "used"),
+    [
+        ("", True),
+        ("{host}", True),
+        ("http://{host}/v2/", True),
+        ("https://elsewhere.example", False),
+        ("docker.io", False),
+    ],
+)
+async def test_a_secret_for_another_server_is_not_used(
+    tmp_path: Path, service: ImageService, address: str, used: bool
+) -> None:
+    with Registry(tmp_path / "locked", auth=("basic", "u", "p")) as locked:
+        locked.push("app:v1", make())
+        auth = Auth("u", "p", server_address=address.format(host=locked.host))
+        try:
+            await service.pull(f"{locked.host}/app:v1", auth)
+        except PeerError:
+            assert not used and not any("authorization" in r.headers for r in locked.requests)
+        else:
+            assert used
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_mirror_gets_the_secret_only_if_it_is_named(
+    tmp_path: Path, registry: Registry, service: ImageService, named: bool
+) -> None:
+    built = make()
+    registry.push("app:v1", built)
+    with Registry(tmp_path / "mirror", auth=("basic", "u", "p")) as mirror:
+        mirror.push("app:v1", built)
+        hosts_toml(tmp_path, "registry.example", f'server = "{registry.url}"\n[host."{mirror.url}"]\n')
+        auth = Auth("u", "p", server_address=mirror.host if named else "")
+        await service.pull("registry.example/app:v1", auth)
+        assert any("authorization" in r.headers for r in mirror.requests) == named
+        assert not any("authorization" in r.headers for r in registry.requests)
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """A certificate for 127.0.0.1 and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    made = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=test",
+    ]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    name = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(["openssl", *made, *files, *name], check=True, capture_output=True)
+    yield folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.mark.parametrize("how", ["ca", "skip_verify", "crt"])
+async def test_https(
+    tmp_path: Path, service: ImageService, certificates: tuple[Path, Path], how: str
+) -> None:
+    with Registry(tmp_path / "tls", tls=certificates) as secure:
+        built = make()
+        secure.push("app:v1", built)
+        folder = tmp_path / "certs.d" / secure.host
+        hosts_toml(tmp_path, secure.host, f'server = "{secure.url}"\n')
+        with pytest.raises(PeerError, match=r"RegistryUnavailable: .*TLS: self-signed certificate"):
+            await service.pull(f"{secure.host}/app:v1")
+        if how == "ca":
+            (folder / "our-ca.pem").write_bytes(certificates[0].read_bytes())
+            hosts_toml(tmp_path, secure.host, f'server = "{secure.url}"\nca = "our-ca.pem"\n')
+        elif how == "skip_verify":
+            hosts_toml(tmp_path, secure.host, f'[host."{secure.url}"]\nskip_verify = true\n')
+        else:
+            hosts_toml(tmp_path, "registry.example", "")
+            hosts_toml(tmp_path, secure.host, f'server = "{secure.url}"\nca = ["{certificates[0]}"]\n')
+        assert await service.pull(f"{secure.host}/app:v1") == built.id
