@@ -236,22 +236,26 @@ def make_directories(a: Assembler, root: Operand, path: str, mode: int = 0o755) 
     """
     flags = O_PATH | a.arch.o_directory
     names = components(path)
-    result, done = a.slot(4), a.label("directory is there")
-    missing = a.label("directory is missing")
+    if not names:
+        return open_at(a, root, ".", flags)
+    result, done, missing = a.slot(4), a.label("directory is there"), a.label("directory is missing")
     open_at(a, root, "/".join(names), flags, store=result, skip={ENOENT: missing}, ok=done)
     a.place(missing)
-    parent = open_at(a, root, ".", flags)
-    for index, name in enumerate(names):
-        child, opened = a.slot(4), a.label(f"component {index}")
-        make = a.label(f"make component {index}")
+    parent: Operand = root
+    for index, name in enumerate(names[:-1]):
+        child, opened, make = a.slot(4), a.label(f"component {index}"), a.label(f"make component {index}")
         open_at(a, root, "/".join(names[: index + 1]), flags, store=child, skip={ENOENT: make}, ok=opened)
         a.place(make)
         a.sys("mkdirat", parent, name, mode, skip={EEXIST: NEXT})
         open_at(a, parent, name, flags, resolve=BENEATH, store=child)
         a.place(opened)
-        close(a, parent)
+        if index:
+            close(a, parent)
         parent = child
-    a.set(result, parent)
+    a.sys("mkdirat", parent, names[-1], mode, skip={EEXIST: NEXT})
+    open_at(a, parent, names[-1], flags, resolve=BENEATH, store=result)
+    if len(names) > 1:
+        close(a, parent)
     a.place(done)
     return result
 
