@@ -14,7 +14,7 @@ from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
 from pyrunc.shim.session import Container, Exec, Streams, remove_group
 from pyrunc.shim.starter import Holder, Process
-from pyrunc.shim.worker import Worker
+from pyrunc.shim.worker import Worker, WorkerLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,6 +139,8 @@ class Pod:
 
         def failed(error: Exception) -> None:
             streams.close()
+            if isinstance(error, WorkerLost):
+                self._clear_away(container, launch)
             container.failed(error)
             call.fail(error if isinstance(error, Error) else Error(str(error)))
 
@@ -153,6 +155,15 @@ class Pod:
         except BaseException:
             streams.close()
             raise
+
+    def _clear_away(self, container: Container, launch: dict[str, Any]) -> None:
+        """The worker died in the middle: whatever it left is in the container's cgroup."""
+        try:
+            group = self._starter.group(container.id, container.directory, launch)
+            group.kill()
+            remove_group(self._loop, group)
+        except (Error, OSError) as error:
+            print(f"pyrunc-shim: container {container.id}: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
         self._server.event({"event": "exit", "container": container.id, **container.exit_fields()})

@@ -11,22 +11,26 @@ import sys
 
 from pyrunc import jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
+from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.lifecycle import create
+from pyrunc.lifecycle import bundle, create, hooks, status
+from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle.exec import ExecRequest, execute, merged
+from pyrunc.lifecycle.state import State
 from pyrunc.shim import messages
+from pyrunc.spec.model import Hooks, Spec
 from pyrunc.spec.parse import parse
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Protocol
 
+    from pyrunc.lifecycle.birth import Born
     from pyrunc.shim.session import Container
-    from pyrunc.spec.model import Spec
 
     class Starter(Protocol):
         """What the shim needs somebody to start for it."""
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
             stdio: tuple[int, int, int],
             holder: Holder | None,
         ) -> Process: ...
+
+        def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup: ...
 
         def execute(
             self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
@@ -134,6 +140,7 @@ class LibraryStarter:
                     cgroup=create.CgroupChoice(**wanted["cgroup"]),
                     oom_score_adj=wanted.get("oom_score_adj"),
                     seccomp=wanted.get("seccomp"),
+                    mounts={f"/dev/{name}": fd for name, fd in mounts.items()},
                 )
             )
             os.close(held.pidfd)
@@ -151,24 +158,34 @@ class LibraryStarter:
         stdio: tuple[int, int, int],
         holder: Holder | None,
     ) -> Process:
-        """The container of `config.json`; its state file for `pyrunc` is written. Raises Error."""
-        rootfs = launch["rootfs"]
+        """The container of `config.json`; its state file is written as `pyrunc create` does. Raises Error."""
+        spec, rootfs = _spec(directory), launch["rootfs"]
+        state = _first_state(container_id, directory, spec)
         created = create.create(
             create.CreateRequest(
                 id=container_id,
                 bundle=directory,
-                spec=_spec(directory),
+                spec=spec,
                 rootfs=create.Overlay(**{**rootfs, "lower": tuple(rootfs["lower"])}),
                 stdio=stdio,
                 state_dir=directory,
                 cgroup=create.CgroupChoice(**launch["cgroup"]),
                 mount_fds=holder.mounts if holder else {},
+                parts=_parts(state, spec),
             )
         )
         os.close(created.pidfd)
         _warn(created.warnings)
         assert created.cgroup is not None
+        _record(state, created)
+        if spec.hooks.poststart:
+            _warn(hooks.run_all(spec.hooks.poststart, "poststart", status.oci_state(state, status.RUNNING)))
         return Process(created.pid, created.start_time, created.cgroup, created.console_fd)
+
+    def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup:
+        """Where the container lives or would have lived. Raises Error."""
+        path = _spec(directory).linux.cgroups_path
+        return naming.place(path, container_id, launch["cgroup"].get("driver", "cgroupfs"))
 
     def execute(
         self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
@@ -197,6 +214,34 @@ class LibraryStarter:
 def _spec(directory: str) -> Spec:
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
         return parse(jsontext.loads(file.readall() or b""))
+
+
+def _first_state(container_id: str, directory: str, spec: Spec) -> State:
+    pids = spec.linux.namespace("pid")
+    return State(
+        directory,
+        container_id,
+        bundle=directory,
+        oci_version=spec.version,
+        annotations=dict(spec.annotations),
+        created=states.now(),
+        private_pids=pids is not None and not pids.path,
+        keyring=f"_ses.{container_id}",
+    )
+
+
+def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], None]]:
+    """Ours at the points where the new process waits for its parent: none, and no wait, without hooks and listener."""
+    if spec.hooks == Hooks() and not (spec.linux.seccomp or {}).get("listenerPath"):
+        return {}
+    return bundle._parts(state, spec)
+
+
+def _record(state: State, created: create.Created) -> None:
+    assert created.cgroup is not None
+    state.pid, state.start_time = created.pid, created.start_time
+    state.cgroup_record, state.complete = created.cgroup.record(), True
+    state.save()
 
 
 def _open_shm(size_bytes: int) -> int:

@@ -15,6 +15,7 @@ from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 from pyrunc import wire
 from pyrunc.errors import Error, KernelError, from_wire
 from pyrunc.shim.loop import READABLE
+from pyrunc.zygote import descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from pyrunc.shim.reaper import Reaper
 
     Result = tuple[dict[str, Any], list[int]]
+
+
+class WorkerLost(Error):
+    """A worker ended without an answer; what it had made so far may be left."""
 
 
 class Worker:
@@ -49,8 +54,8 @@ class Worker:
         loop.watch(self._answer.fileno(), READABLE, self._answered)
 
     def kill(self) -> None:
-        """Give up; `on_failed` will hear of it. What waits in the launcher ends by itself when its parent is gone."""
-        os.kill(self.pid, signal.SIGKILL)
+        """Give up, with the launcher and the hooks that it started; `on_failed` will hear of it."""
+        descendants.kill(self.pid)
 
     def _answered(self, events: int) -> None:
         try:
@@ -62,7 +67,7 @@ class Worker:
         self._answer.close()
         try:
             if received is None:
-                self._on_failed(Error("the process that started it was killed"))
+                self._on_failed(WorkerLost("the process that was starting it was killed"))
                 return
             message, fds = received
             if "error" in message:

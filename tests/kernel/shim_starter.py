@@ -44,6 +44,9 @@ class DirectStarter:
             group.remove()
             raise
 
+    def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup:
+        return Cgroup(record.read_json(f"{directory}/config.json")["linux"]["cgroupsPath"])
+
     def execute(
         self, container: Container, process: dict[str, Any], stdio: Sequence[int], tty: bool
     ) -> Process:

@@ -1,0 +1,222 @@
+"""The shim with real containers: started by the runtime library, with a holder, in namespaces, on an overlay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pyrunc.errors import Error, NotFound, WrongState
+from pyrunc.shim.client import StartedHolder
+from tests.kernel.shim_pod import TestPod, read_all, read_some, until
+
+HOLDER: dict[str, Any] = {
+    "version": 1,
+    "hostname": "the-pod",
+    "namespaces": {"network": "new", "ipc": "new", "uts": "new", "pid": "none"},
+    "sysctls": {},
+    "cgroup": {"driver": "cgroupfs", "missing_controllers": "warn"},
+    "oom_score_adj": None,
+    "seccomp": None,
+    "shm_size_bytes": 1 << 20,
+}
+
+
+@pytest_asyncio.fixture
+async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
+    async with TestPod(tmp_path / "pod", library=True) as found:
+        yield found
+
+
+async def hold(pod: TestPod, **changes: Any) -> StartedHolder:
+    holder = HOLDER | {"cgroups_path": f"{pod.group}/holder"} | changes
+    (pod.sandbox / "holder.json").write_text(json.dumps(holder))
+    return await pod.client.start_holder()
+
+
+def namespace(pid: int, kind: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/{kind}")
+
+
+# -- the holder
+
+
+async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> None:
+    held = await hold(pod)
+    assert held.netns_path == f"/proc/{pod.pid}/fd/{held.netns_path.rpartition('/')[2]}"  # type: ignore[union-attr]
+    assert os.stat(held.netns_path).st_ino == os.stat(f"/proc/{held.pid}/ns/net").st_ino  # type: ignore[arg-type]
+    for kind in ("net", "ipc", "uts", "mnt"):
+        assert namespace(held.pid, kind) != namespace(os.getpid(), kind)
+    assert namespace(held.pid, "pid") == namespace(os.getpid(), "pid")
+    state = await pod.client.state()
+    assert state.holder == held and state.holder_running
+    await pod.client.stop_holder()
+    assert not os.path.exists(f"/proc/{held.pid}")
+    assert os.stat(held.netns_path).st_ino  # type: ignore[arg-type]
+    await until(lambda: not pod.cgroup("holder").exists())
+    assert [event["event"] for event in pod.events] == ["holder_exit"]
+    await pod.client.stop_holder()
+    await pod.client.shutdown()
+
+
+async def test_a_pod_on_the_hosts_network_has_no_network_namespace_of_its_own(pod: TestPod) -> None:
+    held = await hold(pod, namespaces={"network": "host", "ipc": "host", "uts": "host", "pid": "none"})
+    assert held.netns_path is None
+    for kind in ("net", "ipc", "uts"):
+        assert namespace(held.pid, kind) == namespace(os.getpid(), kind)
+    await pod.client.stop_holder()
+
+
+async def test_a_holder_that_cannot_be_started_is_an_error_and_can_be_tried_again(pod: TestPod) -> None:
+    with pytest.raises(Error):
+        await hold(pod, sysctls={"net.no.such": "1"})
+    assert (await pod.client.state()).holder is None
+    held = await hold(pod)
+    with pytest.raises(Error, match="before"):
+        await pod.client.start_holder()
+    os.kill(held.pid, signal.SIGKILL)
+    await until(lambda: pod.events)
+    assert not (await pod.client.state()).holder_running
+
+
+async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> None:
+    held = await hold(pod)
+    shared = [
+        {"type": "network", "path": held.netns_path},
+        *({"type": kind, "path": f"/proc/{held.pid}/ns/{kind}"} for kind in ("ipc", "uts")),
+        {"type": "pid"},
+        {"type": "mount"},
+    ]
+    shm = {"destination": "/dev/shm", "source": "pyrunc:shm", "type": "bind", "options": ["rbind", "rw"]}
+    for name, script in (
+        ("a", "echo hi > /dev/shm/file; hostname; exec sleep 100"),
+        ("b", "cat /dev/shm/file; hostname"),
+    ):
+        pod.container(name, script, linux={"namespaces": shared})
+        path = pod.containers / name / "config.json"
+        config = json.loads(path.read_text())
+        config["mounts"] = [m for m in config["mounts"] if m["destination"] != "/dev/shm"] + [shm]
+        del config["hostname"]
+        path.write_text(json.dumps(config))
+        await pod.client.start_container(name)
+        await until(lambda name=name: b"the-pod" in pod.logged(name) or b"pyrunc" in pod.logged(name))
+    assert pod.logged("b").startswith(b"hi\n")
+    await pod.client.stop("a", signal.SIGTERM, 0)
+
+
+# -- containers
+
+
+async def test_a_container_is_the_shims_child_and_leaves_nothing(pod: TestPod) -> None:
+    started = await pod.run("a", "echo hello; id -u; exec sleep 100")
+    status = Path(f"/proc/{started.pid}/status").read_text()
+    assert f"PPid:\t{pod.pid}\n" in status
+    assert started.start_time == int(
+        Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    )
+    await until(lambda: pod.logged("a") == b"hello\n0\n")
+    assert (await pod.client.stop("a", signal.SIGTERM, 0)).signal == 9
+    await until(lambda: not pod.cgroup("a").exists())
+    record = json.loads((pod.containers / "a" / "state.json").read_text())
+    assert (record["pid"], record["start_time"]) == (started.pid, started.start_time)
+
+
+async def test_a_program_that_does_not_exist_is_a_start_error_in_execs_words(pod: TestPod) -> None:
+    pod.container("a", "nothing", "x")
+    with pytest.raises(NotFound, match=r"executable file not found in \$PATH"):
+        await pod.client.start_container("a")
+    recorded = pod.exit_record("a")
+    assert (recorded["exit_code"], recorded["reason"]) == (128, "StartError")
+    assert "executable file not found" in recorded["message"]
+    assert not pod.cgroup("a").exists()
+
+
+async def test_exec_runs_in_the_container(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 100")
+    process = {
+        "args": ["sh", "-c", "hostname; echo $EXTRA; exit 4"],
+        "cwd": "/tmp",
+        "env": ["PATH=/bin", "EXTRA=yes"],
+    }
+    session = await pod.client.exec("a", "e", process)
+    assert session.stdout_fd is not None
+    assert await read_all(session.stdout_fd) == b"pyrunc\nyes\n"
+    assert await session.exited == 4
+    session.close()
+    with pytest.raises(NotFound, match="executable file not found"):
+        await pod.client.exec("a", "e2", {"args": ["nothing"], "cwd": "/"})
+
+
+async def test_exec_with_a_terminal_of_the_container(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 100")
+    process = {
+        "args": ["sh", "-c", "read x; stty size; tty"],
+        "cwd": "/",
+        "consoleSize": {"width": 80, "height": 24},
+    }
+    session = await pod.client.exec("a", "e", process, tty=True, stdin=True)
+    assert session.stdin_fd is not None and session.stdout_fd is not None
+    await pod.client.resize(101, 44, exec_id="e")
+    os.write(session.stdin_fd, b"\n")
+    output = await read_all(session.stdout_fd)
+    assert b"44 101\r\n" in output and b"/dev/pts/" in output
+    session.close()
+
+
+async def test_a_killed_session_leaves_no_descendant_in_the_container(pod: TestPod) -> None:
+    started = await pod.run("a", "exec sleep 100")
+    script = "sleep 1000 & (sleep 1001 &) ; setsid sleep 1002 & echo ready; wait"
+    session = await pod.client.exec("a", "e", {"args": ["sh", "-c", script], "cwd": "/"})
+    assert session.stdout_fd is not None and await read_some(session.stdout_fd) == b"ready\n"
+    await until(lambda: len(pod.processes()) == 5)
+    await pod.client.kill_exec("e")
+    assert await session.exited == 137
+    await until(lambda: pod.processes() == [started.pid])
+    session.close()
+
+
+async def test_a_container_with_a_terminal(pod: TestPod) -> None:
+    await pod.run("a", "read x; tty; stty size; echo got $x", tty=True, stdin=True)
+    streams = await pod.client.attach("a", stdin=True, stdout=True)
+    assert streams.stdin_fd is not None and streams.stdout_fd is not None
+    await pod.client.resize(77, 22, container="a")
+    os.write(streams.stdin_fd, b"hello\n")
+    output = await read_all(streams.stdout_fd)
+    assert b"22 77\r\ngot hello\r\n" in output
+    assert (await pod.exited("a")).exit_code == 0
+    streams.close()
+
+
+async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: TestPod) -> None:
+    """A hook holds the start up at the point where the container's process exists."""
+    hook = {"path": "/bin/sleep", "args": ["sleep", "100"]}
+    pod.container("a", "echo never")
+    path = pod.containers / "a" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": {"createRuntime": [hook]}}))
+    starting = asyncio.create_task(pod.client.start_container("a"))
+    await until(lambda: pod.cgroup("a").exists() and pod.processes())
+    await asyncio.sleep(0.1)
+    exit = await pod.client.stop("a", signal.SIGTERM, 10)
+    assert exit.reason == "StartError"
+    with pytest.raises(Error, match="killed"):
+        await starting
+    await until(lambda: not pod.cgroup("a").exists())
+    await until(lambda: not Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split())
+    with pytest.raises(WrongState):
+        await pod.client.signal("a", signal.SIGTERM)
+
+
+async def test_the_container_dies_with_a_killed_shim_or_lives_on_but_never_both(pod: TestPod) -> None:
+    """Nobody holds its exit any more: the server ends what is left by its cgroup."""
+    started = await pod.run("a", "exec sleep 100")
+    os.kill(pod.pid, signal.SIGKILL)
+    await until(lambda: pod.closed)
+    assert pod.processes() == [started.pid]
+    assert not (pod.containers / "a" / "exit.json").exists()
