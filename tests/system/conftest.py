@@ -29,6 +29,8 @@ def runtime(tmp_path: Path, rootfs: Path) -> Iterator[Runtime]:
     made = Runtime(tmp_path, rootfs)
     yield made
     for name in made.ids:
+        made("kill", "--all", name, "KILL")
+        reap()  # a pid namespace ends when everybody in it was reaped, an exec by us
         made("delete", "--force", name)
     reap()
     left = sorted(p.name for p in made.root.iterdir()) if made.root.exists() else []

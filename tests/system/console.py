@@ -1,0 +1,74 @@
+"""The other end of --console-socket: takes the terminal's master and talks through it."""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Console:
+    """`master` is there once the runtime has sent it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(str(path))
+        self._listening.listen(1)
+        self._master = -1
+        self._thread = threading.Thread(target=self._receive)
+        self._thread.start()
+
+    def _receive(self) -> None:
+        self._listening.settimeout(20)
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:
+            return
+        with connection:
+            _, ancillary, _, _ = connection.recvmsg(4096, socket.CMSG_SPACE(4))
+            for _, _, content in ancillary:
+                self._master = array.array("i", content)[0]
+
+    @property
+    def master(self) -> int:
+        self._thread.join(20)
+        assert self._master >= 0, "no terminal arrived"
+        return self._master
+
+    def write(self, text: bytes) -> None:
+        os.write(self.master, text)
+
+    def read_until(self, wanted: bytes, timeout_s: float = 10.0) -> bytes:
+        """What the terminal says up to `wanted`, or up to its end."""
+        found, deadline = b"", time.monotonic() + timeout_s
+        while wanted not in found:
+            ready, _, _ = select.select([self.master], [], [], max(0, deadline - time.monotonic()))
+            assert ready, found
+            try:
+                chunk = os.read(self.master, 4096)
+            except OSError:  # EIO: the other side is closed
+                break
+            found += chunk
+        return found
+
+    def close(self) -> None:
+        self._listening.close()
+        self._thread.join(1)
+        if self._master >= 0:
+            os.close(self._master)
+
+
+@contextmanager
+def receive_terminal(path: Path) -> Iterator[Console]:
+    console = Console(path)
+    try:
+        yield console
+    finally:
+        console.close()

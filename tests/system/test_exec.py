@@ -1,0 +1,158 @@
+"""Another program in a container that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.harness import Box, Runtime, eventually
+
+
+@pytest.fixture
+def box(runtime: Runtime) -> Box:
+    return runtime.box("sleep", "60").up()
+
+
+def test_output_input_and_exit_code(box: Box) -> None:
+    found = box.exec("sh", "-c", "cat; echo err >&2; exit 3", stdin="in\n")
+    assert (found.out, found.err, found.code) == ("in\n", "err\n", 3)
+
+
+def test_it_shares_the_containers_namespaces(box: Box) -> None:
+    for kind in ("mnt", "pid", "net", "ipc", "uts", "cgroup"):
+        inside = box.exec("readlink", f"/proc/self/ns/{kind}").ok().out.strip()
+        assert inside == os.readlink(f"/proc/{box.pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+
+
+def test_it_lives_in_the_containers_cgroup(runtime: Runtime, box: Box, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    box.exec("sleep", "30", options=["--detach", "--pid-file", str(file)]).ok()
+    here = Path(f"/proc/{file.read_text()}/cgroup").read_text()
+    assert here == Path(f"/proc/{box.pid}/cgroup").read_text()
+
+
+def test_detached_it_becomes_our_child(box: Box, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    box.exec("sh", "-c", "exit 9", options=["--detach", "--pid-file", str(file)]).ok()
+    _, status = os.waitpid(int(file.read_text()), 0)
+    assert os.waitstatus_to_exitcode(status) == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "expected"),
+    [
+        (["--cwd", "/tmp"], "pwd", "/tmp"),
+        (["--env", "A=1 2", "-e", "B="], "echo $A.$B.", "1 2.."),
+        (["--user", "1000:1001"], "echo $(id -u):$(id -g)", "1000:1001"),
+        (
+            ["--user", "1000", "-g", "7", "--additional-gids", "8"],
+            "grep ^Groups /proc/self/status | tr -d '\t\n '",
+            "Groups:78",
+        ),
+        (["--cap", "CAP_SYS_ADMIN"], "grep CapEff /proc/self/status | cut -f2", "0000000020200420"),
+    ],
+)
+def test_options(box: Box, options: list[str], command: str, expected: str) -> None:
+    assert box.exec("sh", "-c", command, options=options).ok().out.strip() == expected
+
+
+@pytest.mark.parametrize("user", ["root", "0x0", "1:", "-1", "1000:g"])
+def test_users_are_numbers(runtime: Runtime, box: Box, user: str) -> None:
+    found = box.exec("id", options=[f"--user={user}"])
+    assert found.code in ((255,) if runtime.is_pyrunc else (1, 255)), found
+
+
+def test_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
+    process: dict[str, Any] = {
+        "args": ["sh", "-c", "echo $X; id -u; pwd"], "env": ["PATH=/bin", "X=y"], "cwd": "/etc", "user": {"uid": 5, "gid": 5},
+    }  # fmt: skip
+    file = tmp_path / "process.json"
+    file.write_text(json.dumps(process))
+    found = box.runtime("exec", "--process", str(file), box.id).ok()
+    assert found.out.split() == ["y", "5", "/etc"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("nosuchprogram", "executable file not found in $path"),
+        ("/no/such", "no such file or directory"),
+        ("/etc/passwd", "permission denied"),
+    ],
+)
+def test_a_program_that_cannot_run_is_255(box: Box, command: str, words: str) -> None:
+    box.exec(command).fails(words, code=255)
+
+
+def test_not_in_a_stopped_container(runtime: Runtime) -> None:
+    box = runtime.box("true")
+    box.up().gone()
+    box.exec("true").fails("cannot exec in a stopped container", code=255)
+
+
+def test_in_a_created_container(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.create().ok()
+    assert box.exec("echo", "early").ok().out == "early\n"
+    assert box.status == "created"
+    box.start().ok()
+
+
+def test_only_stdio_is_open(box: Box) -> None:
+    found = box.exec("sh", "-c", "ls /proc/self/fd | wc -l").ok()
+    assert found.out.strip() == "4"  # 0, 1, 2 and the one that ls reads with
+
+
+def test_preserved_descriptors_arrive(runtime: Runtime, box: Box, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content\n")
+    program = shlex.join(
+        [*runtime.program, "--root", str(runtime.root), "exec", "--preserve-fds", "1", box.id]
+    )
+    line = f"exec 3<{tmp_path}/file; exec {program} sh -c 'cat <&3'"
+    assert (
+        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=20).stdout == b"content\n"
+    )
+
+
+def test_exec_survives_the_containers_end_in_words(box: Box) -> None:
+    box.kill("KILL").ok()
+    box.gone()
+    box.exec("true").fails("stopped", code=255)
+
+
+def test_many_at_once(box: Box, tmp_path: Path) -> None:
+    files = [tmp_path / f"pid{n}" for n in range(12)]
+    for file in files:
+        box.exec("sh", "-c", "exit 4", options=["--detach", "--pid-file", str(file)]).ok()
+    codes = [os.waitstatus_to_exitcode(os.waitpid(int(file.read_text()), 0)[1]) for file in files]
+    assert codes == [4] * 12
+
+
+def test_a_terminal(runtime: Runtime, box: Box, tmp_path: Path) -> None:
+    from tests.system.console import receive_terminal
+
+    with receive_terminal(tmp_path / "console.sock") as console:
+        box.exec(
+            "sh", "-c", "test -t 0 && stty size >/dev/null && echo yes; sleep 0.2",
+            options=["--tty", "--detach", "--console-socket", str(console.path)],
+        ).ok()  # fmt: skip
+        assert b"yes" in console.read_until(b"yes")
+
+
+def test_the_inits_move_to_a_subgroup_does_not_stop_exec(runtime: Runtime, box: Box) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("another runtime's cgroup tree")
+    group = Path("/sys/fs/cgroup/unified")
+    if not group.is_dir():
+        group = Path("/sys/fs/cgroup")
+    leaf = group / box.id / "leaf"
+    leaf.mkdir()
+    (leaf / "cgroup.procs").write_text(str(box.pid))
+    box.exec("true").ok()
+    eventually(lambda: box.status == "running")

@@ -1,0 +1,182 @@
+"""What the program finds: user, rights, limits, environment, descriptors."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pytest
+
+from tests.system.harness import Runtime
+
+Config = dict[str, Any]
+
+
+def status(runtime: Runtime, change: Any = None, **linux: Any) -> dict[str, str]:
+    """/proc/self/status of the container's first process."""
+    text = runtime.run("cat", "/proc/self/status", change=change, **linux).ok().out
+    return dict(re.findall(r"^(\w+):[\t ]*(.*)$", text, re.M))
+
+
+def process(**fields: Any) -> Any:
+    return lambda config: config["process"].update(fields)
+
+
+def test_capabilities_are_exactly_the_listed_ones(runtime: Runtime) -> None:
+    capabilities = {
+        "bounding": ["CAP_CHOWN", "CAP_KILL", "CAP_SYS_CHROOT"], "permitted": ["CAP_CHOWN", "CAP_KILL"],
+        "effective": ["CAP_CHOWN"], "inheritable": ["CAP_KILL"], "ambient": ["CAP_KILL"],
+    }  # fmt: skip
+    found = status(runtime, process(capabilities=capabilities, user={"uid": 1000, "gid": 1000}))
+    assert int(found["CapBnd"], 16) == 1 << 0 | 1 << 5 | 1 << 18
+    assert int(found["CapInh"], 16) == int(found["CapAmb"], 16) == 1 << 5
+    assert int(found["CapPrm"], 16) == 1 << 5  # what an ambient capability leaves after execve by a user
+
+
+def test_no_capabilities(runtime: Runtime) -> None:
+    found = status(runtime, process(capabilities={}))
+    assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+
+
+def test_unknown_capabilities_are_left_out(runtime: Runtime) -> None:
+    names = ["CAP_KILL", "CAP_NO_SUCH_THING"]
+    found = status(runtime, process(capabilities={"bounding": names, "effective": names, "permitted": names}))
+    assert int(found["CapEff"], 16) == 1 << 5
+
+
+def test_user_groups_and_umask(runtime: Runtime) -> None:
+    found = status(runtime, process(user={"uid": 5, "gid": 6, "umask": 0o27, "additionalGids": [7, 8]}))
+    assert found["Uid"].split() == ["5"] * 4 and found["Gid"].split() == ["6"] * 4
+    assert found["Groups"].split() == ["7", "8"] and found["Umask"] == "0027"
+
+
+def test_our_groups_do_not_leak(runtime: Runtime) -> None:
+    assert status(runtime)["Groups"].strip() == ""
+
+
+def test_no_new_privileges(runtime: Runtime) -> None:
+    assert status(runtime)["NoNewPrivs"] == "1"
+    assert status(runtime, process(noNewPrivileges=False))["NoNewPrivs"] == "0"
+
+
+def test_signals_are_as_in_a_fresh_process(runtime: Runtime) -> None:
+    found = status(runtime)
+    assert int(found["SigBlk"], 16) == 0
+    if runtime.is_pyrunc:
+        assert int(found["SigIgn"], 16) == 0
+
+
+def test_environment_is_the_configured_one(runtime: Runtime) -> None:
+    env = ["PATH=/bin", "A=first", "B=with = and spaces", "A=last", "NL=a\nb"]
+    out = runtime.run("sh", "-c", 'echo "$A|$B|$NL|$HOME"', change=process(env=env)).ok().out
+    assert out == "last|with = and spaces|a\nb|/root\n"
+
+
+def test_home_is_the_users(runtime: Runtime) -> None:
+    user = {"uid": 1000, "gid": 1000}
+    assert runtime.run("sh", "-c", "echo $HOME", change=process(user=user)).ok().out == "/tmp\n"
+    assert (
+        runtime.run("sh", "-c", "echo $HOME", change=process(user={"uid": 77, "gid": 77})).ok().out == "/\n"
+    )
+
+
+def test_the_working_directory(runtime: Runtime) -> None:
+    assert runtime.run("pwd", change=process(cwd="/etc")).ok().out == "/etc\n"
+
+
+@pytest.mark.parametrize(
+    "cwd", [f"/proc/self/fd/{n}{tail}" for n in (3, 5, 7, 8, 9) for tail in ("", "/../..")]
+)
+def test_the_working_directory_is_never_the_hosts(runtime: Runtime, cwd: str) -> None:
+    found = runtime.run("sh", "-c", "ls -d home 2>/dev/null; pwd -P", change=process(cwd=cwd))
+    assert found.code != 0 or "home" not in found.out, found
+
+
+def test_limits(runtime: Runtime) -> None:
+    limits = [
+        {"type": "RLIMIT_NOFILE", "soft": 100, "hard": 200},
+        {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
+        {"type": "RLIMIT_STACK", "soft": 1 << 20, "hard": 2 << 20},
+    ]
+    out = runtime.run("cat", "/proc/self/limits", change=process(rlimits=limits)).ok().out
+    assert re.search(r"Max open files\s+100\s+200", out)
+    assert re.search(r"Max core file size\s+0\s+0", out)
+    assert re.search(r"Max stack size\s+1048576\s+2097152", out)
+
+
+def test_oom_score(runtime: Runtime) -> None:
+    assert runtime.run("cat", "/proc/self/oom_score_adj", change=process(oomScoreAdj=500)).ok().out == "500\n"
+
+
+def test_only_stdio_is_open(runtime: Runtime) -> None:
+    stray = os.open("/etc/passwd", os.O_RDONLY)
+    try:
+        box = runtime.box("sh", "-c", "ls /proc/self/fd | wc -l")
+        found = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=(stray,)).ok()
+    finally:
+        os.close(stray)
+    assert found.out.strip() == "4"
+
+
+def test_stdio_may_be_closed(runtime: Runtime) -> None:
+    box = runtime.box("sh", "-c", "exit 8")
+    line = f"exec 0<&- 1>&- 2>&-; {' '.join(runtime.program)} --root {runtime.root} run --bundle {box.folder} {box.id}"
+    assert os.waitstatus_to_exitcode(os.system(line)) == 8
+
+
+def test_a_hostile_surrounding(runtime: Runtime) -> None:
+    box = runtime.box("sh", "-c", "umask; exit 4")
+    line = (
+        f"umask 0777; trap '' PIPE TERM; nice -n 5 env -i XDG_RUNTIME_DIR=/run LANG=C "
+        f"{' '.join(runtime.program)} --root {runtime.root} run --bundle {box.folder} {box.id}"
+    )
+    assert os.waitstatus_to_exitcode(os.system(f"exec >/dev/null; {line}")) == 4
+
+
+def test_the_executable_is_not_ours(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.create().ok()
+    exe = os.stat(f"/proc/{box.pid}/exe")
+    program = os.stat(runtime.program[0])
+    assert (exe.st_dev, exe.st_ino) != (program.st_dev, program.st_ino)
+    with pytest.raises(OSError, match=r"Text file busy|Permission denied|Operation not permitted|Read-only"):
+        open(f"/proc/{box.pid}/exe", "r+b")
+
+
+def test_hostname_and_namespaces(runtime: Runtime) -> None:
+    out = runtime.run("sh", "-c", "hostname; echo $$; ls /sys/class/net").ok().out.split()
+    assert out == ["bundle", "1", "lo"]
+
+
+def test_device_nodes_and_links(runtime: Runtime) -> None:
+    script = (
+        "for n in null zero full random urandom tty; do test -c /dev/$n || exit 1; done; for l in ptmx fd stdin; do readlink /dev/$l; done;"
+        " echo x >/dev/null; head -c 4 /dev/zero | wc -c; stat -c '%a %t %T' /dev/null"
+    )
+    assert runtime.shell(script).out.split() == [
+        "pts/ptmx",
+        "/proc/self/fd",
+        "/proc/self/fd/0",
+        "4",
+        "666",
+        "1",
+        "3",
+    ]
+
+
+def test_masked_and_readonly_paths(runtime: Runtime) -> None:
+    script = "cat /proc/kcore | wc -c; ls /sys/firmware | wc -l; echo 1 >/proc/sys/kernel/panic 2>/dev/null || echo refused"
+    out = runtime.shell(
+        script, maskedPaths=["/proc/kcore", "/sys/firmware", "/no/such"], readonlyPaths=["/proc/sys", "/no"]
+    ).out
+    assert out.split() == ["0", "0", "refused"]
+
+
+def test_a_read_only_root(runtime: Runtime) -> None:
+    assert "refused" in runtime.shell("touch /x 2>/dev/null || echo refused").out
+
+
+def test_sysctls(runtime: Runtime) -> None:
+    out = runtime.shell("cat /proc/sys/net/ipv4/ip_forward", sysctl={"net.ipv4.ip_forward": "1"}).out
+    assert out == "1\n"

@@ -1,0 +1,99 @@
+"""Containers with a terminal: who gets the master, and what the program sees."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.system.console import Console, receive_terminal
+from tests.system.harness import Runtime, eventually
+
+
+def with_terminal(config: dict[str, Any]) -> None:
+    config["process"]["terminal"] = True
+
+
+def test_detached_the_master_goes_to_the_console_socket(runtime: Runtime, tmp_path: Path) -> None:
+    box = runtime.box("sh", change=with_terminal)
+    with receive_terminal(tmp_path / "c") as console:
+        box.create("--console-socket", str(console.path)).ok()
+        box.start().ok()
+        console.write(b"test -t 0 && test -t 1 && test -t 2 && echo all-$((40+2))\n")
+        console.read_until(b"all-42")
+        console.write(b"ls -l /dev/console | cut -c1; tty\n")
+        console.read_until(b"/dev/")
+        console.write(b"exit\n")
+        box.gone()
+
+
+def test_its_size_is_the_configured_one(runtime: Runtime, tmp_path: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        with_terminal(config)
+        config["process"]["consoleSize"] = {"height": 33, "width": 77}
+
+    box = runtime.box("stty", "size", change=change)
+    with receive_terminal(tmp_path / "c") as console:
+        box.create("--console-socket", str(console.path)).ok()
+        box.start().ok()
+        console.read_until(b"33 77")
+
+
+def test_a_socket_with_a_long_path(runtime: Runtime, tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        console = Console(Path("c"))
+    finally:
+        os.chdir(before)
+    try:
+        box = runtime.box("echo", "long", change=with_terminal)
+        box.create("--console-socket", str(folder / "c")).ok()
+        box.start().ok()
+        console.read_until(b"long")
+    finally:
+        console.close()
+
+
+def test_a_terminal_needs_a_place_to_go(runtime: Runtime, tmp_path: Path) -> None:
+    runtime.box("true", change=with_terminal).create().fails("cannot allocate tty if")
+    runtime.box("true").create("--console-socket", str(tmp_path / "c")).fails("cannot use console socket if")
+
+
+def test_a_console_socket_where_nobody_listens_undoes_all(runtime: Runtime, tmp_path: Path) -> None:
+    box = runtime.box("true", change=with_terminal)
+    box.create("--console-socket", str(tmp_path / "nobody")).fails()
+    runtime("state", box.id).fails("does not exist")
+
+
+def test_attached_our_own_terminal_is_joined(runtime: Runtime) -> None:
+    box = runtime.box("sh", "-c", "read line; echo got-$line; stty size; exit 6", change=with_terminal)
+    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    master, slave = pty.openpty()
+    try:
+        subprocess.run(["stty", "rows", "22", "cols", "66"], stdin=slave, check=True)
+        with subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        ) as running:
+            os.write(master, b"line\r")
+            found = b""
+            while b"22 66" not in found:
+                found += os.read(master, 4096)
+            assert b"got-line" in found
+            assert running.wait(10) == 6
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+def test_the_terminals_end_is_the_programs_end(runtime: Runtime, tmp_path: Path) -> None:
+    box = runtime.box("cat", change=with_terminal)
+    with receive_terminal(tmp_path / "c") as console:
+        box.create("--console-socket", str(console.path)).ok()
+        box.start().ok()
+        console.write(b"\x04")
+        eventually(lambda: box.status == "stopped")
