@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
 from _socket import socket as _Socket
-from errno import EINVAL
+from errno import E2BIG, EINVAL, ENAMETOOLONG
 
 from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
 from pyrunc.abi.mount import OPEN_TREE_CLONE
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.lifecycle import birth, facts, findings
+from pyrunc.lifecycle import birth, detached, facts, findings
 from pyrunc.lifecycle.idmaps import open_user_namespace, write_maps
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
@@ -75,7 +75,8 @@ class CreateRequest(Value):
     `stdio` stay the caller's. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that detached mount.
     `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `parts`: the
     caller's part at sync points (`plan.build.SYNC_POINTS`), called with the `Born` process. `preserve_fds`: numbers of the
-    caller that become 3, 4, …. `cgroup` None: stay in the caller's.
+    caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder`
+    attached the mounts of `mount_fds`, for kernels that cannot clone them detached.
     """
 
     id: str
@@ -86,6 +87,7 @@ class CreateRequest(Value):
     state_dir: str = ""
     cgroup: CgroupChoice | None = CgroupChoice()
     mount_fds: Mapping[str, int] = _NO_MOUNTS
+    mount_namespace: str = ""
     start_immediately: bool = True
     parts: Mapping[str, Callable[[Born], object]] = {}
     preserve_fds: tuple[int, ...] = ()
@@ -249,7 +251,12 @@ def _open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> in
     options = (("volatile", None),) if rootfs.volatile and rootfs.upper else ()
     upper, work = rootfs.upper or None, rootfs.work or None
     if linux.namespace("user") is None:
-        return kernel_mount.open_overlay(rootfs.lower, upper, work, options=options)
+        try:
+            return kernel_mount.open_overlay(rootfs.lower, upper, work, options=options)
+        except KernelError as error:
+            if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
+                raise
+        return detached.open_overlay(rootfs.lower, rootfs.upper, rootfs.work, volatile=bool(options))
     owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
     layers: list[int] = []
     try:
@@ -300,7 +307,7 @@ def _open_sources(request: CreateRequest, descriptors: Descriptors) -> None:
         if not is_bind(mount):
             continue
         if mount.source.startswith(OUR_MOUNTS):
-            number = _open_clone(mount.source, request.mount_fds, f"mounts[{i}].source")
+            number = _open_clone(mount.source, request, f"mounts[{i}].source")
         else:
             flags = OPEN_TREE_CLONE | (AT_RECURSIVE if "rbind" in mount.options else 0)
             source = os.path.join(request.bundle, mount.source)
@@ -316,19 +323,20 @@ def _open_sources(request: CreateRequest, descriptors: Descriptors) -> None:
             _map(number, owner, mount.source, recursive="ridmap" in mount.options)
 
 
-def _open_clone(source: str, mount_fds: Mapping[str, int], path: str) -> int:
-    """A clone of a mount that the caller holds without it being attached anywhere."""
+def _open_clone(source: str, request: CreateRequest, path: str) -> int:
+    """A clone of a mount that the caller holds without it being attached anywhere (before Linux 6.15: in the holder)."""
     name = source[len(OUR_MOUNTS) :]
-    if name not in mount_fds:
+    mount = request.mount_fds.get(name)
+    if mount is None:
         raise InvalidSpec(path, f"there is no mount called {name!r}")
     try:
-        return kernel_mount.open_tree(mount_fds[name], "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
+        return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
     except KernelError as error:
-        if error.errno == EINVAL:
-            raise Unsupported(
-                f"{source}: this kernel cannot clone a detached mount (Linux 6.15 can)"
-            ) from None
-        raise
+        if error.errno != EINVAL:
+            raise
+    if not request.mount_namespace:
+        raise Unsupported(f"{source}: this kernel cannot clone a detached mount (Linux 6.15 can)")
+    return detached.open_clone_of(mount, request.mount_namespace)
 
 
 def _open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
@@ -395,6 +403,7 @@ class HolderRequest(Value):
 
     `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join, or `host` or `none` for
     the caller's. The mount namespace is always its own. A new user namespace needs the mappings, and owns the others.
+    `mounts`: folder in it -> a detached mount that containers will get clones of; attached only where the kernel needs it.
     """
 
     id: str
@@ -411,6 +420,7 @@ class HolderRequest(Value):
     parts: Mapping[str, Callable[[Born], object]] = {}
     uid_mappings: tuple[IdMap, ...] = ()
     gid_mappings: tuple[IdMap, ...] = ()
+    mounts: Mapping[str, int] = _NO_MOUNTS
 
 
 class Held(Value):
@@ -440,6 +450,9 @@ def holder(request: HolderRequest) -> Held:
         if linux.sysctl:
             descriptors.take("proc", kernel_mount.open_mount("proc"))
         descriptors.take("pause", _open_pause())
+        places = () if facts.host().clones_detached else tuple(request.mounts)
+        for place in places:
+            descriptors.take(f"mount:{place}", os.dup(request.mounts[place]))
         cgroup, warnings = _open_cgroup(request.id, linux, {}, request.cgroup, descriptors, undo)
         plan = plans.build_holder(
             linux,
@@ -449,6 +462,7 @@ def holder(request: HolderRequest) -> Held:
             gid=request.gid,
             load_filter=load_filter,
             oom_score_adj=request.oom_score_adj,
+            mounts=places,
             cgroup=cgroup is not None,
             sync=parts,
         )

@@ -106,6 +106,7 @@ def build_holder(
     gid: int = 65535,
     load_filter: LoadFilter | None = None,
     oom_score_adj: int | None = None,
+    mounts: Collection[str] = (),
     cgroup: bool = True,
     sync: Collection[str] = (),
 ) -> Plan:
@@ -117,7 +118,8 @@ def build_holder(
     ops += _birth(linux, cgroup, sync)
     ops += [
         model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),
-        model.AttachEmptyRoot(("proc", "dev", "sys", "tmp")),
+        model.AttachEmptyRoot(_folders(mounts)),
+        *(model.AttachMount(path, f"mount:{path}") for path in mounts),
         model.PivotRoot(),
         model.SetUmask(0o022),
     ]
@@ -135,6 +137,15 @@ def build_holder(
         ops.append(load_filter)
     ops.append(model.ExecuteDescriptor("pause", ("pause",), ()))
     return model.Plan(tuple(ops))
+
+
+def _folders(places: Collection[str]) -> tuple[str, ...]:
+    """The folders of a holder's root, parents first: what a process expects, and where mounts go."""
+    found = dict.fromkeys(("proc", "dev", "sys", "tmp"))
+    for place in places:
+        parts = place.strip("/").split("/")
+        found.update(dict.fromkeys("/".join(parts[: n + 1]) for n in range(len(parts))))
+    return tuple(found)
 
 
 def _birth(linux: Linux, cgroup: bool, sync: Collection[str]) -> list[Op]:

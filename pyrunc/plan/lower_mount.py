@@ -50,6 +50,12 @@ def _cover_root(low: Lowering, root: Operand) -> None:
     low.a.sys("move_mount", root, "", f.AT_FDCWD, "/", mnt.MOVE_MOUNT_F_EMPTY_PATH)
 
 
+def attach_mount(low: Lowering, op: m.AttachMount) -> None:
+    folder = low.place(op.path, True)
+    low.attach(low.numbers[op.descriptor], folder)
+    low.close(folder)
+
+
 def mount_fs(low: Lowering, op: m.MountFs) -> None:
     a = low.a
     mount = low.filesystem(op.type, op.source, op.options, op.attributes)
@@ -265,6 +271,7 @@ CALLS: dict[type, Callable[[Lowering, Any], None]] = {
     m.SetPropagation: set_propagation,
     m.AttachRoot: attach_root,
     m.AttachEmptyRoot: attach_empty_root,
+    m.AttachMount: attach_mount,
     m.MountFs: mount_fs,
     m.MountTree: mount_tree,
     m.MakeDevice: make_device,
@@ -282,5 +289,6 @@ CALLS: dict[type, Callable[[Lowering, Any], None]] = {
 NEEDS: dict[type, Callable[[Any], tuple[str, ...]]] = {
     m.AttachRoot: lambda op: ("root",),
     m.ChangeRoot: lambda op: ("root",),
+    m.AttachMount: lambda op: (op.descriptor,),
     m.MountTree: lambda op: (op.descriptor,),
 }

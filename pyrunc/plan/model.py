@@ -121,6 +121,13 @@ class AttachEmptyRoot(Op):
     folders: tuple[str, ...]
 
 
+class AttachMount(Op):
+    """Put a detached mount, itself and not a clone, on a folder of the root."""
+
+    path: str
+    descriptor: str
+
+
 class MountFs(Op):
     """A new instance of a filesystem. `options` are its own (None = a flag), `attributes` MOUNT_ATTR_*.
 

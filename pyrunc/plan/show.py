@@ -132,6 +132,7 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.SetPropagation: lambda op: f"propagate all mounts {propagation(op.flags)}",
     m.AttachRoot: lambda op: f"attach root {propagation(op.propagation)}",
     m.AttachEmptyRoot: lambda op: f"attach empty root with {' '.join(op.folders)}",
+    m.AttachMount: lambda op: f"attach '{op.descriptor}' on '{op.path}'",
     m.MountFs: _mount_fs,
     m.MountTree: _mount_tree,
     m.MakeDevice: lambda op: f"mknod '{op.path}' {op.type} {op.major}:{op.minor} mode {op.mode:04o}",
