@@ -104,10 +104,7 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     paths.prepare()
     stack.enter_context(_lock(paths))
     facts = node.probe(config)
-    zygote = await Zygote.start(SHIM_MODULES)
-    stack.push_async_callback(zygote.close)
-    errands = await Zygote.start(ERRAND_MODULES)
-    stack.push_async_callback(errands.close)
+    zygote, errands = await _open_zygotes(stack)
     index = Index()
     shims = Shims(zygote, paths, index, facts)
     stack.callback(shims.disconnect)
@@ -117,6 +114,22 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
     stack.push_async_callback(_settle, services)
     return services
+
+
+async def _open_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
+    """For shims, which stay small, and for errands; both import while the other does."""
+    started = await asyncio.gather(
+        Zygote.start(SHIM_MODULES), Zygote.start(ERRAND_MODULES), return_exceptions=True
+    )
+    for one in started:
+        if isinstance(one, Zygote):
+            stack.push_async_callback(one.close)
+    for one in started:
+        if isinstance(one, BaseException):
+            raise one
+    zygote, errands = started
+    assert isinstance(zygote, Zygote) and isinstance(errands, Zygote)
+    return zygote, errands
 
 
 async def _open_images(

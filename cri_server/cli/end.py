@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.client import Client
+from cri_server.cli.translate import FOLDER_ANNOTATION
 from pyrunc.errors import NotFound
 
 GRACE_S = 10
@@ -54,9 +57,13 @@ def stop_pod(client: Client, pod: str, grace_s: int) -> None:
 
 
 def remove_pod(client: Client, pod: str, grace_s: int) -> None:
-    """Stop and remove a pod."""
+    """Stop and remove a pod, and the logs and volumes that `run` made for it."""
     stop_pod(client, pod, grace_s)
+    status = client.runtime("PodSandboxStatus", api.PodSandboxStatusRequest(pod_sandbox_id=pod)).status
     client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
+    folder = status.annotations.get(FOLDER_ANNOTATION, "")
+    if folder.startswith("/") and status.metadata.name in folder:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def stop_container(client: Client, container: str, grace_s: int) -> None:

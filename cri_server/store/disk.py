@@ -5,6 +5,7 @@ nothing and its depth does not depend on what a container left there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -75,29 +76,33 @@ def remove_tree(path: Path) -> None:
         _flatten(top)
     finally:
         os.close(top)
-    os.rmdir(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
 
 
 def _flatten(top: int) -> None:
+    """What somebody else removes meanwhile (a shim that ends) is gone as well."""
     while names := os.listdir(top):
         for name in names:
-            if not _is_folder(name, top):
-                os.unlink(name, dir_fd=top)
-                continue
-            _empty(name, top)
-            os.rmdir(name, dir_fd=top)
+            with contextlib.suppress(FileNotFoundError):
+                _remove(name, top)
 
 
-def _empty(name: str, top: int) -> None:
+def _remove(name: str, top: int) -> None:
+    if not _is_folder(name, top):
+        os.unlink(name, dir_fd=top)
+        return
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
     try:
         for child in os.listdir(folder):
-            if _is_folder(child, folder):
-                os.rename(child, f".{os.urandom(12).hex()}", src_dir_fd=folder, dst_dir_fd=top)
-            else:
-                os.unlink(child, dir_fd=folder)
+            with contextlib.suppress(FileNotFoundError):
+                if _is_folder(child, folder):
+                    os.rename(child, f".{os.urandom(12).hex()}", src_dir_fd=folder, dst_dir_fd=top)
+                else:
+                    os.unlink(child, dir_fd=folder)
     finally:
         os.close(folder)
+    os.rmdir(name, dir_fd=top)
 
 
 def _is_folder(name: str, folder: int) -> bool:

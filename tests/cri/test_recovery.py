@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -120,8 +122,6 @@ def test_a_shim_that_died_with_the_server(server: Server) -> None:
 def test_a_dead_holder_makes_the_pod_not_ready(server: Server) -> None:
     pod = server.run_pod()
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
-    import json
-
     pid = json.loads(server.runtime.PodSandboxStatus(request).info["info"])["pid"]
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 3
@@ -146,8 +146,6 @@ def test_after_a_reboot_everything_has_ended(server: Server) -> None:
                 Path("/proc/sys/kernel/random/boot_id").read_text().strip(), "another-boot"
             )
         )
-    import shutil
-
     shutil.rmtree(server.state)
     server.start()
     assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
@@ -229,46 +227,48 @@ def test_the_list_of_verbs_is_complete() -> None:
     assert {point.partition(".")[0] for point in all_points()} == set(VERBS)
 
 
-@pytest.mark.parametrize("point", all_points())
-def test_killed_after_any_step_the_server_finishes_or_undoes(point: str) -> None:
+@pytest.fixture(scope="module")
+def breakable() -> Iterator[Server]:
     with Server() as server:
         server.load_image()
-        server.stop()
-        server.start(**{FAILPOINT: f"{point}=kill"})
-        config = server.pod_config("victim")
-        with pytest.raises(grpc.RpcError):
-            life(server, config)
-        assert server.wait() == -signal.SIGKILL
-        server.start()
-        assert all(
-            c.state in (api.CONTAINER_CREATED, api.CONTAINER_RUNNING, api.CONTAINER_EXITED)
-            for c in server.containers()
-        )
-        for pod in server.pods():
-            if pod.state == api.SANDBOX_READY:
-                assert server.run_pod(config) == pod.id
-        server.remove_all()
-        nothing_left(server)
-        life(server, server.pod_config("victim"))
-        nothing_left(server)
+        yield server
 
 
 @pytest.mark.parametrize("point", all_points())
-def test_a_failure_after_any_step_is_taken_back(point: str) -> None:
-    with Server() as server:
-        server.load_image()
-        server.stop()
-        server.start(**{FAILPOINT: f"{point}=1*error"})
-        config = server.pod_config("victim")
-        assert code_of(lambda: life(server, config)) == grpc.StatusCode.INTERNAL
-        if point.startswith("run_sandbox"):
-            nothing_left(server)
-        if point.startswith("create_container"):
-            assert not server.containers()
-        server.remove_all()
+def test_killed_after_any_step_the_server_finishes_or_undoes(breakable: Server, point: str) -> None:
+    server = breakable
+    server.stop()
+    server.start(**{FAILPOINT: f"{point}=kill"})
+    config = server.pod_config("victim")
+    with pytest.raises(grpc.RpcError):
+        life(server, config)
+    assert server.wait() == -signal.SIGKILL
+    server.start()
+    assert all(c.state != api.CONTAINER_UNKNOWN for c in server.containers())
+    for pod in server.pods():
+        if pod.state == api.SANDBOX_READY:
+            assert server.run_pod(config) == pod.id
+    server.remove_all()
+    nothing_left(server)
+    life(server, server.pod_config("victim"))
+    nothing_left(server)
+
+
+@pytest.mark.parametrize("point", all_points())
+def test_a_failure_after_any_step_is_taken_back(breakable: Server, point: str) -> None:
+    server = breakable
+    server.stop()
+    server.start(**{FAILPOINT: f"{point}=1*error"})
+    config = server.pod_config("victim")
+    assert code_of(lambda: life(server, config)) == grpc.StatusCode.INTERNAL
+    if point.startswith("run_sandbox"):
         nothing_left(server)
-        life(server, server.pod_config("victim"))
-        nothing_left(server)
+    if point.startswith("create_container"):
+        assert not server.containers()
+    server.remove_all()
+    nothing_left(server)
+    life(server, server.pod_config("victim"))
+    nothing_left(server)
 
 
 def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) -> None:
@@ -313,8 +313,6 @@ def test_random_kills_under_load(server: Server) -> None:
 
 
 def shim_pid(server: Server, pod: str) -> int:
-    import json
-
     return int(json.loads((server.state / "sandboxes" / pod / "shim.json").read_text())["pid"])
 
 

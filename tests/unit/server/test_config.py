@@ -1,0 +1,60 @@
+"""The configuration file: defaults, flags over keys, and errors that say where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cri_server.cli.serve import FLAGS
+from cri_server.config import Config, load
+from pyrunc.errors import InvalidSpec
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_and_flags(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, '[server]\nroot = "/r"\nlog_level = "debug"\n[cgroup]\nmissing_controllers = "warn"\n'
+    )
+    config = load(path, {"server.root": "/flag", "server.state": None, "cgroup.driver": "cgroupfs"})
+    assert (config.server.root, config.server.state) == ("/flag", "/run/pyrunc")
+    assert (config.cgroup.driver, config.cgroup.missing_controllers) == ("cgroupfs", "warn")
+    assert config.server.log_level == "debug" and str(config.socket_path) == "/run/pyrunc/cri.sock"
+
+
+def test_every_flag_has_a_key() -> None:
+    config = Config()
+    for key in FLAGS.values():
+        table, _, name = key.partition(".")
+        assert hasattr(getattr(config, table), name), key
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("[cgroup]\ndriver = 'lxc'", "cgroup.driver", "invalid enum value"),
+        ("[cgroup]\ndirver = 'systemd'", "cgroup.dirver", "no such key"),
+        ("[nope]\nx = 1", "nope", "no such key"),
+        ("[streaming]\nport = 70000", "streaming.port", "<= 65535"),
+        ("[streaming]\nport = '1'", "streaming.port", "expected `int`"),
+        ("server = 3", "server", "expected `object`"),
+        ("[server]\nlisten = 'tcp://x'", "server.listen", "is not unix:///PATH"),
+        ("[server]\nroot = 'relative'", "server.root", "absolute"),
+        (f"[server]\nlisten = 'unix:///{'x' * 120}'", "server.listen", "longer than"),
+        ("[server", "config.toml", "not TOML"),
+    ],
+)
+def test_errors_name_the_key(tmp_path: Path, text: str, where: str, what: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        load(write(tmp_path, text), {})
+    assert where in caught.value.path and what in caught.value.detail, str(caught.value)
+
+
+def test_a_file_that_was_asked_for_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match="no such file"):
+        load(tmp_path / "absent.toml", {})

@@ -1,0 +1,190 @@
+"""Records, the index, deletion, joined operations and step journals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.locks import Gate, Joined
+from cri_server.store import disk
+from cri_server.store.facts import Process, start_time_of
+from cri_server.store.index import Index
+from cri_server.store.model import Container, Exit, Sandbox, User
+from cri_server.undo import Failpoints, InjectedError, Step, Steps
+from pyrunc.errors import NotFound
+from pyrunc.record import DamagedRecord
+
+
+def sandbox(identifier: str = "a" * 64, **labels: str) -> Sandbox:
+    config = api.PodSandboxConfig(
+        metadata=api.PodSandboxMetadata(name=identifier, uid="u", namespace="n"), labels=labels
+    )
+    return Sandbox(identifier, config, "", 1, "boot", "/p", "/p/x", holder=Process(1, 2), ips=["10.0.0.1"])
+
+
+def container(identifier: str, owner: Sandbox, **labels: str) -> Container:
+    config = api.ContainerConfig(metadata=api.ContainerMetadata(name=identifier), labels=labels)
+    return Container(
+        identifier, owner.id, config, 5, "boot", "sha256:i", "ref", "name", User(1, 2, (2, 3), "/h"), "SIGTERM",
+        "/log", "/p/c", api.LinuxContainerResources(cpu_shares=7),
+    )  # fmt: skip
+
+
+def test_records_survive_the_disk() -> None:
+    one = sandbox()
+    two = container("b" * 64, one, k="v")
+    assert Sandbox.from_record(one.to_record()).to_record() == one.to_record()
+    again = Container.from_record(two.to_record())
+    assert again.to_record() == two.to_record() and again.user == two.user and again.config == two.config
+
+
+@pytest.mark.parametrize("change", [{"config": "!!"}, {"config": 5}, {"id": None}, {"ips": 3}])
+def test_damaged_records_are_told_apart(change: dict[str, Any]) -> None:
+    record = {**sandbox().to_record(), **change}
+    if change.get("id", "") is None:
+        del record["id"]
+    with pytest.raises(DamagedRecord):
+        Sandbox.from_record(record)
+
+
+def test_states_follow_from_facts() -> None:
+    pod = sandbox()
+    assert pod.state == api.SANDBOX_NOTREADY
+    pod.holder_alive = True
+    assert pod.state == api.SANDBOX_READY
+    pod.phase = "stopping"
+    assert pod.state == api.SANDBOX_NOTREADY
+    one = container("c" * 64, pod)
+    assert one.state == api.CONTAINER_CREATED
+    one.started_at_ns = 9
+    assert one.running
+    one.lost = True
+    assert one.state == api.CONTAINER_UNKNOWN
+    one.ended(Exit(1, 10))
+    one.ended(Exit(2, 11))
+    assert one.state == api.CONTAINER_EXITED and one.exit == Exit(1, 10)
+
+
+@pytest.mark.parametrize(
+    ("ended", "word"),
+    [(Exit(0, 1), "Completed"), (Exit(3, 1), "Error"), (Exit(137, 1, oom_killed=True), "OOMKilled"),
+     (Exit(128, 1, reason="StartError"), "StartError")],
+)  # fmt: skip
+def test_reasons(ended: Exit, word: str) -> None:
+    assert ended.cri_reason == word
+
+
+def test_prefixes_and_filters() -> None:
+    index = Index()
+    first, second = sandbox("ab" + "0" * 62, app="x"), sandbox("ac" + "0" * 62, app="y")
+    index.sandboxes.add(first), index.sandboxes.add(second)
+    assert index.sandboxes.find("ab") is first and index.sandboxes.find("a") is None
+    assert index.sandboxes.find("") is None and index.sandboxes.find("zz") is None
+    with pytest.raises(NotFound):
+        index.sandboxes.get("a")
+    one = container("d" * 64, first, k="v")
+    index.containers.add(one)
+    assert index.select_containers(sandbox="ab", labels={"k": "v"}) == [one]
+    assert index.select_containers(sandbox="ac") == index.select_containers(sandbox="zz") == []
+    assert index.select_sandboxes(labels={"app": "y"}) == [second]
+    assert index.users_of("sha256:i") == [one.id]
+    index.sandboxes.remove(first), index.sandboxes.remove(first)
+    assert index.sandboxes.find("ab") is None and index.sandboxes.named(first.name) is None
+
+
+def test_deep_trees_and_links_are_deleted(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "keep").touch()
+    top = tmp_path / "top"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(5000):
+        os.mkdir("d", dir_fd=here)
+        os.symlink(outside, "link", dir_fd=here)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(here)
+    disk.remove_tree(top)
+    disk.remove_tree(top)
+    assert not top.exists() and (outside / "keep").exists()
+
+
+def test_a_process_is_known_by_its_start() -> None:
+    started = start_time_of(os.getpid())
+    assert started is not None
+    assert Process(os.getpid(), started).alive() and not Process(os.getpid(), started + 1).alive()
+    assert start_time_of(2**22 + 1) is None
+
+
+async def test_equal_calls_join_and_outlive_their_callers() -> None:
+    joined, runs = Joined(), []
+
+    async def work() -> int:
+        runs.append(1)
+        await asyncio.sleep(0.05)
+        return 7
+
+    caller = asyncio.create_task(joined.join("k", work))
+    await asyncio.sleep(0.01)
+    caller.cancel()
+    assert await asyncio.gather(*(joined.join("k", work) for _ in range(20))) == [7] * 20
+    assert runs == [1] and "k" not in joined
+
+
+async def test_a_gate_waits_for_those_inside() -> None:
+    gate = Gate()
+    await gate.empty()
+    with gate, gate, pytest.raises(TimeoutError):
+        await asyncio.wait_for(gate.empty(), 0.01)
+    await gate.empty()
+
+
+async def test_steps_are_undone_in_reverse_and_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Steps, "registered", {})
+    seen: list[str] = []
+
+    def step(name: str, *, fails: bool = False, undo_fails: bool = False) -> Step[list[str]]:
+        async def do(work: list[str]) -> None:
+            work.append(f"do {name}")
+            if fails:
+                raise NotFound(name)
+
+        async def undo(work: list[str]) -> None:
+            work.append(f"undo {name}")
+            if undo_fails:
+                raise OSError("stuck")
+
+        return Step(name, do, undo)
+
+    async def stuck(work: list[str]) -> None:
+        work.append("stuck")
+
+    steps = Steps(
+        "verb", [step("a"), step("b", undo_fails=True), step("c", fails=True), step("d")], stuck=stuck
+    )
+    with pytest.raises(NotFound) as caught:
+        await steps.run(seen)
+    assert seen == ["do a", "do b", "do c", "undo c", "undo b", "undo a", "stuck"]
+    assert caught.value.__notes__ == ["could not undo b: stuck"]
+    assert Steps.points() == ["verb.a", "verb.b", "verb.c", "verb.d"]
+    with pytest.raises(ValueError, match="twice"):
+        Steps("verb", [])
+
+
+async def test_failpoints() -> None:
+    points = Failpoints.parse("a.b=2*error,c.d=delay(1)")
+    for _ in range(2):
+        with pytest.raises(InjectedError):
+            await points.reached("a.b")
+    await points.reached("a.b")
+    await points.reached("c.d")
+    await points.reached("other")
+    with pytest.raises(ValueError):
+        Failpoints.parse("a.b=explode")
