@@ -55,7 +55,7 @@ def answer(plugin: Plugin, environment: Mapping[str, str], content: bytes) -> tu
         result = perform(plugin, call, config)
         return 0, b"" if result is None else _encode(result.to_json(cni_version))
     except Exception as error:
-        return 1, _encode(refusal(plugin, error).to_json(cni_version))
+        return 1, _encode(refusal(plugin.name, error).to_json(cni_version))
 
 
 def perform(plugin: Plugin, call: Call, config: PluginConfig) -> Result | None:
@@ -69,18 +69,18 @@ def perform(plugin: Plugin, call: Call, config: PluginConfig) -> Result | None:
     return None
 
 
-def refusal(plugin: Plugin, error: Exception) -> CniError:
+def refusal(name: str, error: Exception) -> CniError:
     """Any exception as the error that the specification wants; a bug leaves its traceback on stderr."""
     if isinstance(error, CniError):
-        return CniError(error.code, f"{plugin.name}: {error.message}", error.details)
+        return CniError(error.code, f"{name}: {error.message}", error.details)
     if isinstance(error, InvalidArgument):
-        return CniError(INVALID_CONFIG, f"{plugin.name}: {error.message}")
+        return CniError(INVALID_CONFIG, f"{name}: {error.message}")
     if isinstance(error, Error):
-        return CniError(IO_FAILURE, f"{plugin.name}: {error.message}")
+        return CniError(IO_FAILURE, f"{name}: {error.message}")
     if isinstance(error, OSError):
-        return CniError(IO_FAILURE, f"{plugin.name}: {error}")
+        return CniError(IO_FAILURE, f"{name}: {error}")
     traceback.print_exception(error, file=sys.stderr)
-    return CniError(INTERNAL, f"{plugin.name}: {type(error).__name__}: {error}")
+    return CniError(INTERNAL, f"{name}: {type(error).__name__}: {error}")
 
 
 def serve(plugin: Plugin) -> NoReturn:

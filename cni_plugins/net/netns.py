@@ -56,6 +56,12 @@ def exists(path: str) -> bool:
     return True
 
 
+def identity() -> tuple[int, int]:
+    """Device and inode of the namespace that the thread is in."""
+    found = os.stat(_OWN)
+    return found.st_dev, found.st_ino
+
+
 @contextlib.contextmanager
 def inside(descriptor: int) -> Iterator[None]:
     """Be in the namespace for a block; sockets made there stay in it."""

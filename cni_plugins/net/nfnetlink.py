@@ -36,7 +36,7 @@ _VERDICT_CODE, _VERDICT_CHAIN, _JUMP = 1, 2, -3
 _RULE_TABLE, _RULE_CHAIN = 1, 2
 _COMMENT = 0
 _ELEMENTS_PER_REQUEST = 100
-_borrowed: NetlinkSocket | None = None
+_kept: NetlinkSocket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,21 @@ class Element:
     comment: str = ""
 
 
-def borrow(descriptor: int) -> None:
-    """Use a netfilter socket that this process inherited for all that follows; it stays the lender's.
+def keep_open() -> None:
+    """Make one socket in the present namespace and use it for all that follows; for processes that serve many requests.
 
-    Closing a netfilter socket waits until the kernel has destroyed removed elements, 6 to 20 ms; a socket that somebody
-    else holds too is not closed (nft_rcv_nl_event, net/netfilter/nf_tables_api.c).
+    Closing a netfilter socket waits until the kernel has destroyed removed elements, 6 to 20 ms (nft_rcv_nl_event,
+    net/netfilter/nf_tables_api.c).
     """
-    global _borrowed
-    _borrowed = NetlinkSocket(_NETLINK_NETFILTER, descriptor=descriptor)
+    global _kept
+    _kept = NetlinkSocket(_NETLINK_NETFILTER)
 
 
 @contextmanager
 def filter_socket() -> Iterator[NetlinkSocket]:
-    """The borrowed socket, or a new one in the namespace that the process is in."""
-    if _borrowed is not None:
-        yield _borrowed
+    """The socket that is kept open, or a new one in the namespace that the process is in."""
+    if _kept is not None:
+        yield _kept
         return
     with NetlinkSocket(_NETLINK_NETFILTER) as netfilter:
         yield netfilter

@@ -7,7 +7,6 @@ One `send` carries many requests and the kernel answers each: a whole pod is set
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -75,22 +74,17 @@ def text(value: bytes | None) -> str:
 
 
 class NetlinkSocket:
-    """A netlink socket of the namespace that the process is in when it is made. Close it, or use it in `with`.
+    """A netlink socket of the namespace that the process is in when it is made. Close it, or use it in `with`."""
 
-    descriptor: an open socket to use instead of making one.
-    """
-
-    def __init__(self, protocol: int, *, descriptor: int | None = None) -> None:
-        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+    def __init__(self, protocol: int) -> None:
         try:
-            self._socket = socket.socket(socket.AF_NETLINK, kind, protocol, fileno=descriptor)
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         except OSError as error:
             raise KernelError("socket", f"AF_NETLINK protocol {protocol}", error.errno or 0) from None
         self._socket.settimeout(_RECEIVE_TIMEOUT_S)
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
-        self._sequence = int.from_bytes(os.urandom(3), "big") << 6
-        """Anywhere: a socket that was lent may still hold answers for an earlier borrower."""
+        self._sequence = 0
 
     def close(self) -> None:
         self._socket.close()

@@ -34,7 +34,11 @@ class PluginConfig:
     @classmethod
     def parse(cls, content: bytes) -> PluginConfig:
         """The object on a plugin's stdin. Raises CniError 6 or 7; versions are not yet judged."""
-        value = decode_object(content, "the configuration on stdin")
+        return cls.from_object(decode_object(content, "the configuration on stdin"))
+
+    @classmethod
+    def from_object(cls, value: dict[str, Any]) -> PluginConfig:
+        """The same for a decoded object."""
         name, kind, cni_version = (
             value.get("name"),
             value.get("type"),

@@ -1,4 +1,4 @@
-"""Runs a network's plugins in order: ours in errands, several in one; an executable of `bin_dir` by that name wins.
+"""Runs a network's plugins in order: ours in workers, several in one request; an executable of `bin_dir` wins.
 
 Everything that comes back is judged by `cni_plugins.protocol`: a plugin's answer is another program's output.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -22,13 +20,12 @@ from cni_plugins.protocol.errors import INVALID_ENVIRONMENT, NO_ADDRESS_LEFT, Cn
 from cni_plugins.protocol.result import Result
 from cri_server.network.attachments import Attachment
 from cri_server.network.model import ErrandOutcome, Errands
+from cri_server.network.workers import Workers
 from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted
 
 IFNAME = "eth0"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_NETLINK_NETFILTER = 12
 _WORDS_LIMIT = 500
-_SPARE_SOCKETS = 8
 _OUTPUT_LIMIT_BYTES = LIMIT_BYTES + 1
 _HOUSEKEEPING_TIMEOUT_S = 10.0
 """For what runs while no pod can be attached."""
@@ -48,11 +45,10 @@ class PluginRunner:
 
     def __init__(self, errands: Errands, bin_dirs: tuple[str, ...], timeout_s: float) -> None:
         self._errands, self._bin_dirs, self._timeout_s = errands, bin_dirs, timeout_s
-        self._sockets: list[socket.socket] = []
+        self._workers = Workers(errands)
 
     def close(self) -> None:
-        while self._sockets:
-            self._sockets.pop().close()
+        self._workers.close()
 
     def missing(self, network: NetworkList) -> list[str]:
         """The plugins of `network` that there is no program for."""
@@ -128,14 +124,8 @@ class PluginRunner:
                 wanted.append({"environment": call.environment(), "inputs": [s.input for s in steps]})
         if not any(a["inputs"] for a in wanted):
             return 0
-        content = json.dumps({"attachments": wanted}).encode()
-        with self._filter_socket() as fds:
-            done = await self._errands.run(
-                "cni_plugins.errand:restore", {}, fds, timeout_s=_HOUSEKEEPING_TIMEOUT_S, stdin=content
-            )
-        if done.exit_code != 0:
-            raise PeerError(f"restoring host rules failed: {_words(done.stderr)}")
-        return int(decode_object(done.stdout, "the answer")["restored"])
+        request = {"do": "restore", "environment": {"CNI_COMMAND": "restore"}, "attachments": wanted}
+        return int((await self._ask(request, _HOUSEKEEPING_TIMEOUT_S))["restored"])
 
     async def _for_network(
         self, command: str, network: NetworkList, valid: list[dict[str, str]] | None, timeout_s: float
@@ -189,32 +179,33 @@ class PluginRunner:
         loopback: bool,
         timeout_s: float | None = None,
     ) -> Result | None:
-        """Run consecutive plugins of ours in one errand; the last result of an ADD."""
+        """Run consecutive plugins of ours in one request; the last result of an ADD."""
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
             raise PeerError(f"there is no CNI plugin {unknown[0]!r} in {':'.join(self._bin_dirs)}")
         request = {
+            "do": "chain",
+            "environment": _environment(call),
+            "loopback": loopback,
             "inputs": [step.input for step in steps],
             "previous": None if previous is None else previous.to_json(network.cni_version),
         }
-        arguments = {"environment": _environment(call), "loopback": loopback}
-        with self._filter_socket() as fds:
-            done = await self._errands.run(
-                "cni_plugins.errand:chain",
-                arguments,
-                fds,
-                timeout_s=self._timeout_s if timeout_s is None else timeout_s,
-                stdin=json.dumps(request).encode(),
-                output_limit_bytes=_OUTPUT_LIMIT_BYTES,
-            )
+        answer = await self._ask(request, self._timeout_s if timeout_s is None else timeout_s)
+        result = answer["result"]
         names = "+".join(step.kind for step in steps) or "loopback"
-        answer = _decode(done, names, call.command)
-        if isinstance(answer.get("error"), dict):
-            raise _refused(str(answer.get("plugin", names)), call.command, from_json(answer["error"]))
-        if done.exit_code != 0:
-            raise PeerError(f"CNI plugins {names} ended with {done.exit_code}: {_words(done.stderr)}")
-        result = answer.get("result")
         return None if result is None else _judge(result, names, network)
+
+    async def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """A worker's answer; raises what it refuses with."""
+        answer = await self._workers.ask(request, timeout_s)
+        if "error" in answer:
+            refused = _refused(
+                answer["plugin"], request["environment"]["CNI_COMMAND"], from_json(answer["error"])
+            )
+            if answer["trace"]:
+                refused.add_note(answer["trace"])
+            raise refused
+        return answer
 
     async def _add_foreign(
         self, call: Call, step: _Step, previous: Result | None, network: NetworkList
@@ -250,27 +241,6 @@ class PluginRunner:
                 ) from None
             raise _refused(step.kind, call.command, refused)
         return done
-
-    @contextmanager
-    def _filter_socket(self) -> Iterator[tuple[int, ...]]:
-        """A netfilter socket to lend to an errand: who closes the last copy waits for the kernel, 6 to 20 ms.
-
-        Used by one errand at a time; one whose errand failed may hold answers and is not lent again.
-        """
-        try:
-            lent = self._sockets.pop() if self._sockets else _open_filter_socket()
-        except OSError:
-            yield ()
-            return
-        try:
-            yield (lent.fileno(),)
-        except BaseException:
-            lent.close()
-            raise
-        if len(self._sockets) < _SPARE_SOCKETS:
-            self._sockets.append(lent)
-        else:
-            lent.close()
 
 
 def _groups(steps: list[_Step]) -> Iterator[tuple[bool, list[_Step]]]:
@@ -335,7 +305,3 @@ def _words(output: bytes) -> str:
 def _is_ours(path: str) -> bool:
     with open(path, "rb", buffering=0) as file:
         return is_ours(file.read(HEAD_BYTES) or b"")
-
-
-def _open_filter_socket() -> socket.socket:
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any
 
@@ -161,23 +160,3 @@ def test_an_error_names_call_and_subject_and_the_rest_is_done(host: Host) -> Non
             codec.call(new_address(lo.index, ip_interface("10.5.0.1/32")))
         with pytest.raises(KernelError, match="ENETUNREACH"):
             codec.call(new_route(ip_network("10.7.0.0/16"), oif=lo.index, gateway=ip_address("192.0.2.99")))
-
-
-def test_answers_of_an_earlier_borrower_are_not_taken_for_ours(host: Host) -> None:
-    """A socket that is lent again may hold answers that its last borrower did not live to read."""
-    from cni_plugins.net.wire import NetlinkSocket
-
-    lent = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-    with lent:
-        first = NetlinkSocket(socket.NETLINK_ROUTE, descriptor=lent.fileno())
-        first._send(_raw_question(), set_link(name="lo"))  # killed before it reads
-        second = NetlinkSocket(socket.NETLINK_ROUTE, descriptor=lent.fileno())
-        found = find_link(second, name="lo")
-        assert found is not None and found.name == "lo"
-        first._socket.detach(), second._socket.detach()
-
-
-def _raw_question() -> bytes:
-    import struct
-
-    return struct.pack("IHHII", 32, 18, 1 | 4 | 0x300, 12345, 0) + bytes(16)

@@ -1,0 +1,131 @@
+"""Forks of the zygote that stay and run our plugins, request after request; a few idle ones are kept.
+
+A worker serves one request at a time. One that misses its deadline, dies or is cancelled is killed, never asked again;
+the next request finds another idle one or has one forked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from typing import Any
+
+from cri_server.network.model import ErrandOutcome, Errands
+from pyrunc.errors import DeadlineExceeded, Error, PeerError
+
+_FUNCTION = "cni_plugins.errand:serve"
+_MOST_IDLE = 2
+_MOST_REQUESTS = 1000
+_ANSWER_LIMIT_BYTES = 1 << 24
+_LENGTH = struct.Struct(">I")
+
+
+class Workers:
+    """The workers of one server. Use from one event loop."""
+
+    def __init__(self, errands: Errands) -> None:
+        self._errands = errands
+        self._idle: list[_Worker] = []
+        self._ending: set[asyncio.Task[ErrandOutcome]] = set()
+
+    def close(self) -> None:
+        """Hang up; idle workers end by themselves."""
+        while self._idle:
+            self._retire(self._idle.pop())
+
+    async def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer to `request`. Raises DeadlineExceeded, PeerError when the worker dies before it answers."""
+        worker = await self._take()
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await worker.ask(request)
+        except TimeoutError:
+            self._retire(worker, kill=True)
+            raise DeadlineExceeded(f"the CNI plugins took longer than {timeout_s:g} s") from None
+        except BaseException:
+            self._retire(worker, kill=True)
+            raise
+        if worker.requests < _MOST_REQUESTS and len(self._idle) < _MOST_IDLE:
+            self._idle.append(worker)
+        else:
+            self._retire(worker)
+        return answer
+
+    async def _take(self) -> _Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.alive:
+                return worker
+            self._retire(worker)
+        return await _Worker.start(self._errands)
+
+    def _retire(self, worker: _Worker, *, kill: bool = False) -> None:
+        """Its end is awaited in the background: nobody needs to."""
+        worker.hang_up()
+        if kill:
+            worker.ending.cancel()
+        self._ending.add(worker.ending)
+        worker.ending.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[ErrandOutcome]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: a worker that was killed with its zygote
+
+
+class _Worker:
+    """One worker. `ending` is the errand that it runs in."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ending: asyncio.Task[ErrandOutcome]
+    ) -> None:
+        self._reader, self._writer, self.ending = reader, writer, ending
+        self.requests = 0
+
+    @classmethod
+    async def start(cls, errands: Errands) -> _Worker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        return cls(reader, writer, asyncio.create_task(_run(errands, theirs)))
+
+    @property
+    def alive(self) -> bool:
+        return not self.ending.done() and not self._reader.at_eof()
+
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.requests += 1
+        content = json.dumps(request).encode()
+        try:
+            self._writer.write(_LENGTH.pack(len(content)) + content)
+            await self._writer.drain()
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > _ANSWER_LIMIT_BYTES:
+                raise PeerError("a CNI worker gave an answer beyond all measure")
+            answer: dict[str, Any] = json.loads(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise PeerError(f"a CNI worker ended before it answered{await self._last_words()}") from None
+        return answer
+
+    async def _last_words(self) -> str:
+        try:
+            outcome = await self.ending
+        except Error as error:
+            return f": {error.message}"
+        words = " ".join(outcome.stderr.decode("utf-8", "replace").split())
+        return f" ({outcome.exit_code})" + (f": {words[-500:]}" if words else "")
+
+    def hang_up(self) -> None:
+        self._writer.close()
+
+
+async def _run(errands: Errands, theirs: socket.socket) -> ErrandOutcome:
+    """The errand's whole life. Our copy of its socket is closed with it, which is the end of file for who waits."""
+    with theirs:
+        return await errands.run(_FUNCTION, {}, (theirs.fileno(),))
