@@ -59,6 +59,9 @@ _RULES_AT_MOST = 3
 _NOWHERE = -1
 """What is stored where no path leads: everything, so that it is neutral when paths meet."""
 _pack = _encode.OPERATION.pack
+_plain: dict[tuple[int, tuple[Argument, ...]], bytes] = {}
+"""Calls with numbers alone, without a rule or a result, packed: dropping the capabilities is 38 of them each time."""
+_PLAIN_AT_MOST = 1000
 
 
 class _Jump:
@@ -213,13 +216,19 @@ class Assembler:
         number = self._syscalls.get(name)
         if number is None:
             raise Unsupported(f"system call {name} on {self.arch.machine}")
+        plain = not skip and skip_any is None and ok is NEXT
+        if plain and (known := _plain.get((number, args))) is not None and store is None and retry is None:
+            self._append(known, name)
+            return
         kinds, words = self._arguments(args, name)
         errno, times = retry or (0, 0)
         place, width = (store.offset, store.width) if store is not None else (0, 0)
         if store is not None:
             self._stored |= store.bit
-        if not skip and skip_any is None and ok is NEXT:
+        if plain:
             packed = _pack(SYS, width, 0, number, 0, 0, 0, errno, place, kinds, 0, 0, 0, 0, times, *words)
+            if not kinds and store is None and retry is None and len(_plain) < _PLAIN_AT_MOST:
+                _plain[number, args] = packed
             self._append(packed, name)
             return
         errnos = list(skip) if skip else []
