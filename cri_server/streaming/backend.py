@@ -48,7 +48,8 @@ class Session(Protocol):
     """A running exec or attach.
 
     The descriptors are pipes, sockets or a pty's master; `None` where the client did not ask for the stream. With a tty
-    `stdout_fd` is the master and `stdin_fd` a duplicate. They stay valid until `close_stdin` and `close`.
+    `stdout_fd` is the master and `stdin_fd` a duplicate. They stay valid until `close_stdin` and `close`, and are made
+    non-blocking.
     """
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
@@ -89,6 +90,9 @@ async def _finish(session: Session) -> None:
 
 async def _serve(session: Session, streams: CommandStreams) -> int:
     """Move bytes until the process has ended and its output is sent; its exit code."""
+    for fd in (session.stdin_fd, session.stdout_fd, session.stderr_fd):
+        if fd is not None:
+            os.set_blocking(fd, False)
     inputs = [asyncio.create_task(_copy_in(session, streams.stdin))] if streams.stdin else []
     if streams.resize:
         inputs.append(asyncio.create_task(_copy_sizes(session, streams.resize)))

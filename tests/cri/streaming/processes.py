@@ -123,9 +123,6 @@ def start(options: ExecOptions) -> ProcessSession:
     for file in files:
         if file is not None:
             file.close()
-    for fd in fds:
-        if fd is not None:
-            os.set_blocking(fd, False)
     return ProcessSession(process, *fds)
 
 
@@ -140,5 +137,4 @@ def _start_on_pty(options: ExecOptions) -> ProcessSession:
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     os.close(slave)
-    os.set_blocking(master, False)
     return ProcessSession(process, os.dup(master) if options.stdin else None, master, None)

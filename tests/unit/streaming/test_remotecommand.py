@@ -67,8 +67,6 @@ class Process(Descriptors):
             os.pipe() for _ in range(3)
         )
         super().__init__(stdin, stdout, stderr)
-        for fd in (stdin, stdout, stderr):
-            os.set_blocking(fd, False)
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.sizes: list[tuple[int, int]] = []
         self.closed = 0
@@ -140,7 +138,6 @@ async def test_stdin_is_copied_and_its_end_too() -> None:
     client.stdin.feed(b"in")
     client.stdin.feed(b"put")
     client.stdin.end()
-    os.set_blocking(process.its_stdin, True)
     assert await asyncio.to_thread(os.read, process.its_stdin, 100) in (b"in", b"input")
     while await asyncio.to_thread(os.read, process.its_stdin, 100):
         pass
@@ -275,7 +272,6 @@ async def test_a_resize_that_fails_does_not_matter() -> None:
 async def test_the_end_of_a_pty() -> None:
     client = Client()
     master, slave = pty.openpty()
-    os.set_blocking(master, False)
     process = Process()
     process.close_descriptors()
     process.stdin_fd, process.stdout_fd = os.dup(master), master

@@ -1,0 +1,236 @@
+"""The whole chain: Go's clients, the streaming server, a shim, and a process in a real container."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import RPC_TIMEOUT_S, Server
+
+TRANSPORTS = {"spdy": [], "websocket": ["-websocket", "-protocol", "v5.channel.k8s.io"]}
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[Server]:
+    with Server() as server:
+        server.load_image()
+        yield server
+
+
+@pytest.fixture
+def node(module_server: Server) -> Iterator[Server]:
+    yield module_server
+    module_server.remove_all()
+
+
+class Client:
+    """Go's client, run where the server's loopback is."""
+
+    def __init__(self, program: Path, server: Server) -> None:
+        self._program, self._server = program, server
+
+    def inside(self, *command: str | Path) -> list[str | Path]:
+        return ["nsenter", f"--net=/proc/{self._server.pid}/ns/net", "--", *command]
+
+    def exec(
+        self,
+        container: str,
+        *command: str,
+        stdin: bool = False,
+        tty: bool = False,
+        more: list[str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        request = api.ExecRequest(
+            container_id=container, cmd=command, stdin=stdin, stdout=True, stderr=not tty, tty=tty
+        )
+        url = self._server.runtime.Exec(request, timeout=RPC_TIMEOUT_S).url
+        return self._start(url, stdin, tty, more)
+
+    def attach(
+        self, container: str, *, stdin: bool = False, tty: bool = False, more: list[str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        request = api.AttachRequest(container_id=container, stdin=stdin, stdout=True, stderr=not tty, tty=tty)
+        url = self._server.runtime.Attach(request, timeout=RPC_TIMEOUT_S).url
+        return self._start(url, stdin, tty, more)
+
+    def _start(self, url: str, stdin: bool, tty: bool, more: list[str] | None) -> subprocess.Popen[bytes]:
+        flags = ["-stdout", *(["-stdin"] if stdin else []), "-tty" if tty else "-stderr", *(more or [])]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            self.inside(self._program, "exec", "-url", url, *flags),
+            stdin=pipe if stdin else subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+        )
+
+    @contextlib.contextmanager
+    def forward(self, pod: str, *ports: int) -> Iterator[list[int]]:
+        request = api.PortForwardRequest(pod_sandbox_id=pod, port=ports)
+        url = self._server.runtime.PortForward(request, timeout=RPC_TIMEOUT_S).url
+        arguments = ["forward", "-url", url, "-ports", ",".join(f":{port}" for port in ports)]
+        process = subprocess.Popen(
+            self.inside(self._program, *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        try:
+            yield [int(word) for word in process.stdout.readline().split()]
+        finally:
+            process.communicate(timeout=10)
+
+
+@pytest.fixture
+def client(goclient: Path, node: Server) -> Client:
+    return Client(goclient, node)
+
+
+@pytest.fixture
+def container(node: Server) -> str:
+    return node.launch(node.run_pod())
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_exec(client: Client, container: str, transport: str) -> None:
+    process = client.exec(
+        container, "sh", "-c", "cat; echo oh >&2; exit 7", stdin=True, more=TRANSPORTS[transport]
+    )
+    assert process.communicate(b"input\n", timeout=20) == (b"input\n", b"oh\n")
+    assert process.returncode == 7
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_exec_on_a_terminal(client: Client, container: str, transport: str) -> None:
+    more = [*TRANSPORTS[transport], "-sizes", "91x17"]
+    script = (
+        'tty; while [ "$(stty size)" != "17 91" ]; do sleep 0.05; done; read line; echo "got $line"; exit 3'
+    )
+    process = client.exec(container, "sh", "-c", script, stdin=True, tty=True, more=more)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"/dev/pts/0\r\n"
+    process.stdin.write(b"this\r")
+    process.stdin.flush()
+    assert process.stdout.read().endswith(b"got this\r\n")
+    assert process.wait(10) == 3  # stdin is still open
+    process.communicate()
+
+
+def test_exec_of_nothing(client: Client, container: str) -> None:
+    process = client.exec(container, "/no/such/command")
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert b"/no/such/command" in stderr
+
+
+def test_large_data_through_a_container(client: Client, container: str) -> None:
+    data = os.urandom(40 << 20)
+    process = client.exec(container, "cat", stdin=True)
+    assert process.communicate(data, timeout=60)[0] == data
+
+
+def processes(node: Server, container: str) -> str:
+    return node.output(container, "ps")
+
+
+def test_an_exec_dies_with_its_client(client: Client, node: Server, container: str) -> None:
+    process = client.exec(container, "sh", "-c", "sleep 4711 & echo ready; sleep 4712")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    assert "4711" in processes(node, container)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while "471" in processes(node, container):
+        assert time.monotonic() < deadline, processes(node, container)
+        time.sleep(0.1)
+
+
+def shell(node: Server, **changes: bool) -> str:
+    return node.launch(node.run_pod(), node.container_config(["sh"], stdin=True, **changes))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_attach_and_end_the_input_once(client: Client, node: Server, transport: str) -> None:
+    """As critest does: write to a shell, end stdin, get the output and the end."""
+    container = shell(node, stdin_once=True)
+    process = client.attach(container, stdin=True, more=TRANSPORTS[transport])
+    assert process.communicate(b"echo hello\n", timeout=20) == (b"hello\n", b"")
+    assert process.returncode == 0
+    assert node.wait_exit(container).exit_code == 0
+
+
+def test_a_seat_can_be_left_and_taken_again(client: Client, node: Server) -> None:
+    container = shell(node)
+    first = client.attach(container, stdin=True)
+    assert first.stdin is not None and first.stdout is not None
+    first.stdin.write(b"echo first\n")
+    first.stdin.flush()
+    assert first.stdout.readline() == b"first\n"
+    first.kill()
+    first.communicate()
+    second = client.attach(container, stdin=True)
+    assert second.communicate(b"echo second; exit 9\n", timeout=20)[0] == b"second\n"
+    assert second.returncode == 9
+    assert node.log_lines(container) == ["first", "second"]
+
+
+def test_many_seats_see_the_same(client: Client, node: Server) -> None:
+    container = node.launch(
+        node.run_pod(), node.container_config(["sh", "-c", "read x; echo to all"], stdin=True)
+    )
+    watchers = [client.attach(container) for _ in range(5)]
+    time.sleep(1)  # they have no way to say that they sit
+    writer = client.attach(container, stdin=True)
+    assert writer.communicate(b"\n", timeout=20)[0] == b"to all\n"
+    assert [watcher.communicate(timeout=20)[0] for watcher in watchers] == [b"to all\n"] * 5
+
+
+def test_attach_to_a_terminal(client: Client, node: Server) -> None:
+    container = shell(node, tty=True)
+    process = client.attach(container, stdin=True, tty=True, more=["-sizes", "91x17"])
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"while [ \"$(stty size)\" != '17 91' ]; do sleep 0.05; done; stty size; exit 5\r")
+    process.stdin.flush()
+    assert b"17 91\r\n" in process.stdout.read()
+    assert process.wait(10) == 5
+    process.communicate()
+
+
+def test_port_forward_into_the_pod(client: Client, node: Server) -> None:
+    pod = node.run_pod()
+    node.launch(pod, node.container_config(["nc", "-ll", "-p", "8080", "-e", "cat"]))
+    with client.forward(pod, 8080, 9) as (port, closed):
+        for text in (b"one", b"two"):
+            talk = subprocess.run(
+                client.inside("busybox", "nc", "127.0.0.1", str(port)),
+                input=text,
+                capture_output=True,
+                timeout=20,
+            )
+            assert talk.stdout == text
+        refused = subprocess.run(
+            client.inside("busybox", "nc", "127.0.0.1", str(closed)),
+            input=b"",
+            capture_output=True,
+            timeout=20,
+        )
+        assert refused.stdout == b""
+
+
+def test_port_forward_to_the_hosts_network(client: Client, node: Server) -> None:
+    pod = node.run_pod(host_network=True)
+    node.launch(pod, node.container_config(["nc", "-ll", "-p", "12003", "-e", "cat"]))
+    with client.forward(pod, 12003) as (port,):
+        talk = subprocess.run(
+            client.inside("busybox", "nc", "127.0.0.1", str(port)),
+            input=b"here",
+            capture_output=True,
+            timeout=20,
+        )
+    assert talk.stdout == b"here"
