@@ -48,10 +48,10 @@ def test_detached_it_becomes_our_child(box: Box, tmp_path: Path) -> None:
     ("options", "command", "expected"),
     [
         (["--cwd", "/tmp"], "pwd", "/tmp"),
-        (["--env", "A=1 2", "-e", "B="], "echo $A.$B.", "1 2.."),
+        (["-e", "A=1 2", "-e", "B="], "echo $A.$B.", "1 2.."),
         (["--user", "1000:1001"], "echo $(id -u):$(id -g)", "1000:1001"),
         (
-            ["--user", "1000", "-g", "7", "--additional-gids", "8"],
+            ["--user", "1000", "-g", "7", "-g", "8"],
             "grep ^Groups /proc/self/status | tr -d '\t\n '",
             "Groups:78",
         ),

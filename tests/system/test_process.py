@@ -139,7 +139,8 @@ def test_the_executable_is_not_ours(runtime: Runtime) -> None:
     box.create().ok()
     exe = os.stat(f"/proc/{box.pid}/exe")
     program = os.stat(runtime.program[0])
-    assert (exe.st_dev, exe.st_ino) != (program.st_dev, program.st_ino)
+    if runtime.is_pyrunc:  # runc 1.1.5 protects its own file by a read-only bind
+        assert (exe.st_dev, exe.st_ino) != (program.st_dev, program.st_ino)
     with pytest.raises(OSError, match=r"Text file busy|Permission denied|Operation not permitted|Read-only"):
         open(f"/proc/{box.pid}/exe", "r+b")
 

@@ -73,6 +73,8 @@ def test_stats(runtime: Runtime) -> None:
 
 
 def test_events_end_with_the_container(runtime: Runtime) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("waits for cgroup v1 events here")
     box = runtime.box("sleep", "0.5").up()
     lines = runtime("events", "--interval", "100ms", box.id).ok().out.splitlines()
     assert 1 <= len(lines) <= 60 and all(json.loads(line)["type"] == "stats" for line in lines)
@@ -131,7 +133,8 @@ def test_hooks_of_the_runtime_in_order_with_the_state(runtime: Runtime, tmp_path
     hooks = {name: [hook(tmp_path, name)] for name in names}
     box = runtime.box("sleep", "60", change=lambda c: c.update(hooks=hooks, annotations={"k": "v"}))
     box.create().ok()
-    assert (tmp_path / "order").read_text().split() == ["prestart", "createRuntime"]
+    if runtime.is_pyrunc:  # old runc runs poststart too early
+        assert (tmp_path / "order").read_text().split() == ["prestart", "createRuntime"]
     pid = box.pid
     box.start().ok()
     box.delete("--force").ok()
