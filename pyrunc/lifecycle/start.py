@@ -12,10 +12,7 @@ from _socket import socket as _Socket
 from errno import ECONNREFUSED, ENOENT
 
 from pyrunc.errors import Error, KernelError, WrongState
-from pyrunc.lifecycle.birth import worded
-from pyrunc.lifecycle.create import START_SOCKET
-from pyrunc.plan.lower_process import NO_PROGRAM
-from pyrunc.program.errors import OperationFailed
+from pyrunc.lifecycle.state import START_SOCKET
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
