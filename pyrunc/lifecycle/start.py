@@ -34,6 +34,10 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
         connection.close()
     if answer:
         number = abs(int.from_bytes(answer[:4], "little", signed=True))
+        from pyrunc.lifecycle.birth import worded  # a good start needs none of these
+        from pyrunc.plan.lower_process import NO_PROGRAM
+        from pyrunc.program.errors import OperationFailed
+
         raise worded(OperationFailed("exec", args[0], number, "", -1, None, NO_PROGRAM), args)
 
 
