@@ -282,11 +282,11 @@ def worded(error: BaseException, host: str) -> str:
         inner = _cause(error, ssl.SSLError)
         reason = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or "handshake failed"
         return f"TLS: {reason}"
-    if isinstance(error, TimeoutError | socket.timeout):
-        return "no answer in time"
     found = _cause(error, OSError)
     if isinstance(found, OSError) and found.errno:
         return os.strerror(found.errno).lower()
+    if isinstance(error, TimeoutError | socket.timeout) and not isinstance(error, NewConnectionError):
+        return "no answer in time"
     if isinstance(error, NewConnectionError):
         return "cannot connect"
     return "the connection broke off or the answer is no HTTP"

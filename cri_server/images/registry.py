@@ -250,19 +250,16 @@ class Registry:
     def _token(self, host: Host, challenge: logins.Challenge, who: Credential) -> str:
         request = logins.token_request(challenge, who, host, f"repository:{self._reference.path}:pull")
 
-        def ask() -> str:
-            with self._session.token(host, request.url, request.headers, request.body) as response:
-                if response.status in _RETRIED:
-                    raise Unavailable(
-                        f"{host.netloc}: its token server answered {response.status}", _retry_after(response)
-                    )
-                if response.status != 200:
-                    raise Unauthorized(f"{host.netloc}: its token server answered {response.status}")
-                return logins.read_token(
-                    self._all(host, response, logins.TOKEN_LIMIT_BYTES, "a token"), host.netloc
+        with self._session.token(host, request.url, request.headers, request.body) as response:
+            if response.status in _RETRIED:
+                raise Unavailable(
+                    f"{host.netloc}: its token server answered {response.status}", _retry_after(response)
                 )
-
-        return self._retrying(host, ask)
+            if response.status != 200:
+                raise Unauthorized(f"{host.netloc}: its token server answered {response.status}")
+            return logins.read_token(
+                self._all(host, response, logins.TOKEN_LIMIT_BYTES, "a token"), host.netloc
+            )
 
     def _refusal(self, host: Host, response: BaseHTTPResponse, what: str) -> Error:
         """The error for a status. Of the body only registry error codes are shown: it may echo what was sent."""
@@ -280,6 +277,8 @@ class Registry:
             return _NoSuch(f"{subject}: not found")
         if response.status in _RETRIED:
             return Unavailable(f"{host.netloc}: {status}", _retry_after(response))
+        if response.status == 416:  # we asked for what should be left
+            return DigestMismatch(f"{subject}: the blob is shorter than promised")
         return PeerError(f"{subject}: unexpected status {status}")
 
 

@@ -1,0 +1,505 @@
+"""Registries that fail, lie or attack: each ends as documented, nothing becomes visible, no secret is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server.images import build
+from cri_server.images import manifest as types
+from cri_server.images.build import image, layer
+from cri_server.images.model import Auth
+from cri_server.images.service import ImageService
+from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unsupported
+from tests.cri.images.test_pull import hosts_toml, left_over, make
+from tests.support.registry import Fault, Registry
+
+PASSWORD = "s3cret-w0rd"
+
+
+async def refused(service: ImageService, name: str, auth: Auth | None = None) -> Error:
+    """The error of a pull that must fail and leave nothing to see."""
+    started = time.monotonic()
+    with pytest.raises(Error) as caught:
+        await service.pull(name, auth)
+    assert await service.list() == [] and time.monotonic() - started < 15
+    return caught.value
+
+
+# ---- what passes
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("/blobs/", times=1, cut_at=70_000),
+        Fault("/blobs/", times=3, cut_at=70_000),
+        Fault("/blobs/", times=2, cut_at=0),
+        Fault("/blobs/", times=1, status=500),
+        Fault("/blobs/", times=2, status=429, headers={"Retry-After": "0"}),
+        Fault("/manifests/", times=2, status=503),
+        Fault("/manifests/", times=1, status=502, body=b"<html>" + b"x" * 100_000),
+        Fault("/manifests/", times=1, cut_at=10),
+        Fault("/blobs/", media_type="text/html"),
+        Fault("/blobs/", length=-1),
+    ],
+    ids=lambda f: " ".join(f"{k}={v!r}" for k, v in vars(f).items() if v not in (None, b"", {}, 0, False))[
+        :70
+    ],
+)
+async def test_it_passes_and_the_pull_goes_on(
+    registry: Registry, service: ImageService, fault: Fault
+) -> None:
+    built = make()
+    registry.push("app:v1", built)
+    registry.faults.append(fault)
+    if fault.length == -1:
+        fault.cut_at = 10**9  # a body that ends with the connection
+    assert await service.pull(f"{registry.host}/app:v1") == built.id
+
+
+async def test_a_blob_that_broke_off_goes_on_where_it_was(registry: Registry, service: ImageService) -> None:
+    built = make(layers=1, size=400_000)
+    registry.push("app:v1", built, compress="")
+    layer_digest = build._digest(built.layers[0])
+    registry.fault(layer_digest, times=1, cut_at=300_000)
+    await service.pull(f"{registry.host}/app:v1")
+    ranges = [r.headers.get("range") for r in registry.asked(layer_digest)]
+    assert ranges == [None, "bytes=300000-"]
+
+
+async def test_a_server_without_ranges_starts_again(registry: Registry, service: ImageService) -> None:
+    built = make(layers=1, size=400_000)
+    registry.push("app:v1", built)
+    registry.fault("/blobs/.*", times=1, cut_at=0)
+    registry.fault("/blobs/", times=1, cut_at=300_000)
+    registry.fault("/blobs/", ignore_range=True)
+    assert await service.pull(f"{registry.host}/app:v1") == built.id
+
+
+# ---- what does not
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (Fault("/manifests/", status=500), PeerError, "RegistryUnavailable: .*500"),
+        (Fault("/manifests/", status=429), PeerError, "RegistryUnavailable: .*429"),
+        (Fault("/blobs/", status=503), PeerError, "RegistryUnavailable: .*503"),
+        (Fault("/blobs/", cut_at=1000), PeerError, "RegistryUnavailable: .*(ended after|broke off)"),
+        (Fault("/manifests/", status=403), PeerError, "403 unauthorized"),
+        (Fault("/manifests/", status=404), NotFound, "app v1: not found"),
+        (Fault("/manifests/", status=418), PeerError, "unexpected status 418"),
+        (Fault("/manifests/", status=200, body=b"<html>hello</html>"), PeerError, "not JSON"),
+        (Fault("/manifests/", content=b""), PeerError, "digest|not JSON"),
+        (Fault("/manifests/", content=b"\xef\xbb\xbf{}"), PeerError, "digest|not JSON"),
+        (Fault("/manifests/", content=b"x" * 5_000_000), PeerError, "more than 4194304 bytes"),
+        (Fault("/manifests/", status=200, body=b"[" * 100_000), PeerError, "not JSON"),
+        (Fault("/manifests/", media_type="text/weird"), PeerError, "sent as 'text/weird'"),
+        (Fault("/manifests/", media_type=types.OCI_INDEX), PeerError, "calls itself"),
+        (
+            Fault("/manifests/", headers={"Docker-Content-Digest": f"sha256:{'1' * 64}"}),
+            PeerError,
+            "has the digest",
+        ),
+        (Fault("/manifests/", headers={"X": "y" * 100_000}), PeerError, "RegistryUnavailable"),
+        (
+            Fault("/manifests/", headers={f"X-{n}": "y" * 50_000 for n in range(210)}),
+            PeerError,
+            "RegistryUnavailable",
+        ),
+        (
+            Fault("/manifests/", headers={"Content-Encoding": "gzip"}, length=10),
+            PeerError,
+            "digest|JSON|broke",
+        ),
+        (
+            Fault("/blobs/", content=b"other bytes"),
+            PeerError,
+            "shorter than promised",
+        ),
+        (Fault("/blobs/", length=10**9), PeerError, r"has 1000000000 bytes, not"),
+        (Fault("/blobs/", length=-1, content=b"z" * 3_000_000), PeerError, "has more than"),
+        (Fault("/blobs/", status=200, body=b""), PeerError, "ended after 0"),
+        (
+            Fault("/v2/", status=302, headers={"Location": "file:///etc/passwd"}),
+            PeerError,
+            "redirect to a 'file'",
+        ),
+        (Fault("/v2/", status=302, headers={"Location": "gopher://x/"}), PeerError, "redirect to a 'gopher'"),
+        (Fault("/v2/", status=302, headers={"Location": "/v2/again"}), PeerError, "more than 5 redirects"),
+        (
+            Fault("/v2/", status=307, headers={"Location": "http://u:p@127.0.0.1/"}),
+            PeerError,
+            "with a user name",
+        ),
+        (Fault("/v2/", status=302), PeerError, "unexpected status 302"),
+        (Fault("/v2/", status=401), PeerError, "no way to log in"),
+        (
+            Fault("/v2/", status=401, headers={"WWW-Authenticate": 'Bearer realm="file:///x"'}),
+            PeerError,
+            "no token server",
+        ),
+        (Fault("/v2/", status=401, headers={"WWW-Authenticate": "Bearer"}), PeerError, "no token server"),
+        (
+            Fault("/v2/", status=401, headers={"WWW-Authenticate": '",=;"\\' * 50}),
+            PeerError,
+            "no way to log in",
+        ),
+        (
+            Fault("/v2/", status=401, headers={"WWW-Authenticate": "Negotiate, NTLM"}),
+            PeerError,
+            "no way to log in",
+        ),
+    ],
+    ids=lambda value: str(value)[:60] if isinstance(value, str) else "",
+)
+async def test_it_fails_as_documented(
+    tmp_path: Path, registry: Registry, service: ImageService, fault: Fault, kind: type[Error], words: str
+) -> None:
+    registry.push("app:v1", make())
+    registry.faults.append(fault)
+    error = await refused(service, f"{registry.host}/app:v1", Auth("u", PASSWORD))
+    assert isinstance(error, kind)
+    assert re.search(words, error.message), error.message
+    assert f"pulling {registry.host}/app:v1: " in error.message and PASSWORD not in error.message
+    assert left_over(tmp_path) == set()
+
+
+async def test_nobody_there(service: ImageService) -> None:
+    error = await refused(service, "127.0.0.1:9/app:v1")
+    assert error.message == "RegistryUnavailable: pulling 127.0.0.1:9/app:v1: 127.0.0.1:9: connection refused"
+    error = await refused(service, "no-such-host.invalid/app:v1")
+    assert "the name no-such-host.invalid does not resolve" in error.message
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("/manifests/", stall_at=20),
+        Fault("/blobs/", stall_at=0),
+        Fault("/blobs/", stall_at=100_000),
+        Fault("/blobs/", byte_delay_s=0.05),
+    ],
+    ids=["manifest", "blob from the start", "blob", "a byte now and then"],
+)
+async def test_a_registry_that_stalls(tmp_path: Path, registry: Registry, fault: Fault) -> None:
+    registry.push("app:v1", make())
+    registry.faults.append(fault)
+    service = ImageService(tmp_path / "images", no_progress_timeout_s=0.8)
+    await service.start()
+    error = await refused(service, f"{registry.host}/app:v1")
+    assert isinstance(error, DeadlineExceeded)
+    assert error.message == f"pulling {registry.host}/app:v1: no progress for 0.8 s"
+    assert left_over(tmp_path) == set()
+    await service.close()
+
+
+async def test_a_stalled_pull_does_not_hold_up_another(registry: Registry, service: ImageService) -> None:
+    registry.push("slow:v1", make(1))
+    registry.push("quick:v1", make(2))
+    registry.fault("/slow/blobs/", stall_at=1000)
+    slow = asyncio.create_task(service.pull(f"{registry.host}/slow:v1"))
+    await asyncio.wait_for(service.pull(f"{registry.host}/quick:v1"), 2)
+    slow.cancel()
+    await asyncio.wait([slow])
+
+
+# ---- where requests and secrets go
+
+
+async def test_a_redirect_to_another_host_takes_no_secret_along(
+    tmp_path: Path, service: ImageService
+) -> None:
+    built = make()
+    with (
+        Registry(tmp_path / "a", auth=("bearer", "u", PASSWORD)) as front,
+        Registry(tmp_path / "b") as storage,
+    ):
+        front.push("app:v1", built)
+        storage.push("app:v1", built)
+        front.fault("GET /v2/app/blobs/", status=307, headers={"Location": f"{storage.url}/v2/app/blobs/x"})
+        for digest in [p.name for p in (tmp_path / "a" / "blobs").iterdir()]:
+            front.faults.insert(
+                0,
+                Fault(
+                    f"/blobs/sha256:{digest}",
+                    status=307,
+                    headers={"Location": f"{storage.url}/v2/app/blobs/sha256:{digest}?signature=1"},
+                ),
+            )
+        hosts_toml(
+            tmp_path,
+            front.host,
+            f'[host."{front.url}"]\n[host."{front.url}".header]\nX-Secret = "{PASSWORD}"\n',
+        )
+        assert await service.pull(f"{front.host}/app:v1", Auth("u", PASSWORD)) == built.id
+        assert storage.requests and front.asked("/manifests/")[-1].headers["x-secret"] == PASSWORD
+        for request in storage.requests:
+            assert "authorization" not in request.headers and "x-secret" not in request.headers
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://127.0.0.1:{port}/x",
+        "http://localhost:{port}/x",
+        "http://[::1]:{port}/x",
+        "http://169.254.169.254/latest",
+    ],
+)
+@pytest.mark.parametrize("how", ["redirect", "realm"])
+async def test_a_distant_registry_cannot_send_us_home(
+    tmp_path: Path,
+    registry: Registry,
+    service: ImageService,
+    target: str,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A registry that is not on this machine names this machine or its link: not one byte is sent there.
+
+    It is ours all the same, reached under another of the machine's addresses.
+    """
+    address = _own_address()
+    if address is None:
+        pytest.fail("the machine has no address but loopback")
+    with Registry(tmp_path / "distant", address=address) as distant:
+        url = target.format(port=registry.host.rpartition(":")[2])
+        hosts_toml(tmp_path, "registry.example", f'server = "{distant.url}"\n')
+        if how == "redirect":
+            distant.fault("/v2/", status=307, headers={"Location": url})
+        else:
+            distant.fault("/v2/", status=401, headers={"WWW-Authenticate": f'Bearer realm="{url}"'})
+        hosts = ImageService(tmp_path / "images", tmp_path / "certs.d", no_progress_timeout_s=2)
+        await hosts.start()
+        error = await refused(hosts, "registry.example/app:v1", Auth("u", PASSWORD))
+        assert (
+            "an address of this machine or its link" in error.message
+            or "169.254" in target
+            or "::1" in target
+        )
+        assert registry.requests == []
+        await hosts.close()
+
+
+def _own_address() -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"[]", b'{"token": 5}', b'{"token": ""}', b'{"token": "a\\r\\nX: y"}', b'{"token": "' + b"x" * 2_000_000 + b'"}', b"{" * 100_000],
+    ids=["empty", "list", "number", "nothing", "newline", "huge", "deep"],
+)  # fmt: skip
+async def test_a_token_server_that_answers_nonsense(
+    tmp_path: Path, service: ImageService, answer: bytes
+) -> None:
+    with Registry(tmp_path / "locked", auth=("bearer", "u", PASSWORD)) as locked:
+        locked.push("app:v1", make())
+        locked.fault("/token", status=200, body=answer)
+        error = await refused(service, f"{locked.host}/app:v1", Auth("u", PASSWORD))
+        assert "token" in error.message and PASSWORD not in error.message
+
+
+async def test_no_secret_is_logged(
+    tmp_path: Path, service: ImageService, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with Registry(tmp_path / "locked", auth=("bearer", "u", PASSWORD)) as locked:
+        locked.push("app:v1", make())
+        await service.pull(f"{locked.host}/app:v1", Auth("u", PASSWORD))
+        locked.fault("/token", status=500, body=PASSWORD.encode())
+        with pytest.raises(Error) as caught:
+            await service.pull(f"{locked.host}/app:v1", Auth("u", PASSWORD + "x"))
+        secrets = {PASSWORD, *locked.tokens, "dTpzM2NyZXQt"}
+        written = caplog.text + repr(caught.value) + repr(Auth("u", PASSWORD))
+        assert not [s for s in secrets if s in written]
+
+
+# ---- manifests and configurations that are wrong in themselves
+
+
+def manifest_with(
+    registry: Registry, change: Callable[[dict[str, Any]], object], built: build.BuiltImage | None = None
+) -> None:
+    data, blobs = build.manifest_of(built or make())
+    for blob in blobs.values():
+        registry.put_blob(blob)
+    document = json.loads(data)
+    change(document)
+    registry.put_manifest("app:v1", json.dumps(document).encode(), types.OCI_MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (lambda m: m.update(manifests=[]), PeerError, "both layers and manifests"),
+        (lambda m: m.update(layers=m["layers"] * 200), PeerError, "more than 500 layers"),
+        (lambda m: m.update(layers=m["layers"][:2]), PeerError, "2 layers, but 3 diff ids"),
+        (lambda m: m.update(layers=m["layers"][::-1]), PeerError, "as the image's configuration says"),
+        (lambda m: m.update(layers="x"), PeerError, "layers"),
+        (lambda m: m.update(schemaVersion=1), Unsupported, "schema 1"),
+        (
+            lambda m: m.update(mediaType="application/vnd.docker.distribution.manifest.v1+prettyjws"),
+            PeerError,
+            "calls itself",
+        ),
+        (lambda m: m["layers"][0].update(digest="sha512:" + "a" * 128), PeerError, "not a sha256 digest"),
+        (
+            lambda m: m["layers"][0].update(digest=m["layers"][0]["digest"].upper()),
+            PeerError,
+            "not a sha256 digest",
+        ),
+        (
+            lambda m: m["layers"][0].update(digest="sha256:../../../etc/passwd"),
+            PeerError,
+            "not a sha256 digest",
+        ),
+        (lambda m: m["layers"][0].update(digest="sha256:" + "0" * 64), NotFound, "not found"),
+        (lambda m: m["layers"][0].update(size=-1), PeerError, "out of range"),
+        (lambda m: m["layers"][0].update(size=1 << 62), PeerError, "out of range"),
+        (lambda m: m["layers"][0].update(size=7), PeerError, "bytes, not 7"),
+        (
+            lambda m: m["layers"][0].update(size=m["layers"][0]["size"] + 1),
+            PeerError,
+            "shorter than promised",
+        ),
+        (lambda m: m["layers"][0].update(size="12"), PeerError, "size"),
+        (
+            lambda m: m["layers"][0].update(
+                mediaType="application/vnd.oci.image.layer.v1.tar+gzip+encrypted"
+            ),
+            Unsupported,
+            "encrypted",
+        ),
+        (lambda m: m["layers"][0].update(mediaType="application/vnd.wasm"), Unsupported, "no file system"),
+        (lambda m: m["config"].update(size=5_000_000), PeerError, "a configuration of 5000000 bytes"),
+        (lambda m: m.pop("config"), PeerError, "config"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+async def test_a_wrong_manifest(
+    tmp_path: Path,
+    registry: Registry,
+    service: ImageService,
+    change: Callable[[dict[str, Any]], object],
+    kind: type[Error],
+    words: str,
+) -> None:
+    manifest_with(registry, change)
+    error = await refused(service, f"{registry.host}/app:v1")
+    assert isinstance(error, kind) and re.search(words, error.message), error.message
+    assert left_over(tmp_path) == set()
+
+
+async def test_foreign_urls_are_never_fetched(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    with Registry(tmp_path / "foreign") as foreign:
+
+        def change(manifest: dict[str, Any]) -> None:
+            manifest["layers"][0].update(urls=[f"{foreign.url}/layer"], digest="sha256:" + "0" * 64)
+
+        manifest_with(registry, change)
+        await refused(service, f"{registry.host}/app:v1")
+        assert foreign.requests == []
+
+
+async def test_a_key_that_occurs_twice(registry: Registry, service: ImageService) -> None:
+    data, _ = build.manifest_of(make())
+    registry.put_manifest("app:v1", data[:-1] + b', "config": {}}', types.OCI_MANIFEST)
+    assert "a key occurs twice" in (await refused(service, f"{registry.host}/app:v1")).message
+
+
+async def test_nested_indexes(registry: Registry, service: ImageService) -> None:
+    """Two levels are fine, more than four are not; an index cannot hold itself, that would need its own digest."""
+    built = make()
+    platform = {"os": "linux", "architecture": types.host_platform().architecture}
+    data, blobs = build.manifest_of(built)
+    kind = types.OCI_MANIFEST
+    for blob in blobs.values():
+        registry.put_blob(blob)
+    for level in range(6):
+        registry.put_manifest(f"app:{level}", data, kind)
+        entry = {**build.descriptor(data, kind), "platform": platform}
+        kind = types.OCI_INDEX
+        data = json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": [entry]}).encode()
+    assert await service.pull(f"{registry.host}/app:3") == built.id
+    await service.remove(built.id)
+    assert "nested more than 4 deep" in (await refused(service, f"{registry.host}/app:5")).message
+
+
+@pytest.mark.parametrize(
+    ("top", "words"),
+    [
+        ({"rootfs": {"type": "layers", "diff_ids": ["md5:1"]}}, "not a list of sha256 layers"),
+        ({"rootfs": {"type": "other", "diff_ids": []}}, "not a list of sha256 layers"),
+        (
+            {"rootfs": {"type": "layers", "diff_ids": ["sha256:" + "1" * 64]}},
+            "as the image's configuration says",
+        ),
+        ({"rootfs": None}, "rootfs"),
+        ({"config": {"Env": "PATH"}}, "Env"),
+        ({"config": {"Cmd": ["a\0b"]}}, "NUL"),
+        ({"config": {"User": 5}}, "User"),
+        ({"config": {"Volumes": ["/x"]}}, "Volumes"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_configuration(
+    registry: Registry, service: ImageService, top: dict[str, Any], words: str
+) -> None:
+    registry.push("app:v1", image([layer({"a": "a"})], **top))
+    assert words in (await refused(service, f"{registry.host}/app:v1")).message
+
+
+@pytest.mark.parametrize(
+    ("user", "uid", "username"),
+    [
+        ("", None, ""), ("0", 0, ""), ("1002", 1002, ""), ("1003:1004", 1003, ""), ("www-data", None, "www-data"),
+        ("www-data:adm", None, "www-data"), ("2147483647", 2147483647, ""), ("2147483648", None, "2147483648"),
+        ("4294967296", None, "4294967296"), ("-1", None, "-1"), ("root:x:0:0", None, "root"), ("a\nb", None, "a\nb"),
+        ("٣", None, "٣"), ("1e3", None, "1e3"),
+    ],
+)  # fmt: skip
+async def test_the_user_is_a_number_or_a_name_never_root_by_mistake(
+    registry: Registry, service: ImageService, user: str, uid: int | None, username: str
+) -> None:
+    registry.push("app:v1", image([layer({"a": "a"})], {"User": user}))
+    found = await service.status(await service.pull(f"{registry.host}/app:v1"))
+    assert found is not None and (found.uid, found.username) == (uid, username)
+
+
+async def test_a_digest_that_the_registry_does_not_keep(registry: Registry, service: ImageService) -> None:
+    """Asked for one digest, it serves another manifest."""
+    registry.push("app:v1", make(1))
+    wanted = f"sha256:{hashlib.sha256(b'wanted').hexdigest()}"
+    registry.manifests["app", wanted] = registry.manifests["app", "v1"]
+    error = await refused(service, f"{registry.host}/app@{wanted}")
+    assert f"not {wanted}" in error.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "a/UPPER", "a//b", "a:b:c", "name:", "name@", "name@sha256:abc", "a" * 300, "-a", "a/../b", "host:99999999/a", "a\nb", "a b", "http://a/b", "x@sha512:" + "a" * 128],
+)  # fmt: skip
+async def test_a_malformed_reference(service: ImageService, name: str) -> None:
+    with pytest.raises(Error) as caught:
+        await service.pull(name)
+    assert caught.value.kind in ("invalid_argument", "unsupported")
