@@ -119,7 +119,7 @@ class Connection:
 
     # ---- what is received ----
 
-    def receive(self, data: bytes | memoryview) -> list[Event]:
+    def receive(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """Take bytes of any length, in any cut; return what they mean, in order."""
         events: list[Event] = []
         view = memoryview(data)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 
@@ -409,3 +411,33 @@ def split(out: bytes) -> Iterator[int]:
         assert version == 0x8003
         yield kind
         out = out[8 + (rest & 0xFFFFFF) :]
+
+
+@pytest.mark.slow
+def test_a_million_mutated_frames() -> None:
+    """S-14: whole sessions with bytes changed, cut out, doubled; the core ends each in one of its two ways."""
+    rng = random.Random(14)
+    sent, _ = conversation()
+    heads = ends = frames_seen = 0
+    tracemalloc.start()
+    while frames_seen < 1_000_000:
+        mutated = bytearray(sent * rng.randrange(1, 4))
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(len(mutated))
+            match rng.randrange(3):
+                case 0:
+                    mutated[at] = rng.randrange(256)
+                case 1:
+                    del mutated[at : at + rng.randrange(1, 30)]
+                case _:
+                    mutated[at:at] = mutated[at : at + rng.randrange(1, 30)]
+        server = Connection("server", streams_limit=8)
+        events = server.receive(mutated)
+        frames_seen += max(1, len(events))
+        heads += bool(server.data_to_send())
+        ends += server.failed
+        assert server.failed == any(isinstance(event, Failed) for event in events)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert heads and ends
+    assert peak < 1 << 20
