@@ -31,6 +31,7 @@ def host() -> Host:
             os.path.exists("/sys/fs/selinux/enforce"),
             os.path.exists("/proc/kcore"),
             _clones_detached(),
+            len(os.sched_getaffinity(0)) < (os.cpu_count() or 1),
         )
     if _host.capabilities >> CAP_SYS_RESOURCE & 1:
         return _host  # may lower the score, so its own is of no interest

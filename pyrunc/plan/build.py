@@ -8,9 +8,10 @@ rights, identity, execve.
 from __future__ import annotations
 
 from pyrunc.abi import mount as mounts_abi
-from pyrunc.errors import InvalidSpec
+from pyrunc.errors import InvalidSpec, Unsupported
 from pyrunc.plan import devices, identity, model, mounts, namespaces, paths
 from pyrunc.spec.check import sysctl_path
+from pyrunc.spec.model import CpuAffinity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ def build(
     `keyring` names a new session keyring. Raises InvalidSpec.
     """
     process, linux = spec.process, spec.linux
+    _refuse(spec)
     warnings: list[str] = []
     ops: list[Op] = [model.Prepare()]
     if process is not None:
         ops += identity.before(process, host, restrict_oom_score_adj)
-    ops += _birth(linux, cgroup, sync)
+    ops += _birth(linux, cgroup, sync, host.pinned)
     if keyring:
         ops.append(model.NewKeyring(keyring, linux.namespace("user") is not None))
     ops += _root_filesystem(spec, host, findings, sync, warnings)
@@ -77,11 +79,18 @@ def build_exec(
     warnings: list[str] = []
     ops: list[Op] = [model.Prepare("pyrunc:exec")]
     ops += identity.before(process, host, restrict_oom_score_adj)
+    affinity = process.exec_cpu_affinity or CpuAffinity()
+    if affinity.initial:
+        ops.append(model.SetAffinity(identity.cpu_list(affinity.initial, "process.execCPUAffinity.initial")))
     kinds = namespaces.own(linux)
     if kinds:
         ops.append(model.JoinProcess(kinds, "container"))
     ops.append(model.Clone((), cgroup))
     ops += _sync("born", sync)
+    if affinity.final:
+        ops.append(model.SetAffinity(identity.cpu_list(affinity.final, "process.execCPUAffinity.final")))
+    elif host.pinned and not affinity.initial:
+        ops.append(model.SetAffinity())
     ops.append(model.NewSession())
     if "user" in kinds:
         ops.append(model.BecomeRoot())
@@ -115,7 +124,7 @@ def build_holder(
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
     if score is not None and score != host.oom_score_adj:
         ops.append(model.SetOomScore(score))
-    ops += _birth(linux, cgroup, sync)
+    ops += _birth(linux, cgroup, sync, host.pinned)
     ops += [
         model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),
         model.AttachEmptyRoot(_folders(mounts)),
@@ -139,6 +148,18 @@ def build_holder(
     return model.Plan(tuple(ops))
 
 
+def _refuse(spec: Spec) -> None:
+    """Fields that no operation carries out yet: ignoring them would be a lie."""
+    linux = spec.linux
+    for path, value in (
+        ("linux.netDevices", linux.net_devices),
+        ("linux.intelRdt", linux.intel_rdt),
+        ("linux.mountLabel", linux.mount_label),
+    ):
+        if value:
+            raise Unsupported(f"{path} is not supported")
+
+
 def _folders(places: Collection[str]) -> tuple[str, ...]:
     """The folders of a holder's root, parents first: what a process expects, and where mounts go."""
     found = dict.fromkeys(("proc", "dev", "sys", "tmp"))
@@ -148,7 +169,7 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _birth(linux: Linux, cgroup: bool, sync: Collection[str]) -> list[Op]:
+def _birth(linux: Linux, cgroup: bool, sync: Collection[str], pinned: bool) -> list[Op]:
     """Joined namespaces, then the process in its new ones, then what only they need."""
     new = namespaces.new(linux)
     ops = namespaces.joins(linux)
@@ -157,6 +178,8 @@ def _birth(linux: Linux, cgroup: bool, sync: Collection[str]) -> list[Op]:
         ops.append(model.OffsetClocks(tuple((c, o.secs, o.nanosecs) for c, o in linux.time_offsets.items())))
     ops.append(model.Clone(new, cgroup))
     ops += _sync("born", sync)
+    if pinned:
+        ops.append(model.SetAffinity())
     ops.append(model.NewSession())
     if linux.namespace("user") is not None:
         ops.append(model.BecomeRoot())

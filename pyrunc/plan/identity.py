@@ -28,6 +28,12 @@ def before(process: Process, host: Host, restrict_oom_score_adj: bool) -> list[O
             score = max(score, host.oom_score_adj)
         if score != host.oom_score_adj:
             ops.append(model.SetOomScore(score))
+    for name, label, on in (
+        ("apparmorProfile", process.apparmor_profile, host.apparmor),
+        ("selinuxLabel", process.selinux_label, host.selinux),
+    ):
+        if label and not on:
+            raise InvalidSpec(f"process.{name}", f"{label!r} is set, but this kernel's module is off")
     if process.apparmor_profile:
         ops.append(model.SetExecLabel("apparmor", process.apparmor_profile))
     if process.selinux_label:

@@ -381,7 +381,10 @@ class ExecuteDescriptor(Op):
 
 
 class Host(Value):
-    """Facts of the machine and of the runtime's own process that decide what a plan holds."""
+    """Facts of the machine and of the runtime's own process that decide what a plan holds.
+
+    `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run on all CPUs.
+    """
 
     capabilities: int
     last_capability: int
@@ -390,6 +393,7 @@ class Host(Value):
     selinux: bool = False
     kcore: bool = True
     clones_detached: bool = True
+    pinned: bool = False
 
 
 class Findings(Value):

@@ -335,3 +335,20 @@ def test_null_stdio_is_the_containers(box: Box) -> None:
     assert first == second
     with box.running() as (created, _):
         assert os.stat(f"/proc/{created.pid}/fd/0").st_dev != os.stat("/dev/null").st_dev
+
+
+def test_the_callers_cpus_do_not_leak(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyrunc.lifecycle import facts
+
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        monkeypatch.setattr(facts, "_host", None)  # as a process that was born so
+        with box.running() as (created, request):
+            assert os.sched_getaffinity(created.pid) == before
+            asked = {"execCPUAffinity": {"initial": str(max(before)), "final": str(min(before))}}
+            text = box.execute(created, request, "grep Cpus_allowed_list /proc/self/status", asked)
+            assert text.split() == ["Cpus_allowed_list:", str(min(before))]
+            assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)

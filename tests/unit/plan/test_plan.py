@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyrunc.errors import InvalidSpec
+from pyrunc.errors import InvalidSpec, Unsupported
 from pyrunc.plan import build as plans
 from pyrunc.plan import lower as lowering
 from pyrunc.plan import model, mounts
@@ -19,7 +19,7 @@ from pyrunc.plan.lower_process import candidates
 from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
 from pyrunc.plan.show import LINES, line, show
 from pyrunc.spec.default import default
-from pyrunc.spec.model import Mount, Process
+from pyrunc.spec.model import CpuAffinity, Mount, Process
 from pyrunc.spec.parse import parse
 
 HOST = Host(capabilities=(1 << 41) - 1, last_capability=40, oom_score_adj=0)
@@ -214,6 +214,39 @@ def test_exec_joins_what_the_container_has() -> None:
     join = built.ops[1]
     assert isinstance(join, model.JoinProcess)
     assert join.kinds == ("pid", "net", "ipc", "uts", "mnt", "cgroup")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"linux.netDevices": {"eth0": {}}},
+        {"linux.intelRdt": {"closID": "x"}},
+        {"linux.mountLabel": "a:b:c"},
+    ],
+)
+def test_what_is_not_built_is_said(change: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported):
+        plan(change)
+
+
+@pytest.mark.parametrize("field", ["apparmorProfile", "selinuxLabel"])
+def test_labels_need_their_module(field: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"process.{field}"):
+        plan({f"process.{field}": "x"})
+    document = default()
+    document["process"][field] = "x"
+    built = plans.build(parse(document), HOST.replace(apparmor=True, selinux=True), Findings())
+    assert before(built, "SetExecLabel", "Clone")
+
+
+def test_affinity() -> None:
+    assert "SetAffinity" not in names(plan())
+    pinned = plans.build(parse(default()), HOST.replace(pinned=True), Findings())
+    assert model.SetAffinity() in pinned.ops
+    process = Process(args=("x",), exec_cpu_affinity=CpuAffinity("0-1", "3"))
+    built = plans.build_exec(parse(default()).linux, process, HOST)
+    assert [op.cpus for op in built.ops if isinstance(op, model.SetAffinity)] == [(0, 1), (3,)]
+    assert before(built, "SetAffinity", "JoinProcess")
 
 
 def test_holder() -> None:
