@@ -17,7 +17,7 @@ from pyrunc.abi.mount import OPEN_TREE_CLONE
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.lifecycle import birth, detached, facts, findings
+from pyrunc.lifecycle import birth, facts, findings
 from pyrunc.lifecycle.idmaps import open_user_namespace, write_maps
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
@@ -256,6 +256,8 @@ def _open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> in
         except KernelError as error:
             if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
                 raise
+        from pyrunc.lifecycle import detached  # brings contextlib, 3 ms
+
         return detached.open_overlay(rootfs.lower, rootfs.upper, rootfs.work, volatile=bool(options))
     owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
     layers: list[int] = []
@@ -336,6 +338,8 @@ def _open_clone(source: str, request: CreateRequest, path: str) -> int:
             raise
     if not request.mount_namespace:
         raise Unsupported(f"{source}: this kernel cannot clone a detached mount (Linux 6.15 can)")
+    from pyrunc.lifecycle import detached
+
     return detached.open_clone_of(mount, request.mount_namespace)
 
 
