@@ -1,4 +1,4 @@
-"""RuntimeService: each call in a line or two. What is not built answers UNIMPLEMENTED by the generated base class."""
+"""RuntimeService: each call in a line or two. What is not built answers UNIMPLEMENTED."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cri_server.sandboxes import update as sandbox_update
 from cri_server.services import RUNTIME_HANDLERS, Services
 from cri_server.store.model import Container, Sandbox
 from cri_server.streaming.server import StreamingServer
-from pyrunc.errors import InvalidArgument
+from pyrunc.errors import InvalidArgument, Unsupported
 
 KUBELET_VERSION, API_VERSION = "0.1.0", "v1"
 NAME = "pyrunc"
@@ -324,6 +324,27 @@ class RuntimeService(api_pb2_grpc.RuntimeServiceServicer):
         return self._services.index.select_sandboxes(
             reference=wanted.id, state=api.SANDBOX_READY, labels=wanted.label_selector
         )
+
+
+def _refuse_what_is_not_built() -> None:
+    """The generated base class answers UNIMPLEMENTED too, but with a traceback in the log for each call."""
+    for method in api.DESCRIPTOR.services_by_name["RuntimeService"].methods:
+        if method.name not in vars(RuntimeService):
+            setattr(RuntimeService, method.name, _refusal(method.name, method.server_streaming))
+
+
+def _refusal(name: str, streaming: bool) -> Any:
+    async def call(self: RuntimeService, request: Any, context: Any) -> Any:
+        raise Unsupported(f"{name} is not supported")
+
+    async def stream(self: RuntimeService, request: Any, context: Any) -> AsyncIterator[Any]:
+        raise Unsupported(f"{name} is not supported")
+        yield
+
+    return streams(stream) if streaming else answers(call)
+
+
+_refuse_what_is_not_built()
 
 
 def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
