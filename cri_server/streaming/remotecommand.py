@@ -43,19 +43,25 @@ class CommandStreams:
 async def run(opening: Awaitable[Session], streams: CommandStreams) -> None:
     """Open the session, serve it to its end and tell the client how it ended. Cancelled when the client leaves."""
     try:
-        session = await _open(opening)
+        exit_code = await _open_and_serve(opening, streams)
+    except StreamGone:
+        return
     except Error as error:
         await tell(streams, failure(error.message), error.message)
-        return
-    try:
-        exit_code = await _serve(session, streams)
+    except Exception:
+        # Ours to explain, in the log; the client must not take silence for success.
+        await tell(streams, failure("internal error"), "internal error")
+        raise
+    else:
         # The status comes before the ends: a v1 client that has seen all ends does not wait for it.
         await tell(streams, *exit_status(exit_code))
         await _end(streams)
-    except Error as error:
-        await tell(streams, failure(error.message), error.message)
-    except StreamGone:
-        pass
+
+
+async def _open_and_serve(opening: Awaitable[Session], streams: CommandStreams) -> int:
+    session = await _open(opening)
+    try:
+        return await _serve(session, streams)
     finally:
         await _finish(session)
 

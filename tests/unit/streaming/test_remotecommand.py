@@ -132,6 +132,16 @@ async def test_a_session_that_cannot_be_opened() -> None:
     assert (client.status["reason"], client.status["message"]) == ("InternalError", "container c")
 
 
+async def test_a_fault_of_ours_is_not_silence() -> None:
+    async def broken() -> Process:
+        raise RuntimeError("a bug")
+
+    client = Client()
+    with pytest.raises(RuntimeError):
+        await remotecommand.run(broken(), client.streams)
+    assert (client.status["reason"], client.status["message"]) == ("InternalError", "internal error")
+
+
 async def test_stdin_is_copied_and_its_end_too() -> None:
     client, process = Client(), Process()
     running = asyncio.create_task(remotecommand.run(opened(process), client.streams))
