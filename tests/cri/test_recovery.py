@@ -93,6 +93,15 @@ def test_names_stay_reserved_and_identical_requests_are_joined(server: Server) -
     assert server.run_pod(config) == pod and server.create(pod) == container
 
 
+def test_updated_limits_survive(server: Server) -> None:
+    container = server.create(server.run_pod())
+    request = api.UpdateContainerResourcesRequest(container_id=container)
+    request.linux.cpu_shares = 512
+    server.runtime.UpdateContainerResources(request)
+    server.restart()
+    assert server.status(container).resources.linux.cpu_shares == 512
+
+
 def test_a_dead_shim_ends_its_containers(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
