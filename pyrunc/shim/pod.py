@@ -210,18 +210,35 @@ class Pod:
         container, exec_id, tty = self._running(call), call.text("exec"), call.flag("tty")
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
-        wanted = {name: call.flag(name) and not tty for name in messages.STREAMS}
+        wanted, process = {n: call.flag(n) and not tty for n in messages.STREAMS}, call.object("process")
+        session = Exec(exec_id, container, call.connection)
+        pidfd = container.open_pidfd()
         streams = Streams(**wanted)
+
+        def start() -> tuple[dict[str, Any], list[int]]:
+            return self._starter.execute(container, pidfd, process, streams.stdio, tty).to_message()
+
+        def done(fields: dict[str, Any], fds: list[int]) -> None:
+            streams.close_theirs()
+            started = Process.from_message(fields, fds)
+            master = [] if started.console_fd is None else [os.dup(started.console_fd)]
+            session.started(started)
+            call.answer({"pid": started.pid}, [*master, *streams.ours()])
+            self._reaper.expect(started.pid, lambda ended: self._exec_exited(session, ended))
+
+        def failed(error: Exception) -> None:
+            streams.close()
+            self._drop_exec(session)
+            call.fail(error if isinstance(error, Error) else Error(str(error)))
+
         try:
-            process = self._starter.execute(container, call.object("process"), streams.stdio, tty)
+            session.worker = self._in_worker(start, done, failed)
         except BaseException:
             streams.close()
             raise
-        streams.close_theirs()
-        session = self._execs[exec_id] = Exec(exec_id, container, call.connection, process)
-        self._reaper.expect(process.pid, lambda ended: self._exec_exited(session, ended))
-        master = [] if process.console_fd is None else [os.dup(process.console_fd)]
-        call.answer({"pid": process.pid}, [*master, *streams.ours()])
+        finally:
+            os.close(pidfd)
+        self._execs[exec_id] = session
 
     def _exec_exited(self, session: Exec, ended: Ended) -> None:
         session.ended()
@@ -256,7 +273,7 @@ class Pod:
         done: Callable[[dict[str, Any], list[int]], None],
         failed: Callable[[Exception], None],
     ) -> Worker:
-        return Worker(self._loop, self._reaper, start, done, failed)
+        return Worker(self._loop, self._reaper, self._server.descriptors(), start, done, failed)
 
     def _state(self, call: Call) -> None:
         holder = self._holder and {**self._holder.fields(), "running": self._holder_running}

@@ -79,6 +79,9 @@ class Connection:
         self.closed = False
         server.loop.watch(sock.fileno(), READABLE, self._ready)
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send or queue; owns `fds`. A client that reads nothing for thousands of messages is dropped."""
         if self.closed:
@@ -159,6 +162,10 @@ class Server:
         """Tell every client."""
         for connection in list(self.connections):
             connection.send(fields)
+
+    def descriptors(self) -> list[int]:
+        """The sockets, which a fork must not keep open."""
+        return [self._listener.fileno(), *(connection.fileno() for connection in self.connections)]
 
     def dispatch(self, call: Call) -> None:
         """Answer with what the call's function raises, if it raises."""

@@ -82,6 +82,8 @@ class Container:
             self.outputs = [
                 Output(self._loop, fd, name, self._log, self._complete_if_silent) for fd, name in pairs
             ]
+        if self._stop:  # asked for when it was on its way already
+            self.kill()
         if stdin:
             tty = process.console_fd is not None
             fd = os.dup(process.console_fd) if process.console_fd is not None else streams.stdin
@@ -159,6 +161,12 @@ class Container:
         if not self.running:
             raise WrongState(f"container {self.id} is not running")
         self._log.reopen()
+
+    def open_pidfd(self) -> int:
+        """Of its first process. Raises WrongState when that has ended, though its output may not be logged yet."""
+        if self._process is None or self._ended:
+            raise WrongState(f"container {self.id} is not running")
+        return os.pidfd_open(self.pid)
 
     def processes(self) -> list[int]:
         """All of its processes, by the pids that we see."""
@@ -298,15 +306,27 @@ class Streams:
 class Exec:
     """A process that was started in a running container, for one client: when that goes away, the session is killed."""
 
-    def __init__(self, exec_id: str, container: Container, owner: Connection, process: Process) -> None:
+    def __init__(self, exec_id: str, container: Container, owner: Connection) -> None:
         self.id, self.container, self.owner = exec_id, container, owner
-        self.pid = process.pid
+        self.worker: Worker | None = None
+        self.pid = 0
         self.exited = False
-        self._console_fd = process.console_fd
+        self._killed = False
+        self._console_fd: int | None = None
+
+    def started(self, process: Process) -> None:
+        """The process runs; not for long if it was killed on its way."""
+        self.pid, self._console_fd = process.pid, process.console_fd
+        if self._killed:
+            self.kill()
 
     def kill(self) -> None:
-        """Its process and all descendants."""
-        if self.container.running:
+        """Its process and all descendants; before there is one, what is starting it."""
+        self._killed = True
+        if not self.pid:
+            if self.worker:
+                self.worker.kill()
+        elif self.container.running:
             tree.kill_session(self.pid, self._processes)
         elif not self.exited:
             os.kill(self.pid, signal.SIGKILL)

@@ -49,7 +49,12 @@ if TYPE_CHECKING:
         def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup: ...
 
         def execute(
-            self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
+            self,
+            container: Container,
+            pidfd: int,
+            process: dict[str, Any],
+            stdio: tuple[int, int, int],
+            tty: bool,
         ) -> Process: ...
 
 
@@ -188,24 +193,25 @@ class LibraryStarter:
         return naming.place(path, container_id, launch["cgroup"].get("driver", "cgroupfs"))
 
     def execute(
-        self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
+        self,
+        container: Container,
+        pidfd: int,
+        process: dict[str, Any],
+        stdio: tuple[int, int, int],
+        tty: bool,
     ) -> Process:
         """An OCI process object in the container; what it does not name is the container's. Raises Error."""
         spec = _spec(container.directory)
-        pidfd = os.pidfd_open(container.pid)
-        try:
-            executed = execute(
-                ExecRequest(
-                    pid=container.pid,
-                    pidfd=pidfd,
-                    spec=spec,
-                    process=merged(spec, {**process, "terminal": tty}),
-                    stdio=stdio,
-                    cgroup=container.group,
-                )
+        executed = execute(
+            ExecRequest(
+                pid=container.pid,
+                pidfd=pidfd,
+                spec=spec,
+                process=merged(spec, {**process, "terminal": tty}),
+                stdio=stdio,
+                cgroup=container.group,
             )
-        finally:
-            os.close(pidfd)
+        )
         os.close(executed.pidfd)
         _warn(executed.warnings)
         return Process(executed.pid, executed.start_time, container.group, executed.console_fd)

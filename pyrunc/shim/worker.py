@@ -1,8 +1,8 @@
-"""Starting a container is the work of a fork of the shim, which ends when the container runs.
+"""Starting a process is the work of a fork of the shim, which ends when the process runs.
 
-Two reasons. A start dirties some two megabytes of an interpreter's heap, which would stay with the shim for the pod's life
-(measured: 4.5 MiB private instead of 0.7). And it may take long, with hooks or a slow disk, while the pod's other containers
-want their output read. The container is the fork's child first and becomes ours, a subreaper's, when the fork ends.
+Two reasons. A start dirties some two megabytes of an interpreter's heap, which would stay with the shim for the pod's life.
+And it may take long, or for ever: hooks, a slow disk, an exec in a frozen container, while the pod's other containers want
+their output read. The process is the fork's child first and becomes ours, a subreaper's, when the fork ends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from pyrunc import wire
 from pyrunc.errors import Error, KernelError, from_wire
+from pyrunc.kernel.reaper import set_parent_death_signal
 from pyrunc.shim.loop import READABLE
 from pyrunc.zygote import descendants
 
@@ -39,6 +40,7 @@ class Worker:
         self,
         loop: Loop,
         reaper: Reaper,
+        not_inherited: Sequence[int],
         work: Callable[[], tuple[dict[str, Any], Sequence[int]]],
         on_done: Callable[[dict[str, Any], list[int]], None],
         on_failed: Callable[[Exception], None],
@@ -48,7 +50,7 @@ class Worker:
         self._answer, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
-            _work(work, theirs)
+            _work(work, theirs, not_inherited)
         theirs.close()
         reaper.hold()  # what the fork leaves us may end before we hear its pid
         loop.watch(self._answer.fileno(), READABLE, self._answered)
@@ -79,8 +81,13 @@ class Worker:
             self._reaper.let_go()
 
 
-def _work(work: Callable[[], tuple[dict[str, Any], Sequence[int]]], answer: socket) -> NoReturn:
+def _work(
+    work: Callable[[], tuple[dict[str, Any], Sequence[int]]], answer: socket, not_inherited: Sequence[int]
+) -> NoReturn:
+    """With the shim dead nobody would hold what is started: then this ends too."""
     try:
+        set_parent_death_signal(signal.SIGKILL)
+        wire.close_all(not_inherited)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:

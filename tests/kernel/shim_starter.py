@@ -48,7 +48,7 @@ class DirectStarter:
         return Cgroup(record.read_json(f"{directory}/config.json")["linux"]["cgroupsPath"])
 
     def execute(
-        self, container: Container, process: dict[str, Any], stdio: Sequence[int], tty: bool
+        self, container: Container, pidfd: int, process: dict[str, Any], stdio: Sequence[int], tty: bool
     ) -> Process:
         group = Cgroup(record.read_json(f"{container.directory}/config.json")["linux"]["cgroupsPath"])
         return self._start(process, stdio, tty, group)

@@ -116,8 +116,8 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
 
 async def test_a_container_is_the_shims_child_and_leaves_nothing(pod: TestPod) -> None:
     started = await pod.run("a", "echo hello; id -u; exec sleep 100")
-    status = Path(f"/proc/{started.pid}/status").read_text()
-    assert f"PPid:\t{pod.pid}\n" in status
+    status = Path(f"/proc/{started.pid}/status")
+    await until(lambda: f"PPid:\t{pod.pid}\n" in status.read_text())  # the worker that started it is ending
     assert started.start_time == int(
         Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[19]
     )
@@ -220,3 +220,34 @@ async def test_the_container_dies_with_a_killed_shim_or_lives_on_but_never_both(
     await until(lambda: pod.closed)
     assert pod.processes() == [started.pid]
     assert not (pod.containers / "a" / "exit.json").exists()
+
+
+async def test_an_exec_into_a_frozen_container_holds_up_only_itself(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 100")
+    freeze = pod.cgroup("a") / "cgroup.freeze"
+    freeze.write_text("1")
+    stuck = asyncio.create_task(pod.client.exec("a", "e", {"args": ["true"], "cwd": "/"}))
+    await asyncio.sleep(0.3)
+    assert not stuck.done()
+    await pod.run("b", "echo quick")
+    assert (await pod.exited("b")).exit_code == 0
+    await pod.client.kill_exec("e")
+    with pytest.raises(Error, match="killed"):
+        await stuck
+    again = asyncio.create_task(pod.client.exec("a", "e2", {"args": ["true"], "cwd": "/"}))
+    await asyncio.sleep(0.2)
+    freeze.write_text("0")
+    session = await again
+    assert await session.exited == 0
+    session.close()
+
+
+async def test_a_cancelled_exec_is_killed(pod: TestPod) -> None:
+    started = await pod.run("a", "exec sleep 100")
+    task = asyncio.create_task(pod.client.exec("a", "e", {"args": ["sleep", "100"], "cwd": "/"}))
+    await asyncio.sleep(0.002)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.1)
+    await until(lambda: pod.processes() == [started.pid])
