@@ -39,13 +39,9 @@ def delete(root: str, container_id: str, force: bool = False) -> list[str]:
 
 
 def _refuse_a_living_one(state: State, force: bool) -> None:
-    found = facts.status(state)
+    found = facts.status(state, locked=True)
     if found in (facts.RUNNING, facts.PAUSED) and not force:
         raise WrongState(f"cannot delete container {state.id} that is not stopped: {found}")
-    if found == facts.CREATING and not force:
-        raise WrongState(
-            f"cannot delete container {state.id} that is being created; use --force if its create was killed"
-        )
 
 
 def destroy(state: State) -> list[str]:

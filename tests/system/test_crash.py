@@ -1,0 +1,126 @@
+"""Commands that are killed, and many at once: nothing stays that `delete --force` cannot take away."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import reap
+from tests.system.harness import Box, Runtime, eventually
+
+ATTEMPTS = 24
+
+
+def groups(name: str) -> list[Path]:
+    return [
+        path for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified") if (path := Path(base) / name).is_dir()
+    ]
+
+
+def test_a_create_that_is_killed_anywhere_can_be_deleted(runtime: Runtime) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("finds what another runtime leaves")
+    luck = random.Random(1)
+    for _ in range(ATTEMPTS):
+        box = runtime.box("sleep", "60")
+        command = [
+            *runtime.program,
+            "--root",
+            str(runtime.root),
+            "create",
+            "--bundle",
+            str(box.folder),
+            box.id,
+        ]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+            time.sleep(luck.uniform(0, 0.06))
+            child.send_signal(signal.SIGKILL)
+        box.delete("--force").ok()
+        assert not groups(box.id), box.id
+        assert not (runtime.root / box.id).exists()
+        box.create().ok()
+        box.delete("--force").ok()
+        reap()
+
+
+def test_a_killed_create_counts_as_stopped(runtime: Runtime) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("our state files")
+    box = runtime.box("sleep", "60")
+    (runtime.root / box.id).mkdir(parents=True)
+    assert box.status == "stopped"
+    box.exec("true").fails("stopped", code=255)
+    box.start().fails("stopped")
+    box.delete().ok()
+
+
+def test_one_id_is_created_once_by_many_at_once(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    with ThreadPoolExecutor(10) as pool:
+        found = list(pool.map(lambda _: box.create().code, range(10)))
+    assert sorted(found) == [0] + [1] * 9
+    assert box.status == "created"
+    box.delete("--force").ok()
+    assert not groups(box.id)
+
+
+def test_many_lives_at_once(runtime: Runtime) -> None:
+    boxes = [runtime.box("sleep", "60") for _ in range(24)]
+
+    def live(box: Box) -> None:
+        box.create().ok()
+        box.start().ok()
+        assert box.exec("true").code == 0
+        box.kill("KILL").ok()
+        eventually(lambda: box.status == "stopped")
+        box.delete().ok()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(live, boxes))
+    assert not any(groups(box.id) for box in boxes)
+
+
+def test_an_attached_run_that_is_killed_leaves_a_container_to_delete(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as child:
+        eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")
+        child.send_signal(signal.SIGKILL)
+    assert box.status == "running"
+    box.delete("--force").ok()
+    assert not groups(box.id)
+
+
+def test_a_start_race_runs_the_program_once(runtime: Runtime, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    mount = {"destination": "/tmp", "source": str(marks), "type": "bind", "options": ["bind"]}
+    box = runtime.box("sh", "-c", "echo x >>/tmp/ran; sleep 60", change=lambda c: c["mounts"].append(mount))
+    box.create().ok()
+    with ThreadPoolExecutor(6) as pool:
+        found = sorted(pool.map(lambda _: box.start().code, range(6)))
+    assert found == [0] + [1] * 5
+    eventually((marks / "ran").exists)
+    assert (marks / "ran").read_text() == "x\n"
+
+
+def test_the_store_of_filters_survives_rubbish(runtime: Runtime) -> None:
+    if not runtime.is_pyrunc or os.geteuid():
+        pytest.skip("our store")
+    seccomp = {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{"names": ["swapoff"], "action": "SCMP_ACT_ERRNO"}],
+    }
+    runtime.run("true", seccomp=seccomp).ok()
+    store = Path("/run/pyrunc/.seccomp")
+    newest = max(store.iterdir(), key=lambda p: p.stat().st_mtime)
+    newest.write_bytes(b"rubbish")
+    assert runtime.run("sh", "-c", "exit 3", seccomp=seccomp).code == 3
+    assert newest.read_bytes() != b"rubbish"
