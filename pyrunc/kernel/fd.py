@@ -1,4 +1,4 @@
-"""File descriptors: owned ones, memfds and their seals, high copies, closing many. Everything is close-on-exec."""
+"""File descriptors: memfds and their seals, high copies, closing many. Everything is close-on-exec."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import fcntl
 import os
 
 from pyrunc.abi.file import (
-    CLOSE_RANGE_CLOEXEC,
     F_ADD_SEALS,
-    F_GET_SEALS,
     F_SEAL_EXEC,
     F_SEAL_GROW,
     F_SEAL_SEAL,
@@ -29,38 +27,6 @@ if TYPE_CHECKING:
 EINVAL = 22
 
 
-class OwnedFd:
-    """A descriptor with one owner: closed at the end of a `with`, by `close()`, or given away by `take()`."""
-
-    __slots__ = ("_number",)
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def fileno(self) -> int:
-        """The number; KernelError EBADF once it was closed or given away."""
-        if self._number < 0:
-            raise KernelError("fileno", "a descriptor that was closed", 9)
-        return self._number
-
-    def take(self) -> int:
-        """Gives the number to the caller, who closes it."""
-        number, self._number = self.fileno(), -1
-        return number
-
-    def close(self) -> None:
-        """Closes it; a second time does nothing."""
-        number, self._number = self._number, -1
-        if number >= 0:
-            os.close(number)
-
-    def __enter__(self) -> OwnedFd:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
 def kernel_error(call: str, subject: str, error: OSError) -> KernelError:
     """An OSError of the standard library in our words."""
     return KernelError(call, subject, error.errno or 0)
@@ -73,11 +39,6 @@ def close_all(numbers: Iterable[int]) -> None:
             os.close(number)
         except OSError:
             pass
-
-
-def memfd_create(name: str, flags: int) -> int:
-    """memfd_create(2), close-on-exec."""
-    return syscall("memfd_create", f"'{name}'", name.encode(), flags | MFD_CLOEXEC)
 
 
 def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> int:
@@ -108,14 +69,6 @@ def add_seals(number: int, seals: int) -> None:
         fcntl.fcntl(number, F_ADD_SEALS, seals)
     except OSError as error:
         raise kernel_error("fcntl", f"F_ADD_SEALS {seals:#x}", error) from None
-
-
-def get_seals(number: int) -> int:
-    """fcntl(F_GET_SEALS)."""
-    try:
-        return fcntl.fcntl(number, F_GET_SEALS)
-    except OSError as error:
-        raise kernel_error("fcntl", "F_GET_SEALS", error) from None
 
 
 def open_sealed_executable(name: str, content: bytes) -> int:
@@ -151,17 +104,3 @@ def duplicate(number: int, lowest: int = 3) -> int:
 def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:
     """close_range(2), both ends included. Flags: CLOSE_RANGE_UNSHARE, CLOSE_RANGE_CLOEXEC."""
     syscall("close_range", f"{first}..{last}", first, last, flags)
-
-
-def close_on_exec_from(first: int) -> None:
-    """Marks every descriptor from this number on close-on-exec."""
-    close_range(first, 0xFFFFFFFF, CLOSE_RANGE_CLOEXEC)
-
-
-def is_open(number: int) -> bool:
-    """Whether this number is a descriptor of ours."""
-    try:
-        fcntl.fcntl(number, fcntl.F_GETFD)
-    except OSError:
-        return False
-    return True

@@ -28,10 +28,5 @@ def prlimit(pid: int, name: str, soft: int | None = None, hard: int | None = Non
     return _plain(before), _plain(top)
 
 
-def encode(soft: int, hard: int) -> bytes:
-    """`struct rlimit64`, for a program that sets its own limits; -1 stands for no limit."""
-    return _RLIMIT.pack(soft & RLIM_INFINITY, hard & RLIM_INFINITY)
-
-
 def _plain(value: int) -> int:
     return -1 if value == RLIM_INFINITY else value

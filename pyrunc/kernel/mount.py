@@ -1,4 +1,4 @@
-"""Mounts: the classic calls, and the ones by descriptor (fsopen, fsconfig, fsmount, open_tree, move_mount, mount_setattr).
+"""Mounts: the classic call, and the ones by descriptor (fsopen, fsconfig, fsmount, open_tree, mount_setattr).
 
 A mount that these make detached belongs to its descriptor: nothing appears on the host, and it is gone with the last one.
 """
@@ -12,19 +12,14 @@ from struct import Struct
 from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE, AT_SYMLINK_NOFOLLOW
 from pyrunc.abi.mount import (
     FSCONFIG_CMD_CREATE,
-    FSCONFIG_CMD_RECONFIGURE,
     FSCONFIG_SET_FD,
     FSCONFIG_SET_FLAG,
     FSCONFIG_SET_STRING,
     FSMOUNT_CLOEXEC,
     FSOPEN_CLOEXEC,
-    FSPICK_CLOEXEC,
-    FSPICK_EMPTY_PATH,
     MOUNT_ATTR_IDMAP,
     MOUNT_ATTR_RDONLY,
     MOUNT_ATTR_SIZE,
-    MOVE_MOUNT_F_EMPTY_PATH,
-    MOVE_MOUNT_T_EMPTY_PATH,
     OPEN_TREE_CLOEXEC,
     OPEN_TREE_CLONE,
 )
@@ -56,24 +51,9 @@ def mount(
     )
 
 
-def umount2(target: Path, flags: int = 0) -> None:
-    """umount2(2): MNT_DETACH, MNT_FORCE, UMOUNT_NOFOLLOW."""
-    syscall("umount2", quoted(target), path_bytes(target), flags)
-
-
-def pivot_root(new_root: Path, put_old: Path) -> None:
-    """pivot_root(2)."""
-    syscall("pivot_root", quoted(new_root), path_bytes(new_root), path_bytes(put_old))
-
-
 def open_fs(fstype: str, flags: int = FSOPEN_CLOEXEC) -> int:
     """fsopen(2): the configuration of a file system that is to be made."""
     return syscall("fsopen", f"'{fstype}'", fstype.encode(), flags | FSOPEN_CLOEXEC)
-
-
-def open_fs_of(mount_fd: int) -> int:
-    """fspick(2) of a mount's root: the configuration of a file system that exists."""
-    return syscall("fspick", f"fd {mount_fd}", mount_fd, b"", FSPICK_CLOEXEC | FSPICK_EMPTY_PATH)
 
 
 def fsconfig_flag(fs_fd: int, key: str) -> None:
@@ -100,11 +80,6 @@ def fsconfig_create(fs_fd: int) -> None:
         raise KernelError(error.call, error.subject, error.errno, read_log(fs_fd)) from None
 
 
-def fsconfig_reconfigure(fs_fd: int) -> None:
-    """fsconfig(FSCONFIG_CMD_RECONFIGURE)."""
-    syscall("fsconfig", "CMD_RECONFIGURE", fs_fd, FSCONFIG_CMD_RECONFIGURE, None, None, 0)
-
-
 def read_log(fs_fd: int) -> str:
     """The messages that a file system configuration holds for us, joined by `; `."""
     lines = []
@@ -123,14 +98,6 @@ def open_fsmount(fs_fd: int, attributes: int = 0) -> int:
 def open_tree(dir_fd: int, path: Path, flags: int = OPEN_TREE_CLONE) -> int:
     """open_tree(2), close-on-exec: with OPEN_TREE_CLONE a detached copy of a mount, AT_RECURSIVE with those below it."""
     return syscall("open_tree", quoted(path), dir_fd, path_bytes(path), flags | OPEN_TREE_CLOEXEC)
-
-
-def move_mount(from_fd: int, from_path: Path, to_fd: int, to_path: Path, flags: int = 0) -> None:
-    """move_mount(2); empty paths are taken as the descriptors themselves."""
-    flags |= 0 if from_path else MOVE_MOUNT_F_EMPTY_PATH
-    flags |= 0 if to_path else MOVE_MOUNT_T_EMPTY_PATH
-    subject = f"{quoted(from_path)} to {quoted(to_path)}"
-    syscall("move_mount", subject, from_fd, path_bytes(from_path), to_fd, path_bytes(to_path), flags)
 
 
 def mount_setattr(
@@ -233,13 +200,6 @@ def open_read_only_clone(path: Path) -> int:
         os.close(tree)
         raise
     return tree
-
-
-def statfs_type(path: Path) -> int:
-    """f_type of statfs(2), such as PROC_SUPER_MAGIC."""
-    result = buffer(120)
-    syscall("statfs", quoted(path), path_bytes(path), result)
-    return _first_long(result.raw)
 
 
 def fstatfs_type(fd: int) -> int:

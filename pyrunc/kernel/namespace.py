@@ -57,12 +57,6 @@ def open_own(kind: str) -> int:
     return open_namespace(f"/proc/thread-self/ns/{kind}", kind)
 
 
-def identity(fd: int) -> tuple[int, int]:
-    """Device and inode of a namespace descriptor: equal for equal namespaces."""
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
-
-
 def open_new_network() -> int:
     """A descriptor of a new network namespace; the calling thread stays in its own."""
     before = open_own("net")

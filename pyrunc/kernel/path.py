@@ -16,8 +16,6 @@ from pyrunc.abi.file import (
     AT_REMOVEDIR,
     AT_SYMLINK_NOFOLLOW,
     O_CLOEXEC,
-    O_CREAT,
-    O_EXCL,
     O_PATH,
     O_RDONLY,
     OPEN_HOW_SIZE,
@@ -25,7 +23,6 @@ from pyrunc.abi.file import (
     RESOLVE_IN_ROOT,
     RESOLVE_NO_MAGICLINKS,
     RESOLVE_NO_SYMLINKS,
-    S_IFDIR,
     S_IFLNK,
     S_IFMT,
 )
@@ -66,14 +63,6 @@ def open_beneath(root_fd: int, path: Path, flags: int = O_PATH, mode: int = 0, *
     return openat2(root_fd, path, flags, mode, resolve)
 
 
-def open_root(path: Path) -> int:
-    """An O_PATH descriptor of a directory, to resolve beneath."""
-    try:
-        return os.open(path, O_PATH | O_DIRECTORY | O_CLOEXEC)
-    except OSError as error:
-        raise KernelError("open", quoted(path), error.errno or 0) from None
-
-
 def clean(path: str) -> str:
     """The path as absolute and lexically normal: `a/./b/../c//` is `/a/c`. `..` at the top stays at the top."""
     parts: list[str] = []
@@ -89,52 +78,6 @@ def clean(path: str) -> str:
 def components(path: str) -> list[str]:
     """The names of a path, cleaned: `/a/../b/c` is `["b", "c"]`, the root `[]`."""
     return [part for part in clean(path).split("/") if part]
-
-
-def open_directories(root_fd: int, path: str, mode: int = 0o755, uid: int = -1, gid: int = -1) -> int:
-    """`mkdir -p` inside the root: opens the directory (O_PATH), making what is missing with `mode` and, if given, owner.
-
-    Symbolic links on the way are followed inside the root; one that dangles is ENOENT or EEXIST.
-    """
-    try:
-        return open_in_root(root_fd, path, O_PATH | O_DIRECTORY)
-    except KernelError as error:
-        if error.errno != errno.ENOENT:
-            raise
-    names = components(path)
-    parent = open_in_root(root_fd, "/", O_PATH | O_DIRECTORY)
-    for index, name in enumerate(names):
-        try:
-            child = _open_or_make(root_fd, parent, "/".join(names[: index + 1]), name, mode, uid, gid)
-        finally:
-            os.close(parent)
-        parent = child
-    return parent
-
-
-def _open_or_make(root_fd: int, parent: int, prefix: str, name: str, mode: int, uid: int, gid: int) -> int:
-    try:
-        return open_in_root(root_fd, prefix, O_PATH | O_DIRECTORY)
-    except KernelError as error:
-        if error.errno != errno.ENOENT:
-            raise
-    made = mkdirat(parent, name, mode, exist_ok=True)
-    child = open_beneath(parent, name, O_PATH | O_DIRECTORY)
-    if made and (uid >= 0 or gid >= 0):
-        try:
-            fchownat(child, "", uid, gid)
-        except BaseException:
-            os.close(child)
-            raise
-    return child
-
-
-def open_parent(root_fd: int, path: str) -> tuple[int, str]:
-    """The directory (O_PATH) that holds `path`'s last name, and that name. EINVAL for the root itself."""
-    names = components(path)
-    if not names:
-        raise KernelError("open", quoted(path), errno.EINVAL, "the root has no parent")
-    return open_in_root(root_fd, "/".join(names[:-1]) or "/", O_PATH | O_DIRECTORY), names[-1]
 
 
 def resolve(root_fd: int, path: str) -> str:
@@ -195,17 +138,6 @@ def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
         return content
 
 
-def write_beneath(root_fd: int, path: str, content: bytes) -> None:
-    """Writes an existing file, without a symbolic link or a mount crossing on the way out of `root_fd`."""
-    number = open_beneath(root_fd, path, os.O_WRONLY)
-    try:
-        os.write(number, content)
-    except OSError as error:
-        raise KernelError("write", quoted(path), error.errno or 0) from None
-    finally:
-        os.close(number)
-
-
 # ---- single names in an open directory
 
 
@@ -215,22 +147,6 @@ def mkdirat(dir_fd: int, name: Path, mode: int = 0o755, *, exist_ok: bool = Fals
     if result < 0 and not (exist_ok and result == -errno.EEXIST):
         raise KernelError("mkdirat", quoted(name), -result)
     return result == 0
-
-
-def mknodat(dir_fd: int, name: Path, mode: int, major: int = 0, minor: int = 0) -> None:
-    """mknodat(2); `mode` has the type bits."""
-    syscall("mknodat", quoted(name), dir_fd, path_bytes(name), mode, os.makedev(major, minor))
-
-
-def symlinkat(target: Path, dir_fd: int, name: Path) -> None:
-    """symlinkat(2)."""
-    syscall("symlinkat", f"{quoted(name)} to {quoted(target)}", path_bytes(target), dir_fd, path_bytes(name))
-
-
-def linkat(old_fd: int, old_name: Path, new_fd: int, new_name: Path) -> None:
-    """linkat(2); an empty old name is the descriptor itself."""
-    flags = 0 if old_name else AT_EMPTY_PATH
-    syscall("linkat", quoted(new_name), old_fd, path_bytes(old_name), new_fd, path_bytes(new_name), flags)
 
 
 def unlinkat(dir_fd: int, name: Path, *, directory: bool = False, missing_ok: bool = False) -> bool:
@@ -261,56 +177,4 @@ def fchownat(dir_fd: int, name: Path, uid: int, gid: int) -> None:
     syscall("fchownat", quoted(name), dir_fd, path_bytes(name), uid, gid, flags)
 
 
-def open_new_file(dir_fd: int, name: Path, mode: int = 0o644) -> int:
-    """Creates a regular file that must not exist, open for writing."""
-    flags = os.O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC
-    return syscall("openat", quoted(name), dir_fd, path_bytes(name), flags, mode)
-
-
 LEVELS_AT_ONCE = 50
-
-
-def remove_tree(dir_fd: int, name: Path) -> None:
-    """Removes a name and all beneath it, by descriptors and without following links; missing is fine.
-
-    A directory is emptied through its own descriptor, so one that is swapped for a link meanwhile only fails. However deep
-    somebody nested directories to exhaust our stack or descriptors: what lies deeper than LEVELS_AT_ONCE is moved up first.
-    """
-    if _remove_unless_directory(dir_fd, name):
-        return
-    top = open_beneath(dir_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW)
-    try:
-        while os.listdir(top):
-            _empty(top, top, 0)
-    finally:
-        os.close(top)
-    unlinkat(dir_fd, name, directory=True, missing_ok=True)
-
-
-def _empty(top: int, directory: int, depth: int) -> None:
-    for index, child in enumerate(os.listdir(directory)):
-        if _remove_unless_directory(directory, child):
-            continue
-        if depth == LEVELS_AT_ONCE:
-            renameat2(directory, child, top, f".removed-{os.fstat(directory).st_ino}-{index}", 1)
-            continue
-        number = open_beneath(directory, child, O_RDONLY | O_DIRECTORY | O_NOFOLLOW)
-        try:
-            _empty(top, number, depth + 1)
-        finally:
-            os.close(number)
-        unlinkat(directory, child, directory=True, missing_ok=True)
-
-
-def _remove_unless_directory(dir_fd: int, name: Path) -> bool:
-    result = raw("unlinkat", dir_fd, path_bytes(name), 0)
-    if result in (-errno.EISDIR, -errno.EPERM):
-        return False
-    if result not in (0, -errno.ENOENT):
-        raise KernelError("unlinkat", quoted(name), -result)
-    return True
-
-
-def is_directory(fd: int) -> bool:
-    """Whether the descriptor (also O_PATH) is a directory."""
-    return os.fstat(fd).st_mode & S_IFMT == S_IFDIR

@@ -15,21 +15,6 @@ def open_pidfd(pid: int, flags: int = 0) -> int:
     return syscall("pidfd_open", f"pid {pid}", pid, flags)
 
 
-def open_pidfd_if_same(pid: int, started: int) -> int | None:
-    """A pidfd of the process that was started at `started`; None when it is gone, its number perhaps reused."""
-    try:
-        number = open_pidfd(pid)
-    except KernelError as error:
-        if error.errno in (errno.ESRCH, errno.EINVAL):
-            return None
-        raise
-    # Only now: the process that this descriptor is about cannot change any more.
-    if start_time(pid) == started:
-        return number
-    os.close(number)
-    return None
-
-
 def pidfd_send_signal(pidfd: int, signal: int) -> bool:
     """pidfd_send_signal(2); False when the process is gone. Signal 0 only asks."""
     try:
@@ -100,21 +85,8 @@ def state(pid: int) -> str | None:
     return fields[0] if fields else None
 
 
-def is_alive(pid: int, started: int) -> bool:
-    """Whether the process that was started at `started` still runs: a zombie or a reused number does not count."""
-    fields = stat_fields(pid)
-    return bool(fields) and fields is not None and int(fields[19]) == started and fields[0] not in "ZX"
-
-
 def set_child_subreaper(on: bool = True) -> None:
     """prctl(PR_SET_CHILD_SUBREAPER): orphans among our descendants become our children."""
     import prctl  # here, because it takes 1.4 ms and most callers need no prctl
 
     prctl.set_child_subreaper(on)
-
-
-def set_name(name: str) -> None:
-    """prctl(PR_SET_NAME): what ps and /proc/PID/comm show, at most 15 bytes."""
-    import prctl
-
-    prctl.set_name(name)

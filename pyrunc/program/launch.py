@@ -13,7 +13,6 @@ says so, and its executable is a memfd under seals (CVE-2019-5736): no write thr
 
 from __future__ import annotations
 
-import fcntl
 import os
 from _socket import AF_UNIX, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SO_RCVTIMEO, SOCK_SEQPACKET, SOL_SOCKET
 from _socket import socket as _Socket
@@ -234,10 +233,10 @@ def launch(
         # The copies come above every target, else a dup2 would overwrite a source that is still needed.
         actions = []
         for target, source in wanted.items():
-            opened.append(copy := fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, first_free + 2))
+            opened.append(copy := _fd.duplicate(source, first_free + 2))
             actions.append((os.POSIX_SPAWN_DUP2, copy, target))
         # The path is looked up after the file actions, so this number too must be above every target.
-        opened.append(exe := fcntl.fcntl(executable(), fcntl.F_DUPFD_CLOEXEC, first_free + 2))
+        opened.append(exe := _fd.duplicate(executable(), first_free + 2))
         pid = os.posix_spawn(
             f"/proc/self/fd/{exe}",
             ["launcher", str(first_free)],

@@ -15,7 +15,6 @@ from pyrunc.abi.file import (
     AT_EMPTY_PATH,
     AT_EXECVE_CHECK,
     AT_FDCWD,
-    AT_RECURSIVE,
     AT_SYMLINK_NOFOLLOW,
     CLOSE_RANGE_CLOEXEC,
     F_SETFD,
@@ -30,7 +29,6 @@ from pyrunc.abi.file import (
     RESOLVE_IN_ROOT,
     RESOLVE_NO_MAGICLINKS,
     RESOLVE_NO_SYMLINKS,
-    RESOLVE_NO_XDEV,
     S_IFCHR,
     S_IFDIR,
     S_IFMT,
@@ -38,13 +36,6 @@ from pyrunc.abi.file import (
     STATX_FIELDS,
     STATX_SIZE,
     X_OK,
-)
-from pyrunc.abi.mount import (
-    MOUNT_ATTR_SIZE,
-    MOVE_MOUNT_F_EMPTY_PATH,
-    MOVE_MOUNT_T_EMPTY_PATH,
-    OPEN_TREE_CLOEXEC,
-    OPEN_TREE_CLONE,
 )
 from pyrunc.abi.prctl import PR_SET_DUMPABLE, PR_SET_NAME
 from pyrunc.abi.signal import SIGACTION_SIZE, SIGSET_SIZE
@@ -117,11 +108,6 @@ def fork_parent(a: Assembler, flags: int, *, cgroup: Operand | None = None) -> N
     a.send(PID, pid)
     a.exit(0)
     a.place(child)
-
-
-def setns(a: Assembler, fd: Operand, flags: int = 0) -> None:
-    """setns(2): a namespace descriptor and its flag, or a pidfd and a mask."""
-    a.sys("setns", fd, flags)
 
 
 def close(a: Assembler, fd: Operand) -> None:
@@ -306,111 +292,7 @@ def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str)
     a.place(good)
 
 
-def write_file(
-    a: Assembler,
-    root: Operand,
-    path: str,
-    content: bytes | str,
-    *,
-    resolve: int = BENEATH | RESOLVE_NO_XDEV,
-    skip: Mapping[int, Label] | None = None,
-) -> None:
-    """Opens an existing file for writing and writes once: sysctls and attributes through a procfs descriptor.
-
-    `skip` are error rules of both the open and the write; NEXT there means that it need not succeed.
-    """
-    raw = content.encode() if isinstance(content, str) else content
-    end = a.label("not written")
-    on_open = {number: end if label is NEXT else label for number, label in skip.items()} if skip else None
-    fd = open_at(a, root, path, O_WRONLY, resolve=resolve, skip=on_open)
-    a.sys("write", fd, a.data(raw, 1), len(raw), skip=skip)
-    close(a, fd)
-    a.place(end)
-
-
 # ---- mounts
-
-
-def attach(a: Assembler, mount: Operand, target: Operand) -> None:
-    """move_mount(2) of a detached mount onto the place that `target` (O_PATH) is."""
-    a.sys("move_mount", mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
-
-
-def clone_tree(a: Assembler, fd: Operand, path: str = "", *, recursive: bool = False) -> Slot:
-    """open_tree(2, OPEN_TREE_CLONE): a detached bind mount of a descriptor, or of a path from it."""
-    tree = a.slot(4)
-    flags = (
-        OPEN_TREE_CLONE
-        | OPEN_TREE_CLOEXEC
-        | (0 if path else AT_EMPTY_PATH)
-        | (AT_RECURSIVE if recursive else 0)
-    )
-    a.sys("open_tree", fd, path, flags, store=tree)
-    return tree
-
-
-def set_attributes(
-    a: Assembler,
-    mount: Operand,
-    *,
-    attr_set: int = 0,
-    attr_clr: int = 0,
-    propagation: int = 0,
-    recursive: bool = False,
-    skip: Mapping[int, Label] | None = None,
-) -> None:
-    """mount_setattr(2) of a mount that a descriptor names."""
-    flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
-    attributes = a.constant(pack("<4Q", attr_set, attr_clr, propagation, 0))
-    a.sys("mount_setattr", mount, "", flags, attributes, MOUNT_ATTR_SIZE, skip=skip)
-
-
-def bind(
-    a: Assembler,
-    source: Operand,
-    target: Operand,
-    *,
-    recursive: bool = False,
-    attr_set: int = 0,
-    attr_clr: int = 0,
-    attributes_recursive: bool = False,
-    propagation: int = 0,
-) -> None:
-    """A bind mount by descriptors: clone the source's mount, set its attributes while nobody sees it, attach it."""
-    tree = clone_tree(a, source, recursive=recursive)
-    if attr_set or attr_clr:
-        set_attributes(a, tree, attr_set=attr_set, attr_clr=attr_clr, recursive=attributes_recursive)
-    attach(a, tree, target)
-    if propagation:
-        set_attributes(a, tree, propagation=propagation, recursive=attributes_recursive)
-    close(a, tree)
-
-
-def mask(a: Assembler, root: Operand, path: str, *, null: Operand, empty: Operand) -> None:
-    """Hides a path: a directory under a clone of the empty read-only mount, anything else under the null device.
-
-    A path that does not exist needs no hiding. `null` is a descriptor of a checked /dev/null.
-    """
-    gone, is_file, hidden = a.label("nothing to mask"), a.label("mask a file"), a.label("masked")
-    target = open_at(a, root, path, skip={ENOENT: gone, ENOTDIR: gone, EACCES: gone})
-    place = status(a, target)
-    a.compare(status_field(a, place, "mode"), "eq", S_IFDIR, mask=S_IFMT, false=is_file)
-    bind(a, empty, target)
-    a.goto(hidden)
-    a.place(is_file)
-    bind(a, null, target)
-    a.place(hidden)
-    close(a, target)
-    a.place(gone)
-
-
-def make_read_only(a: Assembler, root: Operand, path: str, attr_set: int) -> None:
-    """Binds a path onto itself, recursively, with these attributes (MOUNT_ATTR_RDONLY at least); missing is fine."""
-    gone = a.label("nothing to make read-only")
-    target = open_at(a, root, path, skip={ENOENT: gone, ENOTDIR: gone})
-    bind(a, target, target, recursive=True, attr_set=attr_set, attributes_recursive=False)
-    close(a, target)
-    a.place(gone)
 
 
 # ---- execve
@@ -492,10 +374,3 @@ def execute(
         a.compare(code, "eq", -EACCES, false=failed)
         a.place(after)
     a.place(failed)
-
-
-def search_path(name: str, path: str) -> list[str]:
-    """The candidates that execvp tries for a program: itself if it has a slash, else one per entry of PATH."""
-    if "/" in name:
-        return [name]
-    return [f"{entry or '.'}/{name}" for entry in path.split(":")]

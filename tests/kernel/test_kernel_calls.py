@@ -16,11 +16,10 @@ from pyrunc.abi.clone import CLONE_NEWNET, CLONE_NEWUTS
 from pyrunc.abi.mount import (
     MOUNT_ATTR_RDONLY,
     OVERLAYFS_SUPER_MAGIC,
-    PROC_SUPER_MAGIC,
     TMPFS_MAGIC,
 )
 from pyrunc.errors import InvalidArgument, KernelError
-from pyrunc.kernel import call, credential, fd, limit, mount, namespace, path, process
+from pyrunc.kernel import call, fd, limit, mount, namespace, path, process
 
 
 @pytest.fixture
@@ -47,22 +46,6 @@ class TestCalls:
 
 
 class TestDescriptors:
-    def test_an_owned_one_is_closed_once(self) -> None:
-        owned = fd.OwnedFd(os.open("/dev/null", os.O_RDONLY))
-        number = owned.fileno()
-        with owned:
-            assert fd.is_open(number)
-        assert not fd.is_open(number)
-        owned.close()
-        with pytest.raises(KernelError, match="EBADF"):
-            owned.fileno()
-
-    def test_one_that_was_given_away_stays_open(self) -> None:
-        with fd.OwnedFd(os.open("/dev/null", os.O_RDONLY)) as owned:
-            number = owned.take()
-        assert fd.is_open(number)
-        os.close(number)
-
     def test_memfds_hold_their_content(self) -> None:
         number = fd.open_memfd("test", b"content")
         assert os.read(number, 100) == b"content"
@@ -106,7 +89,7 @@ class TestMounts:
         try:
             assert mount.fstatfs_type(number) == TMPFS_MAGIC
             assert os.fstat(number).st_mode & 0o777 == 0o711
-            inside = path.open_new_file(number, "file")
+            inside = path.open_beneath(number, "file", os.O_WRONLY | os.O_CREAT, 0o600)
             with pytest.raises(OSError) as caught:
                 for _ in range(100):
                     os.write(inside, bytes(4096))
@@ -138,14 +121,14 @@ class TestMounts:
         (tmp_path / "bottom/file").write_text("bottom")
         (tmp_path / "bottom/colon:and\\backslash").write_text("x")
         layers = [str(tmp_path / name) for name in ("top", "bottom", "upper", "work")]
-        fds = [path.open_root(layer) for layer in layers] if by_descriptor else []
+        fds = [os.open(layer, os.O_PATH) for layer in layers] if by_descriptor else []
         chosen: list[str | int] = [*fds] if by_descriptor else [*layers]
         number = mount.open_overlay(chosen[:2], chosen[2], chosen[3], options=[("metacopy", "off")])
         try:
             assert mount.fstatfs_type(number) == OVERLAYFS_SUPER_MAGIC
             assert path.read_in_root(number, "file") == b"top"
             assert "colon:and\\backslash" in os.listdir(f"/proc/self/fd/{number}")
-            os.close(path.open_new_file(number, "new"))
+            os.close(path.open_beneath(number, "new", os.O_WRONLY | os.O_CREAT, 0o600))
         finally:
             fd.close_all([number, *fds])
         assert (tmp_path / "upper/new").exists()
@@ -170,23 +153,6 @@ class TestMounts:
         assert caught.value.errno == errno.EROFS
         os.close(number)
 
-    def test_magic(self) -> None:
-        assert mount.statfs_type("/proc") == PROC_SUPER_MAGIC
-
-    def test_the_classic_calls_in_a_namespace_of_their_own(self, tmp_path: Path) -> None:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                namespace.unshare(0x20000)
-                mount.mount(None, "/", None, 0x4000 | 0x40000)
-                mount.mount("tmpfs", tmp_path, "tmpfs", 0, "size=64k")
-                (tmp_path / "x").touch()
-                mount.umount2(tmp_path)
-                os._exit(0 if not (tmp_path / "x").exists() else 1)
-            except BaseException:
-                os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
 
 class TestNamespaces:
     def test_a_new_network_and_we_stay_where_we_are(self) -> None:
@@ -194,8 +160,7 @@ class TestNamespaces:
         new = namespace.open_new_network()
         try:
             assert namespace.kind_of(new) == "net"
-            assert namespace.identity(new) != namespace.identity(own)
-            assert os.stat("/proc/self/ns/net").st_ino == namespace.identity(own)[1]
+            assert os.fstat(new).st_ino != os.fstat(own).st_ino == os.stat("/proc/self/ns/net").st_ino
         finally:
             fd.close_all([own, new])
 
@@ -264,29 +229,18 @@ class TestProcesses:
         with pytest.raises(KernelError, match="pidfd_open pid 4194305"):
             process.open_pidfd(4194305)
         assert process.start_time(4194305) is None and process.state(4194305) is None
-        assert not process.is_alive(4194305, 1)
 
-    def test_a_number_that_was_reused_is_noticed(self, sleeper: int) -> None:
-        started = process.start_time(sleeper)
-        assert started is not None and process.is_alive(sleeper, started)
-        assert not process.is_alive(sleeper, started - 1)
-        assert process.open_pidfd_if_same(sleeper, started - 1) is None
-        number = process.open_pidfd_if_same(sleeper, started)
-        assert number is not None
-        os.close(number)
-        assert process.open_pidfd_if_same(4194305, 1) is None
-
-    def test_a_zombie_is_not_alive(self, sleeper: int) -> None:
+    def test_a_zombie_keeps_its_start_time(self, sleeper: int) -> None:
         started = process.start_time(sleeper)
         os.kill(sleeper, signal.SIGKILL)
         os.waitid(os.P_PID, sleeper, os.WEXITED | os.WNOWAIT)
         assert process.state(sleeper) == "Z"
-        assert started is not None and not process.is_alive(sleeper, started)
+        assert started is not None and process.start_time(sleeper) == started
 
     def test_names_with_parentheses_do_not_confuse(self) -> None:
         pid = os.fork()
         if pid == 0:
-            process.set_name("a) S 1 (b")
+            Path("/proc/self/comm").write_text("a) R 1 (b")
             time.sleep(60)
         try:
             time.sleep(0.1)
@@ -329,30 +283,6 @@ class TestProcesses:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
 
 
-class TestCredentials:
-    def test_names_and_bits(self) -> None:
-        assert credential.capability_bit("CAP_SYS_ADMIN") == credential.capability_bit("sys_admin") == 21
-        assert credential.names(credential.mask(["CAP_CHOWN", "KILL"])) == ["CAP_CHOWN", "CAP_KILL"]
-        with pytest.raises(InvalidArgument, match="CAP_NONSENSE"):
-            credential.capability_bit("CAP_NONSENSE")
-        assert 38 <= credential.last_capability() < 64
-
-    def test_the_sets_of_a_process(self) -> None:
-        sets = credential.process_sets()
-        assert set(sets) == {"inheritable", "permitted", "effective", "bounding", "ambient"}
-        assert sets["effective"] & credential.mask(["SYS_ADMIN"])
-
-    def test_dumpable_and_no_new_privs(self) -> None:
-        pid = os.fork()
-        if pid == 0:
-            before = credential.is_dumpable(), credential.has_no_new_privs()
-            credential.set_dumpable(False)
-            credential.set_no_new_privs()
-            after = credential.is_dumpable(), credential.has_no_new_privs()
-            os._exit(0 if (before, after) == ((True, False), (False, True)) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 class TestLimits:
     def test_of_another_process(self, sleeper: int) -> None:
         before = limit.prlimit(sleeper, "RLIMIT_NOFILE", 100, 200)
@@ -369,4 +299,3 @@ class TestLimits:
             limit.prlimit(0, "RLIMIT_NONSENSE")
         with pytest.raises(KernelError, match="prlimit64 RLIMIT_CPU of pid"):
             limit.prlimit(sleeper, "RLIMIT_CPU", 5, 3)
-        assert limit.encode(-1, 5) == b"\xff" * 8 + b"\5" + bytes(7)

@@ -19,16 +19,23 @@ from pyrunc.abi.clone import (
     CLONE_NEWPID,
     CLONE_NEWUTS,
 )
-from pyrunc.abi.file import AT_FDCWD, O_PATH
-from pyrunc.abi.mount import MNT_DETACH, MS_REC, MS_SLAVE
+from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, O_PATH
+from pyrunc.abi.mount import (
+    MNT_DETACH,
+    MOVE_MOUNT_F_EMPTY_PATH,
+    MOVE_MOUNT_T_EMPTY_PATH,
+    MS_REC,
+    MS_SLAVE,
+    OPEN_TREE_CLONE,
+)
 from pyrunc.abi.prctl import PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS
 from pyrunc.errors import KernelError
-from pyrunc.kernel import credential, mount, process
+from pyrunc.kernel import mount, process
 from pyrunc.kernel.process import Exit
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.launch import EXIT_REFUSED, LAUNCHER, launch
-from pyrunc.program.model import PID, READY, Program
+from pyrunc.program.model import PID, READY, Operand, Program
 
 ROOT = 3
 NAMESPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWCGROUP
@@ -53,6 +60,10 @@ def image(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
+def attach(a: Assembler, mounted: Operand, place: Operand) -> None:
+    a.sys("move_mount", mounted, "", place, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
+
+
 def container(mount_point: Path, script: str, program: str = "busybox") -> Program:
     a = Assembler()
     macros.prologue(a)
@@ -61,7 +72,7 @@ def container(mount_point: Path, script: str, program: str = "busybox") -> Progr
     a.sys("setsid")
     a.sys("umask", 0)
     a.sys("mount", 0, "/", 0, MS_REC | MS_SLAVE, 0)
-    macros.attach(a, ROOT, macros.open_at(a, AT_FDCWD, str(mount_point), resolve=0))
+    attach(a, ROOT, macros.open_at(a, AT_FDCWD, str(mount_point), resolve=0))
     root = macros.open_at(a, AT_FDCWD, str(mount_point), O_PATH | a.arch.o_directory, resolve=0)
     for number, (fstype, path) in enumerate(MOUNTS):
         with a.line(f"mount '{fstype}' on '{path}'", number):
@@ -69,18 +80,20 @@ def container(mount_point: Path, script: str, program: str = "busybox") -> Progr
             a.sys("fsopen", fstype, 1, store=fs)
             a.sys("fsconfig", fs, 6, 0, 0, 0)
             a.sys("fsmount", fs, 1, 0, store=mounted)
-            macros.attach(a, mounted, macros.make_directories(a, root, path))
+            attach(a, mounted, macros.make_directories(a, root, path))
     with a.line("make '/dev/null'"):
         a.sys("mknodat", macros.open_at(a, root, "dev"), "null", 0o20666, os.makedev(1, 3))
     null = macros.open_at(a, root, "dev/null")
     macros.require_device(a, null, 1, 3, "/dev/null")
-    macros.mask(a, root, "/proc/uptime", null=null, empty=null)
+    tree = a.slot(4)
+    a.sys("open_tree", null, "", OPEN_TREE_CLONE | AT_EMPTY_PATH, store=tree)
+    attach(a, tree, macros.open_at(a, root, "/proc/uptime"))
     a.sys("fchdir", root)
     a.sys("pivot_root", ".", ".")
     a.sys("umount2", ".", MNT_DETACH)
     a.sys("chdir", "/")
     a.sys("sethostname", "box", 3)
-    for bit in range(credential.last_capability() + 1):
+    for bit in range(int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1):
         a.sys("prctl", PR_CAPBSET_DROP, bit, 0, 0, 0)
     a.sys("setgroups", 0, 0)
     a.sys("setresgid", 1000, 1000, 1000)
@@ -88,7 +101,7 @@ def container(mount_point: Path, script: str, program: str = "busybox") -> Progr
     a.sys("capset", a.data(struct.pack("<Ii", LINUX_CAPABILITY_VERSION_3, 0)), a.data(24))
     a.sys("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     macros.set_dumpable(a, False)
-    candidates = macros.search_path(program, "/usr/bin:/bin")
+    candidates = [program] if "/" in program else [f"/usr/bin/{program}", f"/bin/{program}"]
     macros.check_program(a, candidates)
     a.send(READY)
     macros.close_all_from(a, 3, cloexec=True)
@@ -181,7 +194,7 @@ def visitor(dumpable: bool) -> Program:
     """Joins the pid and mount namespaces of descriptor 3, becomes uid 1000 there, lingers, and executes."""
     a = Assembler()
     macros.prologue(a, dumpable=dumpable)
-    macros.setns(a, 3, CLONE_NEWPID | CLONE_NEWNS)
+    a.sys("setns", 3, CLONE_NEWPID | CLONE_NEWNS)
     macros.fork_parent(a, 0)
     a.sys("setresgid", 1000, 1000, 1000)
     a.sys("setresuid", 1000, 1000, 1000)

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from pyrunc.abi.file import F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE
+from pyrunc.abi.file import F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE
 from pyrunc.errors import DeadlineExceeded, Error, KernelError
-from pyrunc.kernel.fd import get_seals
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.errors import OperationFailed
@@ -154,7 +153,7 @@ def test_nothing_is_blocked_or_ignored_in_the_payload() -> None:
 def test_the_executable_is_sealed_and_nobody_can_write_it() -> None:
     digest = hashlib.sha256(open(LAUNCHER, "rb").read()).digest()
     seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
-    assert get_seals(executable()) & seals == seals
+    assert fcntl.fcntl(executable(), F_GET_SEALS) & seals == seals
     with launch(waiting()) as running:
         running.expect(READY)
         exe = f"/proc/{running.launcher_pid}/exe"

@@ -111,7 +111,7 @@ def test_orphans_are_reaped(machine: str) -> None:
     with held(machine) as (pid, pidfd):
         a = Assembler()
         macros.prologue(a)
-        macros.setns(a, 3, CLONE_NEWPID)
+        a.sys("setns", 3, CLONE_NEWPID)
         macros.fork_parent(a, 0)
         result = a.slot(4)
         # Twenty orphans: those that end at once and those that end together, later.

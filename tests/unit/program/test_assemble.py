@@ -369,10 +369,7 @@ def test_every_macro_assembles_on_every_architecture(machine: str) -> None:
     root = macros.open_at(a, -100, "/", resolve=0)
     macros.close(a, macros.make_directories(a, root, "/a/b"))
     macros.close(a, macros.make_file(a, root, "/a/c"))
-    macros.mask(a, root, "/proc/kcore", null=5, empty=6)
-    macros.make_read_only(a, root, "/proc/sys", 1)
     macros.require_device(a, root, 1, 3, "/dev/null")
-    macros.write_file(a, root, "x", "1", skip={errno.ENOENT: NEXT})
     macros.send_fd(a, root)
     macros.require(a, root, "ge", 0, errno.EBADF, "no root")
     macros.check_program(a, ["/bin/x", "/usr/bin/x"])
@@ -380,7 +377,7 @@ def test_every_macro_assembles_on_every_architecture(machine: str) -> None:
     result = a.slot(4)
     macros.execute(a, ["/bin/x"], ["x"], [], result=result)
     a.fail(result)
-    assert len(a.program()) > 60
+    assert len(a.program()) > 50
 
 
 def test_close_all_from_leaves_what_is_kept() -> None:
@@ -389,12 +386,6 @@ def test_close_all_from_leaves_what_is_kept() -> None:
     a.exit(0)
     _, ops, _, _ = parse(a.program())
     assert [op[-6:-4] for op in ops[:-1]] == [(4, 6), (9, 0xFFFFFFFF)]
-
-
-def test_search_path_is_that_of_execvp() -> None:
-    assert macros.search_path("sh", "/bin::/usr/bin") == ["/bin/sh", "./sh", "/usr/bin/sh"]
-    assert macros.search_path("./sh", "/bin") == ["./sh"]
-    assert macros.search_path("/x/sh", "/bin") == ["/x/sh"]
 
 
 def test_the_tables_agree_with_this_machine_and_with_each_other() -> None:
