@@ -11,17 +11,25 @@ import os
 from pyrunc.errors import KernelError
 from pyrunc.shim.log_lines import time_stamp
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HELD_LIMIT_BYTES = 1024 * 1024
 
 
 class LogFile:
     """The open log. Without a path everything is discarded."""
 
-    __slots__ = ("_fd", "_held", "_reason", "dropped_bytes", "path")
+    __slots__ = ("_fd", "_held", "_on_waiting", "_reason", "dropped_bytes", "path")
 
-    def __init__(self, path: str | None) -> None:
-        """Open or create `path` for appending, its folders too. Raises KernelError."""
+    def __init__(self, path: str | None, on_waiting: Callable[[], None] | None = None) -> None:
+        """Open or create `path` for appending, its folders too. Raises KernelError.
+
+        `on_waiting()` is called when something had to be held back: `retry` should be called from time to time then.
+        """
         self.path = path
+        self._on_waiting = on_waiting
         self.dropped_bytes = 0
         self._held = b""
         self._reason = ""
@@ -40,6 +48,8 @@ class LogFile:
             self._hold(records)
         else:
             self._held = self._append(records)
+            if self._held and self._on_waiting:
+                self._on_waiting()
 
     def retry(self) -> bool:
         """Write what was held back; True when nothing is left."""

@@ -66,8 +66,7 @@ class Container:
 
     def open_log(self, path: str | None) -> None:
         """Open the log before the first output. Raises KernelError."""
-        self._log = LogFile(path)
-        self._loop.after(LOG_RETRY_S, self._retry_log)
+        self._log = LogFile(path, on_waiting=self._retry_log_later)
 
     def started(self, process: Process, streams: Streams, *, stdin: bool, once: bool) -> None:
         """The process runs, maybe it has ended already: take its streams. `stdin` keeps its input open, `once` only until the first client's ends."""
@@ -237,6 +236,8 @@ class Container:
         self.exit.write(self.directory)
         if self.input:
             self.input.close()
+        if not self._log.waiting:
+            self._log.close()
         self._on_exit(self)
         if self._stop:
             self._stop.exited()
@@ -250,11 +251,12 @@ class Container:
             print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
             return False
 
+    def _retry_log_later(self) -> None:
+        self._loop.after(LOG_RETRY_S, self._retry_log)
+
     def _retry_log(self) -> None:
-        if self._log.waiting:
-            self._log.retry()
-        if self._log.waiting or self.running:
-            self._loop.after(LOG_RETRY_S, self._retry_log)
+        if not self._log.retry():
+            self._retry_log_later()
         elif self.exit:
             self._log.close()
 
