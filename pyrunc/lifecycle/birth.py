@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from errno import EACCES, EISDIR, ENOENT, ENOTDIR
 
-from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound
+from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
 from pyrunc.plan.build import SYNC_POINTS
 from pyrunc.plan.lower_process import NO_PROGRAM
 from pyrunc.program.errors import OperationFailed
 from pyrunc.program.launch import launch
-from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY
+from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STATUS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ def _answer(
     """What the process reports on its way, other than that it exists and is ready."""
     if message.tag == DESCRIPTOR:
         (born.console_fd,) = message.fds
+    elif message.tag == STATUS:
+        raise hook_failed(message.value, message.extra)
     elif message.tag == PROGRESS:
         parts[SYNC_POINTS[message.value]](born)
         running.release()
@@ -123,6 +125,15 @@ def _answer(
         if "listener" in parts:
             parts["listener"](born)
         running.release()
+
+
+def hook_failed(index: int, wait_status: int) -> PeerError:
+    """What a startContainer hook's end means; -1 = it was killed because its time was up."""
+    if wait_status == -1:
+        return PeerError(f"error running startContainer hook #{index}: it did not end in time and was killed")
+    code = os.waitstatus_to_exitcode(wait_status)
+    how = f"exit status {code}" if code >= 0 else f"killed by signal {-code}"
+    return PeerError(f"error running startContainer hook #{index}: {how}")
 
 
 def worded(error: OperationFailed, args: Sequence[str]) -> Error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from pyrunc import jsontext, record
-from pyrunc.errors import InvalidSpec, NotFound, Unsupported
+from pyrunc.errors import InvalidSpec, NotFound
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle import status as facts
 from pyrunc.lifecycle.state import State
@@ -185,9 +185,6 @@ def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], None]]:
         told = facts.oci_state(state, facts.CREATING)
         programs.run(hooks.prestart, "prestart", told)
         programs.run(hooks.create_runtime, "createRuntime", told)
-
-    if hooks.create_container or hooks.start_container:
-        raise Unsupported("createContainer and startContainer hooks are not built yet")
 
     def listener(process: Born) -> None:
         from pyrunc.lifecycle.listener import send

@@ -127,7 +127,9 @@ def create(request: CreateRequest) -> Created:
         )
         if not request.start_immediately:
             descriptors.take("start", _open_start_socket(request.state_dir, undo))
-        parts = _parts(spec.linux, spec.process, request.parts)
+        if spec.hooks.start_container:
+            descriptors.take("hook-state", os.memfd_create("hook-state", os.MFD_CLOEXEC))
+        parts = _parts(spec.linux, spec.process, _with_hooks(request, descriptors))
         plan = _plan(request, found, load_filter, cgroup is not None, parts)
         findings.give_stdio(spec, request.stdio)
         born = birth.bear(
@@ -157,7 +159,7 @@ def preview(request: CreateRequest) -> Plan:
         _open_sources(request, descriptors)
         found = findings.look(spec, descriptors.numbers, request.stdio)
         load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
-        parts = _parts(spec.linux, spec.process, request.parts)
+        parts = _parts(spec.linux, spec.process, _with_hooks(request, descriptors))
         return _plan(request, found, load_filter, request.cgroup is not None, parts)
 
 
@@ -199,7 +201,53 @@ def _plan(
         keyring=f"_ses.{request.id}" if request.keyring else "",
         restrict_oom_score_adj=request.restrict_oom_score_adj,
         preserve=len(request.preserve_fds),
+        root_place=_hook_folder(request) if request.spec.hooks.create_container else "/",
     )
+
+
+def _hook_folder(request: CreateRequest) -> str:
+    """Where createContainer hooks find the container's root: the bundle's folder of it, which must exist."""
+    root = request.spec.root
+    path = os.path.abspath(os.path.join(request.bundle, root.path if root else ""))
+    if not os.path.isdir(path):
+        raise InvalidSpec("hooks.createContainer", f"need root.path to be a directory, {path} is none")
+    return path
+
+
+def _with_hooks(request: CreateRequest, descriptors: Descriptors) -> Parts:
+    """The caller's parts, after the hooks of create; a caller with a part at `mounted` runs the runtime's hooks itself."""
+    spec, wanted = request.spec, request.parts
+    hooks = spec.hooks
+    if not (hooks.prestart or hooks.create_runtime or hooks.create_container or hooks.start_container):
+        return wanted
+    from pyrunc.lifecycle import inside
+    from pyrunc.lifecycle.hooks import run
+
+    def runtime(born: Born) -> None:
+        told = inside.state(request.id, spec, request.bundle, "creating", born.pid)
+        run(hooks.prestart, "prestart", told)
+        run(hooks.create_runtime, "createRuntime", told)
+
+    def container(born: Born) -> None:
+        pid = inside.inner_pid(born.pid)
+        told = inside.state(request.id, spec, request.bundle, "creating", pid)
+        run(
+            hooks.create_container, "createContainer", told, inside.spawner(born, spec, _hook_folder(request))
+        )
+
+    def prepare_start(born: Born) -> None:
+        pid = inside.inner_pid(born.pid)
+        told = inside.state(request.id, spec, request.bundle, "created", pid)
+        inside.write_state(descriptors.numbers["hook-state"], told)
+
+    parts = dict(wanted)
+    if (hooks.prestart or hooks.create_runtime) and "mounted" not in wanted:
+        parts["mounted"] = runtime
+    if hooks.create_container:
+        parts["before-pivot"] = birth.in_turn(container, wanted.get("before-pivot"))
+    if hooks.start_container:
+        parts["born"] = birth.in_turn(wanted.get("born"), prepare_start)
+    return parts
 
 
 def _parts(linux: Linux, process: Process | None, wanted: Parts) -> Parts:

@@ -15,20 +15,25 @@ from pyrunc.errors import DeadlineExceeded, Error, KernelError, PeerError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from pyrunc.spec.model import Hook
+
+    Spawn = Callable[[Hook, list[int]], int]
 
 SIGKILL = 9
 SHOWN_BYTES = 4096
 
 
-def run(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> None:
-    """All hooks of one kind in order; `state` is the OCI state object. Raises PeerError at the first failure."""
+def run(hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | None = None) -> None:
+    """All hooks of one kind in order; `state` is the OCI state object. Raises PeerError at the first failure.
+
+    `spawn` starts a hook (with these descriptors as stdio) where it belongs; without one it runs beside us.
+    """
     for index, hook in enumerate(hooks):
         try:
-            run_one(hook, state)
+            run_one(hook, state, spawn)
         except Error as error:
             raise PeerError(f"error running {kind} hook #{index}: {error.message}") from None
 
@@ -44,13 +49,13 @@ def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str
     return failed
 
 
-def run_one(hook: Hook, state: dict[str, Any]) -> None:
+def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> None:
     """One hook to its end. Raises PeerError (exit status), DeadlineExceeded (killed), KernelError (not executable)."""
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr")]
     try:
         os.write(files[0], jsontext.dumps(state).encode("ascii"))
         os.lseek(files[0], 0, os.SEEK_SET)
-        pid = _spawn(hook, files)
+        pid = (spawn or _spawn)(hook, files)
         code = _wait(pid, hook)
         if code:
             words = "exit status" if code > 0 else "killed by signal"

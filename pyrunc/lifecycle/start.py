@@ -1,7 +1,7 @@
 """`start`: a container that waits on its start socket is let go.
 
 The container accepts one connection and reads one byte. The connection closes by execve, which is the good end; an errno
-that comes instead says why the program could not be executed.
+that comes instead says why the program could not be executed, a message which hook failed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from errno import ECONNREFUSED, ENOENT
 
 from pyrunc.errors import Error, KernelError, WrongState
 from pyrunc.lifecycle.state import START_SOCKET
+
+MESSAGE_BYTES = 24  # the launcher's, when a hook failed; an errno has four
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +34,12 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
         answer = _answer(connection)
     finally:
         connection.close()
+    if len(answer) == MESSAGE_BYTES:
+        from pyrunc.lifecycle.birth import hook_failed
+        from pyrunc.program.launch import MESSAGE
+
+        _, _, index, wait_status = MESSAGE.unpack(answer)
+        raise hook_failed(index, wait_status)
     if answer:
         number = abs(int.from_bytes(answer[:4], "little", signed=True))
         from pyrunc.lifecycle.birth import worded  # a good start needs none of these
@@ -63,6 +71,6 @@ def _connect(state_dir: str, path: str) -> _Socket:
 
 def _answer(connection: _Socket) -> bytes:
     try:
-        return connection.recv(4)
+        return connection.recv(MESSAGE_BYTES)
     except ConnectionResetError:  # it died with the byte unread
         raise Error("the container ended before it could be started") from None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
-    from pyrunc.spec.model import Linux, Process, Spec
+    from pyrunc.spec.model import Hook, Linux, Process, Spec
 
 # Points at which the caller may have a part, in order; a plan holds a Sync only for those that it was asked for.
 SYNC_POINTS = ("born", "mounted", "before-pivot", "before-identity", "listener")
@@ -36,11 +36,13 @@ def build(
     keyring: str = "",
     restrict_oom_score_adj: bool = False,
     preserve: int = 0,
+    root_place: str = "/",
 ) -> Plan:
     """The plan of a container's start.
 
     `sync` names the points (SYNC_POINTS) at which the caller wants to act; `await_start` waits for `start` before execve;
-    `keyring` names a new session keyring. Raises InvalidSpec.
+    `keyring` names a new session keyring; `root_place` is the folder on which createContainer hooks find the root. Raises
+    InvalidSpec, Unsupported.
     """
     process, linux = spec.process, spec.linux
     _refuse(spec)
@@ -51,14 +53,14 @@ def build(
     ops += _birth(linux, cgroup, sync, host.pinned)
     if keyring:
         ops.append(model.NewKeyring(keyring, linux.namespace("user") is not None))
-    ops += _root_filesystem(spec, host, findings, sync, warnings)
+    ops += _root_filesystem(spec, host, findings, sync, root_place, warnings)
     ops += _settings(spec, host)
     if process is not None:
         ops += identity.scheduling(process, linux.personality)
         ops += _sync("before-identity", sync)
         in_user = linux.namespace("user") is not None
         ops += identity.change(process, host, load_filter, in_user, warnings)
-        ops += _execution(process, findings.home, await_start, preserve)
+        ops += _execution(process, findings.home, await_start, preserve, spec.hooks.start_container)
     return model.Plan(tuple(ops), tuple(warnings))
 
 
@@ -189,7 +191,12 @@ def _birth(linux: Linux, cgroup: bool, sync: Collection[str], pinned: bool) -> l
 
 
 def _root_filesystem(
-    spec: Spec, host: Host, findings: Findings, sync: Collection[str], warnings: list[str]
+    spec: Spec,
+    host: Host,
+    findings: Findings,
+    sync: Collection[str],
+    root_place: str,
+    warnings: list[str],
 ) -> list[Op]:
     """Root, mounts, devices, links, pivot, working directory, terminal, and what is read-only in the end."""
     linux, process = spec.linux, spec.process
@@ -198,7 +205,7 @@ def _root_filesystem(
     propagation = mounts.PROPAGATION.get(linux.rootfs_propagation, 0)
     private = propagation & mounts_abi.MS_PRIVATE
     inherited = (mounts_abi.MS_PRIVATE if private else mounts_abi.MS_SLAVE) | mounts_abi.MS_REC
-    ops: list[Op] = [model.SetPropagation(inherited), model.AttachRoot(inherited)]
+    ops: list[Op] = [model.SetPropagation(inherited), model.AttachRoot(inherited, root_place)]
     for i, mount in enumerate(spec.mounts):
         if i in findings.destinations:
             mount = mount.replace(destination=findings.destinations[i])
@@ -242,7 +249,9 @@ def _settings(spec: Spec, host: Host) -> list[Op]:
     return ops
 
 
-def _execution(process: Process, home: str, await_start: bool, preserve: int) -> list[Op]:
+def _execution(
+    process: Process, home: str, await_start: bool, preserve: int, hooks: Collection[Hook] = ()
+) -> list[Op]:
     """The end: where a failure is still told, and where the program takes over."""
     if not process.args:
         raise InvalidSpec("process.args", "must not be empty")
@@ -253,6 +262,11 @@ def _execution(process: Process, home: str, await_start: bool, preserve: int) ->
     ops.append(model.Ready())
     if await_start:
         ops.append(model.AwaitStart("start"))
+    for index, hook in enumerate(hooks):
+        hook_env = env if hook.env is None else hook.env
+        ops.append(
+            model.RunHook(index, hook.path, hook.args or (hook.path,), hook_env, hook.timeout_s, "hook-state")
+        )
     ops.append(model.Execute(process.args, env, preserve))
     return ops
 

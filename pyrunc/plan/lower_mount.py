@@ -32,7 +32,7 @@ def set_propagation(low: Lowering, op: m.SetPropagation) -> None:
 
 def attach_root(low: Lowering, op: m.AttachRoot) -> None:
     low.set_attributes(low.root, propagation=op.propagation)
-    _cover_root(low, low.root)
+    _cover(low, low.root, op.place)
 
 
 def attach_empty_root(low: Lowering, op: m.AttachEmptyRoot) -> None:
@@ -41,13 +41,13 @@ def attach_empty_root(low: Lowering, op: m.AttachEmptyRoot) -> None:
     for name in op.folders:
         low.a.sys("mkdirat", root, name, 0o555)
     low.set_attributes(root, QUIET | mnt.MOUNT_ATTR_RDONLY)
-    _cover_root(low, root)
+    _cover(low, root, "/")
 
 
-def _cover_root(low: Lowering, root: Operand) -> None:
-    # On top of `/` of this mount namespace: no directory of the host is needed as a mount point, and our own `/` still is
-    # the tree below, because a process's root is not looked up again (path_resolution(7)).
-    low.a.sys("move_mount", root, "", f.AT_FDCWD, "/", mnt.MOVE_MOUNT_F_EMPTY_PATH)
+def _cover(low: Lowering, root: Operand, place: str) -> None:
+    # On top of `/` of this mount namespace no directory of the host is needed as a mount point, and our own `/` still is the
+    # tree below, because a process's root is not looked up again (path_resolution(7)).
+    low.a.sys("move_mount", root, "", f.AT_FDCWD, place, mnt.MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def attach_mount(low: Lowering, op: m.AttachMount) -> None:

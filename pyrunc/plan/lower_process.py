@@ -16,12 +16,13 @@ from pyrunc.abi.process import (
     RLIMITS,
     SCHED_POLICIES,
 )
+from pyrunc.abi.signal import SIGSET_SIZE
 from pyrunc.plan import model as m
 from pyrunc.plan.build import SYNC_POINTS
 from pyrunc.plan.lowering import EMPTY, Lowering
 from pyrunc.program import macros
 from pyrunc.program.assemble import NEXT
-from pyrunc.program.model import LISTENER, PROGRESS, READY
+from pyrunc.program.model import LISTENER, PROGRESS, READY, STATUS
 from pyrunc.spec.check import MEMORY_MODES
 
 TYPE_CHECKING = False
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from pyrunc.program.model import Slot
+
 
 AF_INET, SOCK_DGRAM, SOCK_CLOEXEC = 2, 2, 0o2000000
 KEEP_ALL_KEYS = 0x80000  # KEY_USR_SEARCH beside what the possessor has
+SIGCHLD, SIGKILL, POLLIN = 17, 9, 1
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NO_PROGRAM = "no-program"  # mark of failures of the last execve and of its check
 
@@ -335,6 +339,43 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     a.place(go)
 
 
+def run_hook(low: Lowering, op: m.RunHook) -> None:
+    """clone(2), which filters that know only older calls let pass; the parent's half comes first, as jumps go forward."""
+    a, pid, child, done = low.a, low.a.slot(4), low.a.label(), low.a.label()
+    state, keep = low.numbers[op.descriptor], low.sync_number
+    a.sys("clone", SIGCHLD, 0, 0, 0, 0, store=pid)
+    a.compare(pid, "eq", 0, true=child)
+    if op.timeout_s is not None:
+        _end_in_time(low, pid, op)
+    status = a.slot(4, 0)
+    a.sys("wait4", pid, status.address, 0, 0)
+    a.compare(status, "eq", 0, true=done)
+    a.send(STATUS, op.index, status)
+    a.exit(1)
+    a.place(child)
+    a.sys("lseek", state, 0, 0)
+    a.sys("dup3", state, 0, 0)
+    macros.close_all_from(a, 3, [keep])
+    a.sys("execve", op.path, a.pointers(op.args), a.pointers(op.env), skip_any=NEXT)
+    a.exit(127)
+    a.place(done)
+
+
+def _end_in_time(low: Lowering, pid: Slot, op: m.RunHook) -> None:
+    a, pidfd, ready, ended = low.a, low.a.slot(4), low.a.slot(4), low.a.label()
+    a.sys("pidfd_open", pid, 0, store=pidfd)
+    waited = a.data(pack("<ihh", -1, POLLIN, 0))
+    a.set(a.field(waited, 0, 4), pidfd)
+    a.sys("ppoll", waited, 1, a.data(pack("<qq", op.timeout_s or 0, 0)), 0, SIGSET_SIZE, store=ready)
+    a.sys("close", pidfd)
+    a.compare(ready, "ne", 0, true=ended)
+    a.sys("kill", pid, SIGKILL)
+    a.sys("wait4", pid, 0, 0, 0)
+    a.send(STATUS, op.index, -1)
+    a.exit(1)
+    a.place(ended)
+
+
 def execute_descriptor(low: Lowering, op: m.ExecuteDescriptor) -> None:
     a, program = low.a, low.numbers[op.descriptor]
     argv, envp = a.pointers(op.args), a.pointers(op.env)
@@ -378,6 +419,7 @@ CALLS: dict[type, Callable[[Lowering, Any], None]] = {
     m.CheckProgram: check_program,
     m.Ready: ready,
     m.AwaitStart: await_start,
+    m.RunHook: run_hook,
     m.Execute: execute,
     m.ExecuteDescriptor: execute_descriptor,
 }
@@ -387,5 +429,6 @@ NEEDS: dict[type, Callable[[Any], tuple[str, ...]]] = {
     m.Clone: lambda op: ("cgroup",) if op.cgroup else (),
     m.SetSysctl: lambda op: ("proc",),
     m.AwaitStart: lambda op: (op.descriptor,),
+    m.RunHook: lambda op: (op.descriptor,),
     m.ExecuteDescriptor: lambda op: (op.descriptor,),
 }

@@ -110,9 +110,10 @@ class SetPropagation(Op):
 
 
 class AttachRoot(Op):
-    """Put the detached root mount into the container's mount namespace."""
+    """Put the detached root mount into the container's mount namespace: on top of `/`, or on a folder that hooks know."""
 
     propagation: int
+    place: str = "/"
 
 
 class AttachEmptyRoot(Op):
@@ -361,6 +362,17 @@ class Ready(Op):
 class AwaitStart(Op):
     """Wait on the start socket for the byte of `start`; what goes wrong from here is told there."""
 
+    descriptor: str
+
+
+class RunHook(Op):
+    """A startContainer hook: a child that gets the state on stdin; its failure is told to `start`, and is our end."""
+
+    index: int
+    path: str
+    args: tuple[str, ...]
+    env: tuple[str, ...]
+    timeout_s: int | None
     descriptor: str
 
 

@@ -130,7 +130,9 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.NewKeyring: lambda op: f"keyctl join session '{op.name}'",
     m.LoopbackUp: lambda op: "link lo up",
     m.SetPropagation: lambda op: f"propagate all mounts {propagation(op.flags)}",
-    m.AttachRoot: lambda op: f"attach root {propagation(op.propagation)}",
+    m.AttachRoot: lambda op: (
+        f"attach root {propagation(op.propagation)}" + (f" on '{op.place}'" if op.place != "/" else "")
+    ),
     m.AttachEmptyRoot: lambda op: f"attach empty root with {' '.join(op.folders)}",
     m.AttachMount: lambda op: f"attach '{op.descriptor}' on '{op.path}'",
     m.MountFs: _mount_fs,
@@ -166,6 +168,7 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.CheckProgram: lambda op: f"check '{op.args[0]}'",
     m.Ready: lambda op: "say ready",
     m.AwaitStart: lambda op: "await start",
+    m.RunHook: lambda op: f"run startContainer hook #{op.index} '{op.path}'",
     m.Execute: lambda op: f"exec '{op.args[0]}'",
     m.ExecuteDescriptor: lambda op: f"exec descriptor '{op.descriptor}'",
 }

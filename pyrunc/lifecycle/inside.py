@@ -1,0 +1,81 @@
+"""Hooks of a container's creation, and the programs that run in its namespaces before it has pivoted.
+
+A createContainer hook sees the runtime's files (it is looked up there) and the container's mounts: it is a small program of
+its own, which joins the namespaces of the waiting process and becomes the hook.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc import jsontext
+from pyrunc.abi.clone import NAMESPACES
+from pyrunc.errors import KernelError
+from pyrunc.plan.namespaces import own
+from pyrunc.program import macros
+from pyrunc.program.assemble import Assembler
+from pyrunc.program.launch import launch
+from pyrunc.program.model import PID
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from pyrunc.lifecycle.birth import Born
+    from pyrunc.spec.model import Hook, Spec
+
+
+def spawner(born: Born, spec: Spec, folder: str) -> Callable[[Hook, list[int]], int]:
+    """Starts hooks in the namespaces of the process that is being created, in `folder`; they are our children."""
+    mask = 0
+    for kind in own(spec.linux):
+        mask |= NAMESPACES[kind]
+
+    def spawn(hook: Hook, files: list[int]) -> int:
+        a, pidfd = Assembler(), 3
+        result = a.slot(4)
+        macros.prologue(a, "pyrunc:hook")
+        a.sys("setns", pidfd, mask)
+        macros.fork_parent(a, 0)
+        a.sys("chdir", folder)
+        macros.close_all_from(a, 3, [pidfd + 1])  # the socket's number is the first above ours
+        macros.execute(a, [hook.path], hook.args or (hook.path,), hook.env or (), result=result)
+        a.fail(result)
+        running = launch(a.program(), stdio=files, fds={pidfd: born.pidfd})
+        try:
+            pid = running.expect(PID).value
+            try:
+                while running.receive() is not None:
+                    pass
+            except KernelError as error:
+                os.waitpid(pid, 0)
+                raise KernelError("execve", repr(hook.path), error.errno) from None
+            return pid
+        finally:
+            running.close()
+
+    return spawn
+
+
+def state(container_id: str, spec: Spec, bundle: str, status: str, pid: int) -> dict[str, Any]:
+    """The OCI state object that hooks read; `pid` as they see it."""
+    found: dict[str, Any] = {"ociVersion": spec.version, "id": container_id, "status": status, "pid": pid}
+    found["bundle"] = os.path.abspath(bundle)
+    if spec.annotations:
+        found["annotations"] = dict(spec.annotations)
+    return found
+
+
+def inner_pid(pid: int) -> int:
+    """The process's number in its own pid namespace (NSpid of /proc/PID/status)."""
+    with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+        for line in (file.readall() or b"").splitlines():
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1])
+    return pid
+
+
+def write_state(descriptor: int, told: dict[str, Any]) -> None:
+    """Fill the memfd that startContainer hooks get as stdin."""
+    os.pwrite(descriptor, jsontext.dumps(told).encode("ascii"), 0)
