@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -110,10 +111,13 @@ class Steps(Generic[Work]):
         """Do the steps. On failure undo all that were begun, last first, and raise what happened, with a note for each
         undo that failed."""
         begun: list[Step[Work]] = []
+        times: list[tuple[str, float]] = []
         try:
             for step in self.steps:
                 begun.append(step)
+                began = time.perf_counter()
                 await step.do(work)
+                times.append((step.name, time.perf_counter() - began))
                 await failpoints.reached(f"{self.verb}.{step.name}")
         except BaseException as error:
             log.info("%s failed at step %s: %s", self.verb, begun[-1].name, error)
@@ -123,6 +127,8 @@ class Steps(Generic[Work]):
             if failed and self._stuck is not None:
                 await self._stuck(work)
             raise
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s: %s", self.verb, ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in times))
 
     async def _take_back(self, begun: list[Step[Work]], work: Work) -> list[str]:
         failed = []
