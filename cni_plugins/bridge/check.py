@@ -79,7 +79,7 @@ def _check_gateway(settings: Settings, ips: tuple[AssignedAddress, ...]) -> None
 
 def _check_masquerade(call: Call, config: PluginConfig, previous: Result) -> None:
     _require(host_rules.intact(), "rules of the nftables table are gone")
-    tag = host_rules.owner_tag(config.name, call.container_id, call.ifname)
+    tag = host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope())
     known = previous.addresses_of(call.ifname, call.netns)
     wanted = [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in known]
     for expected, found in zip(wanted, host_rules.lookup(wanted), strict=True):

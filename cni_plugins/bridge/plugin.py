@@ -87,10 +87,10 @@ def collect(call: Call, config: PluginConfig) -> None:
     """GC: links, masquerades and addresses of attachments of this network that are not valid any more."""
     from cni_plugins.net.inventory import links as all_links
 
-    valid = {host_rules.owner_tag(config.name, *pair) for pair in config.valid_attachments()}
+    valid = {host_rules.owner_tag(config.name, *pair, config.scope()) for pair in config.valid_attachments()}
 
     def stale(tag: str) -> bool:
-        return host_rules.belongs_to_network(tag, config.name) and tag not in valid
+        return host_rules.belongs_to(tag, config.name, config.scope()) and tag not in valid
 
     leftover = [link.name for link in all_links() if link.kind == "veth" and link.alias and stale(link.alias)]
     with open_route_socket() as host:
@@ -140,7 +140,7 @@ def _attempt(failures: list[Exception], function: Callable[..., None], *argument
 def _names(call: Call, config: PluginConfig) -> _Names:
     return _Names(
         link=host_link_name(call.container_id, call.ifname),
-        tag=host_rules.owner_tag(config.name, call.container_id, call.ifname),
+        tag=host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope()),
     )
 
 

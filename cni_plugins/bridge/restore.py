@@ -16,7 +16,7 @@ def elements(
     """The elements and the subnets whose chains they jump into; none for a network without ipMasq."""
     if not parse(config, call).ip_masq:
         return [], set()
-    tag = host_rules.owner_tag(config.name, call.container_id, call.ifname)
+    tag = host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope())
     known = previous.addresses_of(call.ifname, call.netns)
     found = [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in known]
     return found, {a.address.network for a in known}

@@ -1,14 +1,15 @@
 """Leases: who has which address, as files in the network's folder, changed only under its lock.
 
-    <address>             JSON {owner, boot, link}: taken
+    <address>             `container id CR LF interface`, the reference plugin's form: either reads the other's leases
+    owners/<owner>        JSON {owner, addresses, boot, link, scope}: written before the leases, removed after them, so that
+                          a kill in between leaves nothing that DEL cannot find
     leaving/<address>     JSON {boot, link}: released, but the pod's veth still exists
-    owners/<owner>        JSON {addresses, boot}: written before the leases, removed after them, so that a kill in
-                          between leaves nothing that DEL cannot find
-    last_reserved_ip.<n>  where range set n goes on (round robin), as the reference writes it
+    last_reserved_ip.<n>  where range set n goes on (round robin)
     lock                  flock(2)
 
-A lease of another boot is void: its pod cannot live (kernel.random.boot_id). A released address is not handed out while
-its veth still exists, because the kernel tears links down in the background and would mix up two pods.
+A lease of another boot is void: its pod cannot live (kernel.random.boot_id); one of the reference plugin tells no boot and
+stays until it is released. A released address is not handed out while its veth still exists, because the kernel tears links
+down in the background and would mix up two pods.
 """
 
 from __future__ import annotations
@@ -48,62 +49,94 @@ class Leases:
         self._folder, self._boot, self._link_exists = folder, boot, link_exists
 
     def take(
-        self, owner: str, sets: tuple[RangeSet, ...], requested: tuple[Address, ...], link: str
+        self,
+        owner: str,
+        sets: tuple[RangeSet, ...],
+        requested: tuple[Address, ...],
+        *,
+        link: str = "",
+        scope: str = "",
     ) -> list[Lease]:
-        """One address of each set for `owner`; all or none. `link` is the host's interface that must be gone before reuse.
+        """One address of each set for `owner` (`container id/interface`); all or none.
 
-        Raises CniError 110 when a set is used up, 7 when `owner` has addresses already or a requested one is taken.
+        link: the host's interface that must be gone before the addresses are reused; scope: whose `collect` may take them.
+        Raises CniError 110 when a set is used up, 5 when `owner` has addresses already or a requested one is taken.
         """
-        if self.addresses_of(owner):
+        if any(self._owner_in(address) == owner for address in self.addresses_of(owner)):
             raise CniError(IO_FAILURE, f"{owner} has addresses already")
         leaving = self._sweep()
         chosen = [self._choose(index, each, requested, leaving) for index, each in enumerate(sets)]
-        self._write_owner(owner, [str(lease.address) for lease in chosen])
+        addresses = [str(lease.address) for lease in chosen]
+        record = {"owner": owner, "addresses": addresses, "boot": self._boot, "link": link, "scope": scope}
+        os.makedirs(f"{self._folder}/owners", mode=0o755, exist_ok=True)
+        self._write(_owner_path(owner), json.dumps(record))
         for index, lease in enumerate(chosen):
-            self._write(str(lease.address), {"owner": owner, "boot": self._boot, "link": link})
+            self._write(str(lease.address), owner.replace("/", "\r\n"))
             self._remember_last(index, lease.address)
         return chosen
 
     def release(self, owner: str) -> list[str]:
         """Give back what `owner` has; returns the addresses. Nothing to do is no error."""
-        addresses = self.addresses_of(owner)
+        record = self._record(_owner_path(owner))
+        addresses = self.addresses_of(owner) if record else self._scan(owner)
+        link = str(record.get("link", ""))
         for address in addresses:
-            lease = self._read(address)
-            if lease.get("owner") != owner:
-                continue
-            if lease.get("link") and self._link_exists(str(lease["link"])):
-                os.makedirs(f"{self._folder}/leaving", mode=0o755, exist_ok=True)
-                self._write(f"leaving/{address}", {"boot": self._boot, "link": lease["link"]})
-            self._remove(address)
+            if self._owner_in(address) == owner:
+                self._let_go(address, link)
         self._remove(_owner_path(owner))
         return addresses
 
     def addresses_of(self, owner: str) -> list[str]:
-        """What `owner` has in this boot."""
-        record = self._read(_owner_path(owner))
+        """What `owner` has by a record of this boot."""
+        record = self._record(_owner_path(owner))
         addresses = record.get("addresses")
         return addresses if isinstance(addresses, list) and record.get("boot") == self._boot else []
 
     def owner_of(self, address: str) -> str:
-        lease = self._read(address)
-        return str(lease.get("owner", "")) if lease.get("boot") == self._boot else ""
+        """Who has the address, an empty string for nobody."""
+        owner = self._owner_in(address)
+        record = self._record(_owner_path(owner)) if owner else {}
+        return "" if record and record.get("boot") != self._boot else owner
 
-    def collect(self, valid: Callable[[str], bool]) -> list[str]:
-        """Release what belongs to owners that are not valid, drop what is void; returns the owners that lost something."""
+    def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
+        """Release what owners have that are not valid, drop what is void; returns the owners that lost something.
+
+        With a `scope` only its own owners can lose anything: several runtimes may share a network.
+        """
         lost = []
         for name in self._names("owners"):
-            record = self._read(f"owners/{name}")
+            record = self._record(f"owners/{name}")
             owner = str(record.get("owner", ""))
-            if record.get("boot") != self._boot or not valid(owner):
-                self.release(owner) if owner else None
+            foreign = bool(scope) and record.get("scope") != scope
+            if record.get("boot") != self._boot or not (foreign or valid(owner)):
+                self._drop(owner, record)
                 self._remove(f"owners/{name}")
                 lost.append(owner or name)
         for name in self._address_files():
-            lease = self._read(name)
-            if not self._taken(name) or name not in self.addresses_of(str(lease["owner"])):
+            owner = self.owner_of(name)
+            recorded = bool(owner) and bool(self._record(_owner_path(owner)))
+            orphan = recorded and name not in self.addresses_of(owner)
+            if not owner or orphan or not (recorded or scope or valid(owner)):
                 self._remove(name)
         self._sweep()
         return lost
+
+    def _drop(self, owner: str, record: dict[str, Any]) -> None:
+        """The addresses of a record that is void or not valid."""
+        addresses = record.get("addresses")
+        for address in addresses if isinstance(addresses, list) else []:
+            if self._owner_in(str(address)) == owner:
+                self._let_go(str(address), str(record.get("link", "")))
+
+    def _let_go(self, address: str, link: str) -> None:
+        if self._link_exists(link):
+            os.makedirs(f"{self._folder}/leaving", mode=0o755, exist_ok=True)
+            self._write(f"leaving/{address}", json.dumps({"boot": self._boot, "link": link}))
+        self._remove(address)
+
+    def _scan(self, owner: str) -> list[str]:
+        """What `owner` has without a record: leases of the reference plugin."""
+        return [name for name in self._address_files() if self._owner_in(name) == owner]
 
     def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...], leaving: set[str]) -> Lease:
         wanted = next((address for address in requested if address in each), None)
@@ -136,16 +169,14 @@ class Leases:
         raise CniError(NO_ADDRESS_LEFT, f"no address left in {subnets} ({each.size} in all)")
 
     def _taken(self, name: str) -> bool:
-        """Whether the address has a lease of this boot."""
-        lease = self._read(name)
-        return bool(lease.get("owner")) and lease.get("boot") == self._boot
+        return bool(self.owner_of(name))
 
     def _sweep(self) -> set[str]:
         """Forget released addresses whose links are gone; returns the others."""
         return {name for name in self._names("leaving") if not self._departed(name)}
 
     def _departed(self, name: str) -> bool:
-        record = self._read(f"leaving/{name}")
+        record = self._record(f"leaving/{name}")
         if record.get("boot") == self._boot and self._link_exists(str(record.get("link", ""))):
             return False
         self._remove(f"leaving/{name}")
@@ -175,14 +206,7 @@ class Leases:
         finally:
             os.close(descriptor)
 
-    def _write_owner(self, owner: str, addresses: list[str]) -> None:
-        os.makedirs(f"{self._folder}/owners", mode=0o755, exist_ok=True)
-        self._write(_owner_path(owner), {"owner": owner, "addresses": addresses, "boot": self._boot})
-
-    def _write(self, name: str, value: dict[str, Any]) -> None:
-        self._write_text(name, json.dumps(value))
-
-    def _write_text(self, name: str, text: str) -> None:
+    def _write(self, name: str, text: str) -> None:
         """Whole or not at all: written under another name, then renamed. The lock makes the name ours."""
         temporary = f"{self._folder}/write.tmp"
         descriptor = os.open(
@@ -194,16 +218,28 @@ class Leases:
             os.close(descriptor)
         os.rename(temporary, f"{self._folder}/{name}")
 
-    def _read(self, name: str) -> dict[str, Any]:
-        """The record, or an empty one where it is missing or damaged: nobody can be its owner then."""
+    def _read(self, name: str) -> bytes:
         try:
-            with open(f"{self._folder}/{name}", "rb", buffering=0) as file:
-                value = json.loads(file.read(65536) or b"{}")
+            descriptor = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            return {}
+            return b""
+        try:
+            return os.read(descriptor, 65536)
+        finally:
+            os.close(descriptor)
+
+    def _record(self, name: str) -> dict[str, Any]:
+        """A JSON record, empty where it is missing or damaged."""
+        try:
+            value = json.loads(self._read(name) or b"{}")
         except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
+
+    def _owner_in(self, name: str) -> str:
+        """The owner that a lease names, empty where it is missing or damaged. Old leases name no interface."""
+        words = self._read(name).decode("utf-8", "replace").split()
+        return "/".join(words) if 0 < len(words) <= 2 else ""
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

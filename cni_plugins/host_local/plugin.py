@@ -20,9 +20,8 @@ def allocate(call: Call, config: PluginConfig, *, link: str = "") -> Result:
     """ADD. `link` is the host's interface of the attachment, where the caller knows it. Raises CniError."""
     wanted = settings.parse(config, call)
     with leases.opened(wanted.folder, link_exists) as store:
-        taken = store.take(
-            leases.owner_name(call.container_id, call.ifname), wanted.sets, wanted.requested, link
-        )
+        owner = leases.owner_name(call.container_id, call.ifname)
+        taken = store.take(owner, wanted.sets, wanted.requested, link=link, scope=config.scope())
     ips = tuple(AssignedAddress(lease.range.interface(lease.address), lease.range.gateway) for lease in taken)
     return Result(ips=ips, routes=wanted.routes, dns=wanted.dns)
 
@@ -53,7 +52,7 @@ def collect(call: Call, config: PluginConfig) -> None:
     folder = settings.folder_of(config)
     if os.path.isdir(folder):
         with leases.opened(folder, link_exists) as store:
-            store.collect(valid.__contains__)
+            store.collect(valid.__contains__, scope=config.scope())
 
 
 def status(call: Call, config: PluginConfig) -> None:

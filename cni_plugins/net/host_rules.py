@@ -101,15 +101,21 @@ Subnet = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
 
 
-def owner_tag(network: str, container_id: str, ifname: str) -> str:
-    """Who owns an element or a link; at most 120 characters, so that it fits into nft's comments."""
+def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> str:
+    """Who owns an element or a link; at most 128 characters, so that it fits into nft's comments.
+
+    scope: the runtime's word for itself (`PluginConfig.scope`), behind the last slash.
+    """
     tag = f"{network}/{container_id}/{ifname}"
-    return tag if len(tag) <= 120 else f"{_network_tag(network)}/{_digest(container_id, 32)}/{ifname}"
+    if len(tag) > 110:
+        tag = f"{_network_tag(network)}/{_digest(container_id, 32)}/{ifname}"
+    return f"{tag}/{scope}" if scope else tag
 
 
-def belongs_to_network(tag: str, network: str) -> bool:
-    """Whether `owner_tag` made `tag` for `network`."""
-    return tag.split("/", 1)[0] in (network, _network_tag(network))
+def belongs_to(tag: str, network: str, scope: str = "") -> bool:
+    """Whether `owner_tag` made `tag` for `network` and, where one is given, for `scope`."""
+    parts = tag.split("/")
+    return parts[0] in (network, _network_tag(network)) and (not scope or parts[3:] == [scope])
 
 
 def masquerade_element(address: Address, subnet: Subnet, tag: str) -> Element:
@@ -150,7 +156,8 @@ def everyone(version: int) -> Subnet:
 def publish(new: Iterable[Element], subnets: Iterable[Subnet]) -> None:
     """Add elements in one transaction, making table and chains where they are missing.
 
-    Raises AlreadyExists naming the owner of a taken key, KernelError, PeerError (nft refused), Unsupported (no nft).
+    A masquerade that is there already is taken over: its address has been leased anew. Raises AlreadyExists naming the owner
+    of a taken port, KernelError, PeerError (nft refused), Unsupported (no nft).
     """
     added = tuple(new)
     if not added:
@@ -159,15 +166,19 @@ def publish(new: Iterable[Element], subnets: Iterable[Subnet]) -> None:
         try:
             change_elements(netfilter, TABLE, add=added)
         except KernelError as error:
-            if error.errno == errno.EEXIST:
-                raise _conflict(added) from None
-            if error.errno != errno.ENOENT:
+            if error.errno == errno.ENOENT:
+                install(subnets)
+            elif error.errno != errno.EEXIST:
                 raise
-            install(subnets)
             try:
-                change_elements(netfilter, TABLE, add=added)
+                change_elements(netfilter, TABLE, add=added, remove=_stale(added))
             except KernelError as second:
                 raise _conflict(added) if second.errno == errno.EEXIST else second from None
+
+
+def _stale(wanted: tuple[Element, ...]) -> tuple[Element, ...]:
+    masquerades = [e for e in wanted if e.set_name in MASQUERADE_SETS]
+    return tuple(found for found in lookup(masquerades) if found is not None)
 
 
 def retract(found: Iterable[Element]) -> None:

@@ -70,11 +70,11 @@ def status(call: Call, config: PluginConfig) -> None:
 
 def collect(call: Call, config: PluginConfig) -> None:
     """GC: the ports of attachments of this network that are not valid any more."""
-    valid = {host_rules.owner_tag(config.name, *pair) for pair in config.valid_attachments()}
+    valid = {host_rules.owner_tag(config.name, *pair, config.scope()) for pair in config.valid_attachments()}
     stale = [
         e
         for e in host_rules.everything(host_rules.PORT_SETS)
-        if host_rules.belongs_to_network(e.comment, config.name) and e.comment not in valid
+        if host_rules.belongs_to(e.comment, config.name, config.scope()) and e.comment not in valid
     ]
     host_rules.retract(stale)
     _forget_udp_flows(stale)
@@ -146,7 +146,7 @@ def _forget_udp_flows(elements: Iterable[Element]) -> None:
 
 
 def _tag(call: Call, config: PluginConfig) -> str:
-    return host_rules.owner_tag(config.name, call.container_id, call.ifname)
+    return host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope())
 
 
 PLUGIN = Plugin("portmap", add=add, delete=delete, check=check, status=status, gc=collect)

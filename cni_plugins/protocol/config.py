@@ -69,6 +69,20 @@ class PluginConfig:
         inner = arguments.get("cni") if isinstance(arguments, dict) else None
         return inner.get(name) if isinstance(inner, dict) else None
 
+    def scope(self) -> str:
+        """`args.cni.scope`, a word by which a runtime tells its attachments from other runtimes' on the same network.
+
+        Ours sets it; GC with a scope leaves attachments of other scopes alone. Raises CniError 7.
+        """
+        value = self.cni_argument("scope") or ""
+        if (
+            not isinstance(value, str)
+            or len(value) > 16
+            or not (value.isascii() and (value.isalnum() or not value))
+        ):
+            raise CniError(INVALID_CONFIG, "args.cni.scope: not a word of at most 16 letters and digits")
+        return value
+
     def valid_attachments(self) -> set[tuple[str, str]]:
         """GC's (container id, interface) pairs. Raises CniError when the list is missing: nothing may be guessed here."""
         value = self.raw.get(VALID_ATTACHMENTS)

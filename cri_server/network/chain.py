@@ -41,10 +41,10 @@ class _Step:
 
 
 class PluginRunner:
-    """Runs plugins for one server. `bin_dirs` are searched in order."""
+    """Runs plugins for one server. `bin_dirs` are searched in order; `scope` is a word that is this server's alone."""
 
-    def __init__(self, errands: Errands, bin_dirs: tuple[str, ...], timeout_s: float) -> None:
-        self._errands, self._bin_dirs, self._timeout_s = errands, bin_dirs, timeout_s
+    def __init__(self, errands: Errands, bin_dirs: tuple[str, ...], timeout_s: float, scope: str) -> None:
+        self._errands, self._bin_dirs, self._timeout_s, self._scope = errands, bin_dirs, timeout_s, scope
         self._workers = Workers(errands)
 
     def close(self) -> None:
@@ -133,8 +133,7 @@ class PluginRunner:
         call = Call(command=command, path=self._bin_dirs)
         newest = version.at_least(network.cni_version, "1.1.0")
         for plugin in network.plugins:
-            kind = str(plugin["type"])
-            step = _Step(kind, self._program(kind), plugin_input(network, plugin, valid_attachments=valid))
+            step = self._step(plugin, plugin_input(network, plugin, valid_attachments=valid))
             if not step.program:
                 step.input["cniVersion"] = version.LATEST
                 await self._ours(call, [step], None, network, loopback=False, timeout_s=timeout_s)
@@ -152,15 +151,17 @@ class PluginRunner:
         )
 
     def _steps(self, attachment: Attachment, previous: Result | None) -> list[_Step]:
-        network = attachment.network
+        network, capabilities = attachment.network, attachment.capabilities
         return [
-            _Step(
-                kind=str(plugin["type"]),
-                program=self._program(str(plugin["type"])),
-                input=plugin_input(network, plugin, capabilities=attachment.capabilities, previous=previous),
-            )
+            self._step(plugin, plugin_input(network, plugin, capabilities=capabilities, previous=previous))
             for plugin in network.plugins
         ]
+
+    def _step(self, plugin: dict[str, Any], value: dict[str, Any]) -> _Step:
+        """Ours learn who we are, so that the GC of another server on the same network leaves our pods alone."""
+        kind = str(plugin["type"])
+        step = _Step(kind, self._program(kind), value)
+        return step if step.program else _with_argument(step, "scope", self._scope)
 
     def _program(self, kind: str) -> str:
         """The executable to run, or an empty string: ours is meant, or there is none."""
@@ -249,15 +250,20 @@ def _groups(steps: list[_Step]) -> Iterator[tuple[bool, list[_Step]]]:
         yield ours, list(group)
 
 
+def _with_argument(step: _Step, name: str, value: str) -> _Step:
+    """`step` with an argument in `args.cni` that our own plugins understand."""
+    given = step.input.get("args")
+    inner = given.get("cni") if isinstance(given, dict) else None
+    arguments = {
+        **(given if isinstance(given, dict) else {}),
+        "cni": {**(inner if isinstance(inner, dict) else {}), name: value},
+    }
+    return replace(step, input={**step.input, "args": arguments})
+
+
 def _in_background(step: _Step) -> _Step:
     """Tell our bridge that the namespace is closed next: the kernel removes the veth then, nobody need wait for it."""
-    if step.kind != "bridge" or step.program:
-        return step
-    given = step.input.get("args")
-    arguments = dict(given) if isinstance(given, dict) else {}
-    inner = arguments.get("cni")
-    arguments["cni"] = {**(inner if isinstance(inner, dict) else {}), "teardown": "background"}
-    return replace(step, input={**step.input, "args": arguments})
+    return step if step.program else _with_argument(step, "teardown", "background")
 
 
 def _for_delete(attachment: Attachment) -> Result | None:

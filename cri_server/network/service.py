@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -54,7 +55,8 @@ class Network:
     ) -> None:
         self._configuration = Configuration(conf_dir, default)
         self._attachments = Attachments(state_dir)
-        self._plugins = PluginRunner(errands, tuple(p for p in bin_dir.split(":") if p), timeout_s)
+        scope = hashlib.sha256(os.path.abspath(state_dir).encode()).hexdigest()[:8]
+        self._plugins = PluginRunner(errands, tuple(p for p in bin_dir.split(":") if p), timeout_s, scope)
         self._pod_ranges: tuple[str, ...] = ()
         self._turns = _Turns()
         self._status: tuple[float, str, Readiness] | None = None

@@ -218,3 +218,23 @@ def test_our_bridge_removes_what_their_bridge_made(ours: str, host: Host) -> Non
     assert code == 0
     assert run(ours, "bridge", "DEL", pod, {**config, "prevResult": value}, reference())[0] == 0
     assert not [name for name in link_names() if name.startswith("veth")] and all_elements() == []
+
+
+def test_either_host_local_respects_and_releases_the_others_leases(ours: str, host: Host) -> None:
+    folder = Path(host.folder) / "leases/net"
+    config = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "ipam": host.ipam("10.88.0.0/16")}
+    one, two = host.pod(), host.pod()
+    for pod, adding in ((one, reference()), (two, ours)):
+        code, value = run(adding, "host-local", "ADD", pod, config)
+        assert code == 0, value
+    assert {p.name: p.read_bytes().decode().split() for p in folder.glob("10.*")} == {
+        "10.88.0.2": ["pod0", "eth0"],
+        "10.88.0.3": ["pod1", "eth0"],
+    }
+    assert run(ours, "host-local", "DEL", one, config)[0] == 0
+    assert run(reference(), "host-local", "DEL", two, config)[0] == 0
+    assert not list(folder.glob("10.*"))
+    code, value = run(
+        ours, "host-local", "ADD", two, config
+    )  # its own record is still there, its address is not
+    assert code == 0, value

@@ -44,7 +44,8 @@ def take(
 ) -> list[str]:
     with store(folder, links) as opened:
         return [
-            str(x.address) for x in opened.take(owner, sets, tuple(ip_address(r) for r in requested), link)
+            str(x.address)
+            for x in opened.take(owner, sets, tuple(ip_address(r) for r in requested), link=link)
         ]
 
 
@@ -160,7 +161,7 @@ def test_leases_of_another_boot_are_void(tmp_path: Path) -> None:
         take(tmp_path, owner, sets)
     with store(tmp_path, boot="next") as opened:
         assert opened.addresses_of("a") == []
-        assert [str(x.address) for x in opened.take("z", sets, (), "")] == ["10.0.0.2"]
+        assert [str(x.address) for x in opened.take("z", sets, ())] == ["10.0.0.2"]
         assert opened.release("a") == []  # the DEL of a pod that died with the old boot
         assert opened.owner_of("10.0.0.2") == "z"
 
@@ -182,13 +183,42 @@ def test_collect_keeps_the_valid_and_what_they_have(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/24")
     for owner in ("a/eth0", "b/eth0", "c/eth0"):
         take(tmp_path, owner, sets)
-    (tmp_path / "net/10.0.0.77").write_text(json.dumps({"owner": "ghost", "boot": "this", "link": ""}))
-    (tmp_path / "net/10.0.0.78").write_text("half a rec")
+    (tmp_path / "net/10.0.0.77").write_text("ghost\r\neth0")
+    (tmp_path / "net/10.0.0.78").write_text("")
     with store(tmp_path) as opened:
         assert opened.collect({"b/eth0"}.__contains__) == ["a/eth0", "c/eth0"]
         assert opened.owner_of("10.0.0.3") == "b/eth0"
     left = {n for n in os.listdir(tmp_path / "net") if n[0].isdigit()}
     assert left == {"10.0.0.3"}
+
+
+def test_collect_with_a_scope_leaves_others_alone(tmp_path: Path) -> None:
+    sets = sets_of("10.0.0.0/24")
+    with store(tmp_path) as opened:
+        for owner, scope in (("a/eth0", "mine"), ("b/eth0", "mine"), ("c/eth0", "theirs"), ("d/eth0", "")):
+            opened.take(owner, sets, (), scope=scope)
+    (tmp_path / "net/10.0.0.77").write_text("ghost\r\neth0")
+    with store(tmp_path) as opened:
+        assert opened.collect({"b/eth0"}.__contains__, scope="mine") == ["a/eth0"]
+        assert [opened.owner_of(f"10.0.0.{n}") for n in (2, 3, 4, 5, 77)] == [
+            "",
+            "b/eth0",
+            "c/eth0",
+            "d/eth0",
+            "ghost/eth0",
+        ]
+
+
+def test_leases_of_the_reference_plugin_are_respected_and_released(tmp_path: Path) -> None:
+    sets = sets_of("10.0.0.0/24")
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/10.0.0.2").write_text("podx\r\neth0")
+    (tmp_path / "net/last_reserved_ip.0").write_text("10.0.0.1")
+    assert take(tmp_path, "a/eth0", sets) == ["10.0.0.3"]
+    assert (tmp_path / "net/10.0.0.3").read_bytes() == b"a\r\neth0"
+    with store(tmp_path) as opened:
+        assert opened.release("podx/eth0") == ["10.0.0.2"]
+        assert opened.owner_of("10.0.0.2") == ""
 
 
 @pytest.mark.parametrize("cut", range(6))
@@ -209,14 +239,14 @@ def test_a_kill_while_taking_or_releasing_leaves_nothing_that_release_cannot_fin
                 raise Killed
             self.budget -= 1
 
-        def _write_text(self, name: str, text: str) -> None:
+        def _write(self, name: str, text: str) -> None:
             self._spend()
-            super()._write_text(name, text)
+            super()._write(name, text)
 
     with store(tmp_path):
         dying = Dying(str(tmp_path / "net"), "this", set().__contains__)
     try:
-        dying.take("a", sets, (), "")
+        dying.take("a", sets, ())
     except Killed:
         pass
     with store(tmp_path) as opened:
