@@ -130,7 +130,9 @@ class _Extractor:
 
     def _file(self, entry: Entry, names: list[bytes]) -> None:
         if entry.size > self._limits.size_bytes:
-            raise ResourceExhausted(f"{shown(entry.name)}: a file of {entry.size} bytes")
+            raise ResourceExhausted(
+                f"{shown(entry.name)}: a file of {entry.size} bytes: {self._limits.reason}"
+            )
         parent, path = self._parent(names)
         fd = self._fresh(path, parent, lambda name: os.open(name, _NEW, 0o600, dir_fd=parent))
         try:

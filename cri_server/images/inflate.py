@@ -49,11 +49,12 @@ class BadLayer(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a layer may unpack to, in bytes and in entries."""
+    """What a layer may unpack to, in bytes and in entries; `reason` says why not more."""
 
     size_bytes: int = 64 << 30
     entries: int = 8_000_000
     ratio: int = RATIO_LIMIT
+    reason: str = "the limit of a layer"
 
 
 class _Decoder(Protocol):
@@ -116,7 +117,9 @@ class Stream:
 
     def _check(self) -> None:
         if self.size_bytes > self._limits.size_bytes:
-            raise ResourceExhausted(f"the layer unpacks to more than {self._limits.size_bytes} bytes")
+            raise ResourceExhausted(
+                f"the layer unpacks to more than {self._limits.size_bytes} bytes: {self._limits.reason}"
+            )
         if self.size_bytes > RATIO_FREE_BYTES and self.size_bytes > self.read_bytes * self._limits.ratio:
             raise BadLayer(
                 f"the layer unpacks {self._limits.ratio} times its size ({self.size_bytes} bytes so far)"

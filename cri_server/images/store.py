@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
 import threading
 from collections import Counter
@@ -21,7 +23,10 @@ from cri_server.images.waiting import Abandoned, Turns, Watch, first_error, in_t
 from pyrunc.errors import PeerError, ResourceExhausted
 from pyrunc.zygote.client import Zygote
 
+log = logging.getLogger(__name__)
+
 RESERVE_LIMIT_BYTES = 512 << 20
+_FULL = "no space left on the image store"
 _ERRAND_END_S = 10.0
 _UNPACK_ERRAND = "cri_server.images.unpack:errand"
 
@@ -112,7 +117,15 @@ class Store:
         self._empty_trash_soon()
 
     def _withdraw(self, names: Sequence[Name]) -> None:
-        self.catalog.remove(names)
+        try:
+            self.catalog.remove(names)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            log.warning("the image store is full: removing first, writing the index then")
+            self._collect()
+            self.layers.empty_trash()
+            self.catalog.remove(names)
         self._collect()
 
     async def collect(self) -> None:
@@ -145,6 +158,12 @@ class Store:
         found = os.statvfs(self.root)
         reserve = min(RESERVE_LIMIT_BYTES, found.f_blocks * found.f_frsize // 50)
         return max(0, found.f_bavail * found.f_frsize - reserve)
+
+    def _limits(self) -> Limits:
+        free = self.free_bytes()
+        if not free:
+            raise ResourceExhausted(_FULL)
+        return Limits(size_bytes=free, reason=_FULL) if free < Limits().size_bytes else Limits()
 
     # ---- layers
 
@@ -183,9 +202,7 @@ class Store:
         layer.committed.set()
 
     async def _unpack(self, layer: _Wanted, watch: Watch) -> None:
-        limits = Limits(size_bytes=min(Limits().size_bytes, self.free_bytes()))
-        if not limits.size_bytes:
-            raise ResourceExhausted("no space left on the image store")
+        limits = self._limits()
         folder = self.layers.new_folder()
         try:
             with watch.paused():

@@ -17,6 +17,12 @@ from tests.support.registry import Registry
 Unpack = Callable[[bytes], Path]
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries follow at once."""
+    monkeypatch.setattr("cri_server.images.registry.BACKOFF_S", (0.01,))
+
+
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Iterator[Unpack]:
     """Unpack a layer's blob into a folder of its own; the folder of its files."""

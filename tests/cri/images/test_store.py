@@ -1,0 +1,388 @@
+"""What is kept: archives loaded, images removed, a store that was damaged, full, or left in the middle of something."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.images import build
+from cri_server.images.build import BuiltImage, docker_archive, image, layer, oci_archive
+from cri_server.images.service import ImageService
+from pyrunc.errors import Error, InvalidArgument, NotFound, ResourceExhausted, WrongState
+from tests.cri.images.test_pull import left_over, make
+from tests.cri.images.trees import names, snapshot
+from tests.support import images
+from tests.support.registry import Registry
+
+
+def archive(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / "archive.tar"
+    path.write_bytes(data)
+    return path
+
+
+async def reopened(tmp_path: Path, **options: object) -> ImageService:
+    """The service after a restart."""
+    again = ImageService(tmp_path / "images", **options)  # type: ignore[arg-type]
+    await again.start()
+    return again
+
+
+# ---- load
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("kind", ["docker", "oci", "both"])
+async def test_archives_keep_their_names(
+    tmp_path: Path, service: ImageService, kind: str, compress: bool
+) -> None:
+    one, two = make(1), make(2, layers=1)
+    wanted = {"docker.io/library/one:v1": one, "registry.example/two:v2": two}
+    data = {"docker": docker_archive, "oci": oci_archive, "both": both}[kind](wanted)
+    found = await service.load(archive(tmp_path, gzip.compress(data, 1) if compress else data))
+    assert {i.id: i.repo_tags for i in found} == {b.id: [n] for n, b in wanted.items()}
+    assert [i.id for i in await service.list("one:v1")] == [one.id]
+    rootfs = await service.rootfs(one.id)
+    assert [(d / "top").read_text() for d in rootfs.lower_dirs] == ["2", "1", "0"]
+    again = await reopened(tmp_path)
+    assert sorted(await again.list(), key=lambda i: i.id) == sorted(found, key=lambda i: i.id)
+
+
+def both(wanted: dict[str, BuiltImage]) -> bytes:
+    """As newer `docker save` writes: an OCI layout whose annotations have bare tags, and manifest.json with the names."""
+    import io
+    import tarfile
+
+    files: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(oci_archive(wanted))) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            assert file is not None
+            files[member.name] = file.read()
+    index = json.loads(files["index.json"])
+    items = []
+    for entry, (name, built) in zip(index["manifests"], wanted.items(), strict=True):
+        entry["annotations"] = {"org.opencontainers.image.ref.name": name.rpartition(":")[2]}
+        manifest = json.loads(files[f"blobs/sha256/{entry['digest'][7:]}"])
+        paths = [f"blobs/sha256/{blob['digest'][7:]}" for blob in manifest["layers"]]
+        items.append({"Config": f"blobs/sha256/{built.id[7:]}", "RepoTags": [name], "Layers": paths})
+    files |= {"index.json": json.dumps(index).encode(), "manifest.json": json.dumps(items).encode()}
+    return layer({name: build.Node(data) for name, data in files.items()}, parents=False)
+
+
+async def test_the_machines_busybox_loads_and_has_what_it_should(service: ImageService) -> None:
+    [found] = await service.load(images.busybox())
+    assert found.repo_tags == ["docker.io/library/busybox:latest"]
+    [root] = (await service.rootfs(found.id)).lower_dirs
+    listed = subprocess.run(
+        ["/bin/busybox", "--list"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert {p.name for p in (root / "bin").iterdir()} == {*listed, "busybox"}
+    assert os.access(root / "bin/sh", os.X_OK) and (root / "tmp").stat().st_mode & 0o7777 == 0o1777
+    ran = subprocess.run(
+        ["chroot", str(root), "/bin/sh", "-c", "id -u; grep -c root /etc/passwd"],
+        capture_output=True,
+        check=True,
+    )
+    assert ran.stdout == b"0\n1\n"
+    assert build.busybox() == build.busybox(), "the same bytes each time"
+
+
+async def test_an_image_without_a_name_is_listed_by_its_id(tmp_path: Path, service: ImageService) -> None:
+    built = make()
+    [found] = await service.load(archive(tmp_path, oci_archive({"latest": built})))
+    assert (found.id, found.repo_tags, found.repo_digests) == (built.id, [], [])
+    [found] = await service.load(tmp_path / "archive.tar", "given/name:v1")
+    assert found.repo_tags == ["docker.io/given/name:v1"]
+    assert [i.id for i in await service.list()] == [built.id]
+
+
+BAD_ARCHIVES = {
+    "nothing": (b"", "neither index.json nor manifest.json"),
+    "no archive": (b"just some text" * 100, "checksum|truncated"),
+    "another tar": (layer({"a": "b"}), "neither index.json nor manifest.json"),
+    "a manifest that is no JSON": (layer({"manifest.json": "{"}), "not JSON"),
+    "a manifest of another kind": (layer({"manifest.json": "{}"}), "not a list"),
+    "an entry without layers": (layer({"manifest.json": "[{}]"}), "not an image"),
+    "a missing configuration": (layer({"manifest.json": '[{"Config":"c","Layers":[]}]'}), "does not have"),
+    "a configuration outside": (layer({"manifest.json": '[{"Config":"../../../etc/passwd","Layers":[]}]'}), "does not have"),
+    "a link in a circle": (
+        layer({"manifest.json": '[{"Config":"a","Layers":[]}]', "a": build.symlink("b"), "b": build.symlink("a")}),
+        "does not have",
+    ),
+    "a blob under another digest": (layer({f"blobs/sha256/{'0' * 64}": "x"}), "has the content of"),
+    "an empty index": (layer({"index.json": '{"schemaVersion":2,"manifests":[]}'}), "no image for this machine"),
+    "half": (docker_archive({"a:b": make()})[:300_000], "truncated"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_ARCHIVES)
+async def test_a_bad_archive_is_refused(tmp_path: Path, service: ImageService, case: str) -> None:
+    data, words = BAD_ARCHIVES[case]
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        await service.load(archive(tmp_path, data))
+    assert "archive.tar: " in caught.value.message
+    assert await service.list() == [] and left_over(tmp_path) == set()
+
+
+async def test_a_missing_archive(tmp_path: Path, service: ImageService) -> None:
+    with pytest.raises(Error, match="ENOENT"):
+        await service.load(tmp_path / "nothing.tar")
+
+
+async def test_an_archive_whose_layer_is_hostile(tmp_path: Path, service: ImageService) -> None:
+    built = image([layer({"../out": "x"}, parents=False)])
+    with pytest.raises(Error, match=r"a name with '\.\.'"):
+        await service.load(archive(tmp_path, docker_archive({"a:b": built})))
+    assert await service.list() == [] and left_over(tmp_path) == set()
+
+
+# ---- remove
+
+
+async def loaded(tmp_path: Path, service: ImageService, *tags: str) -> BuiltImage:
+    built = make()
+    for tag in tags:
+        await service.load(archive(tmp_path, docker_archive({tag: built})))
+    return built
+
+
+async def test_removing_a_name_leaves_the_others(tmp_path: Path, service: ImageService) -> None:
+    built = await loaded(tmp_path, service, "a:1", "b:2")
+    await service.remove("a:1")
+    [found] = await service.list()
+    assert (found.id, found.repo_tags) == (built.id, ["docker.io/library/b:2"])
+    assert (await service.rootfs(built.id)).lower_dirs[0].is_dir()
+    await service.remove("a:1")
+    await service.remove("b:2")
+    assert await service.list() == []
+
+
+@pytest.mark.parametrize("way", ["{id}", "{hex}", "{short}"])
+async def test_removing_an_id_removes_every_name_and_all_data(
+    tmp_path: Path, service: ImageService, way: str
+) -> None:
+    built = await loaded(tmp_path, service, "a:1", "b:2")
+    bare = built.id.removeprefix("sha256:")
+    await service.remove(way.format(id=built.id, hex=bare, short=bare[:10]))
+    assert await service.list() == [] and await service.status("b:2") is None
+    await service.close()
+    assert left_over(tmp_path) == set() and names(tmp_path / "images" / "trash") == set()
+
+
+async def test_removing_what_is_not_there_is_fine_five_times_at_once(
+    tmp_path: Path, service: ImageService
+) -> None:
+    built = await loaded(tmp_path, service, "a:1")
+    await asyncio.gather(*(service.remove(built.id) for _ in range(5)))
+    await asyncio.gather(
+        *(service.remove("a:1") for _ in range(5)), service.remove("never:there"), service.remove("!")
+    )
+    assert await service.list() == []
+
+
+async def test_an_image_in_use_stays(tmp_path: Path, service: ImageService) -> None:
+    built = await loaded(tmp_path, service, "a:1", "b:2")
+    service.in_use = lambda image_id: [f"web-{n}" for n in range(7)] if image_id == built.id else []
+    await service.remove("a:1")  # it still has another name
+    for way in ("b:2", built.id):
+        with pytest.raises(
+            WrongState, match="is in use by container web-0, web-1, web-2, web-3, web-4 and 2 more"
+        ):
+            await service.remove(way)
+    assert len(await service.list()) == 1
+    service.in_use = lambda image_id: []
+    await service.remove("b:2")
+    assert await service.list() == []
+
+
+async def test_images_share_layers_until_the_last_goes(tmp_path: Path, service: ImageService) -> None:
+    common = layer({"common": "x"})
+    one, two = image([common, layer({"one": "1"})]), image([common, layer({"two": "2"})])
+    await service.load(archive(tmp_path, docker_archive({"one:1": one, "two:2": two})))
+    shared = (await service.rootfs(one.id)).lower_dirs[-1]
+    assert (await service.rootfs(two.id)).lower_dirs[-1] == shared
+    await service.remove("one:1")
+    assert (shared / "common").read_text() == "x" and len(list((tmp_path / "images/layers").iterdir())) == 2
+    await service.remove("two:2")
+    assert not shared.exists()
+
+
+async def test_removing_while_the_same_is_pulled_leaves_a_whole_image_or_none(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    built = make(layers=4)
+    registry.push("app:v1", built)
+    for _ in range(15):
+        pull = asyncio.create_task(service.pull(f"{registry.host}/app:v1"))
+        for _ in range(random.Random().randrange(12)):
+            await asyncio.sleep(0.004)
+            await service.remove(built.id)
+        await pull
+        if await service.status(built.id):
+            assert all((d / "top").exists() for d in (await service.rootfs(built.id)).lower_dirs)
+
+
+async def test_pinned_images_say_so(tmp_path: Path) -> None:
+    service = await reopened(tmp_path, pinned=["registry.k8s.io/pause:3.10"])
+    await loaded(tmp_path, service, "registry.k8s.io/pause:3.10")
+    assert [i.pinned for i in await service.list()] == [True]
+    assert [i.pinned for i in await (await reopened(tmp_path)).list()] == [False]
+
+
+async def test_the_usage_follows(tmp_path: Path, service: ImageService) -> None:
+    before = await service.fs_info()
+    await loaded(tmp_path, service, "a:1")
+    after = await service.fs_info()
+    assert after.mountpoint == tmp_path / "images" and after.mountpoint.is_dir()
+    assert after.used_bytes - before.used_bytes > 1_200_000 and after.inodes_used > before.inodes_used >= 1
+    [found] = await service.list()
+    assert after.used_bytes >= found.size_bytes > 600_000
+    await service.remove("a:1")
+    assert (await service.fs_info()).used_bytes == before.used_bytes
+
+
+# ---- damage
+
+
+async def test_a_restart_finds_the_same(tmp_path: Path, service: ImageService) -> None:
+    built = await loaded(tmp_path, service, "a:1", "b:2")
+    before = await service.list()
+    again = await reopened(tmp_path)
+    assert await again.list() == before
+    assert (await again.rootfs(built.id)) == (await service.rootfs(built.id))
+
+
+async def test_what_a_crash_left_is_cleared(tmp_path: Path, service: ImageService) -> None:
+    await loaded(tmp_path, service, "a:1")
+    kept = left_over(tmp_path)
+    store = tmp_path / "images"
+    (store / "ingest/blob-1").write_bytes(b"half")
+    (store / "ingest/layer-2/tree/deep/deeper").mkdir(parents=True)
+    (store / "trash/old/tree").mkdir(parents=True)
+    (store / "blobs/sha256" / ("1" * 64)).write_bytes(b"nobody's")
+    (store / "layers" / ("2" * 64) / "tree").mkdir(parents=True)
+    await reopened(tmp_path)
+    assert left_over(tmp_path) == kept and names(store / "trash") == set()
+
+
+@pytest.mark.parametrize("how", ["gone", "empty", "cut", "flipped", "list", "null", "deep"])
+@pytest.mark.parametrize(
+    "which", [("index.json",), ("names.json",), ("index.json", "names.json")], ids="+".join
+)
+async def test_a_damaged_index_is_repaired(
+    tmp_path: Path, service: ImageService, which: tuple[str, ...], how: str
+) -> None:
+    """From its copy with all names; with both gone, from the blobs: the images without names."""
+    built = await loaded(tmp_path, service, "a:1")
+    for name in which:
+        path = tmp_path / "images" / name
+        data = path.read_bytes()
+        damaged = {"gone": None, "empty": b"", "cut": data[: len(data) // 2], "flipped": data.replace(b"sha256", b"sha257"),
+                   "list": b"[]", "null": b'{"manifests": null}', "deep": b"[" * 200_000}[how]  # fmt: skip
+        if damaged is None:
+            path.unlink()
+        else:
+            path.write_bytes(damaged)
+    again = await reopened(tmp_path)
+    [found] = await again.list()
+    assert found.id == built.id and (len(which) == 2 or found.repo_tags == ["docker.io/library/a:1"])
+    assert (await again.rootfs(built.id)).lower_dirs[0].is_dir()
+    assert json.loads((tmp_path / "images/index.json").read_text())["manifests"]
+
+
+@pytest.mark.parametrize("what", ["manifest", "config", "layer", "unpacked", "record"])
+async def test_a_damaged_image_is_dropped_alone(tmp_path: Path, service: ImageService, what: str) -> None:
+    good, bad = make(1), make(2, layers=1)
+    await service.load(archive(tmp_path, docker_archive({"good:1": good, "bad:1": bad})))
+    store = tmp_path / "images"
+    [target] = [n for n in service._store.catalog._names if n.repository.endswith("bad")]
+    if what in ("manifest", "config", "layer"):
+        digest = {"manifest": target.target.digest, "config": bad.id, "layer": build._digest(bad.layers[0])}[
+            what
+        ]
+        path = store / "blobs/sha256" / digest.removeprefix("sha256:")
+        path.write_bytes(path.read_bytes()[:-10])
+    else:
+        folder = (await service.rootfs(bad.id)).lower_dirs[0].parent
+        (folder / "layer.json").write_text("{" if what == "record" else "")
+    again = await reopened(tmp_path)
+    assert [i.id for i in await again.list()] == [good.id]
+    await again.load(tmp_path / "archive.tar")
+    assert len(await again.list()) == 2
+
+
+async def test_random_damage_never_stops_the_service(tmp_path: Path, service: ImageService) -> None:
+    await loaded(tmp_path, service, "a:1")
+    index, chance = tmp_path / "images/index.json", random.Random(11)
+    copies = {name: (tmp_path / "images" / name).read_bytes() for name in ("index.json", "names.json")}
+    for _ in range(60):
+        for name, data in copies.items():
+            changed = bytearray(data)
+            for _ in range(chance.randrange(1, 6)):
+                changed[chance.randrange(len(changed))] = chance.randrange(256)
+            (tmp_path / "images" / name).write_bytes(changed[: chance.randrange(1, len(changed) + 1)])
+        again = await reopened(tmp_path)
+        assert len(await again.list()) <= 1 and index.exists()
+        for leftover in (tmp_path / "images").glob("*.damaged-*"):
+            leftover.unlink()
+        if not await again.list():
+            await again.load(tmp_path / "archive.tar")
+
+
+# ---- a disk that is full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MiB."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,nr_inodes=400", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    "built",
+    [
+        make(3, layers=1, size=8_000_000),
+        make(3, layers=1, size=4_000_000),
+        image([layer({f"f{n}": "x" for n in range(600)})]),
+    ],
+    ids=["the blob does not fit", "the files do not fit", "too many files"],
+)
+async def test_a_full_disk_is_said_and_nothing_stays(
+    tmp_path: Path, registry: Registry, small_disk: Path, built: BuiltImage
+) -> None:
+    service = await reopened(tmp_path)
+    good = make(1, layers=1, size=100_000)
+    registry.push("good:1", good)
+    registry.push("big:1", built)
+    await service.pull(f"{registry.host}/good:1")
+    kept = snapshot(small_disk, times=False)
+    with pytest.raises(ResourceExhausted, match="no space left"):
+        await service.pull(f"{registry.host}/big:1")
+    assert [i.id for i in await service.list()] == [good.id]
+    assert snapshot(small_disk, times=False) == kept
+    filler = os.open(small_disk / "filler", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+    with pytest.raises(OSError, match="No space"):
+        while True:
+            os.write(filler, bytes(4096))
+    os.close(filler)
+    await service.remove(good.id)
+    assert await service.list() == [] and await (await reopened(tmp_path)).list() == []
+    await service.close()
+
+
+async def test_an_image_for_another_machine_in_an_archive(tmp_path: Path, service: ImageService) -> None:
+    with pytest.raises(NotFound, match="the image is for linux/s390x"):
+        await service.load(archive(tmp_path, docker_archive({"a:b": image([], architecture="s390x")})))
