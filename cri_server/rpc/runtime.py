@@ -68,8 +68,10 @@ class RuntimeService(api_pb2_grpc.RuntimeServiceServicer):
             message=network.message,
         )
         for name in RUNTIME_HANDLERS:
-            response.runtime_handlers.add(name=name).features.recursive_read_only_mounts = True
+            features = response.runtime_handlers.add(name=name).features
+            features.recursive_read_only_mounts = features.user_namespaces = True
         response.features.supplemental_groups_policy = True
+        response.features.user_namespaces_host_network = True
         response.features.mount_options = True
         if request.verbose:
             response.info["config"] = json.dumps(self._description())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
@@ -49,16 +50,18 @@ def paths(folder: Path) -> PodFiles:
     return PodFiles(str(folder / "resolv.conf"), str(folder / "hostname"), str(folder / "hosts"))
 
 
-def write(folder: Path, config: api.PodSandboxConfig, name: str) -> None:
-    """Write the three files. Raises OSError, InvalidArgument."""
+def write(folder: Path, config: api.PodSandboxConfig, name: str, owner: tuple[int, int] = (0, 0)) -> None:
+    """Write the three files, which belong to the pod's root (`owner`: uid and gid). Raises OSError, InvalidArgument."""
     resolver = resolv_conf(config)
-    _put(folder / "resolv.conf", _host_file("/etc/resolv.conf") if resolver is None else resolver.encode())
-    _put(folder / "hostname", f"{name}\n".encode())
-    _put(folder / "hosts", _host_file("/etc/hosts"))
-
-
-def _put(path: Path, content: bytes) -> None:
-    record.write_bytes(str(path), content, mode=0o644)
+    contents = {
+        "resolv.conf": _host_file("/etc/resolv.conf") if resolver is None else resolver.encode(),
+        "hostname": f"{name}\n".encode(),
+        "hosts": _host_file("/etc/hosts"),
+    }
+    for file, content in contents.items():
+        record.write_bytes(str(folder / file), content, mode=0o644)
+        if owner != (0, 0):
+            os.chown(folder / file, *owner)
 
 
 def _host_file(path: str) -> bytes:

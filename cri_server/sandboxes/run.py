@@ -21,7 +21,7 @@ from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
 from cri_server.undo import Step, Steps
 from pyrunc import record
-from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def _again(found: Sandbox, config: api.PodSandboxConfig) -> str:
 
 
 def check(config: api.PodSandboxConfig, handler: str) -> None:
-    """What is wrong whatever the host is. Raises InvalidArgument, Unsupported."""
+    """What is wrong whatever the host is. Raises InvalidArgument."""
     metadata = config.metadata
     if not config.HasField("metadata") or not (metadata.name and metadata.namespace and metadata.uid):
         raise InvalidArgument("config.metadata: name, namespace and uid are required")
@@ -73,8 +73,6 @@ def check(config: api.PodSandboxConfig, handler: str) -> None:
         raise InvalidArgument(f"log_directory {config.log_directory!r} is not absolute")
     options = config.linux.security_context.namespace_options
     namespaces.check_sandbox(options)
-    if namespaces.has_user_namespace(options):
-        raise Unsupported("pods with user namespaces are not supported")
     sysctls.check(config.linux.sysctls, options)
     files.resolv_conf(config)
     _port_mappings(config)
@@ -110,7 +108,7 @@ async def make_state(work: Work) -> None:
     folder = work.services.paths.sandbox_state(work.sandbox.id)
     try:
         folder.mkdir(mode=0o700)
-        files.write(folder, work.config, work.hostname)
+        files.write(folder, work.config, work.hostname, namespaces.root_of(work.sandbox.options))
         record.write_json(str(folder / "holder.json"), holder(work))
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
@@ -135,6 +133,7 @@ def holder(work: Work) -> dict[str, Any]:
     options = security_context.namespace_options
     settings = work.services.config.cgroup
     profile = security.seccomp_profile(_sandbox_seccomp(security_context))
+    users = namespaces.id_maps(options)
     return {
         "hostname": "" if options.network == api.NODE else work.hostname,
         "namespaces": {
@@ -142,7 +141,10 @@ def holder(work: Work) -> dict[str, Any]:
             "ipc": MODES[options.ipc],
             "uts": MODES[options.network],
             "pid": "new" if options.pid == api.POD else "none",
+            **({"user": "new"} if users else {}),
         },
+        "uid_mappings": users.get("uidMappings", []),
+        "gid_mappings": users.get("gidMappings", []),
         "sysctls": dict(work.config.linux.sysctls),
         "cgroups_path": work.sandbox.cgroups_path,
         "cgroup": {
@@ -154,6 +156,7 @@ def holder(work: Work) -> dict[str, Any]:
         ),
         "seccomp": security.seccomp_object(profile, []),
         "shm_size_bytes": mounts.SHM_SIZE_BYTES,
+        "shm_owner": namespaces.root_of(options),
     }
 
 

@@ -20,7 +20,7 @@ from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle.exec import ExecRequest, execute, merged
 from pyrunc.lifecycle.state import State
 from pyrunc.shim import messages
-from pyrunc.spec.model import Hooks, Spec
+from pyrunc.spec.model import Hooks, IdMap, Spec
 from pyrunc.spec.parse import parse
 from pyrunc.undo import Undo
 
@@ -133,7 +133,7 @@ class LibraryStarter:
         with Undo() as undo:
             mounts: dict[str, int] = {}
             if wanted["namespaces"].get("ipc") == "new":
-                mounts["shm"] = _open_shm(wanted["shm_size_bytes"])
+                mounts["shm"] = _open_shm(wanted["shm_size_bytes"], wanted.get("shm_owner", (0, 0)))
                 undo.push("/dev/shm", os.close, mounts["shm"])
             held = create.holder(
                 create.HolderRequest(
@@ -145,6 +145,8 @@ class LibraryStarter:
                     cgroup=create.CgroupChoice(**wanted["cgroup"]),
                     oom_score_adj=wanted.get("oom_score_adj"),
                     seccomp=wanted.get("seccomp"),
+                    uid_mappings=_id_maps(wanted.get("uid_mappings", ())),
+                    gid_mappings=_id_maps(wanted.get("gid_mappings", ())),
                     mounts={f"/dev/{name}": fd for name, fd in mounts.items()},
                 )
             )
@@ -250,10 +252,16 @@ def _record(state: State, created: create.Created) -> None:
     state.save()
 
 
-def _open_shm(size_bytes: int) -> int:
-    options = [("mode", "1777"), ("size", str(size_bytes))]
+def _open_shm(size_bytes: int, owner: Sequence[int]) -> int:
+    uid, gid = owner
+    options = [("mode", "1777"), ("size", str(size_bytes)), ("uid", str(uid)), ("gid", str(gid))]
     attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
     return open_mount("tmpfs", options, attributes=attributes, source="shm")
+
+
+def _id_maps(entries: Sequence[Mapping[str, int]]) -> tuple[IdMap, ...]:
+    """OCI's `{containerID, hostID, size}` objects."""
+    return tuple(IdMap(entry["containerID"], entry["hostID"], entry["size"]) for entry in entries)
 
 
 def _warn(warnings: Sequence[str]) -> None:

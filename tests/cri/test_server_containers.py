@@ -319,3 +319,31 @@ def test_host_ports_are_reachable(server: Server) -> None:
         subprocess.run([*inside, "10.88.0.1", "18080"], capture_output=True, stdin=subprocess.DEVNULL).stdout
         == b"answer\n"
     )
+
+
+@pytest.mark.parametrize("host_network", [False, True])
+def test_users_of_the_pods_own(server: Server, host_network: bool) -> None:
+    mapping = api.IDMapping(host_id=100_000, container_id=0, length=65_536)
+    users = api.UserNamespace(mode=api.POD, uids=[mapping], gids=[mapping])
+    pod_config = server.pod_config()
+    pod_config.linux.security_context.namespace_options.userns_options.CopyFrom(users)
+    pod = server.run_pod(pod_config, host_network=host_network)
+    folder = server.folder / "owned"
+    folder.mkdir(exist_ok=True)
+    mount = api.Mount(
+        container_path="/data", host_path=str(folder), uidMappings=[mapping], gidMappings=[mapping]
+    )
+    config = server.container_config(mounts=[mount])
+    refused = server.container_config(metadata=api.ContainerMetadata(name="refused"))
+    assert code_of(lambda: server.create(pod, refused)) == grpc.StatusCode.INVALID_ARGUMENT
+    config.linux.security_context.namespace_options.userns_options.CopyFrom(users)
+    container = server.launch(pod, config)
+    assert server.output(container, "cat", "/proc/self/uid_map").split() == ["0", "100000", "65536"]
+    server.output(container, "touch", "/data/x", "/dev/shm/x", "/new")
+    assert (
+        server.output(container, "stat", "-c", "%u", "/", "/bin", "/etc/resolv.conf", "/dev/shm", "/data")
+        == "0\n" * 5
+    )
+    assert (folder / "x").stat().st_uid == 0, "an idmapped mount keeps the host's ids"
+    assert (server.root / "containers" / container / "upper" / "new").stat().st_uid == 100_000
+    assert server.pod_status(pod).linux.namespaces.options.userns_options == users

@@ -173,6 +173,7 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
     filters = security.seccomp_object(security.seccomp_profile(context), granted)
     if filters is not None:
         result["seccomp"] = filters
+    result.update(namespaces.id_maps(context.namespace_options))
     propagation = mounts.root_propagation(inputs.wanted)
     if propagation:
         result["rootfsPropagation"] = propagation

@@ -21,6 +21,8 @@ def entries(options: api.NamespaceOption, holder_pid: int, target_pid: int, *, p
         result.append({"type": "uts", "path": f"/proc/{holder_pid}/ns/uts"})
     result += _ipc(options.ipc, holder_pid)
     result += _pid(options.pid, holder_pid, target_pid)
+    if has_user_namespace(options):
+        result.append({"type": "user", "path": f"/proc/{holder_pid}/ns/user"})
     return result
 
 
@@ -94,6 +96,23 @@ def check_user_namespace(asked: api.UserNamespace) -> None:
 def has_user_namespace(options: api.NamespaceOption) -> bool:
     """Whether the pod asked for users of its own."""
     return options.HasField("userns_options") and options.userns_options.mode == api.POD
+
+
+def id_maps(options: api.NamespaceOption) -> dict[str, list[dict[str, int]]]:
+    """OCI's `uidMappings` and `gidMappings` of a pod with users of its own; empty without."""
+    if not has_user_namespace(options):
+        return {}
+    users = options.userns_options
+    return {
+        key: [{"containerID": m.container_id, "hostID": m.host_id, "size": m.length} for m in maps]
+        for key, maps in (("uidMappings", users.uids), ("gidMappings", users.gids))
+    }
+
+
+def root_of(options: api.NamespaceOption) -> tuple[int, int]:
+    """What the pod's root is on the host: uid and gid."""
+    maps = id_maps(options)
+    return (maps["uidMappings"][0]["hostID"], maps["gidMappings"][0]["hostID"]) if maps else (0, 0)
 
 
 def _mapped(options: api.NamespaceOption) -> tuple[tuple[int, int, int], ...]:
