@@ -250,7 +250,7 @@ def _time(text: bytes) -> int:
     """Seconds with a fraction of any length, as nanoseconds; an int, because a float loses the last digits."""
     whole, _, fraction = text.strip().partition(b".")
     negative = whole.startswith(b"-")
-    digits = whole.lstrip(b"-")
+    digits = whole.removeprefix(b"-")
     if len(digits) > 18 or not (digits + fraction).isdigit():
         raise BadLayer("the tar has a time that is not a number")
     nanoseconds = int(fraction[:9].ljust(9, b"0")) if fraction else 0

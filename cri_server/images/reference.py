@@ -19,6 +19,7 @@ _PATH = re.compile(rf"{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _FOREIGN_DIGEST = re.compile(r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-fA-F]{32,}")
+_OURS = re.compile(r"sha256:[0-9a-f]*")
 _ID = re.compile(r"(?:sha256:)?[0-9a-f]{1,64}")
 
 
@@ -46,7 +47,7 @@ class Reference:
         """Raises InvalidArgument, and Unsupported for a digest of another algorithm than sha256."""
         rest, at, digest = text.partition("@")
         if at and not _DIGEST.fullmatch(digest):
-            if _FOREIGN_DIGEST.fullmatch(digest):
+            if _FOREIGN_DIGEST.fullmatch(digest) and not _OURS.fullmatch(digest):
                 raise Unsupported(f"image {_shown(text)}: only sha256 digests in lower case are supported")
             raise InvalidArgument(f"image {_shown(text)}: malformed digest")
         rest, tag = _split_tag(rest)

@@ -1,0 +1,185 @@
+"""Logging in, without a network: whose secret, for whom, and how it is asked for."""
+
+from __future__ import annotations
+
+import base64
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from cri_server.images.auth import (
+    ANONYMOUS,
+    Challenge,
+    Credential,
+    challenges,
+    credential,
+    read_token,
+    token_request,
+)
+from cri_server.images.hosts import Host
+from cri_server.images.model import Auth
+from cri_server.images.reference import Reference
+from pyrunc.errors import Error, InvalidArgument, PeerError
+
+UPSTREAM = Host("https://r.example", upstream=True)
+MIRROR = Host("https://mirror.example:5000")
+R = Reference.parse("r.example/team/app:v1")
+SECRET = Credential("u", "p")
+
+
+def b64(text: bytes) -> str:
+    return base64.b64encode(text).decode()
+
+
+@pytest.mark.parametrize(
+    ("auth", "expected"),
+    [
+        (None, ANONYMOUS),
+        (Auth(), ANONYMOUS),
+        (Auth("u", "p"), SECRET),
+        (Auth("u", "p", auth=b64(b"x:y")), SECRET),
+        (Auth(auth=b64(b"u:p")), SECRET),
+        (Auth(auth=b64(b"u:p\0\0")), SECRET),
+        (Auth(auth=b64(b"u:p:with:colons")), Credential("u", "p:with:colons")),
+        (Auth(identity_token="t"), Credential(refresh_token="t")),
+        (Auth(registry_token="t"), Credential(bearer="t")),
+        (Auth(identity_token="i", registry_token="r"), Credential(refresh_token="i")),
+    ],
+)
+def test_precedence(auth: Auth | None, expected: Credential) -> None:
+    assert credential(auth, R, UPSTREAM) == expected
+
+
+@pytest.mark.parametrize("text", ["***", b64(b"nocolon"), b64(b"\xff\xfe:x")])
+def test_a_malformed_auth_is_refused_without_showing_it(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        credential(Auth(auth=text), R, UPSTREAM)
+    assert text not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "used"),
+    [
+        ("", UPSTREAM, True), ("", MIRROR, False),
+        ("r.example", UPSTREAM, True), ("https://r.example/v2/", UPSTREAM, True), ("R.EXAMPLE", UPSTREAM, True),
+        ("r.example:443", UPSTREAM, False), ("other.example", UPSTREAM, False), ("r.example.evil.example", UPSTREAM, False),
+        ("evil@r.example", UPSTREAM, True), ("r.example", MIRROR, False), ("mirror.example:5000", MIRROR, True),
+        ("mirror.example:5000", UPSTREAM, False),
+    ],
+)  # fmt: skip
+def test_for_whom(address: str, host: Host, used: bool) -> None:
+    found = credential(Auth("u", "p", server_address=address), R, host)
+    assert found == (SECRET if used else ANONYMOUS)
+
+
+@pytest.mark.parametrize("address", ["docker.io", "https://index.docker.io/v1/", "registry-1.docker.io", ""])
+def test_dockers_many_names(address: str) -> None:
+    host = Host("https://registry-1.docker.io", upstream=True)
+    assert credential(Auth("u", "p", server_address=address), Reference.parse("busybox"), host) == SECRET
+
+
+def test_no_repr_shows_a_secret() -> None:
+    shown = repr(
+        [
+            Auth("u", "pw"),
+            Credential("u", "pw", "rt", "bt"),
+            token_request(BEARER, Credential("u", "pw"), UPSTREAM, "s"),
+        ]
+    )
+    assert "pw" not in shown and "rt" not in shown and b64(b"u:pw") not in shown
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ('Basic realm="x"', [Challenge("basic", {"realm": "x"})]),
+        ("Basic", [Challenge("basic", {})]),
+        (
+            'Bearer realm="https://a/t",service="s",scope="repository:a/b:pull"',
+            [Challenge("bearer", {"realm": "https://a/t", "service": "s", "scope": "repository:a/b:pull"})],
+        ),
+        (
+            'Basic realm="a, b", BEARER realm = "c\\"d" , error=x',
+            [Challenge("basic", {"realm": "a, b"}), Challenge("bearer", {"realm": 'c"d', "error": "x"})],
+        ),
+        ("Negotiate, Basic", [Challenge("negotiate", {}), Challenge("basic", {})]),
+        ('Bearer realm="one",realm="two"', [Challenge("bearer", {"realm": "one"})]),
+        ("", []),
+        ("=,=", []),
+        ('realm="x"', []),
+    ],
+)
+def test_challenges(header: str, expected: list[Challenge]) -> None:
+    assert challenges(header) == expected
+
+
+@given(some.text(max_size=200))
+def test_any_header_is_read_without_an_exception(header: str) -> None:
+    challenges(header)
+
+
+BEARER = Challenge(
+    "bearer", {"realm": "https://auth.example/token?x=1", "service": "s", "scope": "repository:team/app:pull"}
+)
+
+
+def test_a_token_is_asked_for_with_the_password() -> None:
+    request = token_request(BEARER, SECRET, UPSTREAM, "unused")
+    assert request.headers == {"Authorization": "Basic " + b64(b"u:p")} and request.body is None
+    asked = parse_qs(urlsplit(request.url).query)
+    assert asked == {"x": ["1"], "service": ["s"], "scope": ["repository:team/app:pull"]}
+    assert request.url.startswith("https://auth.example/token?")
+
+
+def test_a_token_is_asked_for_with_a_refresh_token_in_the_body() -> None:
+    request = token_request(
+        Challenge("bearer", {"realm": "https://a.example/t"}),
+        Credential(refresh_token="rt"),
+        UPSTREAM,
+        "the:scope",
+    )
+    assert request.body is not None and "rt" not in request.url
+    form = parse_qs(request.body.decode())
+    assert form == {
+        "grant_type": ["refresh_token"],
+        "refresh_token": ["rt"],
+        "client_id": ["pyrunc"],
+        "scope": ["the:scope"],
+    }
+
+
+def test_anonymous_tokens() -> None:
+    assert token_request(BEARER, ANONYMOUS, MIRROR, "s").headers == {}
+
+
+@pytest.mark.parametrize(
+    "realm", ["", "x", "ftp://a/", "file:///etc/passwd", "https://u:p@a/", "https:///x", "http://a.example/t"]
+)
+def test_token_servers_that_are_not_asked(realm: str) -> None:
+    with pytest.raises(PeerError, match=r"r\.example: "):
+        token_request(Challenge("bearer", {"realm": realm}), SECRET, UPSTREAM, "s")
+
+
+def test_a_registry_on_http_may_have_its_token_server_there() -> None:
+    plain = Host("http://r.example", upstream=True)
+    assert token_request(
+        Challenge("bearer", {"realm": "http://a.example/t"}), SECRET, plain, "s"
+    ).url.startswith("http://a")
+
+
+def test_answers() -> None:
+    assert (
+        read_token(b'{"token": "a"}', "s") == "a"
+        and read_token(b'{"access_token": "b", "token": ""}', "s") == "b"
+    )
+
+
+@given(some.binary(max_size=60))
+def test_any_answer_is_a_token_or_our_error(data: bytes) -> None:
+    try:
+        token = read_token(data, "s")
+    except Error:
+        return
+    assert token.isprintable() and " " not in token

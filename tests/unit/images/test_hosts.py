@@ -1,0 +1,136 @@
+"""hosts.toml: where it is looked for, what it says, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cri_server.images.hosts import PULL, RESOLVE, Host, hosts_for
+from pyrunc.errors import InvalidSpec
+
+
+def write(certs_dir: Path, folder: str, text: str) -> Path:
+    path = certs_dir / folder / "hosts.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("domain", "url"),
+    [
+        ("docker.io", "https://registry-1.docker.io"),
+        ("registry.k8s.io", "https://registry.k8s.io"),
+        ("host:5000", "https://host:5000"),
+        ("localhost", "http://localhost"),
+        ("localhost:5000", "http://localhost:5000"),
+        ("127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("127.9.9.9", "http://127.9.9.9"),
+        ("[::1]:5000", "http://[::1]:5000"),
+        ("localhost:443", "https://localhost:443"),
+        ("127.0.0.1.example", "https://127.0.0.1.example"),
+    ],
+)
+def test_without_configuration(domain: str, url: str) -> None:
+    assert hosts_for(domain, None) == [Host(url, upstream=True)]
+
+
+def test_the_folder(tmp_path: Path) -> None:
+    """HOST_PORT_ before HOST:PORT before _default."""
+    urls = {"_default": "https://d", "host:5000": "https://c", "host_5000_": "https://u"}
+    for folder in ("_default", "host:5000", "host_5000_"):
+        write(tmp_path, folder, f'server = "{urls[folder]}"')
+        assert hosts_for("host:5000", tmp_path)[-1].url == urls[folder]
+    assert hosts_for("elsewhere", tmp_path)[-1].url == "https://d"
+
+
+def test_everything_a_file_can_say(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "docker.io",
+        """
+server = "https://upstream.example"
+ca = "/etc/ca.pem"
+[host."https://mirror.example:8443/some/path"]
+capabilities = ["pull", "resolve", "push"]
+ca = ["a.pem", "/b.pem"]
+client = [["c.pem", "c.key"], ["d.pem"]]
+skip_verify = true
+[host."https://mirror.example:8443/some/path".header]
+X-One = "1"
+X-Many = ["2", "3"]
+[host."http://exact.example/v2/project"]
+override_path = true
+capabilities = ["pull"]
+[host."bare.example"]
+client = "both.pem"
+[host."https://has.example/v2/"]
+""",
+    )
+    folder = f"{tmp_path}/docker.io"
+    first, exact, bare, has, upstream = hosts_for("docker.io", tmp_path)
+    assert (first.url, first.prefix, first.netloc) == (
+        "https://mirror.example:8443",
+        "/some/path/v2",
+        "mirror.example:8443",
+    )
+    assert first.ca == (f"{folder}/a.pem", "/b.pem") and first.skip_verify
+    assert first.client == ((f"{folder}/c.pem", f"{folder}/c.key"), (f"{folder}/d.pem", None))
+    assert first.headers == {"X-One": ["1"], "X-Many": ["2", "3"]} and "X-One" not in repr(first)
+    assert (exact.prefix, exact.can(PULL), exact.can(RESOLVE)) == ("/v2/project", True, False)
+    assert (bare.url, bare.prefix, bare.client) == (
+        "https://bare.example",
+        "/v2",
+        ((f"{folder}/both.pem", None),),
+    )
+    assert has.prefix == "/v2" and not has.upstream
+    assert (upstream.url, upstream.ca, upstream.upstream) == (
+        "https://upstream.example",
+        ("/etc/ca.pem",),
+        True,
+    )
+
+
+def test_a_table_for_the_server_itself_says_how_to_talk_to_it(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "r.example",
+        'server = "https://r.example"\n[host."https://r.example"]\nskip_verify = true\n',
+    )
+    [only] = hosts_for("r.example", tmp_path)
+    assert only.upstream and only.skip_verify
+
+
+def test_a_folder_with_certificates_only(tmp_path: Path) -> None:
+    (tmp_path / "r.example").mkdir()
+    for name in ("b.crt", "a.crt", "client.cert", "client.key"):
+        (tmp_path / "r.example" / name).touch()
+    [host] = hosts_for("r.example", tmp_path)
+    folder = f"{tmp_path}/r.example"
+    assert host.ca == (f"{folder}/a.crt", f"{folder}/b.crt")
+    assert host.client == ((f"{folder}/client.cert", f"{folder}/client.key"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("server = 5", "server"),
+        ("sever = 'https://a'", "sever"),
+        ("[host.'https://a']\nskip_verfy = true", "skip_verfy"),
+        ("[host.'ftp://a']", "not an http or https URL"),
+        ("[host.'https://u:p@a']", "not an http or https URL"),
+        ("[host.'https://a?x=1']", "not an http or https URL"),
+        ("[host.'https://a']\ncapabilities = ['fly']", "fly"),
+        ("[host.'https://a']\nclient = [['a', 'b', 'c']]", "pair"),
+        ("[host.'https://a'.header]\n'X Y' = 'z'", "not a header"),
+        ("[host.'https://a'.header]\nX = \"a\\r\\nY: b\"", "not a header"),
+        ("[[host]]", "host"),
+        ("not toml", "hosts.toml"),
+    ],
+)
+def test_refused_with_the_files_name(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path, "r.example", text)
+    with pytest.raises(InvalidSpec) as caught:
+        hosts_for("r.example", tmp_path)
+    assert str(path) in caught.value.message and words in caught.value.message

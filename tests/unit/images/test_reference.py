@@ -1,0 +1,76 @@
+"""References: what people write and what it means."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from cri_server.images.reference import Reference, is_digest, is_id
+from pyrunc.errors import Error, InvalidArgument, Unsupported
+
+D = "sha256:" + "a1" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "full", "tagged"),
+    [
+        ("busybox", "docker.io/library/busybox:latest", "docker.io/library/busybox:latest"),
+        ("busybox:1.36", "docker.io/library/busybox:1.36", "docker.io/library/busybox:1.36"),
+        ("user/app", "docker.io/user/app:latest", "docker.io/user/app:latest"),
+        ("docker.io/busybox", "docker.io/library/busybox:latest", "docker.io/library/busybox:latest"),
+        ("index.docker.io/a/b:c", "docker.io/a/b:c", "docker.io/a/b:c"),
+        ("registry.k8s.io/pause:3.10", "registry.k8s.io/pause:3.10", "registry.k8s.io/pause:3.10"),
+        ("localhost/a", "localhost/a:latest", "localhost/a:latest"),
+        ("localhost:5000/a/b/c:d", "localhost:5000/a/b/c:d", "localhost:5000/a/b/c:d"),
+        ("host:5000/a", "host:5000/a:latest", "host:5000/a:latest"),
+        ("[::1]:5000/a:b", "[::1]:5000/a:b", "[::1]:5000/a:b"),
+        ("HOST/a", "HOST/a:latest", "HOST/a:latest"),
+        (f"busybox@{D}", f"docker.io/library/busybox@{D}", None),
+        (f"host.x/a:tag@{D}", f"host.x/a@{D}", None),
+        ("f/a__b.c-d---e:T_a.g-1", "docker.io/f/a__b.c-d---e:T_a.g-1", "docker.io/f/a__b.c-d---e:T_a.g-1"),
+    ],
+)
+def test_what_it_means(text: str, full: str, tagged: str | None) -> None:
+    found = Reference.parse(text)
+    assert (str(found), found.tagged) == (full, tagged)
+    assert Reference.parse(full) == (
+        found if found.digest is None or found.tag is None else Reference.parse(full)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "/", "a/", "/a", "a//b", "a:", ":a", "a:b:c", "@", f"@{D}", "a@", "a@sha256:1", f"a@{D}1", "A", "a/B", "a b", "a\n",
+     "-a", "a-", "a..b", "a/./b", "a/../b", "_a", "a:-x", "a:" + "t" * 129, "a" * 256, "host:/a", "ho_st.x/a", "http://h/a", "é"],
+)  # fmt: skip
+def test_malformed(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="image "):
+        Reference.parse(text)
+
+
+@pytest.mark.parametrize("text", ["a@sha512:" + "0" * 128, "a@sha256:" + "A" * 64, "a@md5:" + "0" * 32])
+def test_other_digests(text: str) -> None:
+    with pytest.raises(Unsupported, match="only sha256"):
+        Reference.parse(text)
+
+
+@given(some.text(string.ascii_letters + string.digits + ".:/@-_[] \n", max_size=60))
+def test_whatever_is_accepted_is_stable_and_safe(text: str) -> None:
+    try:
+        found = Reference.parse(text)
+    except Error:
+        return
+    again = Reference.parse(str(found))
+    assert (again.name, again.tag if not found.digest else None) == (
+        found.name,
+        None if found.digest else found.tag,
+    )
+    assert ".." not in found.path.split("/") and not set(" \n") & set(str(found))
+
+
+def test_ids_and_digests() -> None:
+    assert is_digest(D) and not is_digest(D.upper()) and not is_digest(D[:-1]) and not is_digest(None)
+    assert is_id(D) and is_id("a1") and is_id("sha256:a") and not is_id("busybox") and not is_id("")
