@@ -129,8 +129,9 @@ class Zygote:
             if self._closed:
                 raise PeerError("the zygote is closed")
             if self._process is None or self._process.gone:
-                if self._process:
-                    await self._process.close()
+                old, self._process = self._process, None
+                if old:  # reaped once, also when the caller that found it dead is cancelled meanwhile
+                    await asyncio.shield(old.close())
                 self._process = await _Process.start(self._preload)
             return self._process
 
