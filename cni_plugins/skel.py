@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -79,6 +78,8 @@ def refusal(name: str, error: Exception) -> CniError:
         return CniError(IO_FAILURE, f"{name}: {error.message}")
     if isinstance(error, OSError):
         return CniError(IO_FAILURE, f"{name}: {error}")
+    import traceback
+
     traceback.print_exception(error, file=sys.stderr)
     return CniError(INTERNAL, f"{name}: {type(error).__name__}: {error}")
 

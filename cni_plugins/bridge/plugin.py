@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from cni_plugins import ipam
 from cni_plugins.bridge import links
 from cni_plugins.bridge.addressing import Addressing, derive
-from cni_plugins.bridge.check import check
 from cni_plugins.bridge.settings import Settings, host_link_name, parse
 from cni_plugins.net import host_rules, netns
 from cni_plugins.net.rtnetlink import open_route_socket
@@ -75,6 +74,13 @@ def delete(call: Call, config: PluginConfig) -> None:
     _attempt(failures, ipam.release, call, config)
     if failures:
         raise failures[0]
+
+
+def check(call: Call, config: PluginConfig) -> None:
+    """CHECK."""
+    from cni_plugins.bridge.check import check as find_damage
+
+    find_damage(call, config)
 
 
 def status(call: Call, config: PluginConfig) -> None:

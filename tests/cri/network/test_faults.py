@@ -1,0 +1,135 @@
+"""Hundreds of faults in a random order, then one reconcile: nothing is left, and what lives is intact (R-25)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+
+import pytest
+
+from cri_server.network.model import PortMapping
+from cri_server.network.service import Network
+from pyrunc.errors import Error
+from tests.cri.network.conftest import Node
+from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, nft
+
+RESULT_OF_OURS = "python3 -IS -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
+FAULTS = {
+    "none": "true",
+    "add fails": '[ "$CNI_COMMAND" = ADD ] && exit 1',
+    "del fails": '[ "$CNI_COMMAND" = DEL ] && exit 1',
+    "add hangs": '[ "$CNI_COMMAND" = ADD ] && sleep 100',
+    "add crashes": '[ "$CNI_COMMAND" = ADD ] && kill -9 $$',
+    "garbage": '[ "$CNI_COMMAND" = ADD ] && { echo garbage; exit 0; }',
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_hundreds_of_faults_leave_nothing(node: Node, seed: int) -> None:
+    dice = random.Random(seed)
+    node.restart(timeout_s=0.4)
+    node.configure(
+        node.bridge(), {"type": "moody"}, {"type": "portmap", "capabilities": {"portMappings": True}}
+    )
+    living: dict[str, Pod] = {}
+    for number in range(60):
+        fault = dice.choice(list(FAULTS)) if dice.random() < 0.5 else "none"
+        node.plugin("moody", f'{FAULTS[fault]}\n[ "$CNI_COMMAND" = ADD ] || exit 0\n{RESULT_OF_OURS}')
+        if living and dice.random() < 0.4:
+            await remove(node, living, dice)
+        else:
+            await add(node, living, dice, number)
+        if dice.random() < 0.1:
+            node.restart()
+        if dice.random() < 0.1:
+            nft("flush", "ruleset")
+        if dice.random() < 0.05 and node.zygote.pid:
+            os.kill(node.zygote.pid, signal.SIGKILL)
+    node.plugin("moody", f'[ "$CNI_COMMAND" = ADD ] || exit 0\n{RESULT_OF_OURS}')
+    node.restart(timeout_s=20.0)
+    assert await node.network.reconcile(living) == []
+    assert node.remembered() == set(living)
+    assert {e.comment.split("/")[1] for e in all_elements()} == set(living)
+    assert len(node.leases()) == len(living)
+    for name, pod in list(living.items()):
+        await node.network.check(name)
+        await node.network.detach(name, pod.path)
+    for pod in node.host.pods:
+        pod.close()
+    for _ in range(500):
+        if not [n for n in link_names() if n.startswith("veth")]:
+            break
+        await asyncio.sleep(0.01)
+    else:
+        pytest.fail(f"links are left: {link_names()}")
+    assert not all_elements() and not node.leases() and not node.remembered()
+
+
+async def add(node: Node, living: dict[str, Pod], dice: random.Random, number: int) -> None:
+    """Attach a pod, perhaps cancelled halfway."""
+    pod = node.host.pod(f"p{number}")
+    task = asyncio.ensure_future(node.attach(pod, port_mappings=(PortMapping(8000 + number, 80),)))
+    if dice.random() < 0.3:
+        await asyncio.sleep(dice.uniform(0, 0.02))
+        task.cancel()
+    try:
+        await task
+    except (Error, asyncio.CancelledError):
+        pod.close()
+    else:
+        living[pod.id] = pod
+
+
+async def remove(node: Node, living: dict[str, Pod], dice: random.Random) -> None:
+    """Detach a pod, with or without its namespace; who fails is left to reconcile."""
+    name = dice.choice(sorted(living))
+    pod = living.pop(name)
+    gone = dice.random() < 0.3
+    if gone:
+        pod.close()
+    try:
+        await node.network.detach(name, None if gone else pod.path)
+    except Error:
+        assert name in node.remembered()
+    pod.close()
+
+
+async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, host: Host) -> None:
+    """Both use one bridge, one folder of leases and one table; each collects its own leftovers only."""
+    mine, theirs = host.pod("mine"), host.pod("theirs")
+    await node.attach(mine, port_mappings=(PortMapping(8080, 80),))
+    first_state = node.folder / "state"
+    first_state.rename(node.folder / "kept")
+    node.network.close()
+    node.network = Network(
+        str(node.folder / "conf"),
+        str(node.folder / "bin"),
+        str(node.folder / "other"),
+        node.zygote,
+        default=node.network._configuration._default,
+    )
+    await node.attach(theirs, port_mappings=(PortMapping(8081, 80),))
+    assert await node.network.reconcile([theirs.id]) == []
+    assert {e.comment.split("/")[1] for e in all_elements()} == {"mine", "theirs"}
+    (node.folder / "kept").rename(first_state)
+    node.restart()
+    await node.network.check(mine.id)
+    await node.network.detach(mine.id, mine.path)
+    assert {e.comment.split("/")[1] for e in all_elements()} == {"theirs"}
+
+
+async def test_an_address_whose_old_masquerade_stayed_is_taken_over(node: Node) -> None:
+    first, second = node.host.pod(), node.host.pod()
+    await node.attach(first)
+    for lease in node.folder.glob("leases/*/*"):
+        lease.unlink() if lease.is_file() else None
+    first.close()
+    while [n for n in link_names() if n.startswith("veth")]:
+        await asyncio.sleep(0.01)
+    assert (await node.attach(second)).ips == ("10.85.0.2", "fd85::2")
+    assert {e.comment.split("/")[1] for e in all_elements()} == {second.id}
+    await node.network.detach(first.id)
+    assert {e.comment.split("/")[1] for e in all_elements()} == {second.id}
+    await node.network.check(second.id)
