@@ -110,6 +110,7 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     stack.callback(shims.disconnect)
     images = await _open_images(config, paths, index, errands, stack)
     network = Network(config.network.conf_dir, config.network.bin_dir, str(paths.root / "network"), errands)
+    stack.callback(network.close)
     services = Services(config, facts, paths, index, images, network, shims, errands, Events())
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
     stack.push_async_callback(_settle, services)

@@ -51,13 +51,20 @@ CONFLIST = {
 class Server:
     """`pyrunc-cri serve` with throwaway folders; a context manager that removes all pods at its end."""
 
-    def __init__(self, *, network: bool = True, settings: dict[str, dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        network: bool = True,
+        settings: dict[str, dict[str, Any]] | None = None,
+        disk_bytes: int = 0,
+    ) -> None:
+        """`disk_bytes`: the root directory is a tmpfs of this size."""
         self.folder = Path(tempfile.mkdtemp(prefix="pyrunc-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"
         self.logs = self.folder / "logs"
         self.socket = self.folder / "cri.sock"
         self.log = self.folder / "server.log"
-        self._network, self._settings = network, settings or {}
+        self._network, self._settings, self._disk_bytes = network, settings or {}, disk_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.Channel | None = None
         self._pods = 0
@@ -66,6 +73,10 @@ class Server:
 
     def __enter__(self) -> Server:
         self.logs.mkdir()
+        if self._disk_bytes:
+            self.root.mkdir()
+            size = f"size={self._disk_bytes}"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "disk", self.root], check=True)
         (self.folder / "net.d").mkdir()
         if self._network:
             conflist = json.loads(json.dumps(CONFLIST))
@@ -181,6 +192,8 @@ class Server:
             self._disconnect()
             self._end_namespace()
             self._remove_cgroup()
+            if self._disk_bytes:
+                subprocess.run(["umount", self.root], check=True)
             shutil.rmtree(self.folder)
 
     def _end_namespace(self) -> None:

@@ -340,3 +340,29 @@ def kill_group(server: Server) -> None:
                     except OSError:
                         assert time.monotonic() < deadline
                         time.sleep(0.02)
+
+
+def test_a_full_disk_keeps_nothing_from_being_removed() -> None:
+    with Server(disk_bytes=16 << 20) as server:
+        server.load_image()
+        pod, other = server.run_pod(), server.run_pod()
+        container = server.launch(pod)
+        filler = server.root / "filler"
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(b"\0" * 4096)
+        code = code_of(lambda: server.create(other))
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert code_of(lambda: server.run_pod()) == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert server.output(container, "echo", "alive") == "alive\n"
+        assert len(server.pods()) == 2 and len(server.containers()) == 1
+        server.stop_container(container)
+        server.remove_container(container)
+        server.stop_pod(pod)
+        server.remove_pod(pod)
+        server.restart()
+        assert [p.id for p in server.pods()] == [other]
+        filler.unlink()
+        server.launch(other)
+        server.remove_all()
+        nothing_left(server)
