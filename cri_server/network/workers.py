@@ -67,12 +67,7 @@ class Workers:
         if kill:
             worker.ending.cancel()
         self._ending.add(worker.ending)
-        worker.ending.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[ErrandOutcome]) -> None:
-        self._ending.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: a worker that was killed with its zygote
+        worker.ending.add_done_callback(self._ending.discard)
 
 
 class _Worker:
@@ -93,7 +88,9 @@ class _Worker:
             ours.close()
             theirs.close()
             raise
-        return cls(reader, writer, asyncio.create_task(_run(errands, theirs)))
+        ending = asyncio.create_task(_run(errands, theirs))
+        ending.add_done_callback(_seen)
+        return cls(reader, writer, ending)
 
     @property
     def alive(self) -> bool:
@@ -123,6 +120,12 @@ class _Worker:
 
     def hang_up(self) -> None:
         self._writer.close()
+
+
+def _seen(task: asyncio.Task[ErrandOutcome]) -> None:
+    """A worker that died while idle, with its zygote, is nobody's error."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _run(errands: Errands, theirs: socket.socket) -> ErrandOutcome:
