@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from cri_server.node import Node
-from cri_server.store.facts import Process, start_time_of
+from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
 from pyrunc import record
 from pyrunc.cgroups import naming
 from pyrunc.errors import Error, NotFound, PeerError
+from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
 from pyrunc.shim.client import ShimClient, start_shim
 from pyrunc.zygote.client import Zygote
@@ -56,7 +57,7 @@ class Shims:
         """Fork a shim for the sandbox's state folder and connect to it."""
         folder = self._paths.sandbox_state(sandbox.id)
         pid = await start_shim(self._zygote, folder, self._paths.container_states)
-        started = start_time_of(pid)
+        started = alive_since(pid)
         sandbox.shim = Process(pid, started) if started is not None else None
         return await self.connect(sandbox)
 

@@ -19,6 +19,7 @@ from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.cgroups.stats import Stats
 from pyrunc.errors import Error
+from pyrunc.kernel.process import stat
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LAYER_AGE_S = 10.0
@@ -166,12 +167,9 @@ def _sum_memory(left: dict[str, Any] | None, right: dict[str, Any] | None) -> di
 def _memory_of(pids: Iterable[int]) -> dict[str, Any]:
     resident = faults = major = 0
     for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        faults, major = faults + int(fields[7]), major + int(fields[9])
-        resident += int(fields[21]) * PAGE_BYTES
+        if (found := stat(pid)) is not None:
+            faults, major = faults + found.minor_faults, major + found.major_faults
+            resident += found.resident * PAGE_BYTES
     return {
         "current": resident,
         "stat": {"anon": resident, "inactive_file": 0, "pgfault": faults, "pgmajfault": major},

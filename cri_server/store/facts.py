@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from pyrunc.kernel.process import alive_since
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -25,19 +27,7 @@ class Process:
 
     def alive(self) -> bool:
         """Whether it runs (a zombie does not)."""
-        return start_time_of(self.pid) == self.start_time
-
-
-def start_time_of(pid: int) -> int | None:
-    """The start time of a living process; None when there is none or it is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    if fields[0] in (b"Z", b"X"):
-        return None
-    return int(fields[19])
+        return alive_since(self.pid) == self.start_time
 
 
 def boot_id() -> str:

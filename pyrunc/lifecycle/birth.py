@@ -10,6 +10,7 @@ import os
 from errno import EACCES, EISDIR, ENOENT, ENOTDIR
 
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
+from pyrunc.kernel.process import stat
 from pyrunc.plan.build import SYNC_POINTS
 from pyrunc.plan.lower_process import NO_PROGRAM
 from pyrunc.program.errors import OperationFailed
@@ -35,7 +36,9 @@ class Born:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)  # our own unreaped child: the number cannot have been reused
-        self.start_time = _start_time(pid)
+        facts = stat(pid)
+        assert facts is not None  # it is there, if only as a zombie, until we reap it
+        self.start_time = facts.start_time
         self.console_fd: int | None = None
         self.listener_fd: int | None = None
 
@@ -148,14 +151,3 @@ def worded(error: OperationFailed, args: Sequence[str]) -> Error:
     if error.errno in (EACCES, EISDIR):
         return InvalidArgument(f'exec: "{name}": {os.strerror(error.errno).lower()}')
     return KernelError("exec", f'"{name}"', error.errno, os.strerror(error.errno).lower())
-
-
-def _start_time(pid: int) -> int:
-    """Clock ticks since boot, field 22 of /proc/PID/stat, which a zombie still has."""
-    descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        content = os.read(descriptor, 4096)
-    finally:
-        os.close(descriptor)
-    # The name is in parentheses and may itself contain some.
-    return int(content[content.rindex(b")") + 2 :].split(None, 20)[19])

@@ -11,6 +11,7 @@ import select
 from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 
 from pyrunc.errors import KernelError, WrongState
+from pyrunc.kernel.process import alive_since
 from pyrunc.lifecycle import state as states
 
 TYPE_CHECKING = False
@@ -37,20 +38,9 @@ def status(state: State, locked: bool = False) -> str:
     return CREATED if os.path.exists(state.start_socket) else RUNNING
 
 
-def start_time(pid: int) -> int | None:
-    """The start time of a living process in clock ticks since boot; None for a dead one and a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            content = file.read(4096) or b""
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = content[content.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
-
-
 def alive(pid: int, started: int) -> bool:
     """Whether the process `pid` is the one that started then, and lives."""
-    return pid > 0 and start_time(pid) == started
+    return pid > 0 and alive_since(pid) == started
 
 
 def open_process(state: State) -> int | None:

@@ -11,32 +11,14 @@ import os
 import signal
 
 from pyrunc.errors import Error
+from pyrunc.kernel.process import Stat as Stat
+from pyrunc.kernel.process import stat as stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 MOST_ROUNDS = 1000
-
-
-class Stat:
-    """Of /proc/PID/stat: state, parent, session, and the start time in clock ticks since boot."""
-
-    __slots__ = ("parent", "session", "start_time", "state")
-
-    def __init__(self, text: bytes) -> None:
-        fields = text[text.rindex(b")") + 2 :].split()
-        self.state = fields[0].decode()
-        self.parent, self.session, self.start_time = int(fields[1]), int(fields[3]), int(fields[19])
-
-
-def stat(pid: int) -> Stat | None:
-    """The process's facts; None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            return Stat(file.read() or b"")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def kill_session(leader: int, processes: Callable[[], Iterable[int]]) -> int:
@@ -62,7 +44,7 @@ def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, St
     members = {pid for pid, fact in facts.items() if pid == leader or fact.session == leader} | killed
     while more := {pid for pid, fact in facts.items() if fact.parent in members} - members:
         members |= more
-    return {pid: facts[pid] for pid in members if pid in facts and facts[pid].state not in "ZX"}
+    return {pid: facts[pid] for pid in members if pid in facts and facts[pid].alive}
 
 
 def _kill(pid: int, start_time: int) -> bool:

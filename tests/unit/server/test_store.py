@@ -12,11 +12,12 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.locks import Gate, Joined
 from cri_server.store import disk
-from cri_server.store.facts import Process, start_time_of
+from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox, User
 from cri_server.undo import Failpoints, InjectedError, Step, Steps
 from pyrunc.errors import NotFound
+from pyrunc.kernel.process import alive_since
 from pyrunc.record import DamagedRecord
 
 
@@ -117,10 +118,10 @@ def test_deep_trees_and_links_are_deleted(tmp_path: Path) -> None:
 
 
 def test_a_process_is_known_by_its_start() -> None:
-    started = start_time_of(os.getpid())
+    started = alive_since(os.getpid())
     assert started is not None
     assert Process(os.getpid(), started).alive() and not Process(os.getpid(), started + 1).alive()
-    assert start_time_of(2**22 + 1) is None
+    assert alive_since(2**22 + 1) is None
 
 
 async def test_equal_calls_join_and_outlive_their_callers() -> None:
