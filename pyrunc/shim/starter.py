@@ -178,6 +178,7 @@ class LibraryStarter:
                 state_dir=directory,
                 cgroup=create.CgroupChoice(**launch["cgroup"]),
                 mount_fds=holder.mounts if holder else {},
+                mount_namespace=f"/proc/{holder.pid}/ns/mnt" if holder else "",
                 parts=_parts(state, spec),
             )
         )
