@@ -1,8 +1,8 @@
 """One layer's blob unpacked into a folder of its own, in an errand: a process without network or secrets, that can be killed.
 
 The folder gets `tree/` (the files) and `layer.json` (what `Layer` says). It counts only once it was renamed to the place of
-its chain id. Inflating and hashing release the interpreter's lock, but making files is Python: in threads of one process two
-layers unpack hardly faster than one (measured, see `service`), in two errands they use two cores.
+its chain id. Why a process: hostile bytes meet a decoder without our secrets beside them, a hung disk hangs an errand that
+can be killed, and making ten thousand files in Python does not take the interpreter's lock from the event loop.
 """
 
 from __future__ import annotations

@@ -1,0 +1,147 @@
+"""The store after SIGKILL at any moment, and after the power went: what is listed is whole, the rest is gone."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cri_server.images.build import BuiltImage, image, layer
+from cri_server.images.service import ImageService
+from tests.cri.images.trees import names
+from tests.support.registry import Registry
+
+ROOT = Path(__file__).parents[3]
+
+
+def two_images() -> dict[str, BuiltImage]:
+    """Two images with a common base, of a few hundred small files."""
+    chance = random.Random(8)
+    base = layer({f"base/{n}": chance.randbytes(chance.randrange(9000)) for n in range(150)})
+    tops = [
+        layer({f"top/{n}": chance.randbytes(chance.randrange(9000)) for n in range(100)}) for _ in range(2)
+    ]
+    return {f"app:{n}": image([base, tops[n]]) for n in range(2)}
+
+
+@contextmanager
+def pulling(store: Path, registry: Registry) -> Iterator[subprocess.Popen[bytes]]:
+    """The program at work; killed at the end."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.cri.images.puller",
+        str(store),
+        f"{registry.host}/app:0",
+        f"{registry.host}/app:1",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"ready\n"
+        yield program
+        program.kill()
+
+
+async def check(store: Path, built: dict[str, BuiltImage]) -> int:
+    """Everything listed must be whole, and nothing else be there; how many images are listed."""
+    service = ImageService(store)
+    await service.start()
+    by_id = {b.id: b for b in built.values()}
+    listed = await service.list()
+    blobs, layers = set(), set()
+    for found in listed:
+        rootfs = await service.rootfs(found.id)
+        for tree, tar in zip(reversed(rootfs.lower_dirs), by_id[found.id].layers, strict=True):
+            files = {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*") if p.is_file()}
+            assert files == content(tar), f"{tree} is not what its layer has"
+            layers.add(tree.parent.name)
+        blobs |= set(service._store.catalog.content(found.id).blobs)
+    assert {f"sha256:{n}" for n in names(store / "blobs/sha256")} == blobs | {
+        n.target.digest for n in service._store.catalog._names
+    }
+    assert {p.name for p in (store / "layers").iterdir()} == layers and names(store / "ingest") == set()
+    await service.close()
+    return len(listed)
+
+
+def content(tar: bytes) -> dict[str, bytes]:
+    """The files in a tar."""
+    import io
+    import tarfile
+
+    with tarfile.open(fileobj=io.BytesIO(tar)) as members:
+        return {m.name: members.extractfile(m).read() for m in members if m.isreg()}  # type: ignore[union-attr]
+
+
+async def kill_often(tmp_path: Path, registry: Registry, rounds: int) -> None:
+    built = two_images()
+    for name, one in built.items():
+        registry.push(name, one)
+    chance, listed = random.Random(), set()
+    for _ in range(rounds):
+        with pulling(tmp_path / "images", registry):
+            time.sleep(chance.random() * 0.5)
+        listed.add(await check(tmp_path / "images", built))
+    assert len(listed) > 1, "every kill hit the same moment"
+
+
+async def test_killed_at_any_moment(tmp_path: Path, registry: Registry) -> None:
+    await kill_often(tmp_path, registry, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_killed_at_many_moments(tmp_path: Path, registry: Registry) -> None:
+    await kill_often(tmp_path, registry, 200)
+
+
+# ---- power
+
+
+@contextmanager
+def mounted(disk: Path, folder: Path) -> Iterator[Path]:
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-o", "loop", str(disk), str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+async def cut_power_often(tmp_path: Path, registry: Registry, cuts: int) -> None:
+    """The disk's image is copied while pulls write to it: what a machine would find that lost its power then."""
+    built = two_images()
+    for name, one in built.items():
+        registry.push(name, one)
+    disk, copy, chance = tmp_path / "disk", tmp_path / "copy", random.Random()
+    with open(disk, "wb") as file:
+        file.truncate(96 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(disk)], check=True)
+    found = set()
+    with mounted(disk, tmp_path / "live") as live, pulling(live / "images", registry) as program:
+        for _ in range(cuts):
+            time.sleep(chance.random() * 0.6)
+            program.send_signal(signal.SIGSTOP)  # so that the copy is of one moment
+            shutil.copyfile(disk, copy)
+            program.send_signal(signal.SIGCONT)
+            subprocess.run(["e2fsck", "-fy", str(copy)], check=False, capture_output=True)
+            with mounted(copy, tmp_path / "after") as after:
+                found.add(await check(after / "images", built))
+    assert found
+
+
+async def test_power_lost_at_any_moment(tmp_path: Path, registry: Registry) -> None:
+    await cut_power_often(tmp_path, registry, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_power_lost_at_many_moments(tmp_path: Path, registry: Registry) -> None:
+    await cut_power_often(tmp_path, registry, 200)
