@@ -137,7 +137,6 @@ def start(image: Path, script: str, program: str = "busybox") -> tuple[int, str]
 
 
 def test_a_whole_container(image: Path) -> None:
-    before = Path("/proc/self/mountinfo").read_text()
     script = """
         echo $$ $(busybox hostname) $(busybox id -u) $(busybox id -g)
         busybox ls /
@@ -162,7 +161,7 @@ def test_a_whole_container(image: Path) -> None:
     assert lines[-2] == "1"
     assert lines[-1] == str(len(MOUNTS) + 2)
     # Nothing of it was ever visible on the host.
-    assert Path("/proc/self/mountinfo").read_text() == before
+    assert str(image) not in Path("/proc/self/mountinfo").read_text()
     # Device nodes and the like are in mounts of the container, its own directories in the upper layer.
     assert sorted(os.listdir(image / "upper")) == ["dev", "proc", "sys"]
 
