@@ -13,6 +13,8 @@ from tests.cri.network.conftest import Node
 from tests.kernel.cni.harness import all_elements, link_names, listen, nft, reach
 from tests.kernel.cni.test_executables import NAMES, reference
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def use_reference(node: Node, *names: str) -> None:
     folder = reference()

@@ -1,7 +1,4 @@
-"""The plugins as programs: ours as any runtime runs them, and the reference's (Go) beside them where they are there.
-
-The reference plugins are looked for in PYRUNC_REFERENCE_CNI (a folder with bridge, host-local, loopback, portmap).
-"""
+"""The plugins as programs: ours as any runtime runs them, and the reference's (Go) beside them."""
 
 from __future__ import annotations
 
@@ -27,8 +24,9 @@ from tests.kernel.cni.harness import (
     listen,
     reach,
 )
+from tests.support import toolchain
 
-REFERENCE = os.environ.get("PYRUNC_REFERENCE_CNI", "")
+pytestmark = pytest.mark.timeout(600)  # the first use builds the reference's plugins
 NAMES = ("bridge", "host-local", "loopback", "portmap")
 
 
@@ -47,9 +45,8 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def reference() -> str:
-    if not all(os.access(os.path.join(REFERENCE, name), os.X_OK) for name in NAMES):
-        pytest.skip("no reference plugins in PYRUNC_REFERENCE_CNI")
-    return REFERENCE
+    """The folder with the reference's plugins, built once into the cache."""
+    return str(toolchain.reference_plugins())
 
 
 def run(
