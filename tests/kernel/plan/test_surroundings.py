@@ -1,0 +1,189 @@
+"""Callers of every kind: few descriptors, none at all, an odd umask, ignored signals, threads, many at once, killed halfway."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyrunc.lifecycle.create import create
+from tests.kernel.plan.box import Box, finish
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run `work` in a fork; its exit code, 1 with a trace on stderr when it raised."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_few_descriptors(box: Box) -> None:
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        assert box.outcome("sh", "-c", "ulimit -n") == (0, "64\n")
+
+    assert in_child(work) == 0
+
+
+def test_no_stdio(box: Box, tmp_path: Path) -> None:
+    """The caller's 0, 1 and 2 are closed, so what the runtime opens gets these numbers."""
+
+    def work() -> None:
+        for number in (0, 1, 2):
+            os.close(number)
+        null = os.open("/dev/null", os.O_RDWR)  # 0
+        out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)  # 1
+        assert (null, out) == (0, 1)
+        created = create(box.request("sh", "-c", "ls /proc/self/fd; echo done", stdio=(null, out, out)))
+        assert finish(created) == 0
+
+    assert in_child(work) == 0
+    assert (tmp_path / "out").read_text().split() == ["0", "1", "2", "3", "done"]
+
+
+def test_odd_umask_nice_and_signals(box: Box) -> None:
+    def work() -> None:
+        os.umask(0o777)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+        code, text = box.outcome("grep", "-e", "Sig[BI]", "-e", "Umask", "/proc/self/status")
+        assert code == 0
+        assert text.split() == ["Umask:", "0022", "SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+        assert box.run("stat -c %a /dev/null /dev /sys /dev/pts").split() == ["666", "755", "555", "755"]
+
+    assert in_child(work) == 0
+
+
+def test_a_deleted_working_directory(box: Box, tmp_path: Path) -> None:
+    def work() -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        assert box.run("pwd") == "/\n"
+
+    assert in_child(work) == 0
+
+
+def test_with_threads(box: Box) -> None:
+    """The launcher is spawned, never forked from Python: other threads do not matter, nor does the one that starts."""
+    outputs: list[str] = []
+    stop = threading.Event()
+    noise = [threading.Thread(target=lambda: stop.wait(30)) for _ in range(8)]
+    for thread in noise:
+        thread.start()
+    starter = threading.Thread(target=lambda: outputs.append(box.run("sleep 0.2; echo alive")))
+    starter.start()
+    starter.join()
+    stop.set()
+    for thread in noise:
+        thread.join()
+    assert outputs == ["alive\n"]
+
+
+def test_a_container_survives_the_thread_that_started_it(box: Box) -> None:
+    found = []
+    null = os.open("/dev/null", os.O_RDWR)
+    thread = threading.Thread(
+        target=lambda: found.append(create(box.request("sleep", "1000", stdio=(null, null, null))))
+    )
+    thread.start()
+    thread.join()
+    os.close(null)
+    time.sleep(0.05)
+    assert os.waitid(os.P_PIDFD, found[0].pidfd, os.WEXITED | os.WNOHANG) is None
+    os.kill(found[0].pid, 9)
+    assert finish(found[0]) == 137
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    pids = []
+    for number in range(12):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                box = Box(folder)
+                for _ in range(4):
+                    assert box.run("echo $$; ls /dev | wc -l").split()[0] == "1"
+                code = 0
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 12
+
+
+@pytest.mark.parametrize("point", ["born", "mounted", "before-pivot", "before-identity"])
+def test_a_caller_that_dies_takes_the_process_with_it(box: Box, tmp_path: Path, point: str) -> None:
+    """At a sync point, the end of the socket tells the process that nobody is there any more."""
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        def die(born: object) -> None:
+            os.write(writing, str(born.pid).encode())  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        create(box.request("true", parts={point: die}, cgroup=None))
+
+    assert in_child(work) == -9
+    os.close(writing)
+    pid = int(os.read(reading, 20))
+    os.close(reading)
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}/stat").exists():
+        assert time.monotonic() < deadline, Path(f"/proc/{pid}/status").read_text()
+        if " Z " in Path(f"/proc/{pid}/stat").read_text():
+            break  # whoever adopted it has not reaped it
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("point", ["born", "mounted", "before-pivot", "before-identity"])
+def test_a_part_that_fails_undoes_all(box: Box, point: str) -> None:
+    def fail(born: object) -> None:
+        raise RuntimeError("no")
+
+    before = set(os.listdir("/proc/self/fd"))
+    request = box.request("true", parts={point: fail})
+    with pytest.raises(RuntimeError, match="no"):
+        create(request)
+    assert set(os.listdir("/proc/self/fd")) == before
+    from pyrunc.cgroups.naming import place
+
+    assert not place("", request.id, "cgroupfs").exists()
+
+
+def test_a_large_specification(box: Box) -> None:
+    """Hundreds of mounts, a megabyte of environment: nothing has a length of its own."""
+    (box.image / "data").mkdir()
+    for number in range(300):
+        box.bind(box.image / "data", f"/many/{number:03}", "rbind", "rprivate")
+    box.process["env"] = ["PATH=/bin", *(f"V{n}={'x' * 1000}" for n in range(1000))]
+    assert box.run("ls /many | wc -l; env | wc -c").split()[0] == "300"
+
+
+def test_without_a_mount_namespace(box: Box) -> None:
+    box.linux.update(namespaces=[{"type": "pid"}, {"type": "uts"}], maskedPaths=[], readonlyPaths=[])
+    box.config["mounts"] = []
+    code, text = box.outcome("sh", "-c", "ls /; pwd", overlay=False)
+    assert code == 0
+    assert text.split()[-1] == "/"
+    assert "home" in text
