@@ -18,7 +18,7 @@ from pyrunc.abi.file import (
     MFD_NOEXEC_SEAL,
 )
 from pyrunc.errors import KernelError
-from pyrunc.kernel.call import raw, syscall
+from pyrunc.kernel.call import raw
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,8 +99,3 @@ def duplicate(number: int, lowest: int = 3) -> int:
         return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)
     except OSError as error:
         raise kernel_error("fcntl", f"F_DUPFD_CLOEXEC of {number}", error) from None
-
-
-def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:
-    """close_range(2), both ends included. Flags: CLOSE_RANGE_UNSHARE, CLOSE_RANGE_CLOEXEC."""
-    syscall("close_range", f"{first}..{last}", first, last, flags)

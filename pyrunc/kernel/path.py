@@ -12,9 +12,6 @@ from struct import pack
 
 from pyrunc.abi.arch import arch
 from pyrunc.abi.file import (
-    AT_EMPTY_PATH,
-    AT_REMOVEDIR,
-    AT_SYMLINK_NOFOLLOW,
     O_CLOEXEC,
     O_PATH,
     O_RDONLY,
@@ -27,7 +24,7 @@ from pyrunc.abi.file import (
     S_IFMT,
 )
 from pyrunc.errors import KernelError
-from pyrunc.kernel.call import path_bytes, quoted, raw, syscall
+from pyrunc.kernel.call import path_bytes, quoted, raw
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,43 +135,12 @@ def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
         return content
 
 
-# ---- single names in an open directory
-
-
-def mkdirat(dir_fd: int, name: Path, mode: int = 0o755, *, exist_ok: bool = False) -> bool:
-    """mkdirat(2); whether it was made. With `exist_ok` a name that is taken is not an error."""
-    result = raw("mkdirat", dir_fd, path_bytes(name), mode)
-    if result < 0 and not (exist_ok and result == -errno.EEXIST):
-        raise KernelError("mkdirat", quoted(name), -result)
-    return result == 0
-
-
-def unlinkat(dir_fd: int, name: Path, *, directory: bool = False, missing_ok: bool = False) -> bool:
-    """unlinkat(2); whether something was removed."""
-    result = raw("unlinkat", dir_fd, path_bytes(name), AT_REMOVEDIR if directory else 0)
-    if result < 0 and not (missing_ok and result == -errno.ENOENT):
-        raise KernelError("unlinkat", quoted(name), -result)
-    return result == 0
-
-
-def renameat2(old_fd: int, old_name: Path, new_fd: int, new_name: Path, flags: int = 0) -> None:
-    """renameat2(2): flags 1 NOREPLACE, 2 EXCHANGE."""
-    subject = f"{quoted(old_name)} to {quoted(new_name)}"
-    syscall("renameat2", subject, old_fd, path_bytes(old_name), new_fd, path_bytes(new_name), flags)
-
-
 def readlinkat(dir_fd: int, name: Path) -> str:
     """readlinkat(2); an empty name reads the O_PATH descriptor of a link itself."""
     try:
         return os.fsdecode(os.readlink(path_bytes(name), dir_fd=dir_fd))
     except OSError as error:
         raise KernelError("readlinkat", quoted(name), error.errno or 0) from None
-
-
-def fchownat(dir_fd: int, name: Path, uid: int, gid: int) -> None:
-    """fchownat(2) without following a link; an empty name is the descriptor itself, also an O_PATH one; -1 keeps."""
-    flags = AT_SYMLINK_NOFOLLOW | (0 if name else AT_EMPTY_PATH)
-    syscall("fchownat", quoted(name), dir_fd, path_bytes(name), uid, gid, flags)
 
 
 LEVELS_AT_ONCE = 50

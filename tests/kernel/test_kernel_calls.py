@@ -73,14 +73,6 @@ class TestDescriptors:
         with pytest.raises(KernelError, match="EBADF"):
             fd.duplicate(9999)
 
-    def test_close_range(self) -> None:
-        pid = os.fork()
-        if pid == 0:
-            fd.close_range(3)
-            os._exit(len(os.listdir("/proc/self/fd")))
-        # 0, 1, 2 and the listing's own
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
-
 
 class TestMounts:
     def test_a_detached_mount_is_nowhere_on_the_host(self) -> None:
@@ -100,10 +92,10 @@ class TestMounts:
 
     def test_attributes(self) -> None:
         number = mount.open_mount("tmpfs", attributes=MOUNT_ATTR_RDONLY)
-        with pytest.raises(KernelError, match="EROFS"):
-            path.mkdirat(number, "x")
+        with pytest.raises(OSError, match="Read-only"):
+            os.mkdir("x", dir_fd=number)
         mount.mount_setattr(number, attr_clr=MOUNT_ATTR_RDONLY)
-        path.mkdirat(number, "x")
+        os.mkdir("x", dir_fd=number)
         os.close(number)
 
     def test_an_option_that_is_wrong_is_named(self) -> None:
