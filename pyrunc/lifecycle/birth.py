@@ -19,11 +19,14 @@ from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STA
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from typing import TypeVar
 
     from pyrunc.plan.lower import Lowered
     from pyrunc.program.launch import Message, Running
     from pyrunc.undo import Undo
+
+    Result = TypeVar("Result")
 
 SIGKILL = 9
 
@@ -75,7 +78,31 @@ def bear(
     parts: Mapping[str, Callable[[Born], object]] | None = None,
     extra: Mapping[int, int] | None = None,
 ) -> Born:
-    """Run the program; returns when its process has executed `args` (or waits for `start`).
+    """Run the program; returns when its process has executed `args` (or waits for `start`). See `bearing`."""
+    return to_the_end(bearing(lowered, descriptors, undo, stdio=stdio, args=args, parts=parts, extra=extra))
+
+
+def to_the_end(steps: Generator[int, None, Result]) -> Result:
+    """What a generator of steps returns, for callers that have nothing else to do while a step waits."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def bearing(
+    lowered: Lowered,
+    descriptors: Mapping[str, int],
+    undo: Undo,
+    *,
+    stdio: Sequence[int],
+    args: Sequence[str],
+    parts: Mapping[str, Callable[[Born], object]] | None = None,
+    extra: Mapping[int, int] | None = None,
+) -> Generator[int, None, Born]:
+    """Run the program in steps: each yields a descriptor, and once that is readable the next step does not wait.
 
     `parts` are the caller's parts at the plan's sync points; `extra` are further descriptors {number there: number here}.
     The process's end is pushed on `undo`. Raises KernelError worded with the plan line, NotFound and InvalidArgument in the
@@ -89,7 +116,12 @@ def bear(
     ready = False
     early: list[Message] = []  # the launcher reports the pid, and the new process may be faster than it
     try:
-        while (message := running.receive()) is not None:
+        while True:
+            if not running.queued:
+                yield running.fileno()
+            message = running.receive()
+            if message is None:
+                break
             if message.tag == PID:
                 born = Born(message.value)
                 undo.push(f"process {born.pid}", born.kill)

@@ -22,7 +22,7 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
@@ -96,6 +96,11 @@ _INHERITED = (
 
 def execute(request: ExecRequest) -> Executed:
     """Run the process; returns when its program was executed. Raises like `create`, WrongState for a dead container."""
+    return birth.to_the_end(executing(request))
+
+
+def executing(request: ExecRequest) -> Generator[int, None, Executed]:
+    """`execute` in steps, see `birth.bearing`: for a caller that must not wait for a frozen or throttled container."""
     spec, process = request.spec, request.process
     check_process(process)
     load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
@@ -103,16 +108,18 @@ def execute(request: ExecRequest) -> Executed:
     if not process.terminal:
         findings.give_stdio(spec.replace(process=process), request.stdio)
     try:
-        return _run(request, load_filter, home, None)
+        return (yield from _run(request, load_filter, home, None))
     except OperationFailed as error:
         # The container's init may have moved to a group below: then this one takes no processes (cgroup v2, no internal
         # processes), or it is gone.
         if request.cgroup is None or error.errno not in (EBUSY, ENOENT) or error.call != "clone":
             raise
-        return _run(request, load_filter, home, _current_group(request.pid))
+        return (yield from _run(request, load_filter, home, _current_group(request.pid)))
 
 
-def _run(request: ExecRequest, load_filter: LoadFilter | None, home: str, group: str | None) -> Executed:
+def _run(
+    request: ExecRequest, load_filter: LoadFilter | None, home: str, group: str | None
+) -> Generator[int, None, Executed]:
     process = request.process
     with Undo() as undo, Descriptors() as descriptors:
         descriptors.take("container", os.dup(request.pidfd))
@@ -134,7 +141,7 @@ def _run(request: ExecRequest, load_filter: LoadFilter | None, home: str, group:
             preserve=len(request.preserve_fds),
         )
         try:
-            born = birth.bear(
+            born = yield from birth.bearing(
                 lower(plan),
                 descriptors.numbers,
                 undo,

@@ -71,6 +71,11 @@ class Running:
         """The synchronisation socket, to poll it; -1 after `close`."""
         return self._socket.fileno() if self._socket else -1
 
+    @property
+    def queued(self) -> bool:
+        """A message was read already: `receive` will not look at the socket."""
+        return bool(self._early) and self._pid_seen
+
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None when nobody holds the other end any more (exit or execve).
 
