@@ -28,7 +28,7 @@ def test_a_deployment_of_nginx_serves_from_each_replica(kube: Kube) -> None:
     kube("run", "client", "--image=busybox", "--restart=Never", "--", "sleep", "3600")
     kube.ready("client")
     for address in addresses:
-        page = kube("exec", "client", "--", "wget", "-qO-", "-T", "5", f"http://{address}/").stdout
+        page = kube("exec", "client", "--", "wget", "-qO-", f"http://{address}/").stdout
         assert "Welcome to nginx" in page
 
 
@@ -52,6 +52,6 @@ def test_the_node_describes_the_runtime(kube: Kube) -> None:
 def test_a_pod_is_reached_from_its_node_and_reaches_it(kube: Kube) -> None:
     kube("run", "nginx", "--image", "nginx")
     address = kube.ready("nginx")["status"]["podIP"]
-    inside = kube.cluster.node.inside("busybox", "wget", "-qO-", "-T", "5", f"http://{address}/")
+    inside = kube.cluster.node.inside("busybox", "wget", "-qO-", f"http://{address}/")
 
     assert "Welcome to nginx" in subprocess.run(inside, capture_output=True, text=True, check=True).stdout

@@ -32,7 +32,7 @@ def archive() -> Path:
     suite = dict(
         line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
     )["VERSION_CODENAME"]
-    recipe = json.dumps([suite, FILES, LINKS, CONFIG, PACKAGES, 5])
+    recipe = json.dumps([suite, FILES, LINKS, CONFIG, PACKAGES, 6])
     path = toolchain.cache() / "images" / f"nginx-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,5 +54,5 @@ def _debian(out: Path, suite: str) -> None:
 
 def _additions() -> bytes:
     folders = {"run": build.directory(), "var/lib/nginx": build.directory(), "tmp": build.directory(0o1777)}
-    links = {name: build.symlink(target) for name, target in {**LINKS, "usr/bin/sh": "busybox"}.items()}
+    links = {name: build.symlink(target) for name, target in {**LINKS, "bin/sh": "busybox"}.items()}
     return build.layer({**FILES, **links, **folders}, parents=False)
