@@ -73,7 +73,7 @@ def test_read_only_root_and_privileged(kube: Kube) -> None:
     assert "Read-only file system" in kube.exec("p", "touch", "/x", check=False).stderr
     assert kube.sh("p", "sed -n 's/^Seccomp:\\t//p' /proc/self/status", container="c2") == "0"
     assert int(kube.sh("p", "sed -n 's/^CapEff:\\t//p' /proc/self/status", container="c2"), 16) & (1 << 21)
-    assert kube.sh("p", "mount -t tmpfs t /mnt && echo mounted", container="c2") == "mounted"
+    assert kube.sh("p", "mount -t tmpfs t /tmp && echo mounted", container="c2") == "mounted"
 
 
 def test_seccomp_and_no_new_privileges(kube: Kube) -> None:
