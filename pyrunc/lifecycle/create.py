@@ -13,7 +13,7 @@ from _socket import socket as _Socket
 from errno import E2BIG, EINVAL, ENAMETOOLONG
 
 from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
-from pyrunc.abi.mount import OPEN_TREE_CLONE
+from pyrunc.abi.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, OPEN_TREE_CLONE
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.namespace import open_namespace
@@ -22,7 +22,7 @@ from pyrunc.lifecycle.idmaps import open_user_namespace, write_maps
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.model import LoadFilter
-from pyrunc.plan.mounts import is_bind
+from pyrunc.plan.mounts import Options, is_bind, is_tree
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.program.launch import LAUNCHER
 from pyrunc.spec.check import check, check_namespaces
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.lifecycle.birth import Born
     from pyrunc.plan.model import Findings, Plan
-    from pyrunc.spec.model import IdMap, Process, Spec
+    from pyrunc.spec.model import IdMap, Mount, Process, Spec
 
     Parts = Mapping[str, Callable[[Born], object]]
 
@@ -298,6 +298,15 @@ def _open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> in
     """
     options = (("volatile", None),) if rootfs.volatile and rootfs.upper else ()
     upper, work = rootfs.upper or None, rootfs.work or None
+    if len(rootfs.lower) == 1 and not upper and linux.namespace("user") is None:
+        # overlayfs wants two layers, or one to write to
+        tree = kernel_mount.open_tree(AT_FDCWD, rootfs.lower[0], OPEN_TREE_CLONE)
+        try:
+            kernel_mount.mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY, propagation=MS_PRIVATE)
+        except BaseException:
+            os.close(tree)
+            raise
+        return tree
     if linux.namespace("user") is None:
         try:
             return kernel_mount.open_overlay(rootfs.lower, upper, work, options=options)
@@ -318,6 +327,14 @@ def _open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> in
     finally:
         for layer in layers:
             os.close(layer)
+
+
+def overlay_of(mount: Mount) -> Overlay:
+    """The layers that the options of a mount of type overlay name."""
+    options = dict(Options(mount.options).data)
+    lower = (options.get("lowerdir") or "").replace("\\:", "\0").split(":")
+    layers = tuple(path.replace("\0", ":") for path in lower if path)
+    return Overlay(layers, options.get("upperdir") or "", options.get("workdir") or "", "volatile" in options)
 
 
 def _give_to_root(rootfs: Overlay, linux: Linux) -> None:
@@ -354,9 +371,11 @@ def _open_sources(request: CreateRequest, descriptors: Descriptors) -> None:
     """Detached clones of what is bound into the container, made with our rights and in our namespaces."""
     linux = request.spec.linux
     for i, mount in enumerate(request.spec.mounts):
-        if not is_bind(mount):
+        if not is_tree(mount):
             continue
-        if mount.source.startswith(OUR_MOUNTS):
+        if not is_bind(mount):
+            number = _open_overlay(overlay_of(mount), linux, descriptors)
+        elif mount.source.startswith(OUR_MOUNTS):
             number = _open_clone(mount.source, request, f"mounts[{i}].source")
         else:
             flags = OPEN_TREE_CLONE | (AT_RECURSIVE if "rbind" in mount.options else 0)

@@ -118,7 +118,7 @@ def operation(mount: Mount, index: int, directory: bool, mode: int | None, warni
     if destination == "/":
         raise InvalidSpec(f"{path}.destination", "the root cannot be mounted over")
     _refuse_inside_proc(mount, destination, options.bind, path)
-    if options.bind or mount.type == "bind":
+    if is_tree(mount):
         return _tree(mount, index, destination, directory, options, warnings)
     return _filesystem(mount, destination, mode, options, path)
 
@@ -147,6 +147,11 @@ def is_bind(mount: Mount) -> bool:
     return mount.type == "bind" or "bind" in mount.options or "rbind" in mount.options
 
 
+def is_tree(mount: Mount) -> bool:
+    """Whether the caller makes it, as a detached mount: binds, and overlays, whose layers may be many and lie anywhere."""
+    return mount.type == "overlay" or is_bind(mount)
+
+
 def _refuse_inside_proc(mount: Mount, destination: str, bind: bool, path: str) -> None:
     if destination == "/proc":
         if not bind and mount.type != "proc":
@@ -158,13 +163,13 @@ def _refuse_inside_proc(mount: Mount, destination: str, bind: bool, path: str) -
 def _tree(
     mount: Mount, index: int, destination: str, directory: bool, options: Options, warnings: list[str]
 ) -> Op:
-    if options.data:
+    if options.data and is_bind(mount):
         words = ",".join(key if value is None else f"{key}={value}" for key, value in options.data)
         warnings.append(f"mounts[{index}]: a bind mount takes no filesystem options: {words} is ignored")
     return MountTree(
         destination,
         f"tree:{index}",
-        mount.source,
+        mount.source if is_bind(mount) else mount.type,
         directory,
         options.set,
         options.clear,

@@ -15,9 +15,9 @@ from tests.kernel.plan.box import Box
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
-    mounts_before = Path("/proc/self/mountinfo").read_text()
     yield Box(tmp_path)
-    assert Path("/proc/self/mountinfo").read_text() == mounts_before, "a mount appeared on the host"
+    # Others may be mounting things of theirs meanwhile; what the box leaves would name its folder.
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text(), "a mount appeared on the host"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -406,3 +406,29 @@ def in_namespace(check: object) -> None:
             os._exit(1)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("layers", [1, 2, 40])
+def test_overlay_as_a_volume(box: Box, tmp_path: Path, layers: int) -> None:
+    lower = []
+    for number in range(layers):
+        layer = tmp_path / f"a-layer-with-a-long-name-{number}"
+        layer.mkdir()
+        (layer / f"f{number}").touch()
+        (layer / "top").write_text(str(number))
+        lower.append(str(layer))
+    box.add_mount("/image", "overlay", f"lowerdir={':'.join(lower)}", "ro", "nosuid", kind="overlay")
+    text = box.run("ls /image | wc -l; cat /image/top; touch /image/x 2>&1; true")
+    assert text.split("touch")[0].split() == [str(layers + 1), "0"]
+    assert "Read-only file system" in text
+    assert "nosuid" in mounts(box.run("cat /proc/self/mountinfo"))["/image"][0]
+
+
+def test_writable_overlay_as_a_volume(box: Box, tmp_path: Path) -> None:
+    for name in ("l:1", "l2", "u", "w"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "l:1/word").write_text("x")
+    options = (f"lowerdir={tmp_path}/l\\:1:{tmp_path}/l2", f"upperdir={tmp_path}/u", f"workdir={tmp_path}/w")
+    box.add_mount("/o", "overlay", *options, kind="overlay")
+    assert box.run("cat /o/word; touch /o/made") == "x"
+    assert (tmp_path / "u/made").exists()
