@@ -20,6 +20,7 @@ from cni_plugins.protocol.result import Result
 LIMIT_BYTES = 1 << 20
 VALID_ATTACHMENTS = "cni.dev/valid-attachments"
 """Key of GC's input: a list of {"containerID", "ifname"} (spec 1.1.0)."""
+_OTHER_ATTACHMENTS = "cni.dev/attachments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,13 @@ class PluginConfig:
         return value
 
     def valid_attachments(self) -> set[tuple[str, str]]:
-        """GC's (container id, interface) pairs. Raises CniError when the list is missing: nothing may be guessed here."""
-        value = self.raw.get(VALID_ATTACHMENTS)
+        """GC's (container id, interface) pairs. Raises CniError when the list is missing: nothing may be guessed here.
+
+        libcni writes an empty list as null, and has a second name for it (an error of the first edition of 1.1.0).
+        """
+        key = VALID_ATTACHMENTS if VALID_ATTACHMENTS in self.raw else _OTHER_ATTACHMENTS
+        value = self.raw.get(key, False)
+        value = [] if value is None else value
         if not isinstance(value, list):
             raise CniError(INVALID_CONFIG, f"GC needs a list in {VALID_ATTACHMENTS}")
         found = set()

@@ -376,6 +376,12 @@ def test_valid_attachments() -> None:
         "cni.dev/valid-attachments": [{"containerID": "a", "ifname": "eth0"}],
     }
     assert PluginConfig.parse(as_object(value)).valid_attachments() == {("a", "eth0")}
-    for wrong in (None, {}, ["a"], [{"containerID": "a"}]):
+    other = {k.replace("valid-", ""): v for k, v in value.items()}
+    assert PluginConfig.parse(as_object(other)).valid_attachments() == {("a", "eth0")}
+    assert (
+        PluginConfig.parse(as_object({**value, "cni.dev/valid-attachments": None})).valid_attachments()
+        == set()
+    )
+    for wrong in (False, {}, ["a"], [{"containerID": "a"}]):
         with pytest.raises(CniError):
             PluginConfig.parse(as_object({**value, "cni.dev/valid-attachments": wrong})).valid_attachments()
