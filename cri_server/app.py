@@ -27,6 +27,7 @@ from cri_server.config import Config
 from cri_server.containers.sessions import Sessions
 from cri_server.events import Events
 from cri_server.images.service import ImageService as Images
+from cri_server.network.configuration import builtin_network
 from cri_server.network.service import Network
 from cri_server.rpc.admin import Admin
 from cri_server.rpc.image import ImageService
@@ -109,7 +110,7 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     shims = Shims(zygote, paths, index, facts)
     stack.callback(shims.disconnect)
     images = await _open_images(config, paths, index, errands, stack)
-    network = Network(config.network.conf_dir, config.network.bin_dir, str(paths.root / "network"), errands)
+    network = _network(config, paths, errands)
     stack.callback(network.close)
     services = Services(config, facts, paths, index, images, network, shims, errands, Events())
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
@@ -131,6 +132,16 @@ async def _open_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygot
     zygote, errands = started
     assert isinstance(zygote, Zygote) and isinstance(errands, Zygote)
     return zygote, errands
+
+
+def _network(config: Config, paths: Paths, errands: Zygote) -> Network:
+    given, folder = config.network, paths.root / "network"
+    default = None
+    if given.builtin:
+        default = builtin_network(
+            str(folder / "leases"), bridge=given.builtin_bridge, subnets=tuple(given.builtin)
+        )
+    return Network(given.conf_dir, given.bin_dir, str(folder), errands, default=default)
 
 
 async def _open_images(

@@ -36,10 +36,16 @@ class Server(Table):
 
 
 class Network(Table):
-    """`[network]`: where CNI finds its configuration and plugins."""
+    """`[network]`: where CNI finds its configuration and plugins.
+
+    `builtin`: subnets of the network that pods get while `conf_dir` holds no configuration, such as
+    `["10.85.0.0/16", "fd85::/64"]`; empty: none, and the node is not ready. `builtin_bridge`: its bridge.
+    """
 
     conf_dir: str = "/etc/cni/net.d"
     bin_dir: str = "/opt/cni/bin"
+    builtin: list[str] = msgspec.field(default_factory=list)
+    builtin_bridge: str = "pyrunc0"
 
 
 class Cgroup(Table):

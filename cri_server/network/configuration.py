@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from ipaddress import ip_network as parse_network
 from typing import Any
 
 from cni_plugins.protocol.config import LIMIT_BYTES, NetworkList, parse_list, parse_list_object
 from cni_plugins.protocol.errors import CniError
+from pyrunc.errors import InvalidArgument
 
 _ENDINGS = (".conflist", ".conf", ".json")
 _Signature = tuple[tuple[str, int, int, int], ...]
@@ -77,7 +79,15 @@ class Configuration:
 def builtin_network(
     data_dir: str, *, bridge: str = "pyrunc0", subnets: tuple[str, ...] = ("10.85.0.0/16", "fd85::/64")
 ) -> dict[str, Any]:
-    """The network of a node that has no configuration: a bridge, host-local addresses below `data_dir`, host ports."""
+    """The network of a node that has no configuration: a bridge, host-local addresses below `data_dir`, host ports.
+
+    Raises InvalidArgument for what is not a subnet.
+    """
+    for subnet in subnets:
+        try:
+            parse_network(subnet)
+        except ValueError as error:
+            raise InvalidArgument(f"the built-in network: {error}") from None
     anywhere = {"0.0.0.0/0": 4, "::/0": 6}
     versions = {6 if ":" in subnet else 4 for subnet in subnets}
     return {

@@ -78,6 +78,11 @@ def test_the_built_in_network_has_routes_of_its_families() -> None:
     assert parse_list_object(network).cni_version == "1.1.0"
 
 
+def test_the_built_in_network_needs_subnets_that_make_sense() -> None:
+    with pytest.raises(InvalidArgument):
+        builtin_network("/leases", subnets=("10.1.0.9/24",))
+
+
 # what pods ask for
 
 
