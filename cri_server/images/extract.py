@@ -40,12 +40,16 @@ Path = bytes  # relative to the layer's root, without links, `.` and `..`; empty
 
 @dataclass(slots=True)
 class Extracted:
-    """What came out. `implicit`: directories that the layer needed but did not describe; `opaque`: it hides all below it."""
+    """What came out. `implicit`: directories that the layer needed but did not describe; `opaque`: it hides all below it.
+
+    `devices`: nodes that this process may not make, (is a block device, major, minor); an empty file holds the place.
+    """
 
     size_bytes: int = 0
     inodes: int = 0
     implicit: set[Path] = field(default_factory=set)
     opaque: bool = False
+    devices: dict[Path, tuple[bool, int, int]] = field(default_factory=dict)
 
 
 def extract(
@@ -202,7 +206,11 @@ class _Extractor:
         }
         mode, device = kinds[entry.kind] | 0o600, os.makedev(entry.major, entry.minor)
         parent, path = self._parent(names)
-        self._fresh(path, parent, lambda name: os.mknod(name, mode, device, dir_fd=parent))
+        try:
+            self._fresh(path, parent, lambda name: os.mknod(name, mode, device, dir_fd=parent))
+        except PermissionError:  # as in the jail; whiteouts and fifos need no privilege
+            self._fresh(path, parent, lambda name: os.mknod(name, 0o600, dir_fd=parent))
+            self._result.devices[path] = (entry.kind == headers.BLOCK_DEVICE, entry.major, entry.minor)
         self._describe_node(entry, parent, names[-1])
 
     def _describe_node(self, entry: Entry, parent: int, name: bytes) -> None:
@@ -231,6 +239,8 @@ class _Extractor:
             raise BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}, which is no file")
         self._fresh(path, parent, lambda name: self._link(source, link_names[-1], parent, name))
         self._result.inodes -= 1
+        if source_path in self._result.devices:
+            self._result.devices[path] = self._result.devices[source_path]
 
     def _link(self, source: int, source_name: bytes, parent: int, name: bytes) -> None:
         os.link(source_name, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
@@ -297,11 +307,14 @@ class _Extractor:
         found = os.lstat(name, dir_fd=parent)
         remove_tree(parent, name)
         self._result.inodes -= 1
+        self._result.devices.pop(path, None)
         if stat.S_ISDIR(found.st_mode):
             inside = path + b"/"
             self._times = {p: t for p, t in self._times.items() if p != path and not p.startswith(inside)}
             implicit = self._result.implicit
             implicit -= {p for p in implicit if p == path or p.startswith(inside)}
+            for device in [p for p in self._result.devices if p.startswith(inside)]:
+                del self._result.devices[device]
         if stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode):
             self._forget_parents()
 

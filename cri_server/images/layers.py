@@ -88,6 +88,8 @@ class Layers:
         What the directories inherit from below is set now. Call `sync` before what refers to the layer becomes visible.
         """
         layer = Layer.read(folder)
+        if layer.devices:
+            _make_devices(os.path.join(folder, TREE), layer)
         if not layer.opaque:
             self._inherit(folder, layer, [self.tree(c) for c in reversed(chain[:-1])])
         os.rename(folder, self._path(chain[-1]))
@@ -165,6 +167,36 @@ class Layers:
         finally:
             for fd in (root, *roots):
                 os.close(fd)
+
+
+def _make_devices(tree: str, layer: Layer) -> None:
+    """Put device nodes where the unpacker, which may not make any, has left an empty file with their attributes."""
+    root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name, is_block, major, minor in layer.devices:
+            folder, _, last = os.fsencode(name).rpartition(b"/")
+            parent = open_folder(root, folder)
+            try:
+                _make_device(
+                    parent, last, stat.S_IFBLK if is_block else stat.S_IFCHR, os.makedev(major, minor)
+                )
+            finally:
+                os.close(parent)
+    except (ValueError, TypeError, OverflowError):
+        raise DamagedRecord(f"{tree}: a device that cannot be") from None
+    finally:
+        os.close(root)
+
+
+def _make_device(parent_fd: int, name: bytes, kind: int, device: int) -> None:
+    found = os.lstat(name, dir_fd=parent_fd)
+    if not stat.S_ISREG(found.st_mode):
+        return
+    os.unlink(name, dir_fd=parent_fd)
+    os.mknod(name, kind | 0o600, device, dir_fd=parent_fd)
+    os.chown(name, found.st_uid, found.st_gid, dir_fd=parent_fd, follow_symlinks=False)
+    os.chmod(name, stat.S_IMODE(found.st_mode), dir_fd=parent_fd)
+    os.utime(name, ns=(found.st_mtime_ns, found.st_mtime_ns), dir_fd=parent_fd, follow_symlinks=False)
 
 
 def _copy_attributes(root_fd: int, path: bytes, below: Sequence[int]) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from cri_server.images import jail
 from cri_server.images.extract import extract
 from cri_server.images.inflate import BadLayer, Limits, Stream
 from pyrunc import record
@@ -24,13 +27,15 @@ RECORD = "layer.json"
 @dataclass(frozen=True, slots=True)
 class Layer:
     """An unpacked layer. `size_bytes` and `inodes` of its files; `implicit`: directories it needed but did not describe
-    (relative paths, "" for the root), whose attributes the layers below have; `opaque`: it hides all layers below."""
+    (relative paths, "" for the root), whose attributes the layers below have; `opaque`: it hides all layers below;
+    `devices`: nodes to be made where an empty file is, as [path, is a block device, major, minor]."""
 
     diff_id: str
     size_bytes: int
     inodes: int
     implicit: list[str]
     opaque: bool = False
+    devices: list[list[Any]] = field(default_factory=list)
 
     def save(self, folder: str) -> None:
         """Write the record into the layer's folder."""
@@ -39,12 +44,12 @@ class Layer:
 
     @classmethod
     def read(cls, folder: str) -> Layer:
-        """The record in the folder. Raises NotFound, DamagedRecord."""
+        """The record in the folder. Raises NotFound, DamagedRecord: a process that met hostile bytes has written it."""
         values = record.read_json(os.path.join(folder, RECORD))
         try:
-            return cls(**{name: values[name] for name in cls.__slots__})
-        except KeyError as error:
-            raise record.DamagedRecord(f"{folder}/{RECORD}: no {error}") from None
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise record.DamagedRecord(f"{folder}/{RECORD}: {error}") from None
 
 
 def unpack(
@@ -72,6 +77,7 @@ def unpack(
         inodes=extracted.inodes,
         implicit=sorted(os.fsdecode(path) for path in extracted.implicit),
         opaque=extracted.opaque,
+        devices=[[os.fsdecode(path), *what] for path, what in extracted.devices.items()],
     )
     layer.save(folder)
     return layer
@@ -89,6 +95,7 @@ def errand(arguments: dict[str, Any], fds: list[int]) -> int:
             pass
 
     try:
+        jail.enter(arguments["folder"])
         unpack(blob_fd, arguments["folder"], arguments["diff_id"], Limits(**arguments["limits"]), tick)
     except Error:
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import random
 import subprocess
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from cri_server.images import manifest as types
-from cri_server.images.build import BuiltImage, image, layer
+from cri_server.images.build import BuiltImage, Node, image, layer
 from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, NotFound, PeerError
 from pyrunc.zygote.client import Zygote
-from tests.cri.images.trees import names
+from tests.cri.images.test_hostile import device, hardlink
+from tests.cri.images.test_unpack import make_everything, raw_tar
+from tests.cri.images.trees import names, snapshot
 from tests.support.registry import Registry, wait_for
 
 
@@ -263,6 +266,35 @@ async def test_layers_unpack_in_errands(registry: Registry, errand_service: Imag
     assert [(d / "top").read_text() for d in (await errand_service.rootfs(built.id)).lower_dirs] == list(
         "543210"
     )
+
+
+async def test_an_errand_gives_the_same_tree_as_a_thread(
+    tmp_path: Path, registry: Registry, errand_service: ImageService
+) -> None:
+    """Also device nodes, which the errand may not make itself."""
+    make_everything(tmp_path / "everything")
+    pack = [
+        "tar",
+        "-C",
+        str(tmp_path / "everything"),
+        "--format=posix",
+        "--xattrs",
+        "--xattrs-include=*",
+        "-c",
+        ".",
+    ]
+    tar = subprocess.run(pack, check=True, capture_output=True).stdout
+    more = raw_tar(
+        ("gone", device(1, 5)), ("gone", Node(b"a file")), ("d", device(7, 7, b"4")), ("e", hardlink("d"))
+    )
+    built = image([tar, more])
+    registry.push("app:v1", built)
+    await errand_service.pull(f"{registry.host}/app:v1")
+    top, bottom = (await errand_service.rootfs(built.id)).lower_dirs
+    assert snapshot(bottom) == snapshot(tmp_path / "everything")
+    found = snapshot(top)
+    assert (found[b"gone"].kind, found[b"d"].kind, found[b"d"].device) == ("-", "b", os.makedev(7, 7))
+    assert found[b"e"].device == os.makedev(7, 7)
 
 
 async def test_an_errand_says_what_was_wrong(

@@ -1,0 +1,45 @@
+"""Where layers are unpacked: a process that can do nothing but make files in one folder.
+
+If a decoder or our extractor is made to run an attacker's code, this is what it has: the blob, the layer's folder, a few
+capabilities to own files as the layer says, and no way to start programs, open sockets or look around (CVE classes: bugs in
+inflate libraries). It makes no device nodes either, because it could open them: the server does that when the layer is done
+(whiteouts, devices of number 0:0, need no privilege since Linux 5.8). CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what else it is good for is refused by call.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.kernel import limit, restrict
+
+KEPT = (
+    "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_SETFCAP", "CAP_SYS_ADMIN",
+)  # fmt: skip
+_REFUSED = """
+    execve execveat fork vfork clone clone3 unshare setns
+    socket socketpair connect bind listen accept accept4 sendmmsg
+    mount umount2 move_mount open_tree open_tree_attr fsopen fspick fsmount fsconfig mount_setattr pivot_root chroot swapon swapoff
+    ptrace process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal kill tkill tgkill kcmp
+    bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register seccomp
+    keyctl add_key request_key init_module finit_module delete_module kexec_load kexec_file_load reboot
+    open_by_handle_at name_to_handle_at quotactl quotactl_fd acct syslog sethostname setdomainname
+    settimeofday clock_settime clock_adjtime adjtimex lookup_dcookie iopl ioperm fanotify_init memfd_secret
+"""
+MEMORY_LIMIT_BYTES = 768 << 20  # a zstd window is 128 MiB
+
+
+def enter(folder: str) -> None:
+    """Restrict this process, for good, to making files beneath `folder`. Raises KernelError.
+
+    Descriptors that are open stay usable.
+    """
+    limit.prlimit(0, "RLIMIT_CORE", 0, 0)
+    limit.prlimit(0, "RLIMIT_DATA", MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES)
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        restrict.no_new_privileges()
+        restrict.only_beneath([fd])
+    finally:
+        os.close(fd)
+    restrict.keep_capabilities(KEPT)
+    restrict.refuse_calls(_REFUSED.split())
