@@ -7,13 +7,14 @@ import signal
 import sys
 
 from pyrunc import record
-from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, WrongState
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.shim import messages, tree
 from pyrunc.shim.loop import Loop
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
 from pyrunc.shim.session import Container, Exec, Streams, remove_group
 from pyrunc.shim.starter import Holder, Process
+from pyrunc.shim.steps import Steps
 from pyrunc.shim.worker import Worker, WorkerLost
 
 TYPE_CHECKING = False
@@ -82,7 +83,7 @@ class Pod:
 
         def failed(error: Exception) -> None:
             self._holder_starting = False
-            call.fail(error if isinstance(error, Error) else Error(str(error)))
+            call.fail(_told(error))
 
         self._in_worker(lambda: self._starter.holder(wanted, self._sandbox_dir).to_message(), done, failed)
 
@@ -142,7 +143,7 @@ class Pod:
             if isinstance(error, WorkerLost):
                 self._clear_away(container, launch)
             container.failed(error)
-            call.fail(error if isinstance(error, Error) else Error(str(error)))
+            call.fail(_told(error))
 
         def start() -> tuple[dict[str, Any], list[int]]:
             process = self._starter.container(
@@ -211,16 +212,11 @@ class Pod:
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
         wanted, process = {n: call.flag(n) and not tty for n in messages.STREAMS}, call.object("process")
-        session = Exec(exec_id, container, call.connection)
-        pidfd = container.open_pidfd()
+        session = self._execs[exec_id] = Exec(exec_id, container, call.connection)
         streams = Streams(**wanted)
 
-        def start() -> tuple[dict[str, Any], list[int]]:
-            return self._starter.execute(container, pidfd, process, streams.stdio, tty).to_message()
-
-        def done(fields: dict[str, Any], fds: list[int]) -> None:
+        def done(started: Process) -> None:
             streams.close_theirs()
-            started = Process.from_message(fields, fds)
             master = [] if started.console_fd is None else [os.dup(started.console_fd)]
             session.started(started)
             call.answer({"pid": started.pid}, [*master, *streams.ours()])
@@ -229,16 +225,10 @@ class Pod:
         def failed(error: Exception) -> None:
             streams.close()
             self._drop_exec(session)
-            call.fail(error if isinstance(error, Error) else Error(str(error)))
+            call.fail(_told(error))
 
-        try:
-            session.worker = self._in_worker(start, done, failed)
-        except BaseException:
-            streams.close()
-            raise
-        finally:
-            os.close(pidfd)
-        self._execs[exec_id] = session
+        steps = self._starter.execute(container, process, streams.stdio, tty)
+        session.starting = Steps(self._loop, self._reaper, steps, done, failed)
 
     def _exec_exited(self, session: Exec, ended: Ended) -> None:
         session.ended()
@@ -326,6 +316,16 @@ def _signal_number(call: Call) -> int:
     if not 0 < number < signal.NSIG:
         raise InvalidArgument(f"{number} is not a signal")
     return number
+
+
+def _told(error: Exception) -> Error:
+    """What a client hears of a start that failed."""
+    if isinstance(error, Error):
+        return error
+    if isinstance(error, OSError):
+        return KernelError("start", str(error.filename or ""), error.errno or 0, error.strerror or "")
+    sys.excepthook(type(error), error, error.__traceback__)
+    return Error(f"{type(error).__name__}: {error}")
 
 
 def write_own_record(sandbox_dir: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from pyrunc.shim.loop import READABLE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,52 +26,64 @@ class Ended:
 
 
 class Reaper:
-    """Waits for all children, only between handlers: what starts a process may wait for helpers of its own meanwhile."""
+    """Waits for all children.
+
+    While something is being started (`hold`), only expected ones: whoever starts it waits for helpers of its own, and a
+    process whose pid we have not heard yet stays a zombie until it is expected.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._expected: dict[int, OnExit] = {}
-        self._unclaimed: dict[int, Ended] = {}
         self._holds = 0
         self._notice, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        loop.watch(self._notice, 1, self._ready)
+        loop.watch(self._notice, READABLE, self._ready)
 
     def expect(self, pid: int, on_exit: OnExit) -> None:
-        """Call `on_exit` once when our child `pid` has ended, now if it was reaped since `hold`."""
-        ended = self._unclaimed.pop(pid, None)
-        if ended:
-            on_exit(ended)
-        else:
-            self._expected[pid] = on_exit
+        """Call `on_exit` once when our child `pid` has ended; now if it has."""
+        self._expected[pid] = on_exit
+        self._reap_one(pid)
 
     def hold(self) -> None:
-        """Keep the ends of unknown children until `let_go`: one of them may be expected soon. Nests."""
+        """Something is being started. Nests."""
         self._holds += 1
 
     def let_go(self) -> None:
-        """Nobody will ask for them any more."""
+        """It was started, or not."""
         self._holds -= 1
-        if not self._holds:
-            self._unclaimed.clear()
+        self._reap()
 
     def _ready(self, events: int) -> None:
         try:
             os.read(self._notice, 4096)
         except BlockingIOError:
             pass
-        while ended := _next():
-            on_exit = self._expected.pop(ended.pid, None)
-            if on_exit is not None:
-                on_exit(ended)
-            elif self._holds:
-                self._unclaimed[ended.pid] = ended
+        self._reap()
+
+    def _reap(self) -> None:
+        if self._holds:
+            for pid in list(self._expected):
+                self._reap_one(pid)
+            return
+        while ended := _wait(os.P_ALL, 0):
+            self._tell(ended)
+
+    def _reap_one(self, pid: int) -> None:
+        ended = _wait(os.P_PID, pid)
+        if ended:
+            self._tell(ended)
+
+    def _tell(self, ended: Ended) -> None:
+        on_exit = self._expected.pop(ended.pid, None)
+        if on_exit is not None:
+            on_exit(ended)
 
 
-def _next() -> Ended | None:
+def _wait(kind: int, pid: int) -> Ended | None:
     """Reap one child that has ended; None if there is none."""
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+        found = os.waitid(kind, pid, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
         return None
     if found is None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection
     from pyrunc.shim.starter import Process
+    from pyrunc.shim.steps import Steps
     from pyrunc.shim.worker import Worker
 
 DRAIN_S = 0.5
@@ -310,7 +311,7 @@ class Exec:
 
     def __init__(self, exec_id: str, container: Container, owner: Connection) -> None:
         self.id, self.container, self.owner = exec_id, container, owner
-        self.worker: Worker | None = None
+        self.starting: Steps | None = None
         self.pid = 0
         self.exited = False
         self._killed = False
@@ -326,8 +327,8 @@ class Exec:
         """Its process and all descendants; before there is one, what is starting it."""
         self._killed = True
         if not self.pid:
-            if self.worker:
-                self.worker.kill()
+            if self.starting:
+                self.starting.kill()
         elif self.container.running:
             tree.kill_session(self.pid, self._processes)
         elif not self.exited:

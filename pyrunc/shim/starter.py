@@ -1,7 +1,7 @@
 """The shim's door to the runtime library: start a holder, a container, an exec session; a container's cgroup.
 
-The library's calls are synchronous; the caller becomes the parent of what they start. Holders and containers are started in
-a worker (pyrunc.shim.worker), so what comes back from there goes through a message: `to_message` and `from_message`.
+The caller becomes the parent of what is started. Holders and containers are started in a worker (pyrunc.shim.worker), so what
+comes back from there goes through a message: `to_message` and `from_message`. Execs are carried out in steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.lifecycle import bundle, create, hooks, status
 from pyrunc.lifecycle import state as states
-from pyrunc.lifecycle.exec import ExecRequest, execute, merged
+from pyrunc.lifecycle.exec import ExecRequest, executing, merged
 from pyrunc.lifecycle.state import State
 from pyrunc.shim import messages
 from pyrunc.spec.model import Hooks, IdMap, Spec
@@ -26,7 +26,7 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from typing import Any, Protocol
 
     from pyrunc.lifecycle.birth import Born
@@ -49,13 +49,8 @@ if TYPE_CHECKING:
         def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup: ...
 
         def execute(
-            self,
-            container: Container,
-            pidfd: int,
-            process: dict[str, Any],
-            stdio: tuple[int, int, int],
-            tty: bool,
-        ) -> Process: ...
+            self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
+        ) -> Generator[int, None, Process]: ...
 
 
 class Process:
@@ -196,17 +191,12 @@ class LibraryStarter:
         return naming.place(path, container_id, launch["cgroup"].get("driver", "cgroupfs"))
 
     def execute(
-        self,
-        container: Container,
-        pidfd: int,
-        process: dict[str, Any],
-        stdio: tuple[int, int, int],
-        tty: bool,
-    ) -> Process:
-        """An OCI process object in the container; what it does not name is the container's. Raises Error."""
-        spec = _spec(container.directory)
-        executed = execute(
-            ExecRequest(
+        self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
+    ) -> Generator[int, None, Process]:
+        """An OCI process object in the container, in steps; what it does not name is the container's. Raises Error."""
+        spec, pidfd = _spec(container.directory), container.open_pidfd()
+        try:
+            request = ExecRequest(
                 pid=container.pid,
                 pidfd=pidfd,
                 spec=spec,
@@ -214,7 +204,9 @@ class LibraryStarter:
                 stdio=stdio,
                 cgroup=container.group,
             )
-        )
+            executed = yield from executing(request)
+        finally:
+            os.close(pidfd)
         os.close(executed.pidfd)
         _warn(executed.warnings)
         return Process(executed.pid, executed.start_time, container.group, executed.console_fd)

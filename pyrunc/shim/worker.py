@@ -1,8 +1,8 @@
-"""Starting a process is the work of a fork of the shim, which ends when the process runs.
+"""Starting a container is the work of a fork of the shim, which ends when the container runs.
 
 Two reasons. A start dirties some two megabytes of an interpreter's heap, which would stay with the shim for the pod's life.
-And it may take long, or for ever: hooks, a slow disk, an exec in a frozen container, while the pod's other containers want
-their output read. The process is the fork's child first and becomes ours, a subreaper's, when the fork ends.
+And it may take long: hooks, a slow disk, while the pod's other containers want their output read. The container is the
+fork's child first and becomes ours, a subreaper's, when the fork ends.
 """
 
 from __future__ import annotations

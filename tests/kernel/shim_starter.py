@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from pyrunc import record
@@ -48,10 +48,11 @@ class DirectStarter:
         return Cgroup(record.read_json(f"{directory}/config.json")["linux"]["cgroupsPath"])
 
     def execute(
-        self, container: Container, pidfd: int, process: dict[str, Any], stdio: Sequence[int], tty: bool
-    ) -> Process:
-        group = Cgroup(record.read_json(f"{container.directory}/config.json")["linux"]["cgroupsPath"])
-        return self._start(process, stdio, tty, group)
+        self, container: Container, process: dict[str, Any], stdio: Sequence[int], tty: bool
+    ) -> Generator[int, None, Process]:
+        if "slowness_s" in process:
+            yield from _wait(process.pop("slowness_s"))
+        return self._start(process, stdio, tty, container.group)
 
     def _start(self, process: dict[str, Any], stdio: Sequence[int], tty: bool, group: Cgroup) -> Process:
         args = process["args"]
@@ -89,6 +90,22 @@ def _spawn(
         os.execve(args[0], args, {**os.environ, **environment})
     finally:
         os._exit(127)
+
+
+def _wait(seconds: float) -> Generator[int, None, None]:
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pid = os.posix_spawn(
+        "/bin/sleep", ["sleep", str(seconds)], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, writing, 1)]
+    )
+    os.close(writing)
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 def _start_time(pid: int) -> int:

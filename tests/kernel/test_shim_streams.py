@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pyrunc.errors import KernelError, NotFound, PeerError, WrongState
+from pyrunc.errors import Error, KernelError, NotFound, PeerError, WrongState
 from pyrunc.shim.client import ExecSession, ShimClient
 from tests.kernel.shim_pod import TestPod, read_all, read_log, read_some, until
 
@@ -421,6 +421,23 @@ async def test_a_session_that_leaves_a_daemon_ends_with_its_process(pod: TestPod
     await pod.run("a", "exec sleep 1000")
     session = await _exec(pod, "a", "setsid sleep 100 & exit 4")
     assert await asyncio.wait_for(session.exited, 2) == 4
+    session.close()
+
+
+async def test_an_exec_that_waits_holds_up_only_itself_and_can_be_killed(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 1000")
+    process = {"args": ["/bin/echo", "late"], "slowness_s": 0.7}
+    late = asyncio.create_task(pod.client.exec("a", "late", process))
+    never = asyncio.create_task(pod.client.exec("a", "never", process | {"slowness_s": 100}))
+    await asyncio.sleep(0.05)
+    await _run_sessions(pod, 5)
+    await pod.client.kill_exec("never")
+    with pytest.raises(Error, match="killed"):
+        await never
+    assert not late.done()
+    session = await late
+    assert session.stdout_fd is not None and await read_all(session.stdout_fd) == b"late\n"
+    assert await session.exited == 0
     session.close()
 
 
