@@ -236,48 +236,47 @@ def test_the_list_of_verbs_is_complete() -> None:
     assert {point.partition(".")[0] for point in all_points()} == set(VERBS)
 
 
-@pytest.fixture(scope="module")
-def breakable() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
+def points_of(verb: str) -> list[str]:
+    return [point for point in all_points() if point.startswith(f"{verb}.")]
 
 
-@pytest.mark.parametrize("point", all_points())
-def test_killed_after_any_step_the_server_finishes_or_undoes(breakable: Server, point: str) -> None:
-    server = breakable
-    server.stop()
-    server.start(**{FAILPOINT: f"{point}=kill"})
-    config = server.pod_config("victim")
-    with pytest.raises(grpc.RpcError):
-        life(server, config)
-    assert server.wait() == -signal.SIGKILL
-    server.start()
-    assert all(c.state != api.CONTAINER_UNKNOWN for c in server.containers())
-    for pod in server.pods():
-        if pod.state == api.SANDBOX_READY:
-            assert server.run_pod(config) == pod.id
-    server.remove_all()
-    nothing_left(server)
-    life(server, server.pod_config("victim"))
-    nothing_left(server)
-
-
-@pytest.mark.parametrize("point", all_points())
-def test_a_failure_after_any_step_is_taken_back(breakable: Server, point: str) -> None:
-    server = breakable
-    server.stop()
-    server.start(**{FAILPOINT: f"{point}=1*error"})
-    config = server.pod_config("victim")
-    assert code_of(lambda: life(server, config)) == grpc.StatusCode.INTERNAL
-    if point.startswith("run_sandbox"):
+@pytest.mark.parametrize("verb", VERBS)
+def test_killed_after_any_step_the_server_finishes_or_undoes(server: Server, verb: str) -> None:
+    for point in points_of(verb):
+        print(point)
+        server.stop()
+        server.start(**{FAILPOINT: f"{point}=kill"})
+        config = server.pod_config("victim")
+        with pytest.raises(grpc.RpcError):
+            life(server, config)
+        assert server.wait() == -signal.SIGKILL
+        server.start()
+        assert all(c.state != api.CONTAINER_UNKNOWN for c in server.containers())
+        for pod in server.pods():
+            if pod.state == api.SANDBOX_READY:
+                assert server.run_pod(config) == pod.id
+        server.remove_all()
         nothing_left(server)
-    if point.startswith("create_container"):
-        assert not server.containers()
-    server.remove_all()
-    nothing_left(server)
-    life(server, server.pod_config("victim"))
-    nothing_left(server)
+        life(server, server.pod_config("victim"))
+        nothing_left(server)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_failure_after_any_step_is_taken_back(server: Server, verb: str) -> None:
+    for point in points_of(verb):
+        print(point)
+        server.stop()
+        server.start(**{FAILPOINT: f"{point}=1*error"})
+        config = server.pod_config("victim")
+        assert code_of(lambda config=config: life(server, config)) == grpc.StatusCode.INTERNAL  # type: ignore[misc]
+        if verb == "run_sandbox":
+            nothing_left(server)
+        if verb == "create_container":
+            assert not server.containers()
+        server.remove_all()
+        nothing_left(server)
+        life(server, server.pod_config("victim"))
+        nothing_left(server)
 
 
 def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) -> None:
