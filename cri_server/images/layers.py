@@ -177,9 +177,11 @@ def _make_devices(tree: str, layer: Layer) -> None:
             folder, _, last = os.fsencode(name).rpartition(b"/")
             parent = open_folder(root, folder)
             try:
+                before = os.fstat(parent)
                 _make_device(
                     parent, last, stat.S_IFBLK if is_block else stat.S_IFCHR, os.makedev(major, minor)
                 )
+                os.utime(parent, ns=(before.st_mtime_ns, before.st_mtime_ns))
             finally:
                 os.close(parent)
     except (ValueError, TypeError, OverflowError):

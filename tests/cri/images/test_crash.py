@@ -85,9 +85,12 @@ async def kill_often(tmp_path: Path, registry: Registry, rounds: int) -> None:
     for name, one in built.items():
         registry.push(name, one)
     chance, listed = random.Random(), set()
-    for _ in range(rounds):
-        with pulling(tmp_path / "images", registry):
-            time.sleep(chance.random() * 0.5)
+    for number in range(rounds):
+        with pulling(tmp_path / "images", registry) as program:
+            assert program.stdout is not None
+            for _ in range(number % 8):
+                program.stdout.readline()
+            time.sleep(chance.random() * 0.15)
         listed.add(await check(tmp_path / "images", built))
     assert len(listed) > 1, "every kill hit the same moment"
 
