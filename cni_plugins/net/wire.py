@@ -17,7 +17,7 @@ from pyrunc.errors import KernelError
 
 NLM_F_REQUEST, NLM_F_ACK = 0x1, 0x4
 NLM_F_DUMP = 0x300
-NLM_F_EXCL, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_APPEND = 0x200, 0x400, 0x100, 0x800
+NLM_F_EXCL, NLM_F_CREATE = 0x200, 0x400
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK, _STRICT_CHECK = 270, 10, 11, 12
 _NLM_F_CAPPED, _NLM_F_ACK_TLVS, _NLM_F_DUMP_INTR = 0x100, 0x200, 0x10
@@ -26,6 +26,7 @@ _HEADER = struct.Struct("IHHII")
 _ATTRIBUTE = struct.Struct("HH")
 _RECEIVE_BYTES = 1 << 17
 _RECEIVE_TIMEOUT_S = 10.0
+_DUMP_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class NetlinkSocket:
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
         self._sequence = 0
+        self._interrupted = False
 
     def close(self) -> None:
         self._socket.close()
@@ -124,17 +126,16 @@ class NetlinkSocket:
         return [outcomes[i] for i in range(len(requests))]
 
     def dump(self, request: Request) -> list[bytes]:
-        """All objects of a kind."""
-        (answers,) = self.call(
-            Request(
-                request.kind,
-                request.body,
-                request.name,
-                request.subject,
-                request.flags & ~NLM_F_ACK | NLM_F_DUMP,
-            )
+        """All objects of a kind, asked for again while something changed in between (NLM_F_DUMP_INTR)."""
+        whole = Request(
+            request.kind, request.body, request.name, request.subject, request.flags & ~NLM_F_ACK | NLM_F_DUMP
         )
-        return answers
+        for _ in range(_DUMP_ATTEMPTS):
+            self._interrupted = False
+            (answers,) = self.call(whole)
+            if not self._interrupted:
+                return answers
+        raise KernelError(request.name, request.subject, errno.EINTR, "what is listed changes all the time")
 
     def send_batch(self, begin: bytes, requests: tuple[Request, ...], end: bytes) -> list[KernelError | None]:
         """nfnetlink's form: a transaction between two frames that are not answered. The first error decides for all."""
@@ -172,6 +173,8 @@ class NetlinkSocket:
         offset = 0
         while offset + 16 <= len(packet):
             length, kind, flags, sequence, _ = _HEADER.unpack_from(packet, offset)
+            if kind != _NLMSG_ERROR and flags & _NLM_F_DUMP_INTR:
+                self._interrupted = True
             yield kind, flags, sequence, packet[offset + 16 : offset + length]
             offset += (length + 3) & ~3
 
