@@ -15,6 +15,8 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.plan.model import Host
 
+INITIAL_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO, include/linux/proc_ns.h
+
 _host: Host | None = None
 
 
@@ -32,6 +34,8 @@ def host() -> Host:
             os.path.exists("/proc/kcore"),
             _clones_detached(),
             len(os.sched_getaffinity(0)) < (os.cpu_count() or 1),
+            os.stat("/proc/self/ns/user").st_ino != INITIAL_USER_NAMESPACE,
+            _read("/proc/self/setgroups").strip() != b"deny",
         )
     if _host.capabilities >> CAP_SYS_RESOURCE & 1:
         return _host  # may lower the score, so its own is of no interest

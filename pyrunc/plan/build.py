@@ -60,7 +60,8 @@ def build(
         ops += _sync("before-identity", sync)
         in_user = linux.namespace("user") is not None
         ops += identity.change(process, host, load_filter, in_user, warnings)
-        ops += _execution(process, findings.home, await_start, preserve, spec.hooks.start_container)
+        hooks = spec.hooks.start_container
+        ops += _execution(process, findings.home, await_start, preserve, load_filter, hooks)
     return model.Plan(tuple(ops), tuple(warnings))
 
 
@@ -104,7 +105,7 @@ def build_exec(
     ops += identity.scheduling(process, linux.personality)
     ops += _sync("before-identity", sync)
     ops += identity.change(process, host, load_filter, "user" in kinds, warnings)
-    ops += _execution(process, home, False, preserve)
+    ops += _execution(process, home, False, preserve, load_filter)
     return model.Plan(tuple(ops), tuple(warnings))
 
 
@@ -250,7 +251,12 @@ def _settings(spec: Spec, host: Host) -> list[Op]:
 
 
 def _execution(
-    process: Process, home: str, await_start: bool, preserve: int, hooks: Collection[Hook] = ()
+    process: Process,
+    home: str,
+    await_start: bool,
+    preserve: int,
+    load_filter: LoadFilter | None,
+    hooks: Collection[Hook] = (),
 ) -> list[Op]:
     """The end: where a failure is still told, and where the program takes over."""
     if not process.args:
@@ -259,6 +265,8 @@ def _execution(
     ops: list[Op] = []
     if await_start:
         ops.append(model.CheckProgram(process.args, env))
+    if load_filter is not None and process.no_new_privileges:
+        ops.append(load_filter)
     ops.append(model.Ready())
     if await_start:
         ops.append(model.AwaitStart("start"))

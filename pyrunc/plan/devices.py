@@ -52,7 +52,8 @@ def operations(spec: Spec, host: Host) -> list[Op]:
         return []
     fresh = dev is not None and dev.type == "tmpfs" and not _covered(destinations)
     # mknod needs the capability in the initial user namespace
-    bind = spec.linux.namespace("user") is not None or not host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1
+    allowed = host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1 and not host.in_user_namespace
+    bind = not allowed or spec.linux.namespace("user") is not None
     asked = {normal(device.path): device for device in spec.linux.devices}
     ops: list[Op] = [op for op in _DEFAULT_OPS[fresh, bind] if op.path not in asked]
     for path, device in asked.items():

@@ -73,6 +73,7 @@ def change(
 ) -> list[Op]:
     """From the runtime's rights to the process's, up to the point where only execve is left.
 
+    With no new privileges the filter can come later, right before the end: nobody has to guess then what it forbids.
     In a user namespace every capability can be given away, but limits cannot be raised: the caller sets those from outside.
     """
     user, capabilities = process.user, process.capabilities
@@ -87,15 +88,16 @@ def change(
     if sets is not None:
         ops.append(model.DropBounding(sets[0], host.last_capability))
     ops.append(model.TryFolder(process.cwd))
-    ops.append(model.SetGroups(user.additional_gids))
+    if host.setgroups:
+        ops.append(model.SetGroups(user.additional_gids))
+    elif user.additional_gids:
+        raise InvalidSpec("process.user.additionalGids", "this user namespace may not change groups")
     ops.append(model.SetIds(user.uid, user.gid, sets is not None and user.uid != 0))
     if sets is not None:
         ops.append(sets[1])
     ops.append(model.EnterFolder(process.cwd))
     if process.no_new_privileges:
         ops.append(model.ForbidNewPrivileges())
-        if load_filter is not None:
-            ops.append(load_filter)
     return ops
 
 

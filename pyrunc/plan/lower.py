@@ -34,6 +34,7 @@ def lower(plan: Plan, *, arch: str = "") -> Lowered:
     """The program of a plan for one architecture (`uname -m`; this machine's without one)."""
     numbers = _numbers(plan.ops)
     low = Lowering(arch, numbers)
+    low.preserve = sum(getattr(op, "preserve", 0) for op in plan.ops)
     for number, op in enumerate(plan.ops, 1):
         with low.a.line(line(op), number):
             CALLS[type(op)](low, op)

@@ -261,7 +261,9 @@ def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
 
 
 def load_filter(low: Lowering, op: m.LoadFilter) -> None:
-    a = low.a
+    """Descriptors are marked close-on-exec before: a filter may be older than close_range(2) and forbid it."""
+    a, low.filtered = low.a, True
+    macros.close_all_from(a, 3 + low.preserve, cloexec=True)
     program = a.data(pack("<HxxxxxxQ", len(op.instructions) // 8, 0))
     a.pointer(program.at(8), a.data(op.instructions))
     listener = a.slot(4)
@@ -291,7 +293,7 @@ def execute(low: Lowering, op: m.Execute) -> None:
     """What must live until execve, the socket and a connection of `start`, closes on exec; all else is closed here."""
     a, result, first = low.a, low.a.slot(4), 3 + op.preserve
     keep = [low.sync_number] if low.start is None else [low.start_number]
-    macros.close_all_from(a, first, keep)
+    macros.close_all_from(a, first, keep, may_fail=low.filtered)
     macros.execute(a, candidates(op.args, op.env), op.args, op.env, result=result)
     folder, said = a.label(), a.label()
     if "/" in op.args[0]:  # execve says EACCES for a directory
@@ -355,7 +357,7 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     a.place(child)
     a.sys("lseek", state, 0, 0)
     a.sys("dup3", state, 0, 0)
-    macros.close_all_from(a, 3, [keep])
+    macros.close_all_from(a, 3, [keep], may_fail=low.filtered)
     a.sys("execve", op.path, a.pointers(op.args), a.pointers(op.env), skip_any=NEXT)
     a.exit(127)
     a.place(done)

@@ -6,13 +6,13 @@ destination, `attach` puts a mount there. `program.macros` has what does not dep
 
 from __future__ import annotations
 
-from errno import ELOOP, ENOENT, ENOTDIR
+from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
 from struct import pack
 
 from pyrunc.abi import file as f
 from pyrunc.abi import mount as mnt
 from pyrunc.program import macros
-from pyrunc.program.assemble import Assembler
+from pyrunc.program.assemble import NEXT, Assembler
 from pyrunc.program.macros import IN_ROOT, RETRY
 
 TYPE_CHECKING = False
@@ -37,6 +37,7 @@ class Lowering:
         self.root: Operand = numbers.get("root", -1)
         self.start: Slot | None = None
         self.start_number = -1
+        self.preserve, self.filtered = 0, False
         self.mask: Slot | None = None
         self.null: Slot | None = None
         self.entered: Slot | None = None
@@ -183,7 +184,9 @@ class Lowering:
             if value is None:
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_FLAG, key, 0, 0)
             else:
-                a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0)
+                # The terminals' group, 5, need not be mapped in a user namespace: they keep their creator's group then.
+                skip = {EINVAL: NEXT} if kind == "devpts" and key == "gid" else None
+                a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0, skip=skip)
         a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0)
         a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, attributes, store=made)
         self.close(context)

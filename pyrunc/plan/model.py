@@ -395,7 +395,8 @@ class ExecuteDescriptor(Op):
 class Host(Value):
     """Facts of the machine and of the runtime's own process that decide what a plan holds.
 
-    `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run on all CPUs.
+    `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run on all CPUs;
+    `in_user_namespace`: our root is not the machine's; `setgroups`: it may change groups.
     """
 
     capabilities: int
@@ -406,6 +407,8 @@ class Host(Value):
     kcore: bool = True
     clones_detached: bool = True
     pinned: bool = False
+    in_user_namespace: bool = False
+    setgroups: bool = True
 
 
 class Findings(Value):

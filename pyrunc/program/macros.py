@@ -6,7 +6,7 @@ close-on-exec; where they return a slot, the program may `close` it when it is d
 
 from __future__ import annotations
 
-from errno import EACCES, EAGAIN, EEXIST, EINVAL, EISDIR, ENODEV, ENOENT, ENOTDIR
+from errno import EACCES, EAGAIN, EEXIST, EINVAL, EISDIR, ENODEV, ENOENT, ENOSYS, ENOTDIR, EPERM
 from struct import pack
 
 from pyrunc.abi.clone import CLONE_ARGS_SIZE, CLONE_INTO_CGROUP, CLONE_PARENT
@@ -115,18 +115,24 @@ def close(a: Assembler, fd: Operand) -> None:
     a.sys("close", fd)
 
 
-def close_range(a: Assembler, first: int, last: int = 0xFFFFFFFF, *, cloexec: bool = False) -> None:
-    """close_range(2), both ends included; `cloexec` only marks them."""
-    a.sys("close_range", first, last, CLOSE_RANGE_CLOEXEC if cloexec else 0)
+def close_range(
+    a: Assembler, first: int, last: int = 0xFFFFFFFF, *, cloexec: bool = False, may_fail: bool = False
+) -> None:
+    """close_range(2), both ends included; `cloexec` only marks them. `may_fail`: under a filter that does not know it."""
+    a.sys(
+        "close_range", first, last, CLOSE_RANGE_CLOEXEC if cloexec else 0, skip_any=NEXT if may_fail else None
+    )
 
 
-def close_all_from(a: Assembler, first: int, keep: Sequence[int] = (), *, cloexec: bool = False) -> None:
+def close_all_from(
+    a: Assembler, first: int, keep: Sequence[int] = (), *, cloexec: bool = False, may_fail: bool = False
+) -> None:
     """Closes (or marks) every descriptor from `first` on but those in `keep`, which are known numbers."""
     for number in sorted(k for k in set(keep) if k >= first):
         if number > first:
-            close_range(a, first, number - 1, cloexec=cloexec)
+            close_range(a, first, number - 1, cloexec=cloexec, may_fail=may_fail)
         first = number + 1
-    close_range(a, first, cloexec=cloexec)
+    close_range(a, first, cloexec=cloexec, may_fail=may_fail)
 
 
 def send_fd(
@@ -302,7 +308,8 @@ def check_program(a: Assembler, candidates: Sequence[str], name: str = "", *, ma
     """Fails like execvp would if none of the paths can be executed here and now, by these credentials.
 
     `candidates` are tried in order: `dir/name` for every PATH entry, or the one path that was given. EACCES wins over
-    ENOENT, a directory is EISDIR. Before Linux 6.14 (no AT_EXECVE_CHECK) access(2)'s answer has to do.
+    ENOENT, a directory is EISDIR. Before Linux 6.14 (no AT_EXECVE_CHECK), and under a filter that forbids execveat(2),
+    access(2)'s answer has to do. Where a filter forbids that too, nothing is said.
     """
     argv, env = a.pointers([name or "check"]), a.pointers([])
     denied, found = a.slot(4, 0), a.label("program found")
@@ -311,21 +318,31 @@ def check_program(a: Assembler, candidates: Sequence[str], name: str = "", *, ma
         after, old, examine = a.label("next candidate"), a.label("no AT_EXECVE_CHECK"), a.label("denied")
         a.sys(
             "execveat", AT_FDCWD, path, argv, env, AT_EXECVE_CHECK,
-            store=result, ok=found, skip={EINVAL: old, EACCES: examine}, skip_any=after,
+            store=result, ok=found, skip_any=NEXT,
         )  # fmt: skip
+        a.compare(result, "eq", -EACCES, true=examine)
+        a.compare(result, "eq", -EINVAL, true=old)
+        a.compare(result, "eq", -EPERM, true=old, false=after)
         a.place(old)
+        older, granted = a.label("no faccessat2"), a.label("granted")
         a.sys(
-            "faccessat2",
-            AT_FDCWD,
-            path,
-            X_OK,
-            AT_EACCESS,
-            store=result,
-            skip={EACCES: examine},
-            skip_any=after,
-        )
+            "faccessat2", AT_FDCWD, path, X_OK, AT_EACCESS,
+            store=result, ok=granted, skip_any=NEXT,
+        )  # fmt: skip
+        a.compare(result, "eq", -EACCES, true=examine)
+        a.compare(result, "eq", -ENOSYS, true=older)
+        a.compare(result, "eq", -EPERM, true=older, false=after)
+        a.place(older)
+        a.sys(
+            "faccessat", AT_FDCWD, path, X_OK,
+            store=result, ok=granted, skip_any=NEXT,
+        )  # fmt: skip
+        a.compare(result, "eq", -EACCES, true=examine)
+        a.compare(result, "eq", -ENOSYS, true=found)
+        a.compare(result, "eq", -EPERM, true=found, false=after)
+        a.place(granted)
         place = a.data(STATX_SIZE)
-        a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=after)
+        a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=found)
         a.compare(status_field(a, place, "mode"), "ne", S_IFDIR, mask=S_IFMT, true=found)
         a.place(examine)
         a.set(denied, EACCES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -187,3 +189,28 @@ def test_without_a_mount_namespace(box: Box) -> None:
     assert code == 0
     assert text.split()[-1] == "/"
     assert "home" in text
+
+
+def test_as_root_of_a_user_namespace(box: Box, tmp_path: Path) -> None:
+    """How podman calls a runtime without privileges: root of a user namespace with a mount namespace of its own."""
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.kernel.plan.box import Box\n"
+        "box = Box(Path(sys.argv[1]))\n"
+        "text = box.run('id -u; cat /proc/self/setgroups; echo > /dev/null; touch /x; ls /proc | grep -c cpuinfo',"
+        " cgroup=None, overlay=False)\n"
+        "assert text.split() == ['0', 'deny', '1'], text\n"
+        "box.process['user'] = {'additionalGids': [5]}\n"
+        "try:\n"
+        "    box.run('true', cgroup=None, overlay=False)\n"
+        "except Exception as error:\n"
+        "    assert 'additionalGids' in str(error), error\n"
+        "else:\n"
+        "    raise AssertionError('groups were ignored')\n"
+    )
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    config = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", script, str(inner)]
+    done = subprocess.run(config, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
