@@ -37,8 +37,11 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
     if len(answer) == MESSAGE_BYTES:
         from pyrunc.lifecycle.birth import hook_failed
         from pyrunc.program.launch import MESSAGE
+        from pyrunc.program.model import FAILURE
 
-        _, _, index, wait_status = MESSAGE.unpack(answer)
+        tag, op_index, index, wait_status = MESSAGE.unpack(answer)
+        if tag == FAILURE:
+            raise KernelError("start", f"operation {op_index} of the program", abs(index))
         raise hook_failed(index, wait_status)
     if answer:
         number = abs(int.from_bytes(answer[:4], "little", signed=True))

@@ -171,7 +171,9 @@ def test_a_failing_poststop_is_only_a_warning(runtime: Runtime, tmp_path: Path) 
     box = runtime.box("true", change=lambda c: c.update(hooks=hooks))
     box.up().gone()
     found = box.delete()
-    if runtime.is_pyrunc:  # runc stops at the first failure and fails itself; the specification says warn and go on
+    if (
+        runtime.is_pyrunc
+    ):  # runc stops at the first failure and fails itself; the specification says warn and go on
         assert found.code == 0 and "exit status 1" in found.err
         assert (tmp_path / "order").read_text().split() == ["bad", "after"]
 
@@ -276,3 +278,19 @@ def test_a_bundle_with_a_long_strange_path(runtime: Runtime, tmp_path: Path) -> 
         os.mkdir(folder)
     (Path(os.fsdecode(folder)) / "config.json").write_bytes((box.folder / "config.json").read_bytes())
     assert runtime("run", "--bundle", os.fsdecode(folder), box.id).code == 3
+
+
+def test_a_profile_older_than_our_own_calls_still_works(runtime: Runtime) -> None:
+    """Only what any program needs is allowed: nothing that the runtime calls behind the filter may be missing then."""
+    names = "read write close execve exit exit_group brk mmap munmap mprotect arch_prctl set_tid_address uname ioctl "
+    names += "getuid geteuid getgid getegid rt_sigaction rt_sigprocmask readlink fstat newfstatat stat getrandom prlimit64 "
+    names += "set_robust_list rseq fcntl getpid getppid dup2 accept4 dup3 setgid setuid setgroups capset prctl chdir getcwd "
+    seccomp = profile(
+        {"names": names.split(), "action": "SCMP_ACT_ALLOW"}, default="SCMP_ACT_ERRNO", flags=[]
+    )
+    seccomp["syscalls"].append({"names": ["openat2"], "action": "SCMP_ACT_ALLOW"})
+    assert runtime.run("sh", "-c", "exit 6", seccomp=seccomp).code == 6
+    box = runtime.box("sh", "-c", "echo up", seccomp=seccomp)
+    box.create().ok()
+    box.start().ok()
+    box.gone()
