@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from pyrunc.kernel import reaper
@@ -21,12 +22,21 @@ def main(arguments: dict[str, Any], fds: list[int]) -> None:
     """`arguments`: sandbox_dir, containers_dir, optionally starter (`module:class`); `fds`: the listening socket."""
     sandbox_dir = arguments["sandbox_dir"]
     _open_own_log(sandbox_dir)
+    _be_steady()
     reaper.set_name("pyrunc-shim")
     reaper.set_child_subreaper()
     _be_spared()
     pod.write_own_record(sandbox_dir)
     starter = _named(arguments["starter"]) if "starter" in arguments else LibraryStarter()
     pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0]).serve()
+
+
+def _be_steady() -> None:
+    """Nothing of the server's surroundings matters; what is sent to a whole session or group is not meant for us."""
+    os.chdir("/")
+    os.umask(0o022)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _open_own_log(sandbox_dir: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from _socket import SO_PEERCRED, SOL_SOCKET, socket
 
 from pyrunc import wire
-from pyrunc.errors import Error, InvalidArgument, KernelError
+from pyrunc.errors import Error, InvalidArgument, KernelError, Unsupported
 from pyrunc.shim.loop import BROKEN, READABLE, WRITABLE
 
 TYPE_CHECKING = False
@@ -172,7 +172,7 @@ class Server:
         function = self._calls.get(call.name)
         try:
             if function is None:
-                raise InvalidArgument(f"the shim has no call {call.name!r}")
+                raise Unsupported(f"this shim has no call {call.name!r}")
             function(call)
         except Error as error:
             call.fail(error)

@@ -84,7 +84,7 @@ def _spawn(
             os.setsid()
             for place, fd in enumerate(stdio):
                 os.dup2(fd, place)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         os.closerange(3, 65536)
         os.execve(args[0], args, {**os.environ, **environment})

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from pyrunc.abi.capability import CAP_SYS_RESOURCE
-from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, PeerError, WrongState
+from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
 from pyrunc.shim import tree
 from pyrunc.shim.client import ShimClient
 from tests.kernel.shim_pod import TestPod, until
@@ -243,7 +243,7 @@ async def test_a_killed_shim_is_noticed_and_cannot_be_connected_to(pod: TestPod)
 
 
 async def test_an_unknown_call_is_an_error_and_the_connection_stays(pod: TestPod) -> None:
-    with pytest.raises(InvalidArgument, match="dance"):
+    with pytest.raises(Unsupported, match="dance"):
         await pod.client._ask("dance")
     with pytest.raises(InvalidArgument):
         await pod.client._ask("stop", container="../../etc", signal=9, timeout_s=0)

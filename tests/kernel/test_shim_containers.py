@@ -111,6 +111,25 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
     await pod.client.stop("a", signal.SIGTERM, 0)
 
 
+async def test_a_pod_with_one_process_namespace(pod: TestPod) -> None:
+    """The holder is its pid 1; a container's end must not leave what it started, though no namespace dies with it."""
+    held = await hold(pod, namespaces=HOLDER["namespaces"] | {"pid": "new"})
+    assert namespace(held.pid, "pid") != namespace(os.getpid(), "pid")
+    shared = [{"type": "pid", "path": f"/proc/{held.pid}/ns/pid"}, {"type": "mount"}]
+    script = "ps -o pid,comm; setsid sleep 1000 & exit 3"
+    pod.container("a", script, linux={"namespaces": shared})
+    path = pod.containers / "a" / "config.json"
+    config = json.loads(path.read_text())
+    del config["hostname"]
+    path.write_text(json.dumps(config))
+    await pod.client.start_container("a")
+    assert (await pod.exited("a")).exit_code == 3
+    processes = pod.logged("a").decode().split()
+    assert processes[2] == "1", processes
+    await until(lambda: pod.processes() == [held.pid])
+    assert (await pod.client.state()).holder_running
+
+
 # -- containers
 
 

@@ -307,6 +307,26 @@ def test_an_address_is_not_reused_before_its_veth_is_gone(host: Host) -> None:
     assert addresses_of(attach(late, config)) == addresses_of(results[2])
 
 
+def test_an_address_with_another_hardware_address_is_known_at_once(host: Host) -> None:
+    """Neighbours that still know the old pod's hardware address are told: nobody waits for an entry to grow stale."""
+    config = host.bridge_config(capabilities={"ips": True})
+    neighbour = host.pod("neighbour")
+    attach(neighbour, config)
+    macs = []
+    for number in range(3):
+        pod = host.pod(f"n{number}")
+        ips = [f"10.88.7.{number + 1}", "fd88::77"]
+        result = attach(pod, {**config, "runtimeConfig": {"ips": ips}})
+        macs.append(result["interfaces"][2]["mac"])
+        for source in (None, neighbour.fd):
+            started = time.monotonic()
+            with listen(pod.fd, "::", 80) as server:
+                reach(source, "fd88::77", 80, server)
+            assert time.monotonic() - started < 0.8
+        call(BRIDGE, "DEL", pod, {**config, "prevResult": result})
+    assert len(set(macs)) == 3
+
+
 def test_add_again_in_the_same_namespace_after_a_background_teardown(host: Host) -> None:
     pod, config = host.pod(), host.bridge_config()
     attach(pod, config)
