@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 SIGKILL = 9
+BIRTH_TIMEOUT_S = 1.0
 
 
 class Born:
@@ -135,11 +136,27 @@ def bearing(
                 _answer(message, born, running, parts or {})
     except OperationFailed as error:
         raise worded(error, args) from None
+    except GeneratorExit:  # the caller gives up: the process must be known, or nobody could end it
+        if born is None:
+            _hear_of_birth(running, undo)
+        raise
     finally:
         running.close()
     if born is None or not ready:
         raise Error("the container's process ended before it could run anything")
     return born
+
+
+def _hear_of_birth(running: Running, undo: Undo) -> None:
+    """The launcher has cloned the process, or is about to, and tells its pid."""
+    try:
+        while (message := running.receive(BIRTH_TIMEOUT_S)) is not None:
+            if message.tag == PID:
+                born = Born(message.value)
+                undo.push(f"process {born.pid}", born.kill)
+                return
+    except Error:  # it failed before, or never will
+        pass
 
 
 def _answer(
