@@ -33,6 +33,10 @@ REPOSITORY = "org.pyrunc.image.repository"
 _NAMES = "names.json"
 
 
+class NotUnpacked(NotFound):
+    """All blobs of the image are here, but a layer is not unpacked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
     """A name of an image. `repository` is `HOST/PATH`, empty for an image without any; `tag` is None for a digest name.
@@ -121,13 +125,20 @@ class Catalog:
 
     # ---- writing
 
-    def load(self) -> None:
-        """Read the index; repair it from its copy or from the blobs. Images that are not complete are left out and logged."""
+    def load(self) -> list[Name]:
+        """Read the index; repair it from its copy or from the blobs. Images that are not complete are left out and logged.
+
+        The names of those that lack nothing but unpacked layers are returned: `add` takes them when they are unpacked.
+        """
         names = self._read_names()
         self._names, self._contents = [], {}
+        not_unpacked = []
         for name in names:
             try:
                 content = self.examine(name.target)
+            except NotUnpacked:
+                not_unpacked.append(name)
+                continue
             except Error as error:
                 log.warning(
                     "image %s is dropped: %s", name.tagged or name.by_digest or name.target.digest, error
@@ -138,9 +149,18 @@ class Catalog:
         self._rebuild()
         if names != self._names or not self._is_written():
             self._write()
+        return not_unpacked
 
     def examine(self, target: Descriptor) -> Content:
-        """What the blobs say about a target: everything must be here and unpacked. Raises Error."""
+        """What the blobs say about a target: everything must be here and unpacked. Raises Error, NotUnpacked."""
+        content = self.read(target)
+        for chain_id in content.chain:
+            if self._layers.get(chain_id) is None:
+                raise NotUnpacked(f"layer {chain_id} is not unpacked")
+        return content
+
+    def read(self, target: Descriptor) -> Content:
+        """What the blobs say about a target; all of them must be here. Raises Error."""
         data = self._blobs.read(target.digest, manifests.LIMIT_BYTES)
         found = manifests.parse(data, target.media_type)
         blobs = {target.digest: len(data)}
@@ -156,7 +176,7 @@ class Catalog:
         config_data = self._blobs.read(found.config.digest, manifests.LIMIT_BYTES)
         config = manifests.parse_config(config_data)
         chain = chain_ids(config.diff_ids)
-        self._check_complete(found, chain)
+        self._check_blobs(found, chain)
         blobs |= {found.config.digest: len(config_data), **{d.digest: d.size for d in found.layers}}
         return Content(found.config.digest, found, config, chain, blobs)
 
@@ -180,15 +200,12 @@ class Catalog:
         """All names of an image."""
         return [n for n in self._names if self._contents[n.target.digest].image_id == image_id]
 
-    def _check_complete(self, manifest: Manifest, chain: list[str]) -> None:
+    def _check_blobs(self, manifest: Manifest, chain: list[str]) -> None:
         if len(manifest.layers) != len(chain):
             raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(chain)} diff ids")
         for layer in manifest.layers:
             if self._blobs.size(layer.digest) != layer.size:
                 raise NotFound(f"layer blob {layer.digest} is missing or has another size")
-        for chain_id in chain:
-            if self._layers.get(chain_id) is None:
-                raise NotFound(f"layer {chain_id} is not unpacked")
 
     def _rebuild(self) -> None:
         targets = {name.target.digest for name in self._names}
@@ -247,7 +264,7 @@ class Catalog:
             try:
                 parsed = manifests.parse(self._blobs.read(digest, manifests.LIMIT_BYTES))
                 target = Descriptor(_kind(parsed), digest, size)
-                self.examine(target)
+                self.read(target)
             except Error:
                 continue
             found.append(Name("", None, target))

@@ -31,7 +31,6 @@ from pyrunc.errors import InvalidSpec, PeerError
 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # skip_verify is the administrator's wish
 
 REDIRECTS_LIMIT = 5
-CONNECT_TIMEOUT_S = 30.0
 _USER_AGENT = "pyrunc/0.1"
 _REDIRECTS = (301, 302, 303, 307, 308)
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
@@ -138,7 +137,7 @@ class Session:
                 retries=False,
                 preload_content=False,
                 decode_content=False,
-                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=self._read_timeout_s),
+                timeout=urllib3.Timeout(connect=host.dial_timeout_s, read=self._read_timeout_s),
             )
         except (HTTPError, OSError, ValueError, RecursionError) as error:
             self.check()

@@ -20,6 +20,7 @@ from cri_server.images.reference import DOCKER
 from pyrunc.errors import InvalidSpec
 
 RESOLVE, PULL = "resolve", "pull"
+DIAL_TIMEOUT_S = 30.0
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -39,6 +40,7 @@ class Host:
     ca: tuple[str, ...] = ()
     client: tuple[tuple[str, str | None], ...] = ()
     headers: dict[str, list[str]] = field(default_factory=dict, repr=False, hash=False)
+    dial_timeout_s: float = DIAL_TIMEOUT_S
 
     @property
     def netloc(self) -> str:
@@ -146,6 +148,7 @@ def _host(path: Path, key: str, url: str, table: _Table, *, upstream: bool) -> H
         ca=tuple(_file(path, name) for name in _listed(table.ca)),
         client=tuple(_pair(path, key, item) for item in _listed(table.client)),
         headers=_headers(path, key, table.header or {}),
+        dial_timeout_s=_duration(path, key, table.dial_timeout),
     )
 
 
@@ -172,6 +175,18 @@ def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[st
         if not _HEADER_NAME.fullmatch(name) or any("\n" in v or "\r" in v for v in values):
             raise InvalidSpec(f"{path}:{key}.header", f"{name!r} is not a header")
     return found
+
+
+def _duration(path: Path, key: str, text: str | None) -> float:
+    """Go's way to write a time: `1m30s`, `500ms`."""
+    if text is None:
+        return DIAL_TIMEOUT_S
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
+    seconds = sum(float(number) * units[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != text or not seconds:
+        raise InvalidSpec(f"{path}:{key}.dial_timeout", f"{text!r} is not a time such as 30s")
+    return seconds
 
 
 def _with_docker_files(host: Host, folder: Path) -> Host:

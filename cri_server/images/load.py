@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cri_server.images.content import Blobs, Ingest
 from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Limits, Stream
 from cri_server.images.manifest import Descriptor, Index, Manifest
 from cri_server.images.reference import Reference, is_digest
+from cri_server.images.waiting import Abandoned
 from pyrunc.errors import Error, InvalidArgument, KernelError
 
 FILES_LIMIT = 20_000
@@ -38,14 +40,20 @@ class Loaded:
 
 @dataclass(slots=True)
 class _Archive:
-    """What an archive's members turned into: name -> blob digest, name -> small content, name -> the name it links to."""
+    """What an archive's members turned into: name -> blob digest, name -> the name it links to."""
 
     digests: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
 
 
-def load(blobs: Blobs, path: Path, name: str | None, size_limit_bytes: int) -> list[Loaded]:
-    """Put the archive's blobs into the layout and say which images they make. Blocking.
+def load(
+    blobs: Blobs,
+    path: Path,
+    name: str | None,
+    size_limit_bytes: int,
+    given_up: Callable[[], bool] = lambda: False,
+) -> list[Loaded]:
+    """Put the archive's blobs into the layout and say which images they make. Blocking; Abandoned when it was given up.
 
     Blobs that no image needs are the caller's to collect, also after an error. Raises InvalidArgument (not an archive, or a
     damaged one), NotFound, ResourceExhausted, KernelError.
@@ -55,7 +63,7 @@ def load(blobs: Blobs, path: Path, name: str | None, size_limit_bytes: int) -> l
     except OSError as error:
         raise KernelError("open", f"'{path}'", error.errno or 0) from None
     try:
-        archive = _read(blobs, Stream(fd, Limits(size_bytes=size_limit_bytes)))
+        archive = _read(blobs, Stream(fd, Limits(size_bytes=size_limit_bytes)), given_up)
         return _images(blobs, archive, Reference.parse(name) if name else None)
     except (BadLayer, manifests.BadManifest) as error:
         raise InvalidArgument(f"{path}: {error.message}") from None
@@ -65,14 +73,14 @@ def load(blobs: Blobs, path: Path, name: str | None, size_limit_bytes: int) -> l
         os.close(fd)
 
 
-def _read(blobs: Blobs, stream: Stream) -> _Archive:
+def _read(blobs: Blobs, stream: Stream, given_up: Callable[[], bool]) -> _Archive:
     archive = _Archive()
     for count, entry in enumerate(headers.members(stream)):
         name = _clean(entry.name)
         if count > FILES_LIMIT:
             raise BadLayer(f"the archive has more than {FILES_LIMIT} files")
         if entry.kind == headers.FILE:
-            archive.digests[name] = _blob(blobs, stream, entry, name)
+            archive.digests[name] = _blob(blobs, stream, entry, name, given_up)
         elif entry.kind == headers.SYMLINK:
             archive.links[name] = _clean(os.path.join(os.path.dirname(entry.name), entry.link))
         elif entry.kind == headers.HARDLINK:
@@ -81,12 +89,14 @@ def _read(blobs: Blobs, stream: Stream) -> _Archive:
     return archive
 
 
-def _blob(blobs: Blobs, stream: Stream, entry: headers.Entry, name: str) -> str:
+def _blob(blobs: Blobs, stream: Stream, entry: headers.Entry, name: str, given_up: Callable[[], bool]) -> str:
     if entry.sparse is not None:
         raise BadLayer(f"{headers.shown(entry.name)}: a sparse file in an archive of images")
     with Ingest(blobs) as ingest:
         for piece in stream.pieces(entry.stored):
             ingest.write(bytes(piece))
+            if given_up():
+                raise Abandoned
         if ingest.size < entry.stored:
             raise BadLayer("the archive is truncated")
         if name.startswith(_BLOBS):

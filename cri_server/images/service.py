@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from cri_server.images.layers import chain_ids
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.pull import Pull
 from cri_server.images.reference import Reference
-from cri_server.images.store import Store
+from cri_server.images.store import Store, is_here
 from cri_server.images.waiting import Watch, in_thread
 from pyrunc.errors import NotFound, ResourceExhausted, WrongState
 from pyrunc.zygote.client import Zygote
@@ -143,14 +144,17 @@ class ImageService:
                 free = self._store.free_bytes()
                 if not free:
                     raise ResourceExhausted("no space left on the image store")
-                loaded = await in_thread(lambda: archives.load(self._store.blobs, path, name, free))
+                given_up = threading.Event()
+                loaded = await in_thread(
+                    lambda: archives.load(self._store.blobs, path, name, free, given_up.is_set), given_up.set
+                )
                 return [await self._finish(image, watch) for image in loaded]
         finally:
             await self._store.collect()
 
     async def _finish(self, image: archives.Loaded, watch: Watch) -> Image:
         chain = chain_ids(image.config.diff_ids)
-        await self._store.unpack_all(image.manifest, image.config.diff_ids, _is_here, watch)
+        await self._store.unpack_all(image.manifest, image.config.diff_ids, is_here, watch)
         names = [Name(r.name, r.tag if not r.digest else None, image.target) for r in image.references]
         await self._store.publish(names or [Name("", None, image.target)], chain)
         found = self._store.catalog.find(image.manifest.config.digest)
@@ -189,10 +193,6 @@ class _Running:
             raise
         finally:
             self._waiting -= 1
-
-
-async def _is_here(descriptor: object) -> None:
-    """A loaded image's blobs are in the layout already."""
 
 
 def _key(reference: Reference, auth: Auth | None) -> str:

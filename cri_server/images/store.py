@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
 import threading
 from collections import Counter
@@ -20,7 +21,7 @@ from cri_server.images.inflate import Limits
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
 from cri_server.images.waiting import Abandoned, Turns, Watch, first_error, in_thread
-from pyrunc.errors import PeerError, ResourceExhausted
+from pyrunc.errors import Error, PeerError, ResourceExhausted
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
@@ -60,13 +61,28 @@ class Store:
         self._emptying: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Make or read the store; what no image needs is dropped."""
-        await in_thread(self._open)
+        """Make or read the store; layers that are lost are unpacked again, what no image needs is dropped."""
+        for name in await in_thread(self._open):
+            try:
+                await self._unpack_again(name)
+            except Error as error:
+                log.warning("image %s is dropped: %s", name.tagged or name.target.digest, error)
+        await in_thread(self._clean)
 
-    def _open(self) -> None:
+    def _open(self) -> list[Name]:
         self.blobs.prepare()
         self.layers.prepare()
-        self.catalog.load()
+        return self.catalog.load()
+
+    async def _unpack_again(self, name: Name) -> None:
+        log.warning("image %s: unpacking its layers again", name.tagged or name.target.digest)
+        content = await in_thread(lambda: self.catalog.read(name.target))
+        watch = Watch(math.inf, "")
+        with self.loading():
+            await self.unpack_all(content.manifest, content.config.diff_ids, is_here, watch)
+            await self.publish([name], content.chain)
+
+    def _clean(self) -> None:
         self._collect()
         self.layers.empty_trash()
 
@@ -227,6 +243,10 @@ class Store:
                 await _unpack_in_errand(self._errands, blob_fd, folder, layer.diff_id, limits, watch)
         finally:
             os.close(blob_fd)
+
+
+async def is_here(descriptor: Descriptor) -> None:
+    """A `fetch` for `unpack_all` when all blobs are in the layout already."""
 
 
 async def _unpack_in_thread(blob_fd: int, folder: str, diff_id: str, limits: Limits, watch: Watch) -> None:

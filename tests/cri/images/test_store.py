@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from pyrunc.errors import Error, InvalidArgument, NotFound, ResourceExhausted, W
 from tests.cri.images.test_pull import left_over, make
 from tests.cri.images.trees import names, snapshot
 from tests.support import images
-from tests.support.registry import Registry
+from tests.support.registry import Registry, wait_for
 
 
 def archive(tmp_path: Path, data: bytes) -> Path:
@@ -299,25 +300,43 @@ async def test_a_damaged_index_is_repaired(
     assert json.loads((tmp_path / "images/index.json").read_text())["manifests"]
 
 
-@pytest.mark.parametrize("what", ["manifest", "config", "layer", "unpacked", "record"])
+@pytest.mark.parametrize("what", ["manifest", "config", "layer"])
 async def test_a_damaged_image_is_dropped_alone(tmp_path: Path, service: ImageService, what: str) -> None:
     good, bad = make(1), make(2, layers=1)
     await service.load(archive(tmp_path, docker_archive({"good:1": good, "bad:1": bad})))
-    store = tmp_path / "images"
     [target] = [n for n in service._store.catalog._names if n.repository.endswith("bad")]
-    if what in ("manifest", "config", "layer"):
-        digest = {"manifest": target.target.digest, "config": bad.id, "layer": build._digest(bad.layers[0])}[
-            what
-        ]
-        path = store / "blobs/sha256" / digest.removeprefix("sha256:")
-        path.write_bytes(path.read_bytes()[:-10])
-    else:
-        folder = (await service.rootfs(bad.id)).lower_dirs[0].parent
-        (folder / "layer.json").write_text("{" if what == "record" else "")
+    digest = {"manifest": target.target.digest, "config": bad.id, "layer": build._digest(bad.layers[0])}[what]
+    path = tmp_path / "images/blobs/sha256" / digest.removeprefix("sha256:")
+    path.write_bytes(path.read_bytes()[:-10])
     again = await reopened(tmp_path)
     assert [i.id for i in await again.list()] == [good.id]
     await again.load(tmp_path / "archive.tar")
     assert len(await again.list()) == 2
+
+
+@pytest.mark.parametrize("what", ["one record", "one layer", "all layers"])
+async def test_lost_layers_are_unpacked_again(tmp_path: Path, service: ImageService, what: str) -> None:
+    built = await loaded(tmp_path, service, "a:1", "b:2")
+    before, roots = await service.list(), (await service.rootfs(built.id)).lower_dirs
+    trees = [snapshot(root) for root in roots]
+    if what == "one record":
+        (roots[1].parent / "layer.json").write_text("{")
+    else:
+        for root in roots if what == "all layers" else roots[:1]:
+            shutil.rmtree(root.parent)
+    again = await reopened(tmp_path)
+    assert await again.list() == before
+    assert [snapshot(root) for root in (await again.rootfs(built.id)).lower_dirs] == trees
+
+
+async def test_a_cancelled_load_leaves_nothing(tmp_path: Path, service: ImageService) -> None:
+    path = archive(tmp_path, docker_archive({f"a{n}:1": make(n, size=3_000_000) for n in range(12)}))
+    loading = asyncio.create_task(service.load(path))
+    ingest = tmp_path / "images" / "ingest"
+    assert await asyncio.to_thread(wait_for, lambda: any(ingest.iterdir()))
+    loading.cancel()
+    await asyncio.wait([loading], timeout=10)
+    assert loading.cancelled() and await service.list() == [] and left_over(tmp_path) == set()
 
 
 async def test_random_damage_never_stops_the_service(tmp_path: Path, service: ImageService) -> None:

@@ -57,6 +57,7 @@ capabilities = ["pull", "resolve", "push"]
 ca = ["a.pem", "/b.pem"]
 client = [["c.pem", "c.key"], ["d.pem"]]
 skip_verify = true
+dial_timeout = "1m0.5s"
 [host."https://mirror.example:8443/some/path".header]
 X-One = "1"
 X-Many = ["2", "3"]
@@ -76,6 +77,7 @@ client = "both.pem"
         "mirror.example:8443",
     )
     assert first.ca == (f"{folder}/a.pem", "/b.pem") and first.skip_verify
+    assert (first.dial_timeout_s, exact.dial_timeout_s) == (60.5, 30)
     assert first.client == ((f"{folder}/c.pem", f"{folder}/c.key"), (f"{folder}/d.pem", None))
     assert first.headers == {"X-One": ["1"], "X-Many": ["2", "3"]} and "X-One" not in repr(first)
     assert (exact.prefix, exact.can(PULL), exact.can(RESOLVE)) == ("/v2/project", True, False)
@@ -125,6 +127,7 @@ def test_a_folder_with_certificates_only(tmp_path: Path) -> None:
         ("[host.'https://a']\nclient = [['a', 'b', 'c']]", "pair"),
         ("[host.'https://a'.header]\n'X Y' = 'z'", "not a header"),
         ("[host.'https://a'.header]\nX = \"a\\r\\nY: b\"", "not a header"),
+        ("[host.'https://a']\ndial_timeout = '5 apples'", "not a time"),
         ("[[host]]", "host"),
         ("not toml", "hosts.toml"),
     ],
