@@ -189,11 +189,18 @@ def read_log(path: Path, stream: str = "stdout") -> bytes:
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 5) -> None:
-    """Wait for a condition; fails when the time is up."""
+    """Wait for a condition; fails when the time is up. A log may be read in the middle of a write(2): not yet, then."""
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    while not _holds(condition):
         assert time.monotonic() < deadline, "it did not come to be"
         await asyncio.sleep(0.005)
+
+
+def _holds(condition: Callable[[], Any]) -> bool:
+    try:
+        return bool(condition())
+    except AssertionError:
+        return False
 
 
 async def read_all(fd: int, timeout_s: float = 10) -> bytes:
