@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pyrunc.plan import lower_mount, lower_process
 from pyrunc.plan.lowering import Lowering
-from pyrunc.plan.show import line
+from pyrunc.plan.stock import ROOT_NUMBER, PlanAssembler, PlanLine, Stock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,23 +32,43 @@ class Lowered:
 
 def lower(plan: Plan, *, arch: str = "") -> Lowered:
     """The program of a plan for one architecture (`uname -m`; this machine's without one)."""
-    numbers = _numbers(plan.ops)
-    low = Lowering(arch, numbers)
-    low.preserve = sum(getattr(op, "preserve", 0) for op in plan.ops)
-    for number, op in enumerate(plan.ops, 1):
-        with low.a.line(line(op), number):
-            CALLS[type(op)](low, op)
+    ops = plan.ops
+    preserve = sum(getattr(op, "preserve", 0) for op in ops)
+    numbers = _numbers(ops, 3 + preserve)
+    stock = _stock(arch)
+    runs = stock.runs(ops, CALLS) if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER else {}
+    low = stock.start(Lowering, numbers)
+    low.preserve = preserve
+    index, size = 0, len(ops)
+    while index < size:
+        if index in runs:
+            length, run = runs[index]
+            low.a.graft(run, [PlanLine(ops[i], i + 1) for i in range(index, index + length)])
+            index += length
+        else:
+            low.a.at(PlanLine(ops[index], index + 1))
+            CALLS[type(ops[index])](low, ops[index])
+            index += 1
     return Lowered(low.a.program(), numbers)
 
 
-def _numbers(ops: Iterable[Op]) -> dict[str, int]:
-    """Numbers from 3 (above what is preserved) for every descriptor that the operations name."""
+_stocks: dict[str, Stock] = {}
+
+
+def _stock(arch: str) -> Stock:
+    if arch not in _stocks:
+        _stocks[arch] = Stock(Lowering(PlanAssembler(arch), {"root": ROOT_NUMBER}))
+    return _stocks[arch]
+
+
+def _numbers(ops: Iterable[Op], first: int) -> dict[str, int]:
+    """Numbers from `first` for every descriptor that the operations name, the root before all others."""
     names: dict[str, None] = {}
-    first = 3
     for op in ops:
-        first += getattr(op, "preserve", 0)
         for name in NEEDS.get(type(op), _none)(op):
             names[name] = None
+    if "root" in names:
+        names = {"root": None, **names}
     return {name: first + i for i, name in enumerate(names)}
 
 

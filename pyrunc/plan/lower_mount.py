@@ -199,10 +199,10 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
     master = low.beneath("/dev/pts/ptmx", f.O_RDWR | f.O_NOCTTY, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
     _check_ptmx(low, master)
     slave = a.slot(4)
-    a.sys("ioctl", master, ioctl.TIOCSPTLCK, low.block(pack("<i", 0)))
+    a.sys("ioctl", master, ioctl.TIOCSPTLCK, low.a.constant(pack("<i", 0)))
     a.sys("ioctl", master, ioctl.TIOCGPTPEER, f.O_RDWR | f.O_NOCTTY | f.O_CLOEXEC, store=slave)
     if op.size is not None:
-        size = low.block(pack("<4H", op.size.height, op.size.width, 0, 0))
+        size = low.a.constant(pack("<4H", op.size.height, op.size.width, 0, 0))
         a.sys("ioctl", slave, ioctl.TIOCSWINSZ, size)
     if op.uid:
         a.sys("fchown", slave, op.uid, -1 & 0xFFFFFFFF)

@@ -52,7 +52,7 @@ def _write_own(low: Lowering, path: str, content: bytes) -> None:
     """A file of our own in the runtime's /proc, while that is still what we see."""
     a, opened = low.a, low.a.slot(4)
     a.sys("openat", f.AT_FDCWD, path, f.O_WRONLY | f.O_CLOEXEC, 0, store=opened)
-    a.sys("write", opened, low.block(content), len(content))
+    a.sys("write", opened, low.a.constant(content), len(content))
     low.close(opened)
 
 
@@ -70,7 +70,7 @@ def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
         a.sys("openat", f.AT_FDCWD, path, flags, 0, store=opened, ok=have, skip={ENOENT: NEXT})
     a.sys("openat", f.AT_FDCWD, "/proc/thread-self/attr/exec", f.O_WRONLY | f.O_CLOEXEC, 0, store=opened)
     a.place(have)
-    a.sys("write", opened, low.block(content), len(content))
+    a.sys("write", opened, low.a.constant(content), len(content))
     low.close(opened)
 
 
@@ -97,7 +97,7 @@ def set_affinity(low: Lowering, op: m.SetAffinity) -> None:
     for cpu in op.cpus:
         mask += bytes(max(0, (cpu // 64 + 1) * 8 - len(mask)))
         mask[cpu // 8] |= 1 << cpu % 8
-    low.a.sys("sched_setaffinity", 0, len(mask), low.block(bytes(mask)))
+    low.a.sys("sched_setaffinity", 0, len(mask), low.a.constant(bytes(mask)))
 
 
 def clone_process(low: Lowering, op: m.Clone) -> None:
@@ -137,7 +137,7 @@ def new_keyring(low: Lowering, op: m.NewKeyring) -> None:
 def loopback_up(low: Lowering, op: m.LoopbackUp) -> None:
     a, socket = low.a, low.a.slot(4)
     a.sys("socket", AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0, store=socket)
-    a.sys("ioctl", socket, SIOCSIFFLAGS, low.block(pack("<16sH22x", b"lo", IFF_UP)))
+    a.sys("ioctl", socket, SIOCSIFFLAGS, low.a.constant(pack("<16sH22x", b"lo", IFF_UP)))
     low.close(socket)
 
 
@@ -159,7 +159,7 @@ def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
     resolve = f.RESOLVE_BENEATH | f.RESOLVE_NO_SYMLINKS | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV
     how = low.how(f.O_WRONLY, 0, resolve)
     a.sys("openat2", low.numbers["proc"], f"sys/{op.path}", how, f.OPEN_HOW_SIZE, store=opened)
-    a.sys("write", opened, low.block(content), len(content))
+    a.sys("write", opened, low.a.constant(content), len(content))
     low.close(opened)
 
 
@@ -175,7 +175,7 @@ def set_scheduler(low: Lowering, op: m.SetScheduler) -> None:
         op.deadline,
         op.period,
     )
-    low.a.sys("sched_setattr", 0, low.block(attributes), 0)
+    low.a.sys("sched_setattr", 0, low.a.constant(attributes), 0)
 
 
 def set_io_priority(low: Lowering, op: m.SetIoPriority) -> None:
@@ -192,13 +192,13 @@ def set_memory_policy(low: Lowering, op: m.SetMemoryPolicy) -> None:
     mask = [0] * words
     for node in op.nodes:
         mask[node // 64] |= 1 << node % 64
-    nodes = low.block(pack(f"<{words}Q", *mask)) if words else 0
+    nodes = low.a.constant(pack(f"<{words}Q", *mask)) if words else 0
     # The kernel takes one bit less than it is told (mm/mempolicy.c, get_nodes).
     low.a.sys("set_mempolicy", MEMORY_MODES[op.mode] | op.flags, nodes, words * 64 + 1 if words else 0)
 
 
 def set_limit(low: Lowering, op: m.SetLimit) -> None:
-    low.a.sys("prlimit64", 0, RLIMITS[op.type], low.block(pack("<QQ", op.soft, op.hard)), 0)
+    low.a.sys("prlimit64", 0, RLIMITS[op.type], low.a.constant(pack("<QQ", op.soft, op.hard)), 0)
 
 
 def drop_bounding(low: Lowering, op: m.DropBounding) -> None:
@@ -209,7 +209,7 @@ def drop_bounding(low: Lowering, op: m.DropBounding) -> None:
 
 
 def set_groups(low: Lowering, op: m.SetGroups) -> None:
-    groups = low.block(pack(f"<{len(op.groups)}I", *op.groups)) if op.groups else 0
+    groups = low.a.constant(pack(f"<{len(op.groups)}I", *op.groups)) if op.groups else 0
     low.a.sys("setgroups", len(op.groups), groups)
 
 
@@ -235,7 +235,7 @@ def set_capabilities(low: Lowering, op: m.SetCapabilities) -> None:
         pack("<II", 0x20080522, 0)
     )  # _LINUX_CAPABILITY_VERSION_3; the kernel may write into it
     halves = [s & 0xFFFFFFFF for s in sets] + [s >> 32 for s in sets]
-    a.sys("capset", header, low.block(pack("<6I", *halves)))
+    a.sys("capset", header, low.a.constant(pack("<6I", *halves)))
     if op.ambient or op.permitted:
         a.sys("prctl", p.PR_CAP_AMBIENT, p.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for number in op.ambient:

@@ -12,11 +12,12 @@ from struct import pack
 from pyrunc.abi import file as f
 from pyrunc.abi import mount as mnt
 from pyrunc.program import macros
-from pyrunc.program.assemble import NEXT, Assembler
+from pyrunc.program.assemble import NEXT
 from pyrunc.program.macros import IN_ROOT, RETRY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pyrunc.plan.stock import PlanAssembler
     from pyrunc.program.model import Address, Label, Operand, Slot
 
 EMPTY = f.AT_EMPTY_PATH
@@ -29,8 +30,8 @@ CLONE = mnt.OPEN_TREE_CLONE | mnt.OPEN_TREE_CLOEXEC
 class Lowering:
     """One plan on its way to a program."""
 
-    def __init__(self, arch: str, numbers: dict[str, int]) -> None:
-        self.a = a = Assembler(arch)
+    def __init__(self, a: PlanAssembler, numbers: dict[str, int], scratch: Address | None = None) -> None:
+        self.a = a
         self.numbers = numbers
         self.sync_number = max(numbers.values(), default=2) + 1
         self.o_directory, self.o_nofollow = a.arch.o_directory, a.arch.o_nofollow
@@ -41,20 +42,17 @@ class Lowering:
         self.mask: Slot | None = None
         self.null: Slot | None = None
         self.entered: Slot | None = None
-        self._blocks: dict[bytes, Address] = {}
         self._folders: dict[str, Slot] = {}
-        self._scratch: Address | None = None
+        self._scratch = scratch
 
-    def block(self, content: bytes) -> Address:
-        """Data that no call writes into; equal ones share a place."""
-        found = self._blocks.get(content)
-        if found is None:
-            found = self._blocks[content] = self.a.data(content)
-        return found
+    def forget(self) -> None:
+        """What was opened for later operations is not there any more."""
+        self.mask = self.null = self.entered = None
+        self._folders.clear()
 
     def how(self, flags: int, mode: int, resolve: int) -> Address:
         """`struct open_how`, close-on-exec."""
-        return self.block(pack("<3Q", flags | f.O_CLOEXEC, mode, resolve))
+        return self.a.constant(pack("<3Q", flags | f.O_CLOEXEC, mode, resolve))
 
     @property
     def scratch(self) -> Address:
@@ -168,7 +166,7 @@ class Lowering:
         if to_set & mnt.MOUNT_ATTR__ATIME:
             to_clear |= mnt.MOUNT_ATTR__ATIME
         recursive = recursive or bool(propagation & mnt.MS_REC)
-        attributes = self.block(pack("<4Q", to_set, to_clear, propagation & ~mnt.MS_REC, 0))
+        attributes = self.a.constant(pack("<4Q", to_set, to_clear, propagation & ~mnt.MS_REC, 0))
         flags = EMPTY | (f.AT_RECURSIVE if recursive else 0)
         self.a.sys("mount_setattr", mount, "", flags, attributes, mnt.MOUNT_ATTR_SIZE)
 

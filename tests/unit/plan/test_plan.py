@@ -359,3 +359,29 @@ def test_candidates() -> None:
 def test_line_of_a_bind() -> None:
     op = model.MountTree("/d", "tree:0", "/s", True, 1, 0x70, 1, 0, True, (1 << 20 | 16384,))
     assert line(op) == "bind '/s' on '/d' (peer,ro,relatime,rshared,rro)"
+
+
+def test_kept_runs_have_the_lines_of_the_plan_that_they_are_in() -> None:
+    """The same masks at another place of another plan: an error names that plan's line."""
+    longer = plan({"process.terminal": True}, keyring="k", sync=("born",))
+    for built in (plan(), longer, plan()):
+        program = lower(built).program
+        texts = [program.explain(index) for index in range(len(program))]
+        for number, op in enumerate(built.ops, 1):
+            if isinstance(op, model.MaskPath | model.MakeDevice | model.MountFs | model.DropBounding):
+                assert any(t.startswith(line(op)) and f"plan line {number})" in t for t in texts), line(op)
+
+
+def test_what_is_kept_does_not_grow_without_end() -> None:
+    for number in range(300):
+        built = plan({"linux.maskedPaths": [f"/proc/{number}/{'x' * 200}"]})
+        assert len(lower(built).program) > 100
+    stock = lowering._stocks[""]
+    assert len(stock._runs) <= 200
+    assert len(lower(plan()).program.encode()) < 200_000
+    lowering._stocks.clear()
+
+
+def test_preserved_descriptors_move_the_numbers() -> None:
+    assert lower(plan()).numbers["root"] == 3
+    assert lower(plan(preserve=2)).numbers["root"] == 5
