@@ -1,7 +1,7 @@
 """The features object of runtime-spec features.md, from the tables that the runtime itself works with.
 
 Nothing is tried out and no state is needed: containerd and CRI-O ask at their start, possibly without privileges. What this
-build cannot do (intelRdt, idmapped mounts, checkpoints) is said to be off, or left out.
+build cannot do (intelRdt, netDevices, checkpoints) is said to be off, or left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "time", "user", "uts")
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+BINDS = ("bind", "rbind", "idmap", "ridmap")
 UNSAFE = ("bundle", ANNOTATION)
 VERSION_MIN, VERSION_MAX = "1.0.0", "1.3.0"
 
@@ -38,7 +39,7 @@ def features() -> dict[str, Any]:
             "selinux": {"enabled": True},
             "intelRdt": {"enabled": False},
             "memoryPolicy": _memory_policy(),
-            "mountExtensions": {"idmap": {"enabled": False}},
+            "mountExtensions": {"idmap": {"enabled": True}},
             "netDevices": {"enabled": False},
         },
         "annotations": _versions(),
@@ -48,7 +49,7 @@ def features() -> dict[str, Any]:
 
 def mount_options() -> list[str]:
     """All options that are understood (not the filesystems' own), sorted."""
-    single = {*mounts.ATTRIBUTES, *mounts.PROPAGATION, *mounts.SUPERBLOCK, *mounts.IGNORED, "bind", "rbind"}
+    single = {*mounts.ATTRIBUTES, *mounts.PROPAGATION, *mounts.SUPERBLOCK, *mounts.IGNORED, *BINDS}
     return sorted(single | {f"r{name}" for name in mounts.ATTRIBUTES})
 
 
