@@ -126,7 +126,7 @@ def _sets(
     if refused:
         warnings.append(f"ignoring unknown or unavailable capabilities: [{', '.join(refused)}]")
     held = _mask(permitted)
-    return tuple(bounding), model.SetCapabilities(
+    return tuple(sorted(bounding)), model.SetCapabilities(
         _mask(effective) & held, held, _mask(inheritable), tuple(ambient)
     )
 

@@ -24,6 +24,11 @@ from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PROCESSORS = "/sys/devices/system/cpu"
 LATE = (convert, device_filter, limits, bpf, compiler)  # what the library imports at the first use only
 SYSTEMD_RUNS = "/run/systemd/system"  # sd_booted(3)
 ROUNDS = 10  # a function's code is specialised from its eighth call on
@@ -43,9 +48,52 @@ def rehearse() -> None:
         _forget_pause()
 
 
+def _like_a_pods(document: dict[str, Any]) -> None:
+    """What kubelet and the server write into most configurations: a plan's parts are lowered once and then found again
+    (`plan.stock`), if they are exactly these."""
+    mounts = [m for m in document["mounts"] if m["destination"] != "/dev/shm"]
+    mounts[0]["options"] = ["nosuid", "noexec", "nodev"]
+    names = (
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "MKNOD",
+        "NET_BIND_SERVICE",
+        "NET_RAW",
+        "SETFCAP",
+        "SETGID",
+    )
+    held = [f"CAP_{name}" for name in (*names, "SETPCAP", "SETUID", "SYS_CHROOT", "AUDIT_WRITE")]
+    document["mounts"] = mounts
+    document["root"]["readonly"] = False
+    document["process"]["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), held)
+    hidden = (
+        "asound",
+        "acpi",
+        "interrupts",
+        "kcore",
+        "keys",
+        "latency_stats",
+        "timer_list",
+        "timer_stats",
+        "sched_debug",
+        "scsi",
+    )
+    processors = [f"{PROCESSORS}/{name}/thermal_throttle" for name in sorted(os.listdir(PROCESSORS))]
+    document["linux"]["maskedPaths"] = [
+        *(f"/proc/{name}" for name in hidden),
+        "/sys/firmware",
+        "/sys/devices/virtual/powercap",
+        *filter(os.path.exists, processors),
+    ]
+
+
 def _plan() -> None:
     document = default()
     document["linux"]["cgroupsPath"] = "/rehearsal"
+    _like_a_pods(document)
     spec = parse(jsontext.loads(jsontext.dumps(document)))
     check(spec)
     lower(plans.build(spec, facts.host(), Findings(), cgroup=True, keyring="rehearsal")).program.encode()

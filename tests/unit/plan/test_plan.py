@@ -102,7 +102,7 @@ def test_lines_of_the_default() -> None:
             )
         ),
         "  47  setrlimit RLIMIT_NOFILE 1024:1024",
-        "  48  drop capabilities but 29,5,10 from the bounding set",
+        "  48  drop capabilities but 5,10,29 from the bounding set",
         "  49  chdir '/' if root may",
         "  50  setgroups none",
         "  51  setuid 0 gid 0",
