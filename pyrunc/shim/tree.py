@@ -39,10 +39,13 @@ def kill_session(leader: int, processes: Callable[[], Iterable[int]]) -> int:
 
 
 def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, Stat]:
-    """Those of `pids` that are in the session or below a member, without those that are dead already."""
+    """Those of `pids` that are in the session, below a member or in a member's own session, without the dead.
+
+    The killed count as members: a child that they made in their last moment has another parent by now.
+    """
     facts = {pid: found for pid in pids if (found := stat(pid))}
-    members = {pid for pid, fact in facts.items() if pid == leader or fact.session == leader} | killed
-    while more := {pid for pid, fact in facts.items() if fact.parent in members} - members:
+    members = {leader} | killed
+    while more := {p for p, f in facts.items() if f.parent in members or f.session in members} - members:
         members |= more
     return {pid: facts[pid] for pid in members if pid in facts and facts[pid].alive}
 
