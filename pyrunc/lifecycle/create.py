@@ -18,11 +18,12 @@ from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.lifecycle import birth, facts, findings
+from pyrunc.lifecycle.copyup import open_copy
 from pyrunc.lifecycle.idmaps import open_user_namespace, write_maps
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.model import LoadFilter
-from pyrunc.plan.mounts import Options, is_bind, is_tree
+from pyrunc.plan.mounts import Options, copies_up, is_bind, is_tree
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.program.launch import LAUNCHER
 from pyrunc.spec.check import check, check_namespaces
@@ -373,7 +374,9 @@ def _open_sources(request: CreateRequest, descriptors: Descriptors) -> None:
     for i, mount in enumerate(request.spec.mounts):
         if not is_tree(mount):
             continue
-        if not is_bind(mount):
+        if copies_up(mount):
+            number = open_copy(mount, descriptors.numbers["root"])
+        elif not is_bind(mount):
             number = _open_overlay(overlay_of(mount), linux, descriptors)
         elif mount.source.startswith(OUR_MOUNTS):
             number = _open_clone(mount.source, request, f"mounts[{i}].source")

@@ -52,7 +52,9 @@ ATTRIBUTES: dict[str, tuple[int, int]] = {
 }
 # Words for the superblock, which fsconfig takes as flags; on a bind they would change the source, so they are left out.
 SUPERBLOCK = ("sync", "dirsync", "lazytime", "mand", "iversion")
-IGNORED = frozenset(("async", "nolazytime", "nomand", "noiversion", "silent", "loud", "defaults", "remount"))
+IGNORED = frozenset(
+    ("notmpcopyup", "async", "nolazytime", "nomand", "noiversion", "silent", "loud", "defaults", "remount")
+)
 PROPAGATION = {
     "shared": abi.MS_SHARED,
     "rshared": abi.MS_SHARED | abi.MS_REC,
@@ -148,8 +150,14 @@ def is_bind(mount: Mount) -> bool:
 
 
 def is_tree(mount: Mount) -> bool:
-    """Whether the caller makes it, as a detached mount: binds, and overlays, whose layers may be many and lie anywhere."""
-    return mount.type == "overlay" or is_bind(mount)
+    """Whether the caller makes it, as a detached mount: binds, overlays, whose layers may be many and lie anywhere, and a
+    tmpfs that begins as a copy."""
+    return mount.type == "overlay" or is_bind(mount) or copies_up(mount)
+
+
+def copies_up(mount: Mount) -> bool:
+    """Whether it is a tmpfs with the content of what it covers."""
+    return mount.type == "tmpfs" and "tmpcopyup" in mount.options
 
 
 def _refuse_inside_proc(mount: Mount, destination: str, bind: bool, path: str) -> None:
@@ -171,7 +179,7 @@ def _tree(
         f"tree:{index}",
         mount.source if is_bind(mount) else mount.type,
         directory,
-        options.set,
+        options.set & ~_RO if mount.type == "tmpfs" else options.set,
         options.clear,
         options.rset,
         options.rclear,

@@ -432,3 +432,37 @@ def test_writable_overlay_as_a_volume(box: Box, tmp_path: Path) -> None:
     box.add_mount("/o", "overlay", *options, kind="overlay")
     assert box.run("cat /o/word; touch /o/made") == "x"
     assert (tmp_path / "u/made").exists()
+
+
+def test_tmpfs_that_copies_up(box: Box) -> None:
+    home = box.image / "home/web"
+    (home / "deep/er").mkdir(parents=True)
+    (home / "deep/er/file").write_text("x" * 100_000)
+    (home / "link").symlink_to("/etc/passwd")
+    os.mkfifo(home / "pipe", 0o640)
+    os.chown(home / "deep/er/file", 5, 6)
+    (home / "deep/er/file").chmod(0o4755)
+    os.chown(home, 1000, 1000)
+    box.add_mount("/home/web", "tmpfs", "tmpcopyup", "nodev", kind="tmpfs")
+    box.add_mount("/run", "tmpfs", "tmpcopyup", "ro", kind="tmpfs")
+    box.add_mount("/new", "tmpfs", "tmpcopyup", kind="tmpfs")
+    script = (
+        "cd /home/web; stat -c '%u:%g %a %s' deep/er/file; stat -c %F pipe; readlink link; stat -c %u .; touch made;"
+        "touch /run/x 2>&1; ls -A /new; grep -c ' /home/web ' /proc/self/mountinfo"
+    )
+    assert box.run(script + "; true").splitlines() == [
+        "5:6 4755 100000",
+        "fifo",
+        "/etc/passwd",
+        "1000",
+        "touch: /run/x: Read-only file system",
+        "1",
+    ]
+    assert not (home / "made").exists()
+
+
+def test_a_copy_that_does_not_fit(box: Box) -> None:
+    (box.image / "run/big").write_bytes(bytes(1 << 20))
+    box.add_mount("/run", "tmpfs", "tmpcopyup", "size=64k", kind="tmpfs")
+    with pytest.raises(KernelError, match="tmpcopyup '/run': ENOSPC"):
+        box.run("true")

@@ -1,0 +1,100 @@
+"""`tmpcopyup`: a tmpfs that begins with the content of the folder which it covers.
+
+Source and copy are walked by descriptors, and nothing is followed: the source belongs to an image.
+"""
+
+from __future__ import annotations
+
+import os
+from errno import EPERM
+from stat import S_ISDIR, S_ISLNK, S_ISREG
+
+from pyrunc.errors import KernelError
+from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.path import open_in_root
+from pyrunc.plan.mounts import Options, normal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.spec.model import Mount
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK_BYTES = 1 << 30
+
+
+def open_copy(mount: Mount, root: int) -> int:
+    """The detached tmpfs of `mount` with what is at its destination beneath `root`. KernelError, also when it is too small."""
+    options = list(Options(mount.options).data)
+    try:
+        source = open_in_root(root, normal(mount.destination), _FOLDER & ~os.O_NOFOLLOW)
+    except KernelError:
+        return kernel_mount.open_mount("tmpfs", options, source=mount.source)
+    try:
+        status = os.fstat(source)
+        if not any(key == "mode" for key, _ in options):
+            options.insert(0, ("mode", f"{status.st_mode & 0o7777:o}"))
+        made = kernel_mount.open_mount("tmpfs", options, source=mount.source)
+        try:
+            target = os.open(".", _FOLDER, dir_fd=made)
+            try:
+                os.fchown(target, status.st_uid, status.st_gid)
+                _copy(source, target)
+            finally:
+                os.close(target)
+        except OSError as error:
+            os.close(made)
+            raise KernelError("tmpcopyup", f"'{mount.destination}'", error.errno or 0) from None
+        return made
+    finally:
+        os.close(source)
+
+
+def _copy(source: int, target: int) -> None:
+    """Everything in one folder into another."""
+    for name in os.listdir(source):
+        status = os.stat(name, dir_fd=source, follow_symlinks=False)
+        if S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        elif S_ISDIR(status.st_mode):
+            os.mkdir(name, 0o700, dir_fd=target)
+            below, copy = os.open(name, _FOLDER, dir_fd=source), os.open(name, _FOLDER, dir_fd=target)
+            try:
+                _copy(below, copy)
+            finally:
+                os.close(below)
+                os.close(copy)
+        elif S_ISREG(status.st_mode):
+            _copy_file(source, target, name)
+        else:
+            os.mknod(name, status.st_mode, status.st_rdev, dir_fd=target)
+        _take_over(status, target, name)
+
+
+def _copy_file(source: int, target: int, name: str) -> None:
+    reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
+    try:
+        writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+        try:
+            while os.sendfile(writing, reading, None, _CHUNK_BYTES):
+                pass
+            for attribute in os.listxattr(reading):
+                try:
+                    os.setxattr(writing, attribute, os.getxattr(reading, attribute))
+                except OSError:
+                    pass  # an attribute that a tmpfs does not have, or that is not ours to give
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+def _take_over(status: os.stat_result, target: int, name: str) -> None:
+    """Owner first, for a change of it takes set-user-ID away."""
+    try:
+        os.chown(name, status.st_uid, status.st_gid, dir_fd=target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno != EPERM:
+            raise
+    if not S_ISLNK(status.st_mode):
+        os.chmod(name, status.st_mode & 0o7777, dir_fd=target)
+    os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=target, follow_symlinks=False)
