@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar, cast
 
+from pyrunc.errors import AlreadyExists
+
 Outcome = TypeVar("Outcome")
 
 
@@ -18,6 +20,7 @@ class Joined:
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Task[Any]] = {}
+        self._requests: dict[Hashable, object] = {}
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._running
@@ -25,13 +28,22 @@ class Joined:
     def __len__(self) -> int:
         return len(self._running)
 
-    async def join(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    async def join(
+        self,
+        key: Hashable,
+        start: Callable[[], Coroutine[Any, Any, Outcome]],
+        *,
+        request: object = None,
+    ) -> Outcome:
         """The outcome of the operation `key`, started by `start` unless it runs already.
 
-        Cancelling the caller does not cancel the operation.
+        Cancelling the caller does not cancel the operation. Raises AlreadyExists when it runs for another `request`.
         """
         task = self._running.get(key)
+        if task is not None and self._requests.get(key) != request:
+            raise AlreadyExists(f"a request of the same name with another configuration is under way: {key}")
         if task is None:
+            self._requests[key] = request
             task = asyncio.get_running_loop().create_task(start(), name=str(key))
             self._running[key] = task
             task.add_done_callback(lambda done: self._finished(key, done))
@@ -45,6 +57,7 @@ class Joined:
 
     def _finished(self, key: Hashable, task: asyncio.Task[Any]) -> None:
         self._running.pop(key, None)
+        self._requests.pop(key, None)
         if not task.cancelled():
             task.exception()  # somebody has seen it: the caller that waited, or the log of the edge
 

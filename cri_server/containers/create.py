@@ -58,7 +58,9 @@ async def create(
         return _again(found, config)
     if sandbox.state != api.SANDBOX_READY:
         raise WrongState(f"sandbox {sandbox.id} is not ready")
-    return await services.running.join(("create", name), lambda: _create(services, sandbox, config))
+    return await services.running.join(
+        ("create", name), lambda: _create(services, sandbox, config), request=config
+    )
 
 
 def _again(found: Container, config: api.ContainerConfig) -> str:

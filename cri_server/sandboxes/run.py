@@ -49,7 +49,7 @@ async def run(services: Services, config: api.PodSandboxConfig, handler: str) ->
     found = services.index.sandboxes.named(name)
     if found is not None:
         return _again(found, config)
-    return await services.running.join(("run", name), lambda: _run(services, config, handler))
+    return await services.running.join(("run", name), lambda: _run(services, config, handler), request=config)
 
 
 def _again(found: Sandbox, config: api.PodSandboxConfig) -> str:
@@ -140,7 +140,8 @@ def holder(work: Work) -> dict[str, Any]:
             "network": MODES[options.network],
             "ipc": MODES[options.ipc],
             "uts": MODES[options.network],
-            "pid": "new" if options.pid == api.POD else "none",
+            # Also for CONTAINER: a container that says nothing means POD, and joins it.
+            "pid": "none" if options.pid == api.NODE else "new",
             **({"user": "new"} if users else {}),
         },
         "uid_mappings": users.get("uidMappings", []),

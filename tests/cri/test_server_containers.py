@@ -152,6 +152,9 @@ def test_process_namespaces(server: Server) -> None:
     alone_pod = server.run_pod()
     alone = server.launch(alone_pod)
     assert server.output(alone, "cat", "/proc/1/cmdline").startswith("sleep")
+    silent = server.container_config(metadata=api.ContainerMetadata(name="silent"))
+    silent.linux.security_context.namespace_options.pid = api.POD
+    assert "pause" in server.output(server.launch(alone_pod, silent), "cat", "/proc/1/cmdline")
     debug = server.container_config(metadata=api.ContainerMetadata(name="debug"))
     debug.linux.security_context.namespace_options.pid = api.TARGET
     debug.linux.security_context.namespace_options.target_id = alone
@@ -308,17 +311,19 @@ def test_host_ports_are_reachable(server: Server) -> None:
     config = server.pod_config(port_mappings=[api.PortMapping(container_port=8080, host_port=18080)])
     pod = server.run_pod(config)
     server.launch(pod, server.container_config(["sh", "-c", "while :; do echo answer | nc -l -p 8080; done"]))
-    time.sleep(0.3)
-    address = server.pod_status(pod).network.ip
-    inside = ["nsenter", f"--net=/proc/{server.pid}/ns/net", "--", "busybox", "nc", "-w", "2"]
-    assert (
-        subprocess.run([*inside, address, "8080"], capture_output=True, stdin=subprocess.DEVNULL).stdout
-        == b"answer\n"
-    )
-    assert (
-        subprocess.run([*inside, "10.88.0.1", "18080"], capture_output=True, stdin=subprocess.DEVNULL).stdout
-        == b"answer\n"
-    )
+    for address, port in ((server.pod_status(pod).network.ip, "8080"), ("10.88.0.1", "18080")):
+        assert fetch(server, address, port) == b"answer\n", (address, port)
+
+
+def fetch(server: Server, address: str, port: str) -> bytes:
+    """What a TCP server says first, seen from the host; asked again while it does not listen."""
+    inside = ["nsenter", f"--net=/proc/{server.pid}/ns/net", "--", "busybox", "nc", "-w", "2", address, port]
+    for _ in range(30):
+        done = subprocess.run(inside, capture_output=True, stdin=subprocess.DEVNULL)
+        if done.stdout:
+            return done.stdout
+        time.sleep(0.1)
+    return b""
 
 
 @pytest.mark.parametrize("host_network", [False, True])

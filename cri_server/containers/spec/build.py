@@ -138,13 +138,20 @@ def _process(inputs: Inputs, who: User, granted: dict[str, list[str]]) -> dict[s
     return result
 
 
+def _options(inputs: Inputs) -> api.NamespaceOption:
+    return namespaces.effective(
+        inputs.config.linux.security_context.namespace_options,
+        inputs.sandbox.linux.security_context.namespace_options,
+    )
+
+
 def _mounts(inputs: Inputs) -> list[dict[str, Any]]:
-    context = inputs.config.linux.security_context
+    context, options = inputs.config.linux.security_context, _options(inputs)
     sandbox_options = inputs.sandbox.linux.security_context.namespace_options
     default = mounts.defaults(
         inputs.files,
-        ipc=context.namespace_options.ipc,
-        shared_shm=sandbox_options.ipc == api.POD,
+        ipc=options.ipc,
+        shared_shm=sandbox_options.ipc != api.NODE,
         privileged=bool(context.privileged),
         readonly_root=bool(context.readonly_rootfs),
         sysfs_bind=namespaces.has_user_namespace(sandbox_options) and sandbox_options.network == api.NODE,
@@ -161,7 +168,7 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
     limits["devices"] = _device_rules(inputs.devices, privileged)
     result: dict[str, Any] = {
         "namespaces": namespaces.entries(
-            context.namespace_options, inputs.holder_pid, inputs.target_pid, privileged=privileged
+            _options(inputs), inputs.holder_pid, inputs.target_pid, privileged=privileged
         ),
         "resources": limits,
         "cgroupsPath": groups.path(inputs.cgroup_parent, inputs.container_id, inputs.node.cgroup_driver),

@@ -60,18 +60,28 @@ def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) 
         raise InvalidArgument("namespace_options.network must be the sandbox's")
     if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
         raise InvalidArgument("namespace_options.ipc must be POD, CONTAINER or NODE")
-    if options.ipc == api.POD and sandbox.ipc == api.NODE:
-        raise InvalidArgument("namespace_options.ipc is POD, but the sandbox uses the host's")
     if options.pid not in (api.POD, api.CONTAINER, api.NODE, api.TARGET):
         raise InvalidArgument(f"namespace_options.pid: unknown mode {options.pid}")
-    if options.pid == api.POD and sandbox.pid != api.POD:
-        raise InvalidArgument("namespace_options.pid is POD, but the sandbox has no pid namespace to share")
     if options.pid == api.TARGET and not options.target_id:
         raise InvalidArgument("namespace_options.pid is TARGET without target_id")
     if options.HasField("userns_options"):
         check_user_namespace(options.userns_options)
     if _mapped(options) != _mapped(sandbox):
         raise InvalidArgument("namespace_options.userns_options must be the sandbox's")
+
+
+def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api.NamespaceOption:
+    """What a container's modes come to: POD in a pod that lives in the host's namespace means the host's.
+
+    POD is also what a caller gets who says nothing, so it is no contradiction.
+    """
+    result = api.NamespaceOption()
+    result.CopyFrom(options)
+    if options.pid == api.POD and sandbox.pid == api.NODE:
+        result.pid = api.NODE
+    if options.ipc == api.POD and sandbox.ipc == api.NODE:
+        result.ipc = api.NODE
+    return result
 
 
 def check_user_namespace(asked: api.UserNamespace) -> None:

@@ -182,8 +182,11 @@ def test_a_container_shares_what_its_sandbox_has() -> None:
     host = options(network=api.NODE, pid=api.CONTAINER)
     with pytest.raises(InvalidArgument):
         namespaces.check_container(options(pid=api.CONTAINER), host)
-    with pytest.raises(InvalidArgument):
-        namespaces.check_container(options(pid=api.POD), options(pid=api.CONTAINER))
+    namespaces.check_container(options(pid=api.POD), options(pid=api.CONTAINER))
+    assert namespaces.effective(options(), options(pid=api.NODE, ipc=api.NODE)) == options(
+        pid=api.NODE, ipc=api.NODE
+    )
+    assert namespaces.effective(options(), options(pid=api.CONTAINER)) == options()
     with pytest.raises(InvalidArgument):
         namespaces.check_container(options(pid=api.TARGET), options(pid=api.CONTAINER))
     namespaces.check_container(options(pid=api.CONTAINER), options(pid=api.POD))

@@ -16,7 +16,7 @@ from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox, User
 from cri_server.undo import Failpoints, InjectedError, Step, Steps
-from pyrunc.errors import NotFound
+from pyrunc.errors import AlreadyExists, NotFound
 from pyrunc.kernel.process import alive_since
 from pyrunc.record import DamagedRecord
 
@@ -137,6 +137,11 @@ async def test_equal_calls_join_and_outlive_their_callers() -> None:
     caller.cancel()
     assert await asyncio.gather(*(joined.join("k", work) for _ in range(20))) == [7] * 20
     assert runs == [1] and "k" not in joined
+    first = asyncio.create_task(joined.join("k", work, request="a"))
+    await asyncio.sleep(0.01)
+    with pytest.raises(AlreadyExists):
+        await joined.join("k", work, request="b")
+    assert await joined.join("k", work, request="a") == await first == 7 and runs == [1, 1]
 
 
 async def test_a_gate_waits_for_those_inside() -> None:
