@@ -131,8 +131,7 @@ class Catalog:
         The names of those that lack nothing but unpacked layers are returned: `add` takes them when they are unpacked.
         """
         names = self._read_names()
-        self._names, self._contents = [], {}
-        not_unpacked = []
+        kept, contents, not_unpacked = [], {}, []
         for name in names:
             try:
                 content = self.examine(name.target)
@@ -144,11 +143,11 @@ class Catalog:
                     "image %s is dropped: %s", name.tagged or name.by_digest or name.target.digest, error
                 )
                 continue
-            self._names.append(name)
-            self._contents[name.target.digest] = content
-        self._rebuild()
-        if names != self._names or not self._is_written():
-            self._write()
+            kept.append(name)
+            contents[name.target.digest] = content
+        if names != kept or not self._is_written():
+            self._write(kept)
+        self._take(kept, contents)
         return not_unpacked
 
     def examine(self, target: Descriptor) -> Content:
@@ -181,20 +180,32 @@ class Catalog:
         return Content(found.config.digest, found, config, chain, blobs)
 
     def add(self, names: Iterable[Name]) -> None:
-        """Make names visible, durably. A tag that pointed elsewhere moves; the image it leaves keeps its digest."""
+        """Make names visible, durably. A tag that pointed elsewhere moves; the image it leaves keeps its digest.
+
+        Raises OSError, and nothing has changed then.
+        """
+        after, contents = self._names, dict(self._contents)
         for name in names:
-            self._contents[name.target.digest] = self.examine(name.target)
-            kept = [_demoted(n, name) for n in self._names]
-            self._names = list(dict.fromkeys([*filter(None, kept), name]))
-        self._rebuild()
-        self._write()
+            contents[name.target.digest] = self.examine(name.target)
+            kept = [_demoted(n, name) for n in after]
+            after = list(dict.fromkeys([*filter(None, kept), name]))
+        self._write(after)
+        self._take(after, contents)
 
     def remove(self, names: Iterable[Name]) -> None:
-        """Take names back, durably. Images without names are gone."""
+        """Take names back, durably. Images without names are gone. Raises OSError, and nothing has changed then."""
         gone = set(names)
-        self._names = [name for name in self._names if name not in gone]
-        self._rebuild()
-        self._write()
+        after = [name for name in self._names if name not in gone]
+        self._write(after)
+        self._take(after, self._contents)
+
+    def forget(self, names: Iterable[Name]) -> None:
+        """`remove` on a disk that is full: only in memory, so that the content can be deleted; `remove` again then.
+
+        A crash in between leaves names of images that are not complete, which are not listed.
+        """
+        gone = set(names)
+        self._take([name for name in self._names if name not in gone], self._contents)
 
     def names_of(self, image_id: str) -> list[Name]:
         """All names of an image."""
@@ -207,9 +218,11 @@ class Catalog:
             if self._blobs.size(layer.digest) != layer.size:
                 raise NotFound(f"layer blob {layer.digest} is missing or has another size")
 
-    def _rebuild(self) -> None:
-        targets = {name.target.digest for name in self._names}
-        self._contents = {digest: content for digest, content in self._contents.items() if digest in targets}
+    def _take(self, names: list[Name], contents: dict[str, Content]) -> None:
+        """What readers in other threads see is replaced, never changed."""
+        targets = {name.target.digest for name in names}
+        self._contents = {digest: content for digest, content in contents.items() if digest in targets}
+        self._names = names
         images: dict[str, Image] = {}
         for content in self._contents.values():
             if content.image_id not in images:
@@ -232,12 +245,15 @@ class Catalog:
 
     # ---- the files
 
-    def _write(self) -> None:
-        entries = [_descriptor(name) for name in self._names]
+    def _write(self, names: list[Name]) -> None:
+        entries = [_descriptor(name) for name in names]
         index = {"schemaVersion": 2, "mediaType": manifests.OCI_INDEX, "manifests": entries}
-        self._written = json.dumps(index, indent=1).encode()
-        record.write_bytes(str(self._root / "index.json"), self._written, durable=True)
-        record.write_json(str(self._root / _NAMES), {"manifests": entries}, durable=True)
+        data = json.dumps(index, indent=1).encode()
+        record.write_bytes(str(self._root / "index.json"), data, durable=True)
+        try:
+            record.write_json(str(self._root / _NAMES), {"manifests": entries}, durable=True)
+        except OSError as error:  # only the copy is old now
+            log.warning("%s could not be written: %s", self._root / _NAMES, error)
 
     def _is_written(self) -> bool:
         return (self._root / "index.json").exists() and (self._root / _NAMES).exists()

@@ -24,7 +24,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError, SSLError, TimeoutError
 from urllib3.response import BaseHTTPResponse
 
-from cri_server.images.hosts import Host
+from cri_server.images.hosts import Host, is_loopback
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import InvalidSpec, PeerError
 
@@ -255,10 +255,10 @@ def _is_at_home(host: Host) -> bool:
 
 
 def _proxy(url: str) -> str | None:
-    """The proxy that the environment names for a URL: HTTPS_PROXY, HTTP_PROXY, NO_PROXY."""
+    """The proxy that the environment names for a URL: HTTPS_PROXY, HTTP_PROXY, NO_PROXY; never for this machine itself."""
     parts, proxies = urlsplit(url), environment.getproxies_environment()
     bypass: Callable[[str], bool] = environment.proxy_bypass_environment  # type: ignore[attr-defined]
-    if not proxies or bypass(parts.netloc):
+    if not proxies or is_loopback(parts.hostname or "") or bypass(parts.netloc):
         return None
     return proxies.get(parts.scheme)
 

@@ -237,6 +237,8 @@ def _pax(data: bytes, extended: _Extended) -> None:
 
 
 def _pax_number(pax: dict[bytes, bytes], key: bytes) -> int:
+    if key not in pax:
+        raise BadLayer(f"the tar has a sparse file without {key.decode()}")
     return _decimal(pax[key], key.decode())
 
 

@@ -85,10 +85,11 @@ def default_url(domain: str) -> str:
     if domain == DOCKER:
         return "https://registry-1.docker.io"
     host, _, port = domain.rpartition(":") if not domain.endswith("]") and ":" in domain else (domain, "", "")
-    return f"{'http' if port != '443' and _is_loopback(host.strip('[]')) else 'https'}://{domain}"
+    return f"{'http' if port != '443' and is_loopback(host.strip('[]')) else 'https'}://{domain}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine by itself, without asking anybody."""
     if host == "localhost":
         return True
     try:

@@ -125,7 +125,7 @@ class Layers:
 
     def collect(self, keep: set[str]) -> int:
         """Throw away every layer that is not in `keep`; how many. `empty_trash` deletes them."""
-        unwanted = [chain_id for chain_id in self._known if chain_id not in keep]
+        unwanted = [chain_id for chain_id in list(self._known) if chain_id not in keep]
         for chain_id in unwanted:
             self._known.pop(chain_id)
             self._throw_away(chain_id.removeprefix("sha256:"))

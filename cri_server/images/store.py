@@ -139,6 +139,7 @@ class Store:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             log.warning("the image store is full: removing first, writing the index then")
+            self.catalog.forget(names)
             self._collect()
             self.layers.empty_trash()
             self.catalog.remove(names)

@@ -85,6 +85,7 @@ class Registry:
         self.requests: list[Request] = []
         self.tokens: set[str] = set()
         self.realm = ""
+        self.answers_for = ""  # as a proxy: the start of the URLs that it is asked for
         self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._server = _Server((address, port), _handler(self))
@@ -244,6 +245,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bytes) -> None:
         registry = self.owner
+        if registry.answers_for:
+            self.path = self.path.removeprefix(registry.answers_for)
         headers = {name.lower(): value for name, value in self.headers.items()}
         registry.requests.append(Request(self.command, self.path, headers))
         fault = registry.fault_for(f"{self.command} {self.path}") or Fault("")

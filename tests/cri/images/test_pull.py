@@ -512,3 +512,25 @@ async def test_https(
             hosts_toml(tmp_path, "registry.example", "")
             hosts_toml(tmp_path, secure.host, f'server = "{secure.url}"\nca = ["{certificates[0]}"]\n')
         assert await service.pull(f"{secure.host}/app:v1") == built.id
+
+
+# ---- proxies
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+async def test_the_environments_proxy(
+    tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch, bypass: bool
+) -> None:
+    """HTTP_PROXY gets requests for the whole URL; hosts in NO_PROXY are asked directly."""
+    built = make()
+    registry.push("app:v1", built)
+    hosts_toml(tmp_path, "registry.example", 'server = "http://registry.example"\n')
+    monkeypatch.setenv("http_proxy", registry.url)
+    monkeypatch.setenv("no_proxy", "registry.example" if bypass else "elsewhere.example")
+    registry.answers_for = "http://registry.example"
+    if bypass:
+        with pytest.raises(PeerError, match=r"registry\.example does not resolve"):
+            await service.pull("registry.example/app:v1")
+        assert registry.requests == []
+    else:
+        assert await service.pull("registry.example/app:v1") == built.id

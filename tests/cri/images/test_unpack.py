@@ -7,15 +7,21 @@ import os
 import random
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 from cri_server.images import build
 from cri_server.images.build import Node, directory, layer, symlink
-from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.inflate import WINDOW_LOG_LIMIT, BadLayer, Limits, Stream
 from cri_server.images.layers import Layers, chain_ids
 from pyrunc.errors import ResourceExhausted
 from tests.cri.images.conftest import Unpack, unpack_bytes
@@ -368,3 +374,12 @@ def test_a_million_empty_members_end_soon() -> None:
             Stream(fd).drain()
     finally:
         os.close(fd)
+
+
+def test_a_zstd_window_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    """A frame may ask its reader for gigabytes of memory."""
+    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: WINDOW_LOG_LIMIT + 1})
+    data = compressor.compress(layer({"a": random.Random(1).randbytes(1000)})) + compressor.flush()
+    (tmp_path / "layer").mkdir()
+    with pytest.raises(BadLayer, match="zstd data is damaged"):
+        unpack_bytes(data, tmp_path / "layer")
