@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import time
-from ipaddress import IPv4Interface, IPv6Interface
+from ipaddress import IPv4Interface, IPv6Address, IPv6Interface
 
 from cni_plugins.bridge.addressing import Addressing
 from cni_plugins.bridge.settings import Settings
 from cni_plugins.net import netns
+from cni_plugins.net.neighbours import advertise
 from cni_plugins.net.rtnetlink import (
     IFA_F_DADFAILED,
     IFA_F_TENTATIVE,
@@ -21,8 +22,10 @@ from cni_plugins.net.rtnetlink import (
     delete_address,
     delete_link,
     find_link,
+    is_local,
     new_address,
     new_bridge,
+    new_neighbour,
     new_route,
     new_veth,
     open_route_socket,
@@ -33,6 +36,7 @@ from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, IO_FAILURE, Cni
 from pyrunc.errors import KernelError
 
 _DAD_TIMEOUT_S = 10.0
+_FORWARDING_TIMEOUT_S = 0.5
 _SCOPE_LINK = 253
 _FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
 
@@ -66,8 +70,8 @@ def connect(
     ifname: str,
     tag: str,
     mac: str,
-) -> Link:
-    """A veth born in place: the host's end on the bridge and up, the pod's end called `ifname`. Returns the host's end."""
+) -> None:
+    """A veth born in place: the host's end on the bridge and up, the pod's end called `ifname`."""
     port = set_link(
         name=name, alias=tag, hairpin=settings.hairpin or None, isolated=settings.isolated or None
     )
@@ -80,10 +84,6 @@ def connect(
             if outcome is labelled:
                 host.attempt(delete_link(name=name))
             raise outcome
-    link = find_link(host, name=name)
-    if link is None:
-        raise CniError(IO_FAILURE, f"{name} vanished while it was being set up")
-    return link
 
 
 def configure_pod(pod: int, ifname: str, addressing: Addressing, settings: Settings) -> Link:
@@ -134,6 +134,38 @@ def be_gateway(host: NetlinkSocket, bridge: Link, addressing: Addressing, settin
         _tolerate(host, new_address(bridge.index, gateway), errno.EEXIST)
     for version in {gateway.version for gateway in addressing.gateways}:
         netns.write_sysctl(_FORWARDING[version], "1")
+
+
+def await_forwarding(host: NetlinkSocket, name: str, settings: Settings) -> Link:
+    """The host's end once the bridge forwards what comes from it, 0.3 ms later: else the pod's first packets are lost and
+    sent again after a second. A bridge with STP may take longer; it is not waited for.
+    """
+    deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
+    while True:
+        link = find_link(host, name=name)
+        if link is None:
+            raise CniError(IO_FAILURE, f"{name} vanished while it was being set up")
+        if link.forwarding or settings.container_interface_down or time.monotonic() > deadline:
+            return link
+        time.sleep(0.0002)
+
+
+def introduce(host: NetlinkSocket, pod: int, bridge: Link, inner: Link, addressing: Addressing) -> None:
+    """Tell those who may still know an address under its last owner's hardware address: the host, and IPv6 neighbours.
+
+    IPv4 neighbours need no word: there the hardware address follows from the address. The kernel finishes new IPv6
+    addresses in a work queue (addrconf_dad_work), a moment in which it takes no packet for them.
+    """
+    if addressing.gateways:
+        host.attempt(*(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips))
+    addresses6 = [a.address.ip for a in addressing.ips if isinstance(a.address.ip, IPv6Address)]
+    if addresses6:
+        with netns.inside(pod):
+            with open_route_socket() as route:
+                deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
+                while not all(is_local(route, a) for a in addresses6) and time.monotonic() < deadline:
+                    time.sleep(0.0002)
+            advertise(inner.index, inner.mac, addresses6)
 
 
 def disconnect(host: NetlinkSocket, name: str) -> bool:

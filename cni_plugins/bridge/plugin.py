@@ -40,7 +40,7 @@ def add(call: Call, config: PluginConfig) -> Result:
         answer = ipam.allocate(call, config, link=names.link)
         undo.callback(ipam.release, call, config)
         addressing = derive(answer, settings, seed=names.tag)
-        port = links.connect(
+        links.connect(
             host,
             pod,
             bridge,
@@ -53,6 +53,8 @@ def add(call: Call, config: PluginConfig) -> Result:
         undo.callback(links.disconnect, host, names.link)
         inner = links.configure_pod(pod, call.ifname, addressing, settings)
         links.be_gateway(host, bridge, addressing, settings)
+        port = links.await_forwarding(host, names.link, settings)
+        links.introduce(host, pod, bridge, inner, addressing)
         if settings.ip_masq:
             _masquerade(addressing, names.tag)
         undo.pop_all()

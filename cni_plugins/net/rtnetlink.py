@@ -18,6 +18,7 @@ from cni_plugins.net.wire import (
     NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,
+    NLM_F_REPLACE,
     NetlinkSocket,
     Request,
     attribute,
@@ -30,24 +31,33 @@ from pyrunc.errors import KernelError
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
 _NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
+_NEWNEIGH = 28
 
 IFF_UP, IFF_PROMISC = 0x1, 0x100
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_LINKINFO = 1, 3, 4, 10, 18
 _IFLA_IFALIAS, _IFLA_NET_NS_FD, _IFLA_EXT_MASK, _IFLA_TXQ, _IFLA_RXQ = 20, 28, 29, 31, 32
+_IFLA_OPERSTATE = 16
 _INFO_KIND, _INFO_DATA, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA, _VETH_PEER = 1, 2, 4, 5, 1
-_BRPORT_MODE, _BRPORT_ISOLATED = 4, 33
+_BRPORT_STATE, _BRPORT_MODE, _BRPORT_ISOLATED = 1, 4, 33
+_FORWARDING, _OPERATIONAL = b"\3", b"\6"
 _SKIP_STATISTICS = 8
 
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST, _IFA_FLAGS = 1, 2, 4, 8
 IFA_F_NODAD, IFA_F_TENTATIVE, IFA_F_DADFAILED = 0x02, 0x40, 0x08
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_METRICS, _RTA_TABLE = 1, 4, 5, 6, 8, 15
 _RTAX_MTU, _RTAX_ADVMSS = 2, 8
+_RTN_LOCAL = 2
+_NDA_DST, _NDA_LLADDR, _NUD_STALE = 1, 2, 4
 _TABLE_MAIN, _PROTO_BOOT, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST = 254, 3, 0, 253, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link as the kernel describes it; `master` is 0 for none."""
+    """A link as the kernel describes it; `master` is 0 for none, `forwarding` is for a bridge's port.
+
+    A port is shown as forwarding for a moment when it is made, before the kernel has looked at its carrier: `forwarding`
+    wants the link to be operational too.
+    """
 
     index: int
     name: str
@@ -57,6 +67,7 @@ class Link:
     master: int
     kind: str
     alias: str
+    forwarding: bool
 
     @property
     def up(self) -> bool:
@@ -203,6 +214,14 @@ def new_route(
     return Request(_NEWROUTE, body, "RTM_NEWROUTE", subject, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
 
 
+def new_neighbour(index: int, address: IPv4Address | IPv6Address, mac: str) -> Request:
+    """Who has an address on a link, replacing what was known; the kernel confirms it when it is used (NUD_STALE)."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    body = struct.pack("BxxxiHBB", family, index, _NUD_STALE, 0, 0)
+    body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, pack_mac(mac))
+    return Request(_NEWNEIGH, body, "RTM_NEWNEIGH", str(address), NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE)
+
+
 def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link | None:
     """The link of that name or index, or None."""
     body = _link_header(index=index) + (attribute(_IFLA_IFNAME, name) if name else b"")
@@ -223,6 +242,18 @@ def addresses(route: NetlinkSocket, index: int) -> list[LinkAddress]:
 
 def route_to(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> int:
     """The index of the link that packets to `destination` leave by, 0 where there is no route."""
+    found = _lookup(route, destination)
+    return _int(attributes(found, 12).get(_RTA_OIF)) if found else 0
+
+
+def is_local(route: NetlinkSocket, address: IPv4Address | IPv6Address) -> bool:
+    """Whether the namespace takes packets to `address` as its own."""
+    found = _lookup(route, address)
+    return bool(found) and found[7] == _RTN_LOCAL
+
+
+def _lookup(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> bytes:
+    """The kernel's choice for one destination, empty where there is none."""
     family, bits = (socket.AF_INET, 32) if destination.version == 4 else (socket.AF_INET6, 128)
     body = struct.pack("BBBBBBBBI", family, bits, 0, 0, 0, 0, 0, 0, 0) + attribute(
         _RTA_DST, destination.packed
@@ -230,9 +261,9 @@ def route_to(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> in
     (outcome,) = route.attempt(Request(_GETROUTE, body, "RTM_GETROUTE", str(destination)))
     if isinstance(outcome, KernelError):
         if outcome.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESRCH):
-            return 0
+            return b""
         raise outcome
-    return _int(attributes(outcome[0], 12).get(_RTA_OIF)) if outcome else 0
+    return outcome[0] if outcome else b""
 
 
 def pack_mac(mac: str) -> bytes:
@@ -252,6 +283,7 @@ def _link(body: bytes) -> Link:
     _, _, index, flags, _ = struct.unpack_from("BxHiII", body)
     found = attributes(body, 16)
     info = attributes(found.get(_IFLA_LINKINFO, b""))
+    port = attributes(info.get(_INFO_SLAVE_DATA, b"")) if text(info.get(_INFO_SLAVE_KIND)) == "bridge" else {}
     return Link(
         index=index,
         name=text(found.get(_IFLA_IFNAME)),
@@ -261,6 +293,7 @@ def _link(body: bytes) -> Link:
         master=_int(found.get(_IFLA_MASTER)),
         kind=text(info.get(_INFO_KIND)),
         alias=text(found.get(_IFLA_IFALIAS)),
+        forwarding=port.get(_BRPORT_STATE) == _FORWARDING and found.get(_IFLA_OPERSTATE) == _OPERATIONAL,
     )
 
 

@@ -307,6 +307,20 @@ def test_an_address_is_not_reused_before_its_veth_is_gone(host: Host) -> None:
     assert addresses_of(attach(late, config)) == addresses_of(results[2])
 
 
+def test_no_first_packet_is_lost(host: Host) -> None:
+    """When ADD returns the bridge forwards and the addresses are taken: a lost packet would cost a second."""
+    neighbour = host.pod("neighbour")
+    attach(neighbour, host.bridge_config())
+    for number in range(12):
+        pod = host.pod(f"n{number}")
+        result = attach(pod, host.bridge_config())
+        started = time.monotonic()
+        for bind, address in zip(("0.0.0.0", "::"), addresses_of(result), strict=True):
+            with listen(pod.fd, bind, 80) as server:
+                reach(neighbour.fd if number % 2 else None, address, 80, server)
+        assert time.monotonic() - started < 0.8
+
+
 def test_an_address_with_another_hardware_address_is_known_at_once(host: Host) -> None:
     """Neighbours that still know the old pod's hardware address are told: nobody waits for an entry to grow stale."""
     config = host.bridge_config(capabilities={"ips": True})
