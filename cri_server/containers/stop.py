@@ -17,6 +17,7 @@ from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
 log = logging.getLogger(__name__)
 
 LOST_TIMEOUT_S = 10.0
+SHIM_PATIENCE_S = 20.0  # beyond the grace period; the shim itself says after 10 s that SIGKILL did not help
 
 
 async def stop(services: Services, reference: str, timeout_s: int) -> None:
@@ -41,13 +42,19 @@ async def end(services: Services, container: Container, signal: int, timeout_s: 
     if container.state not in (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN):
         return
     sandbox = services.index.sandboxes.find(container.sandbox_id)
-    client = services.shims.find(sandbox) if sandbox is not None else None
-    if client is None:
-        if sandbox is not None:
-            await services.shims.end_orphans(sandbox)
+    if sandbox is None:
         return
+    client = services.shims.find(sandbox)
+    if client is None:
+        await services.shims.end_orphans(sandbox)
+        return
+    patience_s = max(timeout_s, 0.0) + SHIM_PATIENCE_S
     try:
-        ended = await client.stop(container.id, signal, max(timeout_s, 0.0))
+        ended = await asyncio.wait_for(client.stop(container.id, signal, max(timeout_s, 0.0)), patience_s)
+    except TimeoutError:
+        log.error("container %s: its shim did not answer for %g s and is given up", container.id, patience_s)
+        services.shims.drop(sandbox)
+        await services.shims.end_orphans(sandbox)
     except PeerError:
         await _wait_for_the_end(container)
     except NotFound:

@@ -16,6 +16,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.undo import FAILPOINT, Steps
+from pyrunc.kernel.process import alive_since
 from tests.cri.server_harness import Server, code_of
 
 
@@ -126,6 +127,22 @@ def test_a_shim_that_died_with_the_server(server: Server) -> None:
     assert (status.state, status.reason) == (api.CONTAINER_EXITED, "ShimLost")
     assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
     server.remove_pod(pod)
+
+
+def test_a_shim_that_does_not_answer_is_given_up(server: Server) -> None:
+    pod, other = server.run_pod(), server.run_pod()
+    container, healthy = server.launch(pod), server.launch(other)
+    shim = shim_pid(server, pod)
+    server.kill()
+    os.kill(shim, signal.SIGSTOP)
+    server.start()
+    assert server.status(container).state == api.CONTAINER_UNKNOWN
+    assert server.output(healthy, "echo", "fine") == "fine\n"
+    server.stop_container(container)
+    status = server.status(container)
+    assert (status.state, status.reason) == (api.CONTAINER_EXITED, "ShimLost")
+    server.remove_pod(pod)
+    assert alive_since(shim) is None
 
 
 def test_a_dead_holder_makes_the_pod_not_ready(server: Server) -> None:
