@@ -147,4 +147,4 @@ async def test_power_lost_at_any_moment(tmp_path: Path, registry: Registry) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_power_lost_at_many_moments(tmp_path: Path, registry: Registry) -> None:
-    await cut_power_often(tmp_path, registry, 200)
+    await cut_power_often(tmp_path, registry, 60)

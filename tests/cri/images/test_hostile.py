@@ -149,6 +149,8 @@ REFUSED: dict[str, list[tuple[str, Node]]] = {
     "a sparse map out of the file": [("a", Node(b"xx", pax={"GNU.sparse.map": "8,2", "GNU.sparse.size": "9"}))],
     "a sparse map for other data": [("a", Node(b"xx", pax={"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}))],
     "a sparse map that is text": [("a", Node(b"xx", pax={"GNU.sparse.map": "a,b", "GNU.sparse.size": "9"}))],
+    "a sparse map without a size": [("a", Node(b"x", pax={"GNU.sparse.map": "0,1"}))],
+    "a sparse list without a size": [("a", Node(b"x" * 512, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}))],
     "a sparse list that is text": [
         ("a", Node(b"x" * 512, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}))
     ],
@@ -337,6 +339,7 @@ def interesting() -> bytes:
 
 
 WHOLE = interesting()
+EXAMPLES = int(os.environ.get("PYRUNC_HOSTILE_EXAMPLES", "400"))
 
 
 def attempt(jail: Jail, blob: bytes) -> None:
@@ -349,7 +352,7 @@ def attempt(jail: Jail, blob: bytes) -> None:
         jail.clean()
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     changes=some.lists(
         some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)), min_size=1, max_size=12
@@ -362,7 +365,7 @@ def test_changed_bytes(shared_jail: Jail, changes: list[tuple[int, int]]) -> Non
     attempt(shared_jail, repaired(blob))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     start=some.integers(0, len(WHOLE) // 512),
     count=some.integers(1, 20),
@@ -385,7 +388,7 @@ NODES = some.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(members=some.lists(some.tuples(NAMES, NODES), max_size=12))
 def test_any_sequence_of_members(shared_jail: Jail, members: list[tuple[str, Node]]) -> None:
     attempt(shared_jail, raw_tar(*members))
