@@ -168,6 +168,17 @@ class Pod:
 
     def _container_exited(self, container: Container) -> None:
         self._server.event({"event": "exit", "container": container.id, **container.exit_fields()})
+        if container.has_poststop:
+            self._after_stop(container)
+
+    def _after_stop(self, container: Container) -> None:
+        """The hooks may take their time; nobody waits for them."""
+
+        def work() -> tuple[dict[str, Any], list[int]]:
+            self._starter.after_stop(container.id, container.directory)
+            return {}, []
+
+        self._in_worker(work, lambda fields, fds: None, lambda error: print(error, file=sys.stderr))
 
     def _stop(self, call: Call) -> None:
         container = self._container(call)

@@ -162,6 +162,11 @@ class Container:
             raise WrongState(f"container {self.id} is not running")
         self._log.reopen()
 
+    @property
+    def has_poststop(self) -> bool:
+        """Whether hooks want to run after its end."""
+        return self._process is not None and self._process.has_poststop
+
     def open_pidfd(self) -> int:
         """Of its first process. Raises WrongState when that has ended, though its output may not be logged yet."""
         if self._process is None or self._ended:

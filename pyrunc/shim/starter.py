@@ -15,12 +15,12 @@ from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.lifecycle import bundle, create, hooks, status
+from pyrunc.lifecycle import create, hooks, listener, status
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle.exec import ExecRequest, executing, merged
 from pyrunc.lifecycle.state import State
 from pyrunc.shim import messages
-from pyrunc.spec.model import Hooks, IdMap, Spec
+from pyrunc.spec.model import IdMap, Spec
 from pyrunc.spec.parse import parse
 from pyrunc.undo import Undo
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from pyrunc.lifecycle.birth import Born
     from pyrunc.shim.session import Container
+    from pyrunc.spec.model import Spec
 
     class Starter(Protocol):
         """What the shim needs somebody to start for it."""
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
             holder: Holder | None,
         ) -> Process: ...
 
+        def after_stop(self, container_id: str, directory: str) -> None: ...
+
         def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup: ...
 
         def execute(
@@ -56,21 +59,29 @@ if TYPE_CHECKING:
 class Process:
     """A process that was started, our child. `console_fd`, a pty's master, belongs to whoever gets this."""
 
-    __slots__ = ("console_fd", "group", "pid", "start_time")
+    __slots__ = ("console_fd", "group", "has_poststop", "pid", "start_time")
 
     def __init__(self, pid: int, start_time: int, group: Cgroup, console_fd: int | None = None) -> None:
         self.pid, self.start_time, self.group, self.console_fd = pid, start_time, group, console_fd
+        self.has_poststop = False
 
     def to_message(self) -> tuple[dict[str, Any], list[int]]:
         """Fields and descriptors, for the other side's `from_message`."""
-        fields = {"pid": self.pid, "start_time": self.start_time, "group": self.group.record()}
+        fields = {
+            "pid": self.pid,
+            "start_time": self.start_time,
+            "group": self.group.record(),
+            "poststop": self.has_poststop,
+        }
         return fields, [] if self.console_fd is None else [self.console_fd]
 
     @classmethod
     def from_message(cls, fields: dict[str, Any], fds: list[int]) -> Process:
         """The process that `to_message` described; owns the descriptors."""
         console_fd = fds[0] if fds else None
-        return cls(fields["pid"], fields["start_time"], Cgroup.from_record(fields["group"]), console_fd)
+        found = cls(fields["pid"], fields["start_time"], Cgroup.from_record(fields["group"]), console_fd)
+        found.has_poststop = fields["poststop"]
+        return found
 
 
 class Holder:
@@ -163,6 +174,10 @@ class LibraryStarter:
         """The container of `config.json`; its state file is written as `pyrunc create` does. Raises Error."""
         spec, rootfs = _spec(directory), launch["rootfs"]
         state = _first_state(container_id, directory, spec)
+        if (
+            spec.hooks.create_container and spec.root
+        ):  # where they find the root, in the container's mounts only
+            os.makedirs(os.path.join(directory, spec.root.path), mode=0o700, exist_ok=True)
         created = create.create(
             create.CreateRequest(
                 id=container_id,
@@ -183,7 +198,15 @@ class LibraryStarter:
         _record(state, created)
         if spec.hooks.poststart:
             _warn(hooks.run_all(spec.hooks.poststart, "poststart", status.oci_state(state, status.RUNNING)))
-        return Process(created.pid, created.start_time, created.cgroup, created.console_fd)
+        process = Process(created.pid, created.start_time, created.cgroup, created.console_fd)
+        process.has_poststop = bool(spec.hooks.poststop)
+        return process
+
+    def after_stop(self, container_id: str, directory: str) -> None:
+        """The poststop hooks of a container that has exited; what fails is reported on stderr (runtime-spec)."""
+        spec = _spec(directory)
+        told = status.oci_state(_first_state(container_id, directory, spec), status.STOPPED)
+        _warn(hooks.run_all(spec.hooks.poststop, "poststop", told))
 
     def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup:
         """Where the container lives or would have lived. Raises Error."""
@@ -231,11 +254,13 @@ def _first_state(container_id: str, directory: str, spec: Spec) -> State:
     )
 
 
-def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], None]]:
-    """Ours at the points where the new process waits for its parent: none, and no wait, without hooks and listener."""
-    if spec.hooks == Hooks() and not (spec.linux.seccomp or {}).get("listenerPath"):
+def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], object]]:
+    """Ours at the points where the new process waits for its parent (the hooks are the library's own)."""
+    if not (spec.linux.seccomp or {}).get("listenerPath"):
         return {}
-    return bundle._parts(state, spec)
+    return {
+        "listener": lambda born: listener.send(born, spec, status.oci_state(state, status.CREATING, born.pid))
+    }
 
 
 def _record(state: State, created: create.Created) -> None:

@@ -44,6 +44,9 @@ class DirectStarter:
             group.remove()
             raise
 
+    def after_stop(self, container_id: str, directory: str) -> None:
+        raise NotImplementedError("plain processes have no hooks")
+
     def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup:
         return Cgroup(record.read_json(f"{directory}/config.json")["linux"]["cgroupsPath"])
 

@@ -213,6 +213,41 @@ async def test_a_container_with_a_terminal(pod: TestPod) -> None:
     streams.close()
 
 
+async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None:
+    """Each writes its name and the status that it was told; startContainer runs inside and has another file."""
+    trace = pod.folder / "trace"
+    script = (
+        f"""read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/') >> {trace}"""
+    )
+    kinds = ("prestart", "createRuntime", "createContainer", "poststart", "poststop")
+    hooks = {kind: [{"path": "/bin/sh", "args": ["sh", "-c", script, kind]}] for kind in kinds}
+    pod.container("a", "echo run; exec sleep 0.2")
+    path = pod.containers / "a" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": hooks}))
+    await pod.client.start_container("a")
+    assert (await pod.exited("a")).exit_code == 0
+    await until(lambda: "poststop" in trace.read_text())
+    found = dict(line.split() for line in trace.read_text().splitlines())
+    assert [*found] == list(kinds)
+    assert (found["createRuntime"], found["poststart"], found["poststop"]) == (
+        "creating",
+        "running",
+        "stopped",
+    )
+
+
+async def test_a_hook_that_fails_is_a_start_error(pod: TestPod) -> None:
+    pod.container("a", "echo never")
+    path = pod.containers / "a" / "config.json"
+    hook = {"path": "/bin/sh", "args": ["sh", "-c", "echo because >&2; exit 3"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": {"createRuntime": [hook]}}))
+    with pytest.raises(Error, match=r"createRuntime hook #0: exit status 3.*because"):
+        await pod.client.start_container("a")
+    assert pod.exit_record("a")["reason"] == "StartError"
+    await until(lambda: not pod.cgroup("a").exists())
+    assert pod.logged("a") == b""
+
+
 async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: TestPod) -> None:
     """A hook holds the start up at the point where the container's process exists."""
     hook = {"path": "/bin/sleep", "args": ["sleep", "100"]}
