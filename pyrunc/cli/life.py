@@ -34,7 +34,7 @@ def run(call: Call, log: Log) -> int:
     """`run --bundle DIR ID`: with --detach 0, else the program's exit code."""
     attached = not call.options["detach"]
     if attached and not call.options["no_subreaper"]:
-        from pyrunc.kernel.process import set_child_subreaper
+        from pyrunc.kernel.reaper import set_child_subreaper
 
         set_child_subreaper()
     state, created = _make(call, log, start_immediately=True)

@@ -45,10 +45,3 @@ def open_from_process(pidfd: int, number: int) -> int:
     from pyrunc.kernel.call import syscall
 
     return syscall("pidfd_getfd", f"fd {number}", pidfd, number, 0)
-
-
-def set_child_subreaper(on: bool = True) -> None:
-    """prctl(PR_SET_CHILD_SUBREAPER): orphans among our descendants become our children."""
-    import prctl  # here, because it takes 1.4 ms
-
-    prctl.set_child_subreaper(on)

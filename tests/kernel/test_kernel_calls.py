@@ -19,7 +19,7 @@ from pyrunc.abi.mount import (
     TMPFS_MAGIC,
 )
 from pyrunc.errors import InvalidArgument, KernelError
-from pyrunc.kernel import call, fd, limit, mount, namespace, path, process
+from pyrunc.kernel import call, fd, limit, mount, namespace, path, process, reaper
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ class TestProcesses:
     def test_a_subreaper_gets_the_orphans(self) -> None:
         pid = os.fork()
         if pid == 0:
-            process.set_child_subreaper()
+            reaper.set_child_subreaper()
             child = os.fork()
             if child == 0:
                 if os.fork() == 0:

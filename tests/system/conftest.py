@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc.kernel.process import set_child_subreaper
+from pyrunc.kernel.reaper import set_child_subreaper
 from tests.support import bundle
 from tests.system.harness import Runtime
 
@@ -18,10 +18,12 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle.make_root(tmp_path_factory.mktemp("rootfs") / "root")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def parent_of_containers() -> None:
-    """Containers come to us when their runtime has ended, as they come to a shim."""
+@pytest.fixture(scope="package", autouse=True)
+def parent_of_containers() -> Iterator[None]:
+    """Containers come to us when their runtime has ended, as they come to a shim; not so in other folders' tests."""
     set_child_subreaper(True)
+    yield
+    set_child_subreaper(False)
 
 
 @pytest.fixture
