@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from ipaddress import ip_network as parse_network
 from typing import Any
 
@@ -230,7 +230,7 @@ class _Turns:
         self._users: dict[str, int] = {}
         self._running = 0
         self._alone = False
-        self._change = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     def busy(self, sandbox_id: str) -> bool:
         return sandbox_id in self._users
@@ -241,15 +241,13 @@ class _Turns:
         self._users[sandbox_id] = self._users.get(sandbox_id, 0) + 1
         try:
             async with lock:
-                async with self._change:
-                    await self._change.wait_for(lambda: not self._alone)
-                    self._running += 1
+                await self._until(lambda: not self._alone)
+                self._running += 1
                 try:
                     yield
                 finally:
                     self._running -= 1
-                    async with self._change:
-                        self._change.notify_all()
+                    self._tell()
         finally:
             self._users[sandbox_id] -= 1
             if not self._users[sandbox_id]:
@@ -257,15 +255,22 @@ class _Turns:
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        async with self._change:
-            await self._change.wait_for(lambda: not self._alone and self._running == 0)
-            self._alone = True
+        await self._until(lambda: not self._alone and self._running == 0)
+        self._alone = True
         try:
             yield
         finally:
             self._alone = False
-            async with self._change:
-                self._change.notify_all()
+            self._tell()
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        """Wake everybody who waits; nothing here can be cancelled."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 def _result(attachment: Attachment) -> NetworkResult:
