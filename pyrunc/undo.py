@@ -5,7 +5,8 @@ What could not be undone is added to the exception as a note, so that nobody has
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing costs more than the whole module (it is on the path of the fast verbs)
+# Importing typing costs more than this whole module, which is on the path of the fast verbs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
