@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyrunc import record
@@ -28,6 +30,15 @@ def node_error(error: OSError, subject: str) -> Error:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceExhausted(f"no space left on the image store ({subject})")
     return KernelError("write", subject, error.errno or 0)
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """What the operating system says about the store becomes an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise node_error(error, error.filename or "the image store") from error
 
 
 class Ingest:

@@ -31,6 +31,10 @@ _PATH_LIMIT_BYTES = 4095
 _MAJOR_LIMIT, _MINOR_LIMIT = 1 << 12, 1 << 20
 _TICK_BYTES = 4 << 20
 _TICK_ENTRIES = 500
+_FAULTS_OF_THE_LAYER = {
+    errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EXDEV, errno.ENOENT, errno.EEXIST, errno.EMLINK,
+    errno.E2BIG, errno.ERANGE,
+}  # fmt: skip
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -75,7 +79,7 @@ def in_our_words(error: OSError, name: bytes) -> Exception:
     number = error.errno or 0
     if number in (errno.ENOSPC, errno.EDQUOT):
         return ResourceExhausted(f"no space left while unpacking {shown(name)}")
-    if number in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EXDEV):
+    if number in _FAULTS_OF_THE_LAYER:
         return BadLayer(f"{shown(name)}: {os.strerror(number)}")
     return KernelError("unpack", shown(name), number)
 
@@ -446,6 +450,8 @@ def _set_xattrs(target: int | bytes, entry: Entry) -> None:
     """Those a container can make use of: file capabilities, POSIX ACLs, `user.*`. Others are the host's business, and
     `*.overlay.*` would be orders to overlayfs. What the file system or the kind of file does not take is left out."""
     for name, value in entry.xattrs.items():
+        if b"\0" in name:
+            raise BadLayer(f"{shown(entry.name)}: an attribute whose name has a NUL byte")
         if not _is_wanted(name):
             continue
         try:

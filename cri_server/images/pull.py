@@ -14,7 +14,7 @@ from typing import TypeVar
 from cri_server.images import manifest as manifests
 from cri_server.images.catalog import Name
 from cri_server.images.client import Session
-from cri_server.images.content import DigestMismatch, Ingest
+from cri_server.images.content import DigestMismatch, Ingest, store_errors
 from cri_server.images.hosts import hosts_for
 from cri_server.images.layers import chain_ids
 from cri_server.images.manifest import Config, Descriptor, Index, Manifest
@@ -52,7 +52,8 @@ class Pull:
     async def run(self) -> str:
         """The image id. Raises Error, whose message names the reference."""
         try:
-            return await self._run()
+            with store_errors():
+                return await self._run()
         except Error as error:
             prefix = "RegistryUnavailable: "
             found, message = error.message.startswith(prefix), error.message.removeprefix(prefix)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cri_server.images import load as archives
 from cri_server.images.catalog import Name
+from cri_server.images.content import store_errors
 from cri_server.images.layers import chain_ids
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.pull import Pull
@@ -51,8 +52,12 @@ class ImageService:
         self._pulls: dict[str, _Running] = {}
 
     async def start(self) -> None:
-        """Make the folders, read what is there, drop what no image needs. Call once, before anything else."""
-        await self._store.open()
+        """Make the folders, read what is there, drop what no image needs. Call once, before anything else.
+
+        Raises ResourceExhausted, KernelError.
+        """
+        with store_errors():
+            await self._store.open()
 
     async def close(self) -> None:
         """Cancel running pulls and wait for them."""
@@ -105,7 +110,8 @@ class ImageService:
 
         Raises WrongState naming the containers that use the image, when it would be gone.
         """
-        await self._store.withdraw(lambda: self._names_to_remove(reference))
+        with store_errors():
+            await self._store.withdraw(lambda: self._names_to_remove(reference))
 
     def _names_to_remove(self, reference: str) -> builtins.list[Name]:
         catalog = self._store.catalog
@@ -140,7 +146,7 @@ class ImageService:
         """
         watch = Watch(self._no_progress_timeout_s, f"loading {path}")
         try:
-            with self._store.loading():
+            with self._store.loading(), store_errors():
                 free = self._store.free_bytes()
                 if not free:
                     raise ResourceExhausted("no space left on the image store")

@@ -7,6 +7,20 @@ import sys
 from pathlib import Path
 
 from cri_server.images.service import ImageService
+from pyrunc.errors import Error
+
+
+async def once(store: str, reference: str) -> None:
+    """Pull, then remove; `ok` on stdout, or the error's kind."""
+    try:
+        service = ImageService(Path(store))
+        await service.start()
+        await service.remove(await service.pull(reference))
+        await service.close()
+    except Error as error:
+        print(error.kind, error.message, flush=True)
+    else:
+        print("ok", flush=True)
 
 
 async def main(store: str, *references: str) -> None:
@@ -26,4 +40,4 @@ async def main(store: str, *references: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(once(*sys.argv[2:]) if sys.argv[1] == "once" else main(*sys.argv[1:]))

@@ -105,6 +105,47 @@ async def test_killed_at_many_moments(tmp_path: Path, registry: Registry) -> Non
     await kill_often(tmp_path, registry, 200)
 
 
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("call", ["fsync", "rename", "mkdir", "pwrite64", "unlink"])
+async def test_a_system_call_that_fails_is_an_error_and_nothing_is_half(
+    tmp_path: Path, registry: Registry, call: str, error: str
+) -> None:
+    """The n-th call fails, for a few n: an error of ours that names it, or no difference; the store is whole afterwards."""
+    built = two_images()
+    for name, one in built.items():
+        registry.push(name, one)
+    ended = set()
+    for number in (1, 2, 3, 5):
+        inject = [
+            "strace",
+            "-f",
+            "-qq",
+            "-o",
+            "/dev/null",
+            "-e",
+            f"trace={call}",
+            "-e",
+            f"inject={call}:error={error}:when={number}",
+        ]
+        program = [
+            sys.executable,
+            "-m",
+            "tests.cri.images.puller",
+            "once",
+            str(tmp_path / "images"),
+            f"{registry.host}/app:0",
+        ]
+        done = subprocess.run(
+            [*inject, *program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        ended.add(done.stdout.split()[0])
+        if error == "ENOSPC" and ended - {"ok"}:
+            assert "no space left" in done.stdout or done.stdout == "ok\n"
+        await check(tmp_path / "images", built)
+    assert ended <= {"ok", "kernel", "resource_exhausted"}
+
+
 # ---- power
 
 

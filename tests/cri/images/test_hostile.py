@@ -151,6 +151,9 @@ REFUSED: dict[str, list[tuple[str, Node]]] = {
     "a sparse map that is text": [("a", Node(b"xx", pax={"GNU.sparse.map": "a,b", "GNU.sparse.size": "9"}))],
     "a sparse map without a size": [("a", Node(b"x", pax={"GNU.sparse.map": "0,1"}))],
     "a sparse list without a size": [("a", Node(b"x" * 512, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}))],
+    "an attribute's name with a NUL": [("a", Node(pax={"SCHILY.xattr.user.a\0b": "x"}))],
+    "an attribute of 100 kB": [("a", Node(pax={"SCHILY.xattr.user.a": "x" * 100_000}))],
+    "a file that takes its own folder's place": [("a", directory()), ("a/b", Node(b"x")), ("a", hardlink("a/b"))],
     "a sparse list that is text": [
         ("a", Node(b"x" * 512, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}))
     ],
