@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from cri_server.api import api_pb2 as api
+from cri_server.images import build
 from tests.kube.pods import Kube, pod
+from tests.support import cri
 from tests.support.cluster import LOCKED_REGISTRY, PASSWORD, USER
 
 
@@ -29,3 +34,31 @@ def test_a_registry_that_demands_a_password(kube: Kube) -> None:
     kube.run(pod("allowed", image, imagePullSecrets=[{"name": "login"}]))
     assert all(PASSWORD not in e for e in kube.events())
     assert PASSWORD not in kube.cluster.node.server.tail(10_000)
+
+
+def test_unused_images_are_collected(kube: Kube, tmp_path: Path) -> None:
+    """kubelet looks at the disk when it starts; it finds it too full and removes what no container uses."""
+    unused = "unused.example/thing:1"
+    archive = tmp_path / "unused.tar"
+    archive.write_bytes(build.docker_archive({unused: build.image([build.layer({"file": "content"})])}))
+    kube.cluster.node.load(archive)
+    kube.run(pod("p"))
+    with cri.connect(kube.cluster.node.socket) as client:
+
+        def tags() -> set[str]:
+            return {
+                tag
+                for image in client.image.ListImages(api.ListImagesRequest()).images
+                for tag in image.repo_tags
+            }
+
+        assert {unused, "docker.io/library/busybox:latest"} <= tags()
+        kube.cluster.restart_kubelet(
+            imageGCHighThresholdPercent=2, imageGCLowThresholdPercent=1, imageMinimumGCAge="0s"
+        )
+        try:
+            kube.until(lambda: unused not in tags(), "the removal of the unused image", 90)
+            assert "docker.io/library/busybox:latest" in tags()
+        finally:
+            kube.cluster.restart_kubelet()
+    assert kube.get("p")["status"]["containerStatuses"][0]["restartCount"] == 0

@@ -223,6 +223,12 @@ class Cluster:
             )
         )  # fmt: skip
 
+    def restart_kubelet(self, **changes: object) -> None:
+        """Kill kubelet and start it with `changes` to its configuration."""
+        self.programs["kubelet"].stop(signal.SIGKILL)
+        (self.folder / "kubelet.yaml").write_text(json.dumps({**self._kubelet_configuration(), **changes}))
+        self.start_kubelet()
+
     def _start_registries(self, images: Sequence[Path], locked_images: Sequence[Path]) -> None:
         for name, address, served, more in (
             ("registry", REGISTRY, images, []),
