@@ -17,14 +17,12 @@ from pyrunc.seccomp import profile as profiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from pyrunc.seccomp.profile import Profile
+    from pyrunc.seccomp.profile import Profile, Rule
 
-GENERATION = (
-    b"1"  # what compiled programs depend on besides the profile: count up when this file or `stub` changes
-)
+GENERATION = b"1"  # what compiled programs depend on besides the profile: count up when this file, `stub` or `flatten` changes
 INSTRUCTION_SIZE_BYTES, MAX_INSTRUCTIONS = 8, 4096
 STORE_LIMIT_FILES = 128
 
@@ -93,35 +91,68 @@ def _make(seccomp: Mapping[str, Any], machine: str, key: bytes, store: str) -> F
 
 
 def build(profile: Profile, machine: str) -> bytes:
-    """The program, always compiled anew: the stub for newer calls and what libseccomp makes of the rules."""
-    from pyrunc.kernel import seccomp as library
+    """The program, always compiled anew: what libseccomp makes of the rules with the stub for newer calls, made flat."""
     from pyrunc.seccomp import stub
+    from pyrunc.seccomp.flatten import flatten
 
     if machine not in profiles.NATIVE:
         raise Unsupported(f"seccomp on {machine}: only {' and '.join(profiles.NATIVE)} are known")
     native = profiles.NATIVE[machine]
     architectures = [native, *(audit for audit in dict.fromkeys(profile.architectures) if audit != native)]
-    verdicts: dict[int, int] = {}
-    with library.Compiler(profile.default_action) as compiler:
+    conditional = {rule.name for rule in profile.rules if rule.conditions}
+    prologue = stub.prologue(
+        _highest(profile, architectures), _verdicts(profile), stub.wanted(profile.default_action)
+    )
+    whole = prologue + _compile(profile.default_action, profile.rules, architectures, machine)
+    rest = _compile(
+        profile.default_action,
+        [rule for rule in profile.rules if rule.name in conditional],
+        architectures,
+        machine,
+    )
+    program = min(whole, flatten(whole, rest, architectures), key=len)
+    if len(program) > MAX_INSTRUCTIONS * INSTRUCTION_SIZE_BYTES:
+        raise Unsupported(f"the seccomp profile needs more than {MAX_INSTRUCTIONS} instructions")
+    return program
+
+
+def _compile(default_action: int, rules: Sequence[Rule], architectures: Sequence[int], machine: str) -> bytes:
+    """libseccomp's program for these rules."""
+    from pyrunc.kernel import seccomp as library
+
+    with library.Compiler(default_action) as compiler:
         for audit in architectures:
             compiler.add_architecture(audit)
         if machine != os.uname().machine:
             compiler.remove_architecture(profiles.NATIVE[os.uname().machine])
-        for rule in profile.rules:
+        for rule in rules:
             number = library.number(rule.name)
             if number != library.UNKNOWN_SYSCALL:
                 compiler.add_rule(rule.action, number, rule.conditions, rule.name)
-            elif rule.name in stub.NEW_CALLS and not rule.conditions:
-                verdicts.setdefault(stub.NEW_CALLS[rule.name], rule.action)
-        program = compiler.program()
-    highest = {
+        return compiler.program()
+
+
+def _verdicts(profile: Profile) -> dict[int, int]:
+    """Unconditional rules for calls that libseccomp has no name for, by number."""
+    from pyrunc.kernel import seccomp as library
+    from pyrunc.seccomp.stub import NEW_CALLS
+
+    found: dict[int, int] = {}
+    for rule in profile.rules:
+        new = rule.name in NEW_CALLS and not rule.conditions
+        if new and library.number(rule.name) == library.UNKNOWN_SYSCALL:
+            found.setdefault(NEW_CALLS[rule.name], rule.action)
+    return found
+
+
+def _highest(profile: Profile, architectures: Sequence[int]) -> dict[int, int]:
+    """The highest number that the profile names, per architecture."""
+    from pyrunc.kernel import seccomp as library
+
+    return {
         audit: max([0, *(library.number_on(audit, name) for name in profile.names)])
         for audit in architectures
     }
-    program = stub.prologue(highest, verdicts, stub.wanted(profile.default_action)) + program
-    if len(program) > MAX_INSTRUCTIONS * INSTRUCTION_SIZE_BYTES:
-        raise Unsupported(f"the seccomp profile needs more than {MAX_INSTRUCTIONS} instructions")
-    return program
 
 
 def _flags(profile: Profile) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from pyrunc.abi.arch import arch
 from pyrunc.errors import InvalidSpec
-from pyrunc.seccomp import compiler
+from pyrunc.seccomp import compiler, stub
+from pyrunc.seccomp.flatten import flatten, intervals
 from pyrunc.seccomp.profile import (
     ALLOW,
     ERRNO,
@@ -24,6 +27,7 @@ from pyrunc.seccomp.profile import (
     TRAP,
     X86,
     X86_64,
+    parse,
 )
 from tests.unit.seccomp.interpreter import run
 
@@ -235,3 +239,60 @@ def _time(work: Any) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def _random_profile(random: Random) -> dict[str, Any]:
+    names = sorted(CALLS)
+    actions = ["SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO", "SCMP_ACT_TRAP", "SCMP_ACT_LOG", "SCMP_ACT_KILL_PROCESS"]
+    chosen, rules = random.sample(names, 120), []
+    for start in range(0, 120, 12):
+        args = [
+            compare(
+                random.randrange(6), random.choice(["EQ", "NE", "LT", "GE"]), random.choice([0, 5, 1 << 33])
+            )
+        ]
+        rules.append(
+            rule(
+                *chosen[start : start + 12],
+                action=random.choice(actions),
+                args=args if random.random() < 0.4 else [],
+            )
+        )
+    architectures = random.choice([[], ["SCMP_ARCH_X86"], ["SCMP_ARCH_X86", "SCMP_ARCH_X32"]])
+    return profile(*rules, default=random.choice(actions), architectures=architectures)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_flat_program_answers_like_the_whole_one(seed: int) -> None:
+    random = Random(seed)
+    parsed = parse(_random_profile(random))
+    assert parsed is not None
+    native = [X86_64, *parsed.architectures]
+    conditional = {r.name for r in parsed.rules if r.conditions}
+    prologue = stub.prologue(
+        compiler._highest(parsed, native), compiler._verdicts(parsed), stub.wanted(parsed.default_action)
+    )
+    whole = prologue + compiler._compile(parsed.default_action, parsed.rules, native, "x86_64")
+    rest = compiler._compile(
+        parsed.default_action, [r for r in parsed.rules if r.name in conditional], native, "x86_64"
+    )
+    flat = flatten(whole, rest, native)
+    numbers = [*range(480), *(n | X32_BIT for n in range(560)), 1 << 20, 0x7FFFFFFF, 0xFFFFFFFF]
+    for architecture in (X86_64, X86, 0xC00000B7):
+        for number in numbers:
+            values = [random.choice([0, 5, 6, 1 << 33, (1 << 33) + 1, (1 << 64) - 1]) for _ in range(6)]
+            expected = run(whole, number, values, architecture)
+            assert run(flat, number, values, architecture) == expected, (hex(architecture), number, values)
+
+
+def test_flat_programs_are_short() -> None:
+    from pyrunc.seccomp.default import runtime_default
+
+    made = compiler.compile(runtime_default([], "x86_64"), "x86_64", store="")
+    assert made is not None and made.instructions < 700  # 1312 as libseccomp lays it out
+
+
+def test_intervals_cover_all_numbers_once() -> None:
+    found = intervals(program(profile(rule("read", "write", "statx"))), X86_64)
+    assert found[0][0] == 0 and found[-1][1] == 0xFFFFFFFF
+    assert all(left[1] + 1 == right[0] and left[2] != right[2] for left, right in pairwise(found))

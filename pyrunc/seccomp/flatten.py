@@ -1,0 +1,113 @@
+"""A filter made flat: per architecture one binary tree over intervals of call numbers, with the verdict at its leaves.
+
+libseccomp compares number by number, also in its binary tree, and installing a filter costs time by its length: the kernel
+checks and compiles every instruction, and runs it once per call number. Most neighbours have the same verdict, so intervals
+are few. They are read off libseccomp's own program by running it with a range of numbers instead of one number; what depends
+on arguments stays a program of its own, which the tree jumps to. Measured for RuntimeDefault: see `tests/unit/seccomp`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INSTRUCTION = struct.Struct("<HBBI")
+LOAD, RETURN, JUMP, EQUAL, GREATER, GREATER_OR_EQUAL = 0x20, 0x06, 0x05, 0x15, 0x25, 0x35
+NUMBER_AT, ARCHITECTURE_AT = 0, 4
+LAST_NUMBER = 0xFFFFFFFF
+NO_ARCHITECTURE = 0xFFFFFFFF
+FARTHEST_JUMP = 255
+X32_SHARES = {0x4000003E: 0xC000003E}  # x32 calls carry x86-64's architecture
+
+Interval = tuple[
+    int, int, int | None
+]  # first number, last number, action; None: it depends on more than the number
+Instruction = tuple[int, int, int, int]
+TO_REST: Instruction = (0xFFFF, 0, 0, 0)
+
+
+def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
+    """The same verdicts as `program` with fewer instructions. `rest` judges the calls whose verdict depends on arguments."""
+    audits = list(dict.fromkeys(X32_SHARES.get(audit, audit) for audit in architectures))
+    trees = [[(LOAD, 0, 0, NUMBER_AT), *_tree(intervals(program, audit))] for audit in audits]
+    code: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE_AT)]
+    skipped = 2 * len(audits) - 1 + 1  # the dispatch behind the first pair, and the foreigners' verdict
+    for audit, tree in zip(audits, trees, strict=True):
+        code += [(EQUAL, 0, 1, audit), (JUMP, 0, 0, skipped - 1)]
+        skipped += len(tree) - 2
+    ((_, _, foreign),) = intervals(program, NO_ARCHITECTURE)
+    code += [TO_REST if foreign is None else (RETURN, 0, 0, foreign)]
+    for tree in trees:
+        code += tree
+    return b"".join(_encode(item, at, len(code)) for at, item in enumerate(code)) + rest
+
+
+def _encode(item: Instruction, at: int, rest_at: int) -> bytes:
+    return INSTRUCTION.pack(*((JUMP, 0, 0, rest_at - at - 1) if item is TO_REST else item))
+
+
+def _tree(parts: Sequence[Interval]) -> list[Instruction]:
+    """Leaves answer or jump away, so both halves can stand one behind the other."""
+    if len(parts) == 1:
+        action = parts[0][2]
+        return [TO_REST if action is None else (RETURN, 0, 0, action)]
+    middle = len(parts) // 2
+    low, high, border = _tree(parts[:middle]), _tree(parts[middle:]), parts[middle][0]
+    if len(low) <= FARTHEST_JUMP:
+        return [(GREATER_OR_EQUAL, len(low), 0, border), *low, *high]
+    return [(GREATER_OR_EQUAL, 0, 1, border), (JUMP, 0, 0, len(low)), *low, *high]
+
+
+def intervals(program: bytes, audit: int) -> list[Interval]:
+    """All numbers in order with what `program` answers, for one architecture; neighbours differ."""
+    code = [INSTRUCTION.unpack_from(program, at) for at in range(0, len(program), INSTRUCTION.size)]
+    found: list[Interval] = []
+    pending = [(0, 0, LAST_NUMBER, -1)]  # instruction, range of numbers, offset that was loaded last
+    while pending:
+        at, first, last, loaded = pending.pop()
+        if first > last:
+            continue
+        opcode, if_true, if_false, value = code[at]
+        if opcode == LOAD and value in (NUMBER_AT, ARCHITECTURE_AT):
+            pending.append((at + 1, first, last, value))
+        elif opcode == RETURN:
+            found.append((first, last, value))
+        elif opcode == JUMP:
+            pending.append((at + 1 + value, first, last, loaded))
+        elif opcode in (EQUAL, GREATER, GREATER_OR_EQUAL) and loaded >= 0:
+            yes, no = at + 1 + if_true, at + 1 + if_false
+            if loaded == ARCHITECTURE_AT:
+                pending.append((yes if _holds(opcode, audit, value) else no, first, last, loaded))
+            else:
+                pending += [(*part, loaded) for part in _split(opcode, value, first, last, yes, no)]
+        else:
+            found.append((first, last, None))
+    return _merged(sorted(found, key=lambda part: part[0]))
+
+
+def _holds(opcode: int, left: int, right: int) -> bool:
+    return left == right if opcode == EQUAL else left > right if opcode == GREATER else left >= right
+
+
+def _split(opcode: int, value: int, first: int, last: int, yes: int, no: int) -> list[tuple[int, int, int]]:
+    """Where the parts of a range go; parts may be empty."""
+    if opcode == EQUAL:
+        inside = first <= value <= last
+        if not inside:
+            return [(no, first, last)]
+        return [(yes, value, value), (no, first, value - 1), (no, value + 1, last)]
+    border = value + 1 if opcode == GREATER else value
+    return [(yes, max(first, border), last), (no, first, min(last, border - 1))]
+
+
+def _merged(parts: Sequence[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for first, last, action in parts:
+        if merged and merged[-1][2] == action:
+            merged[-1] = (merged[-1][0], last, action)
+        else:
+            merged.append((first, last, action))
+    return merged
