@@ -12,6 +12,8 @@ from pyrunc.errors import InvalidSpec
 
 CAP_SYS_RESOURCE = 24
 
+Limits = dict[str, tuple[int, int]]  # RLIMIT_… -> soft, hard; -1 is unlimited
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -30,7 +32,7 @@ class Node:
     apparmor: bool
     selinux: bool
     oom_score_adj_floor: int | None
-    last_capability: int
+    limits: Limits
 
     @property
     def hybrid(self) -> bool:
@@ -38,8 +40,8 @@ class Node:
         return self.cgroup_root != Path("/sys/fs/cgroup")
 
 
-def probe(config: Config) -> Node:
-    """Look at the host. Raises InvalidSpec when the configuration asks for what it has not."""
+def probe(config: Config, limits: Limits) -> Node:
+    """Look at the host; `limits` are what containers get. Raises InvalidSpec when the configuration asks for what it has not."""
     root = cgroup_root()
     systemd = Path("/run/systemd/system").is_dir()
     return Node(
@@ -53,7 +55,7 @@ def probe(config: Config) -> Node:
         and Path("/sys/kernel/security/apparmor/profiles").exists(),
         selinux=Path("/sys/fs/selinux/enforce").exists(),
         oom_score_adj_floor=_floor(config.containers.restrict_oom_score_adj),
-        last_capability=int(_text(Path("/proc/sys/kernel/cap_last_cap")) or 40),
+        limits=limits,
     )
 
 

@@ -84,6 +84,9 @@ def _change_spec(work: Work, limits: api.LinuxContainerResources) -> None:
         found = resources.without_hugepages(resources.to_oci(limits), work.services.node.cgroup_controllers)
         found["devices"] = spec["linux"]["resources"].get("devices", [])
         spec["linux"]["resources"] = found
+        spec["process"]["oomScoreAdj"] = resources.clamp_oom_score_adj(
+            limits.oom_score_adj, work.services.node.oom_score_adj_floor
+        )
         record.write_json(path, spec)
     except OSError as error:
         raise disk.worded(error, "write", path) from None

@@ -126,6 +126,8 @@ def _process(inputs: Inputs, who: User, granted: dict[str, list[str]]) -> dict[s
             config.linux.resources.oom_score_adj, inputs.node.oom_score_adj_floor
         ),
     }
+    if inputs.node.limits:
+        result["rlimits"] = process.rlimits(inputs.node.limits)
     profile = security.apparmor_name(
         security.apparmor_profile(context),
         enabled=inputs.node.apparmor,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cri_server.api import api_pb2 as api
 from pyrunc.errors import InvalidArgument
 
+UNLIMITED = 2**64 - 1
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -70,6 +71,14 @@ def working_dir(cri: str, image: str) -> str:
         raise InvalidArgument(f"working directory {chosen!r} is not absolute")
     _no_nul([chosen], "working directory")
     return chosen
+
+
+def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
+    """OCI's objects; Python's -1 is the kernel's highest number."""
+    return [
+        {"type": name, "soft": soft & UNLIMITED, "hard": hard & UNLIMITED}
+        for name, (soft, hard) in limits.items()
+    ]
 
 
 def with_arguments(process: Mapping[str, object], command: Sequence[str], *, tty: bool) -> dict[str, object]:
