@@ -223,8 +223,8 @@ class Pod:
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
         wanted, process = {n: call.flag(n) and not tty for n in messages.STREAMS}, call.object("process")
-        session = self._execs[exec_id] = Exec(exec_id, container, call.connection)
         streams = Streams(**wanted)
+        session = self._execs[exec_id] = Exec(exec_id, container, call.connection)
 
         def done(started: Process) -> None:
             streams.close_theirs()

@@ -324,7 +324,7 @@ class Exec:
 
     def started(self, process: Process) -> None:
         """The process runs; not for long if it was killed on its way."""
-        self.pid, self._console_fd = process.pid, process.console_fd
+        self.pid, self._console_fd, self.starting = process.pid, process.console_fd, None
         if self._killed:
             self.kill()
 

@@ -1,0 +1,99 @@
+"""Messages with descriptors over a socket pair: all sizes, and what is not one of our messages."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyrunc import wire
+from pyrunc.errors import PeerError
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with a, b:
+        yield a, b
+
+
+@pytest.mark.parametrize("size", [0, 1, 32_000, 32_768, 40_000, 250_000, 5_000_000])
+def test_messages_of_any_size_arrive_whole_with_their_descriptors(pair: Pair, size: int) -> None:
+    reading, writing = os.pipe()
+    wire.send(pair[0], {"text": "x" * size}, [reading, writing])
+    received = wire.receive(pair[1])
+    assert received is not None
+    message, fds = received
+    assert message == {"text": "x" * size} and len(fds) == 2
+    os.write(fds[1], b"through")
+    assert os.read(reading, 100) == b"through"
+    assert not any(os.get_inheritable(fd) for fd in fds)
+    wire.close_all([reading, writing, *fds])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.text(), json_values, max_size=5))
+def test_every_object_comes_back(message: dict[str, object]) -> None:
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with a, b:
+        wire.send(a, message)
+        assert wire.receive(b) == (message, [])
+
+
+def test_paths_that_are_not_utf8_survive(pair: Pair) -> None:
+    path = os.fsdecode(b"/tmp/\xff\xfe")
+    wire.send(pair[0], {"path": path})
+    received = wire.receive(pair[1])
+    assert received and os.fsencode(received[0]["path"]) == b"/tmp/\xff\xfe"
+
+
+def test_the_end_is_none(pair: Pair) -> None:
+    pair[0].close()
+    assert wire.receive(pair[1]) is None
+
+
+def test_nothing_there_is_would_block(pair: Pair) -> None:
+    pair[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        wire.receive(pair[1])
+
+
+@pytest.mark.parametrize("packet", [b"x", b"[]", b"1", b"{", b'{"a":', b"M", b"\xff\xff", b"{}{}"])
+def test_what_is_not_a_message_is_a_peers_error_and_leaks_no_descriptor(pair: Pair, packet: bytes) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    socket.send_fds(pair[0], [packet], [0, 1])
+    if packet == b"M":  # the first descriptor should be a memfd with the text
+        with pytest.raises((PeerError, OSError)):
+            wire.receive(pair[1])
+    else:
+        with pytest.raises(PeerError):
+            wire.receive(pair[1])
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_packet_that_is_too_long_is_refused(pair: Pair) -> None:
+    pair[0].send(b'{"a":"' + b"x" * 100_000 + b'"}')
+    with pytest.raises(PeerError, match="cut off"):
+        wire.receive(pair[1])
+
+
+def test_a_memfd_that_is_too_long_is_refused(pair: Pair) -> None:
+    memory = os.memfd_create("message")
+    os.ftruncate(memory, wire.MESSAGE_LIMIT_BYTES + 1)
+    socket.send_fds(pair[0], [b"M"], [memory])
+    os.close(memory)
+    with pytest.raises(PeerError, match="more than"):
+        wire.receive(pair[1])
