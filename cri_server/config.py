@@ -84,10 +84,12 @@ class Containers(Table):
 
     `restrict_oom_score_adj`: raise a score below the server's own instead of failing where lowering is not permitted;
     `auto` finds out. `volatile`: the overlay skips syncs (a container does not outlive a power cut anyway).
+    `cdi_dirs`: where device drivers describe their devices, the last folder wins.
     """
 
     restrict_oom_score_adj: Literal["auto", "always", "never"] = "auto"
     volatile: bool = True
+    cdi_dirs: list[str] = msgspec.field(default_factory=lambda: ["/etc/cdi", "/run/cdi"])
     foreign_path_timeout_s: PositiveSeconds = 30.0
 
 

@@ -12,7 +12,7 @@ from cri_server import events
 from cri_server.api import api_pb2 as api
 from cri_server.containers import image_volumes
 from cri_server.containers.accounts import read_accounts
-from cri_server.containers.spec import build, mounts, signals, sources
+from cri_server.containers.spec import build, cdi, mounts, signals, sources
 from cri_server.containers.spec.user import Accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.node import effective_capabilities
@@ -39,6 +39,7 @@ class Work:
     wanted: list[mounts.Asked] = field(default_factory=list)
     mounted_images: dict[str, str] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
+    edits: list[cdi.Edits] = field(default_factory=list)
     built: build.Built | None = None
     container: Container | None = None
 
@@ -109,6 +110,10 @@ async def find_sources(work: Work) -> None:
     if any(not m.source and not m.overlay_lower for m in work.wanted):
         paths = ", ".join(m.request.host_path for m in work.wanted if m.request.host_path)
         await sources.in_time(timeout_s, paths, sources.find, work.wanted)
+    named = cdi.names([device.name for device in config.CDI_devices], config.annotations)
+    if named:
+        folders = services.config.containers.cdi_dirs
+        work.edits = await sources.in_time(timeout_s, "CDI files", cdi.resolve, named, folders)
     if config.linux.security_context.privileged:
         work.devices = await sources.in_time(timeout_s, "/dev", sources.all_devices)
     if config.devices:
@@ -151,6 +156,7 @@ async def build_spec(work: Work) -> None:
                 "io.kubernetes.cri.sandbox-namespace": sandbox.config.metadata.namespace,
                 "io.kubernetes.cri.sandbox-uid": sandbox.config.metadata.uid,
             },
+            edits=work.edits,
         )
     )
     work.container = _container(work, image.stop_signal)

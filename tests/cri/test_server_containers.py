@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,10 +16,12 @@ import pytest
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import IMAGE, Server, code_of, message_of
 
+CDI = "/run/pyrunc-test-cdi"
+
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[Server]:
-    with Server() as server:
+    with Server(settings={"containers": {"cdi_dirs": [CDI]}}) as server:
         server.load_image()
         yield server
 
@@ -227,6 +231,37 @@ def test_devices(server: Server) -> None:
     container = server.launch(server.run_pod(), server.container_config(devices=[device]))
     assert server.output(container, "stat", "-c", "%t:%T", "/dev/my/null") == "1:3\n"
     server.output(container, "sh", "-c", "echo x > /dev/my/null")
+
+
+def test_cdi_devices(server: Server) -> None:
+    folder = Path(CDI)
+    folder.mkdir()
+    try:
+        node = {"path": "/dev/vendor0", "hostPath": "/dev/zero"}
+        edits = {
+            "env": ["VENDOR=here"],
+            "deviceNodes": [node],
+            "mounts": [{"hostPath": "/etc", "containerPath": "/v"}],
+        }
+        document = {
+            "cdiVersion": "0.8.0",
+            "kind": "vendor.com/dev",
+            "devices": [{"name": "d", "containerEdits": edits}],
+        }
+        (folder / "vendor.json").write_text(json.dumps(document))
+        pod = server.run_pod()
+        config = server.container_config(CDI_devices=[api.CDIDevice(name="vendor.com/dev=d")])
+        container = server.launch(pod, config)
+        assert (
+            server.output(container, "sh", "-c", "echo $VENDOR; head -c 4 /dev/vendor0 | wc -c; ls /v/passwd")
+            == "here\n4\n/v/passwd\n"
+        )
+        absent = server.container_config(
+            CDI_devices=[api.CDIDevice(name="vendor.com/dev=x")], metadata=api.ContainerMetadata(name="x")
+        )
+        assert "unresolvable CDI device" in message_of(lambda: server.create(pod, absent))
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_an_image_as_a_volume(server: Server) -> None:

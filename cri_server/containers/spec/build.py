@@ -5,12 +5,13 @@ at CreateContainer; what is built here is what StartContainer runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers.spec import (
     capabilities,
+    cdi,
     groups,
     mounts,
     namespaces,
@@ -59,6 +60,7 @@ class Inputs:
     node: Node
     available_capabilities: int
     kubernetes: dict[str, str]
+    edits: list[cdi.Edits] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,7 @@ def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
     for path in (*security_context.masked_paths, *security_context.readonly_paths):
         if not path.startswith("/") or "\0" in path:
             raise InvalidArgument(f"masked or read-only path {path!r} is not absolute")
-    if config.CDI_devices:
-        raise InvalidArgument(f"CDI device {config.CDI_devices[0].name!r} cannot be resolved")
+    cdi.names([device.name for device in config.CDI_devices], config.annotations)
 
 
 def build(inputs: Inputs) -> Built:
@@ -92,17 +93,16 @@ def build(inputs: Inputs) -> Built:
     context = inputs.config.linux.security_context
     who = user.resolve(context, inputs.image.user, inputs.accounts)
     granted = capabilities.of(context, inputs.available_capabilities)
-    return Built(
-        {
-            "ociVersion": OCI_VERSION,
-            "process": _process(inputs, who, granted),
-            "root": {"path": "rootfs", "readonly": bool(context.readonly_rootfs)},
-            "mounts": _mounts(inputs),
-            "linux": _linux(inputs, granted["bounding"]),
-            "annotations": _annotations(inputs),
-        },
-        who,
-    )
+    spec: dict[str, Any] = {
+        "ociVersion": OCI_VERSION,
+        "process": _process(inputs, who, granted),
+        "root": {"path": "rootfs", "readonly": bool(context.readonly_rootfs)},
+        "mounts": _mounts(inputs),
+        "linux": _linux(inputs, granted["bounding"]),
+        "annotations": _annotations(inputs),
+    }
+    cdi.apply(spec, inputs.edits)
+    return Built(spec, who)
 
 
 def _process(inputs: Inputs, who: User, granted: dict[str, list[str]]) -> dict[str, Any]:

@@ -126,6 +126,14 @@ def all_devices() -> list[dict[str, Any]]:
     ]
 
 
+def device_facts(path: str) -> dict[str, Any]:
+    """The OCI device of one node, symlinks followed. Raises InvalidArgument when it is none."""
+    nodes = _nodes(os.path.realpath(path), path)
+    if len(nodes) != 1:
+        raise InvalidArgument(f"{path!r} is not a device")
+    return nodes[0]
+
+
 def _nodes(source: str, target: str, skip: set[str] | frozenset[str] = frozenset()) -> list[dict[str, Any]]:
     try:
         facts = os.lstat(source)
