@@ -119,10 +119,11 @@ def create(request: CreateRequest) -> Created:
         load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
         _open_namespaces(spec.linux, descriptors)
         _open_root(request, descriptors)
-        _open_sources(request, descriptors)
+        inside = findings.inside(spec)
+        _open_sources(request, descriptors, inside)
         if spec.linux.sysctl:
             descriptors.take("proc", kernel_mount.open_mount("proc"))
-        found = findings.look(spec, descriptors.numbers, request.stdio)
+        found = findings.look(spec, descriptors.numbers, request.stdio, inside)
         cgroup, warnings = _open_cgroup(
             request.id, spec.linux, spec.annotations, request.cgroup, descriptors, undo
         )
@@ -157,8 +158,9 @@ def preview(request: CreateRequest) -> Plan:
     with Descriptors() as descriptors:
         _open_namespaces(spec.linux, descriptors)
         _open_root(request, descriptors)
-        _open_sources(request, descriptors)
-        found = findings.look(spec, descriptors.numbers, request.stdio)
+        inside = findings.inside(spec)
+        _open_sources(request, descriptors, inside)
+        found = findings.look(spec, descriptors.numbers, request.stdio, inside)
         load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
         parts = _parts(spec.linux, spec.process, _with_hooks(request, descriptors))
         return _plan(request, found, load_filter, request.cgroup is not None, parts)
@@ -368,11 +370,11 @@ def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
         raise KernelError("idmap", f"'{what}'", error.errno, note) from None
 
 
-def _open_sources(request: CreateRequest, descriptors: Descriptors) -> None:
-    """Detached clones of what is bound into the container, made with our rights and in our namespaces."""
+def _open_sources(request: CreateRequest, descriptors: Descriptors, inside: Mapping[int, bool]) -> None:
+    """Detached clones of what is bound into the container, made with our rights and in our namespaces, but for those made `inside`."""
     linux = request.spec.linux
     for i, mount in enumerate(request.spec.mounts):
-        if not is_tree(mount):
+        if not is_tree(mount) or i in inside:
             continue
         if copies_up(mount):
             number = open_copy(mount, descriptors.numbers["root"])

@@ -13,7 +13,7 @@ from stat import S_ISCHR, S_ISDIR
 from pyrunc.errors import KernelError
 from pyrunc.kernel.path import open_in_root, read_in_root, resolve
 from pyrunc.plan.model import Findings
-from pyrunc.plan.mounts import normal
+from pyrunc.plan.mounts import may_be_opened_inside, normal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +27,35 @@ PASSWD_LIMIT_BYTES = 1 << 20
 NULL = os.makedev(1, 3)
 
 
-def look(spec: Spec, descriptors: Mapping[str, int], stdio: tuple[int, int, int]) -> Findings:
-    """The findings. `descriptors` has the detached root and the trees of bind mounts by their plan names."""
+def inside(spec: Spec) -> dict[int, bool]:
+    """Which binds the container's process makes itself: index of the mount -> whether its source is a directory.
+
+    Their ids, by which mounts are listed, are in the order of the configuration then. Our own `/` is not among them: the
+    container's root is attached on top of it before, and would be part of the clone.
+    """
+    found: dict[int, bool] = {}
+    if spec.linux.namespace("mount") is None or spec.hooks.create_container:
+        return found
+    own = os.stat("/")
+    for i, mount in enumerate(spec.mounts):
+        if may_be_opened_inside(mount, spec.linux):
+            try:
+                status = os.stat(mount.source)
+            except OSError as error:
+                raise KernelError(
+                    "bind", f"'{mount.source}' on '{mount.destination}'", error.errno or 0
+                ) from None
+            if (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino):
+                found[i] = S_ISDIR(status.st_mode)
+    return found
+
+
+def look(
+    spec: Spec, descriptors: Mapping[str, int], stdio: tuple[int, int, int], inside: Mapping[int, bool]
+) -> Findings:
+    """The findings. `descriptors` has the detached root and the trees of the other bind mounts by their plan names."""
     root = descriptors["root"]
-    directories, destinations, modes = {}, {}, {}
+    directories, destinations, modes = dict(inside), {}, {}
     for i, mount in enumerate(spec.mounts):
         tree = descriptors.get(f"tree:{i}")
         if tree is not None:
@@ -48,6 +73,7 @@ def look(spec: Spec, descriptors: Mapping[str, int], stdio: tuple[int, int, int]
     process = spec.process
     return Findings(
         directories,
+        {i: spec.mounts[i].source for i in inside},
         destinations,
         modes,
         "" if process is None or has_home(process) else home(root, process.user.uid),

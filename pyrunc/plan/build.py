@@ -210,9 +210,7 @@ def _root_filesystem(
     for i, mount in enumerate(spec.mounts):
         if i in findings.destinations:
             mount = mount.replace(destination=findings.destinations[i])
-        ops.append(
-            mounts.operation(mount, i, findings.directories.get(i, True), findings.modes.get(i), warnings)
-        )
+        ops.append(mounts.operation(mount, i, findings, warnings))
     ops += devices.operations(spec, host)
     ops += _sync("mounted", sync)
     ops += _sync("before-pivot", sync)

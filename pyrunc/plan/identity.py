@@ -82,12 +82,12 @@ def change(
         host = host.replace(capabilities=(2 << host.last_capability) - 1)
     else:
         ops += [model.SetLimit(limit.type, limit.soft, limit.hard) for limit in process.rlimits]
+    ops.append(model.TryFolder(process.cwd))
     if load_filter is not None and not process.no_new_privileges:
         ops.append(load_filter)
     sets = None if capabilities is None else _sets(capabilities, host, warnings)
     if sets is not None:
         ops.append(model.DropBounding(sets[0], host.last_capability))
-    ops.append(model.TryFolder(process.cwd))
     if host.setgroups:
         ops.append(model.SetGroups(user.additional_gids))
     elif user.additional_gids:

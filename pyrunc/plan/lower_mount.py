@@ -70,9 +70,15 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
 
 
 def mount_tree(low: Lowering, op: m.MountTree) -> None:
-    tree = low.numbers[op.descriptor]
+    tree: Operand
     propagation = list(op.propagation)
-    if not op.peer and not (propagation and propagation[0] & mnt.MS_REC):
+    if op.descriptor:
+        tree = low.numbers[op.descriptor]
+    else:
+        tree = opened = low.a.slot(4)
+        flags = CLONE | (f.AT_RECURSIVE if op.recursive else 0)
+        low.a.sys("open_tree", f.AT_FDCWD, op.source, flags, store=opened)
+    if op.descriptor and not op.peer and not (propagation and propagation[0] & mnt.MS_REC):
         # A clone is a peer of its source: without this, mounts made in the container would appear on the host.
         low.set_attributes(tree, propagation=mnt.MS_SLAVE | mnt.MS_REC)
     if len(propagation) == 1 and not propagation[0] & mnt.MS_REC and (op.set or op.clear):
@@ -290,5 +296,5 @@ NEEDS: dict[type, Callable[[Any], tuple[str, ...]]] = {
     m.AttachRoot: lambda op: ("root",),
     m.ChangeRoot: lambda op: ("root",),
     m.AttachMount: lambda op: (op.descriptor,),
-    m.MountTree: lambda op: (op.descriptor,),
+    m.MountTree: lambda op: (op.descriptor,) if op.descriptor else (),
 }

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 AF_INET, SOCK_DGRAM, SOCK_CLOEXEC = 2, 2, 0o2000000
 KEEP_ALL_KEYS = 0x80000  # KEY_USR_SEARCH beside what the possessor has
 SIGCHLD, SIGKILL, POLLIN = 17, 9, 1
+OUTSIDE = "current working directory is outside of container mount namespace root"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NO_PROGRAM = "no-program"  # mark of failures of the last execve and of its check
 
@@ -214,8 +215,19 @@ def set_groups(low: Lowering, op: m.SetGroups) -> None:
 
 
 def try_folder(low: Lowering, op: m.TryFolder) -> None:
-    low.entered = low.a.slot(4)
-    low.a.sys("chdir", op.path, store=low.entered, skip={EACCES: NEXT, EPERM: NEXT})
+    a, refused = low.a, low.a.label()
+    low.entered = a.slot(4)
+    a.sys("chdir", op.path, store=low.entered, skip={EACCES: refused, EPERM: refused})
+    _check_folder(low)
+    a.place(refused)
+
+
+def _check_folder(low: Lowering) -> None:
+    """getcwd gives a path that begins with `/`, unless the kernel cannot reach it from the root."""
+    a = low.a
+    a.sys("getcwd", low.scratch, 4096)
+    first = a.field(low.scratch, 0, 1)
+    macros.require(a, first, "eq", ord("/"), ENOENT, OUTSIDE)
 
 
 def set_ids(low: Lowering, op: m.SetIds) -> None:
@@ -249,15 +261,12 @@ def forbid_new_privileges(low: Lowering, op: m.ForbidNewPrivileges) -> None:
 
 
 def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
-    a, inside, entered = low.a, low.a.label(), low.a.label()
+    a, entered = low.a, low.a.label()
     if low.entered is not None:
         a.compare(low.entered, "ge", 0, true=entered)
     a.sys("chdir", op.path)
+    _check_folder(low)
     a.place(entered)
-    a.sys("getcwd", low.scratch, 4096)
-    a.compare(a.field(low.scratch, 0, 1), "eq", ord("/"), true=inside)
-    a.fail(ENOENT, "current working directory is outside of container mount namespace root")
-    a.place(inside)
 
 
 def load_filter(low: Lowering, op: m.LoadFilter) -> None:

@@ -147,7 +147,11 @@ class MountFs(Op):
 
 
 class MountTree(Op):
-    """A detached clone of a host mount (a bind), put at `destination`. All flags are MOUNT_ATTR_*."""
+    """A detached clone of a host mount (a bind), put at `destination`. All flags are MOUNT_ATTR_*.
+
+    Without a `descriptor` the clone is made by the container's process, of `source` in its copy of the runtime's mounts, with
+    those below it if it is `recursive`.
+    """
 
     destination: str
     descriptor: str
@@ -159,6 +163,7 @@ class MountTree(Op):
     recursive_clear: int = 0
     peer: bool = False
     propagation: tuple[int, ...] = ()
+    recursive: bool = True
 
 
 class MakeDevice(Op):
@@ -329,13 +334,16 @@ class ForbidNewPrivileges(Op):
 
 
 class TryFolder(Op):
-    """chdir with root's rights; not permitted is fine here, `EnterFolder` tries again as the user."""
+    """chdir with root's rights, before a filter can forbid it; not permitted is fine, `EnterFolder` tries again as the user.
+
+    Then getcwd must see it below the root (CVE-2024-21626).
+    """
 
     path: str
 
 
 class EnterFolder(Op):
-    """chdir unless `TryFolder` could, then check with getcwd that it is below the root (CVE-2024-21626)."""
+    """chdir unless `TryFolder` could, with the same check."""
 
     path: str
 
@@ -412,14 +420,17 @@ class Host(Value):
 
 
 class Findings(Value):
-    """What whoever runs the plan found out about this container's files. Keys are indices of `spec.mounts`."""
+    """What whoever runs the plan found out about this container's files. Keys are indices of `spec.mounts`.
+
+    `sources`: absolute paths of those binds that the container's process makes itself; the others come as descriptors.
+    """
 
     directories: Mapping[int, bool] = {}
+    sources: Mapping[int, str] = {}
     destinations: Mapping[int, str] = {}
     modes: Mapping[int, int] = {}
     home: str = ""
     null_stdio: tuple[int, ...] = ()
-    masks: frozenset[str] | None = None
 
 
 class Plan(Value):

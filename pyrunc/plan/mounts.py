@@ -12,8 +12,8 @@ from pyrunc.plan.model import ChangeMount, MountFs, MountTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.plan.model import Op
-    from pyrunc.spec.model import Mount
+    from pyrunc.plan.model import Findings, Op
+    from pyrunc.spec.model import Linux, Mount
 
 _RO, _NOSUID, _NODEV, _NOEXEC = (
     abi.MOUNT_ATTR_RDONLY,
@@ -112,8 +112,8 @@ class Options:
             self.data.append((key, value if equals else None))
 
 
-def operation(mount: Mount, index: int, directory: bool, mode: int | None, warnings: list[str]) -> Op:
-    """The one operation for `mounts[index]`. `directory`: what a bind's source is; `mode`: of the place a tmpfs covers."""
+def operation(mount: Mount, index: int, findings: Findings, warnings: list[str]) -> Op:
+    """The one operation for `mounts[index]`."""
     options = Options(mount.options)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)
@@ -121,8 +121,8 @@ def operation(mount: Mount, index: int, directory: bool, mode: int | None, warni
         raise InvalidSpec(f"{path}.destination", "the root cannot be mounted over")
     _refuse_inside_proc(mount, destination, options.bind, path)
     if is_tree(mount):
-        return _tree(mount, index, destination, directory, options, warnings)
-    return _filesystem(mount, destination, mode, options, path)
+        return _tree(mount, index, destination, findings, options, warnings)
+    return _filesystem(mount, destination, findings.modes.get(index), options, path)
 
 
 def finishing(mount: Mount) -> Op | None:
@@ -169,22 +169,42 @@ def _refuse_inside_proc(mount: Mount, destination: str, bind: bool, path: str) -
 
 
 def _tree(
-    mount: Mount, index: int, destination: str, directory: bool, options: Options, warnings: list[str]
+    mount: Mount, index: int, destination: str, findings: Findings, options: Options, warnings: list[str]
 ) -> Op:
     if options.data and is_bind(mount):
         words = ",".join(key if value is None else f"{key}={value}" for key, value in options.data)
         warnings.append(f"mounts[{index}]: a bind mount takes no filesystem options: {words} is ignored")
     return MountTree(
         destination,
-        f"tree:{index}",
-        mount.source if is_bind(mount) else mount.type,
-        directory,
+        "" if index in findings.sources else f"tree:{index}",
+        findings.sources.get(index) or (mount.source if is_bind(mount) else mount.type),
+        findings.directories.get(index, True),
         options.set & ~_RO if mount.type == "tmpfs" else options.set,
         options.clear,
         options.rset,
         options.rclear,
         any(flags & abi.MS_SHARED for flags in options.propagation),
         tuple(options.propagation),
+        options.recursive,
+    )
+
+
+def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
+    """Whether the container's process can clone the source itself, in its copy of the runtime's mounts.
+
+    Not in a user namespace, where the path may be out of reach and the copy is locked; not what has to keep or to pick its
+    relation to the host's mount, for the copy is a slave; not /proc, which is somebody else's there.
+    """
+    options, source = Options(mount.options), mount.source
+    kept = abi.MS_PRIVATE | abi.MS_UNBINDABLE | abi.MS_REC
+    return (
+        is_bind(mount)
+        and source.startswith("/")
+        and not source.startswith("/proc/")
+        and all(flags & ~kept == 0 for flags in options.propagation)
+        and not options.extensions
+        and not mount.uid_mappings
+        and linux.namespace("user") is None
     )
 
 

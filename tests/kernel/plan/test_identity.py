@@ -352,3 +352,15 @@ def test_the_callers_cpus_do_not_leak(box: Box, monkeypatch: pytest.MonkeyPatch)
             assert os.sched_getaffinity(0) == {min(before)}
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_an_early_filter_that_forbids_getcwd(box: Box) -> None:
+    """Without no_new_privs the filter comes before the change of user; the working directory was checked by then."""
+    box.process["noNewPrivileges"] = False
+    box.process["cwd"] = "/tmp"
+    box.linux["seccomp"] = {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{"names": ["getcwd", "chdir"], "action": "SCMP_ACT_ERRNO"}],
+    }
+    with box.running() as (created, _):
+        assert os.readlink(f"/proc/{created.pid}/cwd") == "/tmp"

@@ -466,3 +466,26 @@ def test_a_copy_that_does_not_fit(box: Box) -> None:
     box.add_mount("/run", "tmpfs", "tmpcopyup", "size=64k", kind="tmpfs")
     with pytest.raises(KernelError, match="tmpcopyup '/run': ENOSPC"):
         box.run("true")
+
+
+def test_the_hosts_root_as_a_volume(box: Box, tmp_path: Path) -> None:
+    """Everything of the host, and nothing of the container, which is attached on top of `/` meanwhile."""
+    link = tmp_path / "to-root"
+    link.symlink_to("/")
+    box.bind(Path("/"), "/host", "rbind", "rslave", "ro")
+    box.bind(Path("/"), "/host2", "rbind", "rprivate", "ro")
+    box.bind(link, "/host3", "rbind", "rprivate")
+    names = set(os.listdir("/"))
+    for place in ("/host", "/host2", "/host3"):
+        assert set(box.run(f"ls -A {place}").split()) == names
+        assert box.run(f"cat {place}/proc/sys/kernel/hostname {place}/etc/hostname").split()[0]
+    assert box.run("grep -c ' / /host' /proc/self/mountinfo")
+
+
+def test_mounts_are_listed_in_the_order_of_the_configuration(box: Box, data: Path) -> None:
+    box.bind(data, "/a", "rbind", "rprivate")
+    box.add_mount("/b", "tmpfs", kind="tmpfs")
+    box.bind(data, "/c", "bind", "ro")
+    places = [line.split()[4] for line in box.run("cat /proc/self/mountinfo").splitlines()]
+    wanted = ["/proc", "/dev", "/sys", "/a", "/b", "/c"]
+    assert [place for place in places if place in wanted] == wanted

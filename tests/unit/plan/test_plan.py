@@ -19,7 +19,7 @@ from pyrunc.plan.lower_process import candidates
 from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
 from pyrunc.plan.show import LINES, line, show
 from pyrunc.spec.default import default
-from pyrunc.spec.model import CpuAffinity, Mount, Process
+from pyrunc.spec.model import CpuAffinity, Mount, Namespace, Process
 from pyrunc.spec.parse import parse
 
 HOST = Host(capabilities=(1 << 41) - 1, last_capability=40, oom_score_adj=0)
@@ -102,8 +102,8 @@ def test_lines_of_the_default() -> None:
             )
         ),
         "  47  setrlimit RLIMIT_NOFILE 1024:1024",
-        "  48  drop capabilities but 5,10,29 from the bounding set",
-        "  49  chdir '/' if root may",
+        "  48  chdir '/' if root may",
+        "  49  drop capabilities but 5,10,29 from the bounding set",
         "  50  setgroups none",
         "  51  setuid 0 gid 0",
         "  52  capset effective 0x20000420 permitted 0x20000420 inheritable 0x0 ambient none",
@@ -140,8 +140,8 @@ def test_order_of_the_identity() -> None:
     order = [
         "MaskPath",
         "SetLimit",
-        "DropBounding",
         "TryFolder",
+        "DropBounding",
         "SetGroups",
         "SetIds",
         "SetCapabilities",
@@ -292,7 +292,7 @@ def test_options(options: list[str], expected: tuple[int, int, int, int]) -> Non
 
 def test_filesystem_options_on_a_bind_are_a_warning() -> None:
     warnings: list[str] = []
-    mounts.operation(Mount("/x", "bind", "/y", ("bind", "size=5", "z")), 3, True, None, warnings)
+    mounts.operation(Mount("/x", "bind", "/y", ("bind", "size=5", "z")), 3, Findings(), warnings)
     assert warnings == ["mounts[3]: a bind mount takes no filesystem options: size=5,z is ignored"]
 
 
@@ -385,3 +385,24 @@ def test_what_is_kept_does_not_grow_without_end() -> None:
 def test_preserved_descriptors_move_the_numbers() -> None:
     assert lower(plan()).numbers["root"] == 3
     assert lower(plan(preserve=2)).numbers["root"] == 5
+
+
+@pytest.mark.parametrize(
+    ("mount", "expected"),
+    [
+        (Mount("/d", "bind", "/s", ("rbind", "rprivate")), True),
+        (Mount("/d", "", "/s", ("bind", "ro")), True),
+        (Mount("/d", "bind", "/s", ("rbind", "rslave")), False),
+        (Mount("/d", "bind", "/s", ("rbind", "rshared")), False),
+        (Mount("/d", "bind", "s", ("rbind",)), False),
+        (Mount("/d", "bind", "pyrunc:shm", ("rbind",)), False),
+        (Mount("/d", "bind", "/proc/1/ns/net", ("bind",)), False),
+        (Mount("/d", "bind", "/s", ("rbind", "idmap")), False),
+        (Mount("/d", "overlay", "/s", ()), False),
+    ],
+)
+def test_which_binds_are_made_inside(mount: Mount, expected: bool) -> None:
+    linux = parse(default()).linux
+    assert mounts.may_be_opened_inside(mount, linux) is expected
+    in_user = linux.replace(namespaces=(*linux.namespaces, Namespace("user")))
+    assert not mounts.may_be_opened_inside(mount, in_user)
