@@ -61,6 +61,13 @@ class Cgroup:
     def exists(self) -> bool:
         return os.path.isdir(self.directory)
 
+    def may_be_made(self) -> bool:
+        """Whether we have the right to make it: the nearest group above that exists can be written to."""
+        parent = os.path.dirname(self.directory)
+        while not os.path.isdir(parent):
+            parent = os.path.dirname(parent)
+        return os.access(parent, os.W_OK)
+
     # -- birth
 
     def create(

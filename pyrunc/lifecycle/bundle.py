@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from pyrunc import jsontext, record
-from pyrunc.errors import InvalidSpec, NotFound
+from pyrunc.errors import InvalidSpec, NotFound, Unsupported
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle import status as facts
 from pyrunc.lifecycle.state import State
@@ -91,6 +91,11 @@ def make(
     """
     from pyrunc.lifecycle.create import create
 
+    if os.geteuid() != 0:
+        raise Unsupported(
+            "containers of an ordinary user are not built: be root, or root of a user namespace"
+        )
+    wishes.with_cgroup = wishes.with_cgroup and _may_have_cgroup(container_id, bundle.spec, wishes.driver)
     folder = states.claim(root, container_id)
     state = _first_record(folder, container_id, bundle, wishes)
     try:
@@ -110,6 +115,25 @@ def make(
         _run_poststop(state, bundle.spec.hooks)
         raise
     return state, created
+
+
+def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
+    """False when we may not make the group, and nobody asked for one: root of a user namespace seldom may.
+
+    Raises InvalidSpec when a path or limits were asked for.
+    """
+    from pyrunc.cgroups.naming import place
+
+    group = place(spec.linux.cgroups_path, container_id, driver)
+    if driver == "systemd" or group.may_be_made():
+        return True
+    limits = {key for key, value in (spec.linux.resources or {}).items() if value and key != "devices"}
+    if spec.linux.cgroups_path or limits:
+        raise InvalidSpec(
+            "linux.cgroupsPath",
+            "rootless needs no limits + no cgrouppath when no permission is granted for cgroups",
+        )
+    return False
 
 
 def _first_record(folder: str, container_id: str, bundle: Bundle, wishes: Wishes) -> State:
