@@ -115,7 +115,7 @@ class Blobs:
         self._ingest = root / "ingest"
 
     def prepare(self) -> None:
-        """Make the layout's folders and files, and clear what an earlier life left in `ingest/`."""
+        """Make the layout's folders and files."""
         for folder in (self.root, self.root / "blobs", self._folder, self._ingest):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)

@@ -18,7 +18,7 @@ from pathlib import Path
 from cri_server.images.content import FOLDER_MODE, node_error
 from cri_server.images.extract import OPAQUE_XATTR
 from cri_server.images.trees import open_folder, remove_tree
-from cri_server.images.unpack import RECORD, TREE, Layer
+from cri_server.images.unpack import TREE, Layer
 from pyrunc.errors import KernelError, NotFound
 from pyrunc.kernel.call import syscall
 from pyrunc.record import DamagedRecord
@@ -48,20 +48,20 @@ class Layers:
         self._known: dict[str, Layer] = {}
 
     def prepare(self) -> None:
-        """Make the folders, empty the trash, read the records; a layer without a readable record is thrown away."""
+        """Make the folders, read the records. A layer without a readable record and what an earlier life was working on
+        are thrown away."""
         for folder in (self._folder, self._ingest, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)
         self._empty.mkdir(exist_ok=True)
         self._empty.chmod(0o755)
-        for folder in (self._trash, self._ingest):
-            for name in os.listdir(folder):
-                self._delete(folder, name)
+        for name in os.listdir(self._ingest):
+            self._throw_away(self._ingest / name)
         for name in os.listdir(self._folder):
             try:
                 self._known[f"sha256:{name}"] = Layer.read(str(self._folder / name))
-            except (NotFound, DamagedRecord, TypeError):
-                self._throw_away(name)
+            except (NotFound, DamagedRecord, NotADirectoryError):
+                self._throw_away(self._folder / name)
 
     def get(self, chain_id: str) -> Layer | None:
         """The layer's record; None if it is not unpacked."""
@@ -128,7 +128,7 @@ class Layers:
         unwanted = [chain_id for chain_id in list(self._known) if chain_id not in keep]
         for chain_id in unwanted:
             self._known.pop(chain_id)
-            self._throw_away(chain_id.removeprefix("sha256:"))
+            self._throw_away(self._path(chain_id))
         return len(unwanted)
 
     def empty_trash(self) -> None:
@@ -139,9 +139,9 @@ class Layers:
     def _path(self, chain_id: str) -> Path:
         return self._folder / chain_id.removeprefix("sha256:")
 
-    def _throw_away(self, name: str) -> None:
+    def _throw_away(self, path: Path) -> None:
         try:
-            os.rename(self._folder / name, self._trash / f"{name}-{uuid.uuid4().hex}")
+            os.rename(path, self._trash / f"{path.name}-{uuid.uuid4().hex}")
         except FileNotFoundError:
             pass
 
@@ -245,6 +245,3 @@ def _is_hidden_in(root_fd: int, path: bytes) -> bool:
         finally:
             os.close(fd)
     return False
-
-
-__all__ = ["RECORD", "Layers", "chain_ids"]

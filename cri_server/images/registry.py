@@ -23,7 +23,7 @@ from cri_server.images.content import DigestMismatch, Ingest
 from cri_server.images.hosts import PULL, RESOLVE, Host
 from cri_server.images.manifest import Descriptor
 from cri_server.images.model import Auth
-from cri_server.images.reference import DOCKER, Reference, is_digest
+from cri_server.images.reference import Reference, is_digest
 from pyrunc.errors import Error, NotFound, PeerError
 
 Got = TypeVar("Got")
@@ -79,14 +79,26 @@ class Registry:
         """Fill `ingest` with the blob, verified; `arrived` is told how many bytes came. The caller commits."""
 
         def fetch(host: Host) -> None:
-            self._blob(host, descriptor, ingest, arrived)
+            begun_by_another = ingest.size > 0
             try:
-                ingest.check(descriptor.digest, descriptor.size)
+                self._checked_blob(host, descriptor, ingest, arrived)
             except DigestMismatch:
-                ingest.restart()
-                raise
+                if not begun_by_another:
+                    raise
+                self._checked_blob(host, descriptor, ingest, arrived)
 
         self._each(PULL, fetch)
+
+    def _checked_blob(
+        self, host: Host, descriptor: Descriptor, ingest: Ingest, arrived: Callable[[int], None]
+    ) -> None:
+        try:
+            self._blob(host, descriptor, ingest, arrived)
+            ingest.check(descriptor.digest, descriptor.size)
+        except DigestMismatch:
+            arrived(-ingest.size)
+            ingest.restart()
+            raise
 
     # ---- hosts in order
 
@@ -196,7 +208,6 @@ class Registry:
                 )
             while piece := self._session.read(response, CHUNK_BYTES):
                 if ingest.size + len(piece) > descriptor.size:
-                    ingest.restart()
                     raise DigestMismatch(
                         f"{host.netloc}: blob {descriptor.digest} has more than {descriptor.size} bytes"
                     )
@@ -299,6 +310,3 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
 def _retry_after(response: BaseHTTPResponse) -> float | None:
     text = response.headers.get("Retry-After", "")
     return float(text) if text.isdigit() and len(text) < 6 else None
-
-
-__all__ = ["DOCKER", "Registry", "Unauthorized"]

@@ -67,7 +67,7 @@ class Store:
                 await self._unpack_again(name)
             except Error as error:
                 log.warning("image %s is dropped: %s", name.tagged or name.target.digest, error)
-        await in_thread(self._clean)
+        await self.collect()
 
     def _open(self) -> list[Name]:
         self.blobs.prepare()
@@ -81,10 +81,6 @@ class Store:
         with self.loading():
             await self.unpack_all(content.manifest, content.config.diff_ids, is_here, watch)
             await self.publish([name], content.chain)
-
-    def _clean(self) -> None:
-        self._collect()
-        self.layers.empty_trash()
 
     async def close(self) -> None:
         """Wait for deletions that are under way."""
@@ -114,7 +110,7 @@ class Store:
     async def publish(self, names: Sequence[Name], chain: Sequence[str]) -> None:
         """List an image whose blobs and layers are all here: everything it needs reaches the disk first."""
         async with self._changing:
-            await in_thread(lambda: self._publish(names, chain))
+            await in_thread(lambda: self._publish(names, chain), abandon_s=None)
 
     def _publish(self, names: Sequence[Name], chain: Sequence[str]) -> None:
         if pending := self._unsynced & set(chain):
@@ -129,7 +125,7 @@ class Store:
         async with self._changing:
             names = choose()
             if names:
-                await in_thread(lambda: self._withdraw(names))
+                await in_thread(lambda: self._withdraw(names), abandon_s=None)
         self._empty_trash_soon()
 
     def _withdraw(self, names: Sequence[Name]) -> None:
@@ -146,9 +142,12 @@ class Store:
         self._collect()
 
     async def collect(self) -> None:
-        """Drop what neither an image nor a running pull needs."""
+        """Drop what neither an image nor a running pull needs. What cannot be dropped now is tried again next time."""
         async with self._changing:
-            await in_thread(self._collect)
+            try:
+                await in_thread(self._collect, abandon_s=None)
+            except OSError as error:
+                log.warning("the image store could not be cleaned: %s", error)
         self._empty_trash_soon()
 
     def _collect(self) -> None:
@@ -282,6 +281,8 @@ async def _unpack_in_errand(
         os.close(writing)
         try:
             await asyncio.wait_for(ended.wait(), _ERRAND_END_S)
+        except TimeoutError:
+            log.warning("a process that unpacks a layer does not end")
         finally:
             loop.remove_reader(reading)
             os.close(reading)

@@ -19,8 +19,13 @@ class Abandoned(Exception):
     """The work was cancelled; raised inside its threads."""
 
 
-async def in_thread(function: Callable[[], Outcome], abort: Callable[[], None] = lambda: None) -> Outcome:
-    """Run `function` in a thread of its own. On cancellation `abort` is called, which should make it return soon.
+async def in_thread(
+    function: Callable[[], Outcome],
+    abort: Callable[[], None] = lambda: None,
+    abandon_s: float | None = _ABANDON_S,
+) -> Outcome:
+    """Run `function` in a thread of its own. On cancellation `abort` is called, which should make it return soon; after
+    `abandon_s` it is left to itself (None: never).
 
     A daemon thread and not a pool: one that hangs in the kernel takes no place from others and does not hold up an exit.
     """
@@ -54,7 +59,7 @@ async def in_thread(function: Callable[[], Outcome], abort: Callable[[], None] =
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         abort()
-        await asyncio.wait([future], timeout=_ABANDON_S)
+        await asyncio.wait([future], timeout=abandon_s)
         if future.done() and not future.cancelled():
             future.exception()
         raise

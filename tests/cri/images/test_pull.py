@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.images import manifest as types
-from cri_server.images.build import BuiltImage, Node, image, layer
+from cri_server.images.build import BuiltImage, Node, _digest, image, layer
 from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, NotFound, PeerError
@@ -354,6 +354,21 @@ async def test_mirrors_are_asked_in_order(tmp_path: Path, registry: Registry, se
         assert all("ns=registry.example" in r.path for r in half.requests)
         assert not any("ns=" in r.path for r in registry.requests) and registry.asked("/blobs/")
         assert any(r.headers.get("range") for r in registry.requests), "what a mirror sent is kept"
+
+
+async def test_what_a_bad_mirror_began_does_not_spoil_the_rest(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    """A mirror sends wrong bytes and breaks off; the registry's own bytes follow, do not fit, and are fetched afresh."""
+    built = make(layers=1)
+    registry.push("app:v1", built, compress="")
+    [tar] = built.layers
+    with Registry(tmp_path / "bad") as bad:
+        bad.push("app:v1", built, compress="")
+        bad.fault(_digest(tar), content=bytes(len(tar)), cut_at=50_000)
+        hosts_toml(tmp_path, "registry.example", f'server = "{registry.url}"\n[host."{bad.url}"]\n')
+        assert await service.pull("registry.example/app:v1") == built.id
+    assert [r.headers.get("range") for r in registry.asked(_digest(tar))] == ["bytes=100000-", None]
 
 
 async def test_what_hosts_toml_says_about_a_host(

@@ -271,7 +271,8 @@ async def test_what_a_crash_left_is_cleared(tmp_path: Path, service: ImageServic
     (store / "trash/old/tree").mkdir(parents=True)
     (store / "blobs/sha256" / ("1" * 64)).write_bytes(b"nobody's")
     (store / "layers" / ("2" * 64) / "tree").mkdir(parents=True)
-    await reopened(tmp_path)
+    (store / "layers" / ("3" * 64)).write_bytes(b"no folder")
+    await (await reopened(tmp_path)).close()
     assert left_over(tmp_path) == kept and names(store / "trash") == set()
 
 
