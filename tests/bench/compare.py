@@ -19,9 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cri_server.images import build
 from tests.bench.load import Bench
-from tests.bench.peer import PAUSE, Containerd
+from tests.bench.peer import Containerd, pause_archive
 from tests.support import images
 from tests.support.cluster import Node
 
@@ -40,7 +39,7 @@ def servers(folder: Path) -> Iterator[tuple[Path, Path]]:
             subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
         peer = Containerd(folder / "peer", names[0])
         stack.callback(peer.stop)
-        peer.start([archive, _pause_archive(folder)])
+        peer.start([archive, pause_archive(folder)])
         node = Node(folder / "ours", names[1])
         node.folder.mkdir(parents=True)
         node.write_configuration()
@@ -48,15 +47,6 @@ def servers(folder: Path) -> Iterator[tuple[Path, Path]]:
         node.start_server()
         node.load(archive)
         yield peer.socket, node.socket
-
-
-def _pause_archive(folder: Path) -> Path:
-    """An image for the peer's sandboxes: our own pause program."""
-    program = (Path(__file__).parents[2] / "pyrunc/native/pause").read_bytes()
-    image = build.image([build.layer({"pause": build.Node(program, mode=0o755)})], {"Entrypoint": ["/pause"]})
-    path = folder / "pause.tar"
-    path.write_bytes(build.docker_archive({PAUSE: image}))
-    return path
 
 
 def table(benches: list[Bench]) -> list[str]:

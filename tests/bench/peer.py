@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from cri_server.images import build
 from tests.support import toolchain
 from tests.support.processes import Program, wait_until
 
@@ -16,11 +17,13 @@ PAUSE = "registry.k8s.io/pause:3.10"
 class Containerd:
     """containerd under `folder`; `socket` answers CRI after `start`."""
 
-    def __init__(self, folder: Path, namespace: str) -> None:
+    def __init__(self, folder: Path, namespace: str, plugins: Path | None = None) -> None:
+        """`plugins` is a folder of CNI plugins to use in place of the reference ones."""
         self.folder, self.namespace = folder, namespace
         self.socket = folder / "containerd.sock"
         self.program = Program("containerd", folder)
         self.built = toolchain.peer()
+        self._plugins = plugins or self.built / "cni"
 
     def start(self, images: list[Path]) -> None:
         """Start it and import `images` (docker-archives), among them one named like PAUSE."""
@@ -78,7 +81,7 @@ state = "{self.folder}/state"
   restrict_oom_score_adj = true
   disable_apparmor = true
 [{runtime}.cni]
-  bin_dirs = ["{self.built}/cni"]
+  bin_dirs = ["{self._plugins}"]
   conf_dir = "{net}"
 [{runtime}.containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
@@ -88,3 +91,12 @@ state = "{self.folder}/state"
   sandbox = "{PAUSE}"
 """
         )
+
+
+def pause_archive(folder: Path) -> Path:
+    """An image for the peer's sandboxes: our own pause program, as a docker-archive in `folder`."""
+    program = (Path(__file__).parents[2] / "pyrunc/native/pause").read_bytes()
+    image = build.image([build.layer({"pause": build.Node(program, mode=0o755)})], {"Entrypoint": ["/pause"]})
+    path = folder / "pause.tar"
+    path.write_bytes(build.docker_archive({PAUSE: image}))
+    return path
