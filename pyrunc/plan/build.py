@@ -86,9 +86,14 @@ def build_exec(
     if affinity.initial:
         ops.append(model.SetAffinity(identity.cpu_list(affinity.initial, "process.execCPUAffinity.initial")))
     kinds = namespaces.own(linux)
-    if kinds:
-        ops.append(model.JoinProcess(kinds, "container"))
+    # The cgroup namespace comes after the birth in its cgroup: with nsdelegate, as systemd mounts the tree, a namespace is
+    # a border that no process may be moved across from inside (cgroup-v2.rst, "Delegation"; clone3 says ENOENT).
+    outer = tuple(kind for kind in kinds if kind != "cgroup")
+    if outer:
+        ops.append(model.JoinProcess(outer, "container"))
     ops.append(model.Clone((), cgroup))
+    if "cgroup" in kinds:
+        ops.append(model.JoinProcess(("cgroup",), "container"))
     ops += _sync("born", sync)
     if affinity.final:
         ops.append(model.SetAffinity(identity.cpu_list(affinity.final, "process.execCPUAffinity.final")))
@@ -210,7 +215,7 @@ def _root_filesystem(
     for i, mount in enumerate(spec.mounts):
         if i in findings.destinations:
             mount = mount.replace(destination=findings.destinations[i])
-        ops.append(mounts.operation(mount, i, findings, warnings))
+        ops.append(mounts.operation(mount, i, linux, findings, warnings))
     ops += devices.operations(spec, host)
     ops += _sync("mounted", sync)
     ops += _sync("before-pivot", sync)

@@ -112,7 +112,7 @@ class Options:
             self.data.append((key, value if equals else None))
 
 
-def operation(mount: Mount, index: int, findings: Findings, warnings: list[str]) -> Op:
+def operation(mount: Mount, index: int, linux: Linux, findings: Findings, warnings: list[str]) -> Op:
     """The one operation for `mounts[index]`."""
     options = Options(mount.options)
     path = f"mounts[{index}]"
@@ -121,7 +121,8 @@ def operation(mount: Mount, index: int, findings: Findings, warnings: list[str])
         raise InvalidSpec(f"{path}.destination", "the root cannot be mounted over")
     _refuse_inside_proc(mount, destination, options.bind, path)
     if is_tree(mount):
-        return _tree(mount, index, destination, findings, options, warnings)
+        peer = _keeps_peers(options, linux)
+        return _tree(mount, index, destination, findings, options, peer, warnings)
     return _filesystem(mount, destination, findings.modes.get(index), options, path)
 
 
@@ -169,7 +170,13 @@ def _refuse_inside_proc(mount: Mount, destination: str, bind: bool, path: str) -
 
 
 def _tree(
-    mount: Mount, index: int, destination: str, findings: Findings, options: Options, warnings: list[str]
+    mount: Mount,
+    index: int,
+    destination: str,
+    findings: Findings,
+    options: Options,
+    peer: bool,
+    warnings: list[str],
 ) -> Op:
     if options.data and is_bind(mount):
         words = ",".join(key if value is None else f"{key}={value}" for key, value in options.data)
@@ -183,25 +190,35 @@ def _tree(
         options.clear,
         options.rset,
         options.rclear,
-        any(flags & abi.MS_SHARED for flags in options.propagation),
+        peer,
         tuple(options.propagation),
         options.recursive,
     )
 
 
+def _keeps_peers(options: Options, linux: Linux) -> bool:
+    """Whether mounts go both ways between host and container: when the mount is to be shared, and the root too.
+
+    Otherwise a shared mount is one of the container's own, and a slave of the host's, as it is under runc.
+    """
+    shared = any(flags & abi.MS_SHARED for flags in options.propagation)
+    return shared and linux.rootfs_propagation in ("shared", "rshared")
+
+
 def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     """Whether the container's process can clone the source itself, in its copy of the runtime's mounts.
 
-    Not in a user namespace, where the path may be out of reach and the copy is locked; not what has to keep or to pick its
-    relation to the host's mount, for the copy is a slave; not /proc, which is somebody else's there.
+    Not in a user namespace, where the path may be out of reach and the copy is locked; not what stays a peer of the host's
+    mount, for the copy is a slave, nor a slave where the copy is private; not /proc, which is somebody else's there.
     """
     options, source = Options(mount.options), mount.source
-    kept = abi.MS_PRIVATE | abi.MS_UNBINDABLE | abi.MS_REC
+    private_copy = linux.rootfs_propagation in ("private", "rprivate")
     return (
         is_bind(mount)
         and source.startswith("/")
         and not source.startswith("/proc/")
-        and all(flags & ~kept == 0 for flags in options.propagation)
+        and not _keeps_peers(options, linux)
+        and not (private_copy and any(flags & abi.MS_SLAVE for flags in options.propagation))
         and not options.extensions
         and not mount.uid_mappings
         and linux.namespace("user") is None

@@ -111,17 +111,24 @@ def test_bind_without_r_shows_only_the_top(box: Box, data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "inward", "outward"),
-    [("rprivate", False, False), ("rslave", True, False), ("rshared", True, True)],
+    ("option", "root", "inward", "outward"),
+    [
+        ("rprivate", "", False, False),
+        ("rslave", "rslave", True, False),
+        ("rslave", "", True, False),
+        ("rslave", "rprivate", True, False),
+        ("rshared", "rshared", True, True),
+        ("rshared", "", True, False),
+    ],
 )
-def test_propagation(box: Box, data: Path, option: str, inward: bool, outward: bool) -> None:
+def test_propagation(box: Box, data: Path, option: str, root: str, inward: bool, outward: bool) -> None:
     def check() -> None:
         km.mount("tmpfs", data, "tmpfs")
         km.mount(None, data, None, MS_SHARED | MS_REC)
         for name in ("in", "out"):
             (data / name).mkdir()
         box.bind(data, "/vol", "rbind", option)
-        box.linux["rootfsPropagation"] = "rshared" if outward else "rslave"
+        box.linux["rootfsPropagation"] = root
         with box.running() as (created, request):
             km.mount("tmpfs", data / "in", "tmpfs")
             (data / "in/seen").touch()

@@ -292,7 +292,8 @@ def test_options(options: list[str], expected: tuple[int, int, int, int]) -> Non
 
 def test_filesystem_options_on_a_bind_are_a_warning() -> None:
     warnings: list[str] = []
-    mounts.operation(Mount("/x", "bind", "/y", ("bind", "size=5", "z")), 3, Findings(), warnings)
+    mount = Mount("/x", "bind", "/y", ("bind", "size=5", "z"))
+    mounts.operation(mount, 3, parse(default()).linux, Findings(), warnings)
     assert warnings == ["mounts[3]: a bind mount takes no filesystem options: size=5,z is ignored"]
 
 
@@ -392,8 +393,8 @@ def test_preserved_descriptors_move_the_numbers() -> None:
     [
         (Mount("/d", "bind", "/s", ("rbind", "rprivate")), True),
         (Mount("/d", "", "/s", ("bind", "ro")), True),
-        (Mount("/d", "bind", "/s", ("rbind", "rslave")), False),
-        (Mount("/d", "bind", "/s", ("rbind", "rshared")), False),
+        (Mount("/d", "bind", "/s", ("rbind", "rslave")), True),
+        (Mount("/d", "bind", "/s", ("rbind", "rshared")), True),
         (Mount("/d", "bind", "s", ("rbind",)), False),
         (Mount("/d", "bind", "pyrunc:shm", ("rbind",)), False),
         (Mount("/d", "bind", "/proc/1/ns/net", ("bind",)), False),
@@ -406,3 +407,14 @@ def test_which_binds_are_made_inside(mount: Mount, expected: bool) -> None:
     assert mounts.may_be_opened_inside(mount, linux) is expected
     in_user = linux.replace(namespaces=(*linux.namespaces, Namespace("user")))
     assert not mounts.may_be_opened_inside(mount, in_user)
+
+
+def test_relations_to_the_host_need_its_own_mount() -> None:
+    linux = parse(default()).linux
+    shared, slave = (
+        Mount("/d", "bind", "/s", ("rbind", "rshared")),
+        Mount("/d", "bind", "/s", ("rbind", "rslave")),
+    )
+    assert not mounts.may_be_opened_inside(shared, linux.replace(rootfs_propagation="rshared"))
+    assert mounts.may_be_opened_inside(slave, linux.replace(rootfs_propagation="rshared"))
+    assert not mounts.may_be_opened_inside(slave, linux.replace(rootfs_propagation="private"))
