@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import pyrunc
-from cri_server import stats
+from cri_server import metrics, stats
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
 from cri_server.containers import (
@@ -294,6 +294,29 @@ class RuntimeService(api_pb2_grpc.RuntimeServiceServicer):
         for batch in batches(self._measured_sandboxes(request.filter)):
             found = [await stats.of_sandbox(self._services, s) for s in batch]
             yield api.StreamPodSandboxStatsResponse(pod_sandbox_stats=found)
+
+    @answers
+    async def ListMetricDescriptors(
+        self, request: api.ListMetricDescriptorsRequest, context: Any
+    ) -> api.ListMetricDescriptorsResponse:
+        return api.ListMetricDescriptorsResponse(descriptors=metrics.descriptors())
+
+    @answers
+    async def ListPodSandboxMetrics(
+        self, request: api.ListPodSandboxMetricsRequest, context: Any
+    ) -> api.ListPodSandboxMetricsResponse:
+        found = self._services.index.select_sandboxes(state=api.SANDBOX_READY)
+        return api.ListPodSandboxMetricsResponse(
+            pod_metrics=[await metrics.of_sandbox(self._services, s) for s in found]
+        )
+
+    @streams
+    async def StreamPodSandboxMetrics(
+        self, request: api.StreamPodSandboxMetricsRequest, context: Any
+    ) -> AsyncIterator[api.StreamPodSandboxMetricsResponse]:
+        for sandbox in self._services.index.select_sandboxes(state=api.SANDBOX_READY):
+            found = await metrics.of_sandbox(self._services, sandbox)
+            yield api.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=[found])
 
     @streams
     async def GetContainerEvents(

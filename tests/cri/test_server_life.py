@@ -282,6 +282,38 @@ def test_stats(server: Server) -> None:
     assert only.linux.cpu.usage_core_nano_seconds.value > 50_000_000
 
 
+def test_metrics_are_those_that_were_announced(server: Server) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod, server.container_config(["sh", "-c", "while :; do :; done"]))
+    request = api.ListMetricDescriptorsRequest()
+    announced = {
+        d.name: list(d.label_keys) for d in server.runtime.ListMetricDescriptors(request).descriptors
+    }
+    assert len(announced) == 45
+    deadline = time.monotonic() + 20
+    while True:
+        (found,) = server.runtime.ListPodSandboxMetrics(api.ListPodSandboxMetricsRequest()).pod_metrics
+        (of_container,) = found.container_metrics
+        values = {m.name: m.value.value for m in of_container.metrics}
+        if values["container_cpu_usage_seconds_total"] >= 1:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert found.pod_sandbox_id == pod and of_container.container_id == container
+    everything = [*found.metrics, *of_container.metrics]
+    assert all(len(m.label_values) == len(announced[m.name]) and m.HasField("value") for m in everything)
+    optional = {
+        n for n in announced if n.startswith(("container_fs_reads", "container_fs_writes", "container_blkio"))
+    }
+    assert {m.name for m in everything} >= announced.keys() - optional
+    assert values["container_processes"] == 1
+    assert (
+        values["container_start_time_seconds"] > 1_600_000_000 and values["container_file_descriptors"] >= 3
+    )
+    (streamed,) = server.runtime.StreamPodSandboxMetrics(api.StreamPodSandboxMetricsRequest())
+    assert streamed.pod_sandbox_metrics[0].pod_sandbox_id == pod
+
+
 def test_events_follow_a_life(server: Server) -> None:
     stream = server.runtime.GetContainerEvents(api.GetEventsRequest(), timeout=RPC_TIMEOUT_S)
     seen: list[tuple[str, int]] = []
