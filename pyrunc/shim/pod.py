@@ -12,7 +12,7 @@ from pyrunc.shim import messages, tree
 from pyrunc.shim.loop import Loop
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
-from pyrunc.shim.session import Container, Exec, Streams, remove_group
+from pyrunc.shim.session import Container, Exec, Streams
 from pyrunc.shim.starter import Holder, Process
 from pyrunc.shim.steps import Steps
 from pyrunc.shim.worker import Worker, WorkerLost
@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from pyrunc.cgroups.group import Cgroup
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection
     from pyrunc.shim.starter import Starter
 
 ENDED_EXEC_KEPT_S = 5.0
 HOLDER_GRACE_S = 0.5
+GROUP_RETRY_S = 0.1
+GROUP_TRIES = 50
+LEAVE_RETRY_S = 0.02
+LEAVE_TRIES = 500
 ABANDONED_AFTER_S = 60.0
 
 
@@ -104,7 +109,7 @@ class Pod:
         assert self._holder is not None
         self._holder.ended()
         if self._holder.group:
-            remove_group(self._loop, self._holder.group)
+            self._remove(self._holder.group)
         self._server.event({"event": "holder_exit", "exit_code": ended.exit_code})
         waiting, self._holder_waiting = self._holder_waiting, []
         for call in waiting:
@@ -162,12 +167,13 @@ class Pod:
         try:
             group = self._starter.group(container.id, container.directory, launch)
             group.kill()
-            remove_group(self._loop, group)
+            self._remove(group)
         except (Error, OSError) as error:
             print(f"pyrunc-shim: container {container.id}: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
         self._server.event({"event": "exit", "container": container.id, **container.exit_fields()})
+        self._remove(container.group)
         if container.has_poststop:
             self._after_stop(container)
 
@@ -293,7 +299,38 @@ class Pod:
         if running or self._holder_running or self._holder_starting:
             raise WrongState(f"still running in this pod: {', '.join(running) or 'its holder'}")
         call.answer()
-        self._leave()
+        self._leave_when_done(tries=LEAVE_TRIES)
+
+    def _leave_when_done(self, tries: int) -> None:
+        """A poststop hook or a scope's end may be under way, and would die with us."""
+        if self._reaper.held and tries:
+            self._loop.after(LEAVE_RETRY_S, lambda: self._leave_when_done(tries - 1))
+        else:
+            self._leave()
+
+    def _remove(self, group: Cgroup, tries: int = GROUP_TRIES) -> None:
+        """Remove a cgroup whose processes were killed, now or a little later: the last of them may be dying still."""
+        if group.driver == "systemd":
+            self._remove_by_systemd(group)
+            return
+        try:
+            group.remove(0)
+        except WrongState as error:
+            if tries:
+                self._loop.after(GROUP_RETRY_S, lambda: self._remove(group, tries - 1))
+            else:
+                print(f"pyrunc-shim: {error}", file=sys.stderr)
+        except (Error, OSError) as error:
+            print(f"pyrunc-shim: cgroup {group.path}: {error}", file=sys.stderr)
+
+    def _remove_by_systemd(self, group: Cgroup) -> None:
+        """It is asked over D-Bus, and may take its time to answer."""
+
+        def work() -> tuple[dict[str, Any], list[int]]:
+            group.remove()
+            return {}, []
+
+        self._in_worker(work, lambda fields, fds: None, lambda error: print(error, file=sys.stderr))
 
     def _leave_if_abandoned(self) -> None:
         """The server died between starting us and asking for anything."""

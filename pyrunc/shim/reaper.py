@@ -40,6 +40,11 @@ class Reaper:
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         loop.watch(self._notice, READABLE, self._ready)
 
+    @property
+    def held(self) -> bool:
+        """Whether something is being started, or cleared away in a worker."""
+        return self._holds > 0
+
     def expect(self, pid: int, on_exit: OnExit) -> None:
         """Call `on_exit` once when our child `pid` has ended; now if it has."""
         self._expected[pid] = on_exit

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 DRAIN_S = 0.5
 LOG_RETRY_S = 0.5
-GROUP_RETRY_S = 0.1
-GROUP_TRIES = 50
 
 
 class Container:
@@ -247,7 +245,6 @@ class Container:
         self._on_exit(self)
         if self._stop:
             self._stop.exited()
-        remove_group(self._loop, self.group)
 
     def _oom_killed(self) -> bool:
         assert self._process is not None
@@ -265,19 +262,6 @@ class Container:
             self._retry_log_later()
         elif self.exit:
             self._log.close()
-
-
-def remove_group(loop: Loop, group: Cgroup, tries: int = GROUP_TRIES) -> None:
-    """Remove a cgroup whose processes were killed, now or a little later: the last of them may be dying still."""
-    try:
-        group.remove(0)
-    except WrongState as error:
-        if tries:
-            loop.after(GROUP_RETRY_S, lambda: remove_group(loop, group, tries - 1))
-        else:
-            print(f"pyrunc-shim: {error}", file=sys.stderr)
-    except (Error, OSError) as error:
-        print(f"pyrunc-shim: cgroup {group.path}: {error}", file=sys.stderr)
 
 
 class Streams:

@@ -371,7 +371,7 @@ class _Output:
 def _spawn(fd: int, preload: Sequence[str]) -> int:
     """Start the interpreter with `fd` as its descriptor 3, no site packages but our own search path, default signals."""
     path = ":".join([_OUR_PARENT, *(os.path.abspath(p) for p in sys.path if p)])
-    argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(_ZYGOTE_FD), path, *preload]
+    argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(_ZYGOTE_FD), path, *preload]
     catchable = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
     source = os.dup(fd)  # never the number 3 itself: a dup2 onto itself would keep close-on-exec
     try:
