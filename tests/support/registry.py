@@ -316,7 +316,8 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return self._missing("MANIFEST_UNKNOWN")
         digest = f"sha256:{hashlib.sha256(found[0]).hexdigest()}"
-        return self._send(200, found[0], found[1], {"Docker-Content-Digest": digest}, fault)
+        data = found[0] if fault.content is None else fault.content
+        return self._send(200, data, found[1], {"Docker-Content-Digest": digest}, fault)
 
     def _blob(self, digest: str, fault: Fault) -> None:
         path = self.owner.root / "blobs" / digest.removeprefix("sha256:")
@@ -339,8 +340,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(
         self, status: int, data: bytes, media_type: str, headers: Mapping[str, str], fault: Fault
     ) -> None:
-        if fault.content is not None:
-            data = fault.content
         self.send_response(status)
         self.send_header("Content-Type", media_type if fault.media_type is None else fault.media_type)
         if fault.length != -1:
