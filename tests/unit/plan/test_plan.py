@@ -210,10 +210,9 @@ def test_exec_joins_what_the_container_has() -> None:
     spec = parse(default())
     assert spec.process is not None
     built = plans.build_exec(spec.linux, spec.process.replace(terminal=False), HOST)
-    assert names(built)[:4] == ["Prepare", "JoinProcess", "Clone", "NewSession"]
-    join = built.ops[1]
-    assert isinstance(join, model.JoinProcess)
-    assert join.kinds == ("pid", "net", "ipc", "uts", "mnt", "cgroup")
+    assert names(built)[:5] == ["Prepare", "JoinProcess", "Clone", "JoinProcess", "NewSession"]
+    joined = [op.kinds for op in built.ops if isinstance(op, model.JoinProcess)]
+    assert joined == [("pid", "net", "ipc", "uts", "mnt"), ("cgroup",)]  # born in the cgroup before its namespace
 
 
 @pytest.mark.parametrize(
