@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 
 from cri_server.containers.spec.mounts import Asked
 from cri_server.services import Services
-from pyrunc.errors import Error, InvalidArgument, NotFound, Unsupported
+from pyrunc.errors import Error, InvalidArgument, NotFound
 from pyrunc.kernel import path as paths
 
+OPAQUE = "trusted.overlay.opaque"
 PREFIX = "ImageVolumeMountFailed"  # kubelet looks for this word
 
 
 async def resolve(services: Services, wanted: list[Asked]) -> dict[str, str]:
-    """Fill in the source of each image volume; container path -> image id. Raises InvalidArgument, NotFound, Unsupported,
+    """Fill in the source of each image volume; container path -> image id. Raises InvalidArgument, NotFound,
     all beginning with ImageVolumeMountFailed."""
     found = {}
     for mount in wanted:
@@ -33,13 +35,64 @@ async def _resolve(services: Services, mount: Asked) -> str:
         raise NotFound(f"image {reference[:200]!r} is not on this node")
     layers = [str(p) for p in (await services.images.rootfs(image.id)).lower_dirs]
     sub_path = mount.request.image_sub_path
-    if len(layers) == 1:
-        mount.source = await asyncio.to_thread(_beneath, layers[0], sub_path) if sub_path else layers[0]
+    if sub_path and len(layers) > 1:
+        layers = await asyncio.to_thread(_merged, layers, sub_path)
     elif sub_path:
-        raise Unsupported(f"image_sub_path {sub_path!r} of an image with {len(layers)} layers")
+        layers = [await asyncio.to_thread(_beneath, layers[0], sub_path)]
+    if len(layers) == 1:
+        mount.source = layers[0]
     else:
         mount.overlay_lower = layers
     return image.id
+
+
+def _merged(layers: list[str], sub_path: str) -> list[str]:
+    """The folders, top first, whose overlay is what the image's overlay shows at `sub_path`.
+
+    A layer adds its folder until one above hides what lies below: by an opaque folder, a whiteout or a file. Symlinks in
+    the path are refused, for they may lead into another layer.
+    """
+    found = []
+    for layer in layers:
+        folder, hides = _look(layer, [part for part in sub_path.split("/") if part not in ("", ".")])
+        if folder:
+            found.append(folder)
+        if hides:
+            break
+    if not found:
+        raise InvalidArgument(f"image_sub_path {sub_path!r} is not a folder of the image")
+    return found
+
+
+def _look(layer: str, parts: list[str]) -> tuple[str, bool]:
+    """The real path of the folder in one layer (empty: not there), and whether the layer hides those below it."""
+    here = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    hides = False
+    try:
+        for part in parts:
+            try:
+                mode = os.stat(part, dir_fd=here, follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                return "", hides
+            if stat.S_ISLNK(mode):
+                raise InvalidArgument(f"image_sub_path goes through the symlink {part!r}")
+            if not stat.S_ISDIR(mode):
+                return "", True
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            below = os.open(part, flags, dir_fd=here)
+            os.close(here)
+            here = below
+            hides = hides or _opaque(here)
+        return os.readlink(f"/proc/self/fd/{here}"), hides
+    finally:
+        os.close(here)
+
+
+def _opaque(folder: int) -> bool:
+    try:
+        return os.getxattr(folder, OPAQUE) == b"y"
+    except OSError:
+        return False
 
 
 def _beneath(root: str, sub_path: str) -> str:

@@ -5,12 +5,15 @@ The server is a child process of the test; `kill` ends it as a crash does, `star
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -210,10 +213,10 @@ class Server:
 
     # -- words
 
-    def load_image(self) -> str:
-        """The busybox image, built here from /bin/busybox; returns its id."""
+    def load_image(self, content: bytes | None = None) -> str:
+        """A docker-archive, else the busybox image, built here from /bin/busybox; returns its id."""
         archive = self.folder / "busybox.tar"
-        archive.write_bytes(busybox.archive(IMAGE))
+        archive.write_bytes(content or busybox.archive(IMAGE))
         assert self._channel is not None
         call = self._channel.unary_unary(
             private.path(private.LOAD_IMAGE),
@@ -338,6 +341,41 @@ class Server:
         """The contents of the container's log, without time, stream and tag."""
         lines = Path(self.status(container).log_path).read_text().splitlines()
         return [line.split(" ", 3)[3] for line in lines]
+
+
+def image_archive(reference: str, *layers: dict[str, bytes]) -> bytes:
+    """A docker-archive of files by path, bottom layer first."""
+    tars = [_tar({**dict.fromkeys(_parents(layer)), **layer}) for layer in layers]
+    digests = [f"sha256:{hashlib.sha256(tar).hexdigest()}" for tar in tars]
+    architecture = busybox.ARCHITECTURES[os.uname().machine]
+    config = json.dumps(
+        {"architecture": architecture, "os": "linux", "rootfs": {"type": "layers", "diff_ids": digests}}
+    ).encode()
+    names = [f"{n}.tar" for n in range(len(tars))]
+    manifest = [{"Config": "config.json", "RepoTags": [reference], "Layers": names}]
+    return _tar(
+        {
+            "config.json": config,
+            "manifest.json": json.dumps(manifest).encode(),
+            **dict(zip(names, tars, strict=True)),
+        }
+    )
+
+
+def _parents(files: dict[str, bytes]) -> list[str]:
+    return sorted({str(p) for file in files for p in Path(file).parents if str(p) != "."})
+
+
+def _tar(entries: dict[str, bytes | None]) -> bytes:
+    """None is a folder."""
+    result = io.BytesIO()
+    with tarfile.open(fileobj=result, mode="w") as tar:
+        for name, content in entries.items():
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.size = (0o755, 0) if content is None else (0o644, len(content))
+            entry.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            tar.addfile(entry, io.BytesIO(content or b""))
+    return result.getvalue()
 
 
 def code_of(call: Callable[[], object]) -> grpc.StatusCode:

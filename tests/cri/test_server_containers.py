@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import IMAGE, Server, code_of, message_of
+from tests.cri.server_harness import IMAGE, Server, code_of, image_archive, message_of
 
 CDI = "/run/pyrunc-test-cdi"
 
@@ -280,6 +280,33 @@ def test_an_image_as_a_volume(server: Server) -> None:
     assert message_of(lambda: server.create(pod, config)).startswith("ImageVolumeMountFailed")
     used = api.RemoveImageRequest(image=api.ImageSpec(image=IMAGE))
     assert code_of(lambda: server.image.RemoveImage(used)) == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_volume_of_an_image_with_several_layers(server: Server) -> None:
+    name = "registry.test/layered:1"
+    server.load_image(
+        image_archive(
+            name,
+            {"d/s/one": b"1", "d/s/gone": b"x", "other": b"o"},
+            {"d/s/two": b"2", "d/s/.wh.gone": b"", "d/s/one": b"new"},
+        )
+    )
+    image = api.ImageSpec(image=name)
+    mounts = [
+        api.Mount(container_path="/whole", readonly=True, image=image),
+        api.Mount(container_path="/part", readonly=True, image=image, image_sub_path="d/s"),
+    ]
+    container = server.launch(server.run_pod(), server.container_config(mounts=mounts))
+    assert server.output(container, "ls", "/part", "/whole/d/s").split() == [
+        "/part:",
+        "one",
+        "two",
+        "/whole/d/s:",
+        "one",
+        "two",
+    ]
+    assert server.output(container, "cat", "/part/one", "/whole/other") == "newo"
+    assert server.exec(container, "touch", "/part/x").exit_code == 1
 
 
 def test_environment_and_arguments(server: Server) -> None:
