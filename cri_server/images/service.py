@@ -9,18 +9,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cri_server.images import load as archives
 from cri_server.images.catalog import Name
 from cri_server.images.content import store_errors
 from cri_server.images.layers import chain_ids
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
-from cri_server.images.pull import Pull
 from cri_server.images.reference import Reference
 from cri_server.images.store import Store, is_here
 from cri_server.images.waiting import Watch, in_thread
 from pyrunc.errors import NotFound, ResourceExhausted, WrongState
 from pyrunc.zygote.client import Zygote
+
+if TYPE_CHECKING:
+    from cri_server.images.pull import Pull
 
 __all__ = ["Auth", "FilesystemUsage", "Image", "ImageConfig", "ImageService", "Progress", "Rootfs"]
 
@@ -87,7 +90,8 @@ class ImageService:
 
     async def _pull(self, reference: Reference, auth: Auth | None, running: _Running) -> str:
         watch = Watch(self._no_progress_timeout_s, f"pulling {reference}")
-        pull = Pull(self._store, self._certs_dir, reference, auth, watch, running.report)
+        puller = await in_thread(_puller)
+        pull = puller(self._store, self._certs_dir, reference, auth, watch, running.report)
         try:
             return await watch.guard(asyncio.create_task(pull.run()))
         except BaseException:
@@ -172,6 +176,13 @@ class ImageService:
         """The store's usage, counted when images come and go."""
         used_bytes, inodes = self._store.totals()
         return FilesystemUsage(time.time_ns(), self._store.root, max(1, used_bytes), max(1, inodes))
+
+
+def _puller() -> type[Pull]:
+    """The HTTP client takes 50 ms to import: not at the server's start, and not on its event loop."""
+    from cri_server.images.pull import Pull
+
+    return Pull
 
 
 class _Running:
