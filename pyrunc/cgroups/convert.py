@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Reader = Callable[[str], str | None]
 
 DEFAULT_PERIOD_US = 100_000
+DEFAULT_WEIGHT = 100  # what a group has when nobody asks, so a missing file holds nothing back
 RESOURCES = "linux.resources"
 V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useHierarchy")
 
@@ -128,7 +129,7 @@ def _cpu(cpu: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
     if cpu.get("idle") is not None:
         yield Setting("cpu.idle", str(int(cpu["idle"])), dispensable=not cpu["idle"])
     if shares:
-        yield Setting("cpu.weight", str(weight(shares)))
+        yield Setting("cpu.weight", str(weight(shares)), dispensable=weight(shares) == DEFAULT_WEIGHT)
     if (maximum := _cpu_max(cpu, read)) is not None:
         yield Setting("cpu.max", maximum, dispensable=maximum.startswith("max"))
     if cpu.get("burst") is not None:
