@@ -116,7 +116,10 @@ def test_the_store_of_filters_survives_rubbish(runtime: Runtime) -> None:
         pytest.skip("our store")
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
-        "syscalls": [{"names": ["swapoff"], "action": "SCMP_ACT_ERRNO"}],
+        # a profile that no earlier run has left in the store
+        "syscalls": [
+            {"names": ["swapoff"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1 + time.time_ns() % 4000}
+        ],
     }
     runtime.run("true", seccomp=seccomp).ok()
     store = Path("/run/pyrunc/.seccomp")
