@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -316,7 +316,8 @@ def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) 
     assert [c.id for c in server.containers()] == [identifier]
 
 
-def test_random_kills_under_load(server: Server) -> None:
+@pytest.mark.parametrize("how", [Server.kill, Server.stop])
+def test_ends_under_load(server: Server, how: Callable[[Server], object]) -> None:
     def one(number: int) -> None:
         try:
             pod = server.run_pod(server.pod_config(f"load{number}"))
@@ -329,7 +330,7 @@ def test_random_kills_under_load(server: Server) -> None:
         with ThreadPoolExecutor(6) as pool:
             futures = [pool.submit(one, int(delay_s * 1000) + n) for n in range(6)]
             time.sleep(delay_s)
-            server.kill()
+            how(server)
             for future in futures:
                 future.result()
         server.start()
