@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -364,3 +365,31 @@ def test_an_early_filter_that_forbids_getcwd(box: Box) -> None:
     }
     with box.running() as (created, _):
         assert os.readlink(f"/proc/{created.pid}/cwd") == "/tmp"
+
+
+def test_memory_policy(box: Box) -> None:
+    box.linux["memoryPolicy"] = {"mode": "MPOL_BIND", "nodes": "0", "flags": ["MPOL_F_STATIC_NODES"]}
+    with box.running() as (created, _):
+        assert " bind=static:0 " in Path(f"/proc/{created.pid}/numa_maps").read_text()
+    box.linux["memoryPolicy"] = {"mode": "MPOL_BIND", "nodes": ""}
+    with pytest.raises(InvalidSpec, match=r"linux\.memoryPolicy\.nodes"):
+        box.run("true")
+
+
+def test_a_listener_is_handed_out(box: Box) -> None:
+    box.linux["seccomp"] = {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "listenerPath": "/run/nobody",
+        "syscalls": [{"names": ["mkdirat"], "action": "SCMP_ACT_NOTIFY"}],
+    }
+    box.process["noNewPrivileges"] = True
+    found = []
+
+    def part(born: Any) -> None:
+        found.append(os.readlink(f"/proc/self/fd/{born.listener_fd}"))
+        os.close(born.listener_fd)
+        born.listener_fd = None
+
+    with box.running(parts={"listener": part}) as (created, _):
+        assert found == ["anon_inode:seccomp notify"]
+        assert sorted(os.listdir(f"/proc/{created.pid}/fd")) == ["0", "1", "2"]
