@@ -304,6 +304,11 @@ class _Handler(BaseHTTPRequestHandler):
         match = re.fullmatch(r"/v2/(?P<name>.+)/(?P<kind>manifests|blobs)/(?P<reference>[^/]+)", path)
         if path.rstrip("/") == "/v2":
             self._send(200, b"{}", "application/json", {}, fault)
+        elif path.endswith("/tags/list"):
+            name = path.removeprefix("/v2/").removesuffix("/tags/list")
+            tags = sorted(r for n, r in self.owner.manifests if n == name and not r.startswith("sha256:"))
+            body = json.dumps({"name": name, "tags": tags}).encode()
+            self._send(200, body, "application/json", {}, fault)
         elif match and match["kind"] == "manifests":
             self._manifest(match["name"], match["reference"], fault)
         elif match:
