@@ -221,6 +221,8 @@ def _with_hooks(request: CreateRequest, descriptors: Descriptors) -> Parts:
     """The caller's parts, after the hooks of create; a caller with a part at `mounted` runs the runtime's hooks itself."""
     spec, wanted = request.spec, request.parts
     hooks = spec.hooks
+    if (spec.linux.seccomp or {}).get("listenerPath") and "listener" not in wanted:
+        wanted = {**wanted, "listener": _hand_out_listener(request)}
     if not (hooks.prestart or hooks.create_runtime or hooks.create_container or hooks.start_container):
         return wanted
     from pyrunc.lifecycle import inside
@@ -251,6 +253,17 @@ def _with_hooks(request: CreateRequest, descriptors: Descriptors) -> Parts:
     if hooks.start_container:
         parts["born"] = birth.in_turn(wanted.get("born"), prepare_start)
     return parts
+
+
+def _hand_out_listener(request: CreateRequest) -> Callable[[Born], object]:
+    """The filter's notifications go to whoever waits on listenerPath; without that the process would wait for an answer."""
+    from pyrunc.lifecycle import inside, listener
+
+    def part(born: Born) -> None:
+        told = inside.state(request.id, request.spec, request.bundle, "creating", born.pid)
+        listener.send(born, request.spec, told)
+
+    return part
 
 
 def _parts(linux: Linux, process: Process | None, wanted: Parts) -> Parts:

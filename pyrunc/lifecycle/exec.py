@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class ExecRequest(Value):
     """What `execute` needs: the container's first process and configuration, and what is to run (see `merged`).
 
-    `cgroup` None: stay in the caller's. `stdio` stay the caller's and are not used with a terminal.
+    `cgroup` None: stay in the caller's. `stdio` stay the caller's and are not used with a terminal. `id` and `bundle` are
+    what a seccomp agent is told.
     """
 
     pid: int
@@ -48,6 +49,8 @@ class ExecRequest(Value):
     keyring: str = ""
     restrict_oom_score_adj: bool = False
     seccomp_store: str | None = None
+    id: str = ""
+    bundle: str = ""
 
 
 class Executed(Value):
@@ -161,10 +164,22 @@ def _run(
 def _parts(request: ExecRequest) -> Mapping[str, Callable[[Born], object]]:
     """The caller's parts, and ours in a user namespace: the limits, which cannot be raised inside."""
     process, wanted = request.process, request.parts
+    if (request.spec.linux.seccomp or {}).get("listenerPath") and "listener" not in wanted:
+        wanted = {**wanted, "listener": _hand_out_listener(request)}
     if not process.rlimits or request.spec.linux.namespace("user") is None:
         return wanted
     limits = birth.in_turn(lambda born: set_limits(born.pid, process), wanted.get("before-identity"))
     return {**wanted, "before-identity": limits}
+
+
+def _hand_out_listener(request: ExecRequest) -> Callable[[Born], object]:
+    from pyrunc.lifecycle import inside, listener
+
+    def part(born: Born) -> None:
+        told = inside.state(request.id, request.spec, request.bundle, "running", request.pid)
+        listener.send(born, request.spec, told)
+
+    return part
 
 
 def _home(request: ExecRequest) -> str:

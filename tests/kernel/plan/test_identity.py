@@ -393,3 +393,43 @@ def test_a_listener_is_handed_out(box: Box) -> None:
     with box.running(parts={"listener": part}) as (created, _):
         assert found == ["anon_inode:seccomp notify"]
         assert sorted(os.listdir(f"/proc/{created.pid}/fd")) == ["0", "1", "2"]
+
+
+def test_a_listener_is_sent_to_the_agent(box: Box, tmp_path: Path) -> None:
+    """A container and an exec; the agent answers their mkdir by itself."""
+    import array
+    import json
+    import socket
+
+    path = str(tmp_path / "agent")
+    agent = socket.socket(socket.AF_UNIX)
+    agent.bind(path)
+    agent.listen(4)
+    box.linux["seccomp"] = {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "listenerPath": path,
+        "listenerMetadata": "m",
+        "syscalls": [{"names": ["mkdirat"], "action": "SCMP_ACT_NOTIFY"}],
+    }
+    with box.running() as (created, request):
+        box.execute(created, request, "true")
+        for status in ("creating", "running"):
+            connection, _ = agent.accept()
+            message, ancillary, _, _ = connection.recvmsg(4096, 64)
+            connection.close()
+            told = json.loads(message)
+            assert (told["metadata"], told["fds"], told["state"]["status"]) == ("m", ["seccompFd"], status)
+            (number,) = array.array("i", ancillary[0][2])
+            assert os.readlink(f"/proc/self/fd/{number}") == "anon_inode:seccomp notify"
+            os.close(number)
+    agent.close()
+
+
+def test_without_an_agent_nothing_starts(box: Box, tmp_path: Path) -> None:
+    box.linux["seccomp"] = {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "listenerPath": str(tmp_path / "none"),
+        "syscalls": [{"names": ["mkdirat"], "action": "SCMP_ACT_NOTIFY"}],
+    }
+    with pytest.raises(KernelError, match="to the seccomp listener"):
+        box.run("true")
