@@ -156,7 +156,14 @@ async def _open_images(
     config: Config, paths: Paths, index: Index, errands: Zygote, stack: contextlib.AsyncExitStack
 ) -> Images:
     certificates = Path(config.registry.config_path) if config.registry.config_path else None
-    images = Images(paths.images, certificates, config.images.pinned, errands, in_use=index.users_of)
+    images = Images(
+        paths.images,
+        certificates,
+        config.images.pinned,
+        errands,
+        no_progress_timeout_s=config.registry.no_progress_timeout_s,
+        in_use=index.users_of,
+    )
     await images.start()
     stack.push_async_callback(images.close)
     return images

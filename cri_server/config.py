@@ -61,9 +61,12 @@ class Cgroup(Table):
 
 
 class Registry(Table):
-    """`[registry]`: `config_path` is a folder of HOST/hosts.toml files."""
+    """`[registry]`: `config_path` is a folder of HOST/hosts.toml files. A pull that makes no progress for
+    `no_progress_timeout_s` fails.
+    """
 
     config_path: str = ""
+    no_progress_timeout_s: PositiveSeconds = 300.0
 
 
 class Images(Table):
