@@ -72,18 +72,18 @@ def test_create_container_hooks(kinds: Box, tmp_path: Path, overlay: bool) -> No
 
 
 def test_start_container_hooks(kinds: Box, tmp_path: Path) -> None:
-    (kinds.image / "work").mkdir(mode=0o777)
-    os.chmod(kinds.image / "work", 0o777)
+    (kinds.image / "notes").mkdir(mode=0o777)
+    os.chmod(kinds.image / "notes", 0o777)
     kinds.process["user"] = {"uid": 1000, "gid": 1000}
     kinds.config["hooks"] = {
         "startContainer": [
             {
                 "path": "/bin/sh",
-                "args": ["sh", "-c", "cat > /work/state; id -u > /work/id; ls /proc/self/fd > /work/fds"],
+                "args": ["sh", "-c", "cat > /notes/state; id -u > /notes/id; ls /proc/self/fd > /notes/fds"],
             },
             {
                 "path": "/bin/sh",
-                "args": ["sh", "-c", "cat > /work/again; echo $PATH > /work/path"],
+                "args": ["sh", "-c", "cat > /notes/again; echo $PATH > /notes/path"],
                 "timeout": 20,
             },
         ]
@@ -91,16 +91,16 @@ def test_start_container_hooks(kinds: Box, tmp_path: Path) -> None:
     created = create(
         kinds.request("sh", "-c", "sleep 1000", start_immediately=False, state_dir=str(tmp_path))
     )
-    work = kinds.upper / "work"
+    notes = kinds.upper / "notes"
     try:
-        assert not (work / "state").exists()
+        assert not (notes / "state").exists()
         release(str(tmp_path), ("sh",))
-        told = json.loads((work / "state").read_text())
+        told = json.loads((notes / "state").read_text())
         assert (told["status"], told["pid"]) == ("created", 1)
-        assert (work / "again").read_text() == (work / "state").read_text()
-        assert (work / "id").read_text() == "1000\n"
-        assert (work / "fds").read_text().split() == ["0", "1", "2", "3"]  # 3: the listing's own
-        assert "/bin" in (work / "path").read_text()
+        assert (notes / "again").read_text() == (notes / "state").read_text()
+        assert (notes / "id").read_text() == "1000\n"
+        assert (notes / "fds").read_text().split() == ["0", "1", "2", "3"]  # 3: the listing's own
+        assert "/bin" in (notes / "path").read_text()
         assert sorted(os.listdir(f"/proc/{created.pid}/fd")) == ["0", "1", "2"]
     finally:
         os.kill(created.pid, 9)
