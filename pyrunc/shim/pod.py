@@ -88,6 +88,8 @@ class Pod:
 
         def failed(error: Exception) -> None:
             self._holder_starting = False
+            if isinstance(error, WorkerLost):
+                self._clear_away(lambda: self._starter.holder_group(wanted, self._sandbox_dir))
             call.fail(_told(error))
 
         self._in_worker(lambda: self._starter.holder(wanted, self._sandbox_dir).to_message(), done, failed)
@@ -146,7 +148,7 @@ class Pod:
         def failed(error: Exception) -> None:
             streams.close()
             if isinstance(error, WorkerLost):
-                self._clear_away(container, launch)
+                self._clear_away(lambda: self._starter.group(container.id, container.directory, launch))
             container.failed(error)
             call.fail(_told(error))
 
@@ -162,14 +164,14 @@ class Pod:
             streams.close()
             raise
 
-    def _clear_away(self, container: Container, launch: dict[str, Any]) -> None:
-        """The worker died in the middle: whatever it left is in the container's cgroup."""
+    def _clear_away(self, find_group: Callable[[], Cgroup]) -> None:
+        """A worker died in the middle: whatever it left is in a cgroup."""
         try:
-            group = self._starter.group(container.id, container.directory, launch)
+            group = find_group()
             group.kill()
             self._remove(group)
         except (Error, OSError) as error:
-            print(f"pyrunc-shim: container {container.id}: {error}", file=sys.stderr)
+            print(f"pyrunc-shim: what a dead worker left: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
         self._server.event({"event": "exit", "container": container.id, **container.exit_fields()})

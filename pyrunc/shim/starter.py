@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
         def holder(self, wanted: dict[str, Any], sandbox_dir: str) -> Holder: ...
 
+        def holder_group(self, wanted: dict[str, Any], sandbox_dir: str) -> Cgroup: ...
+
         def container(
             self,
             container_id: str,
@@ -162,6 +164,11 @@ class LibraryStarter:
             netns_fd = open_namespace(f"/proc/{held.pid}/ns/net", "net") if network == "new" else None
             undo.commit()
         return Holder(held.pid, held.start_time, netns_fd, mounts, held.cgroup)
+
+    def holder_group(self, wanted: dict[str, Any], sandbox_dir: str) -> Cgroup:
+        """Where the holder lives or would have lived. Raises Error."""
+        driver = wanted["cgroup"].get("driver", "cgroupfs")
+        return naming.place(wanted.get("cgroups_path", ""), os.path.basename(sandbox_dir), driver)
 
     def container(
         self,

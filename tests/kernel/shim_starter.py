@@ -24,8 +24,13 @@ class DirectStarter:
     def holder(self, wanted: dict[str, Any], sandbox_dir: str) -> Holder:
         group = Cgroup(wanted["cgroups_path"])
         group.create()
+        time.sleep(wanted.get("slowness_s", 0))
         pid = _spawn(["/bin/sleep", "1000"], {}, (0, 1, 2), None, group)
+        time.sleep(wanted.get("slowness_after_s", 0))
         return Holder(pid, _start_time(pid), os.open(f"/proc/{pid}/ns/net", os.O_RDONLY), {}, group)
+
+    def holder_group(self, wanted: dict[str, Any], sandbox_dir: str) -> Cgroup:
+        return Cgroup(wanted["cgroups_path"])
 
     def container(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from pyrunc.abi.capability import CAP_SYS_RESOURCE
-from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
 from pyrunc.shim import tree
 from pyrunc.shim.client import ShimClient
 from tests.kernel.shim_pod import TestPod, until
@@ -283,6 +284,33 @@ async def test_a_start_can_be_stopped(pod: TestPod) -> None:
     assert (exit.exit_code, exit.reason) == (128, "StartError")
     with pytest.raises(Exception, match="killed"):
         await slow
+
+
+async def test_a_worker_that_is_killed_while_it_starts_the_holder_leaves_nothing(pod: TestPod) -> None:
+    holder = {"version": 1, "cgroups_path": f"{pod.group}/holder", "slowness_after_s": 30}
+    (pod.sandbox / "holder.json").write_text(json.dumps(holder))
+    starting = asyncio.create_task(pod.client.start_holder())
+    await until(lambda: pod.processes())
+    (worker,) = children(pod.pid)
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(Error, match="killed"):
+        await starting
+    await until(lambda: not pod.cgroup("holder").exists() and not children(pod.pid))
+    (pod.sandbox / "holder.json").write_text(json.dumps(holder | {"slowness_after_s": 0}))
+    held = await pod.client.start_holder()
+    assert pod.processes() == [held.pid]
+    await pod.client.stop_holder()
+
+
+async def test_a_worker_that_is_killed_while_it_starts_a_container_is_a_start_error(pod: TestPod) -> None:
+    pod.container("a", "exit 0", process={"slowness_s": 30})
+    starting = asyncio.create_task(pod.client.start_container("a"))
+    await until(lambda: children(pod.pid))
+    os.kill(children(pod.pid)[0], signal.SIGKILL)
+    with pytest.raises(Error, match="killed"):
+        await starting
+    assert pod.exit_record("a")["reason"] == "StartError"
+    await until(lambda: not pod.cgroup("a").exists() and not children(pod.pid))
 
 
 async def test_many_containers_live_and_die_without_a_trace(pod: TestPod) -> None:
