@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
 BROKEN = select.EPOLLERR | select.EPOLLHUP
+LONGEST_WAIT_S = 86_400.0  # epoll_wait(2) counts milliseconds in an int; a timer may be years away
 
 
 class Timer:
@@ -86,7 +87,9 @@ class Loop:
     def _wait_s(self) -> float | None:
         while self._timers and self._timers[0].function is None:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0].at - time.monotonic()) if self._timers else None
+        if not self._timers:
+            return None
+        return min(max(0.0, self._timers[0].at - time.monotonic()), LONGEST_WAIT_S)
 
 
 def _guarded(function: Callable[..., None], *arguments: int) -> None:

@@ -151,6 +151,16 @@ async def test_of_several_stops_the_signal_is_sent_once_and_the_shortest_time_wi
     assert pod.logged("a") == b"ready\nsignal\n"
 
 
+@pytest.mark.parametrize("timeout_s", [2**62, 1e300, -(2**62)])
+async def test_any_grace_period_is_taken(pod: TestPod, timeout_s: float) -> None:
+    await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    stopping = asyncio.create_task(pod.client.stop("a", signal.SIGTERM, timeout_s))
+    await asyncio.sleep(0.1)
+    assert (await pod.client.state()).pid == pod.pid
+    assert (await pod.client.stop("a", signal.SIGTERM, 0)).signal == 9
+    assert (await stopping).signal == 9
+
+
 async def test_stop_of_an_exited_container_answers_with_its_exit(pod: TestPod) -> None:
     await pod.run("a", "exit 4")
     exit = await pod.exited("a")
