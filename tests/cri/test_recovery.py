@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -314,6 +315,42 @@ def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) 
     )
     identifier = server.create(pod)
     assert [c.id for c in server.containers()] == [identifier]
+
+
+def test_callers_that_hang_up_at_any_moment(server: Server) -> None:
+    """Each call is given up after 1 to 40 ms and repeated at once: one pod, one container, nothing stuck, nothing left."""
+
+    def impatient(number: int) -> tuple[str, str]:
+        config = server.pod_config(f"hasty{number}")
+        timeout_s = 0.001 * (1 + number)
+        with contextlib.suppress(grpc.RpcError):
+            server.runtime.RunPodSandbox(api.RunPodSandboxRequest(config=config), timeout=timeout_s)
+        pod = server.run_pod(config)
+        request = api.CreateContainerRequest(pod_sandbox_id=pod, config=server.container_config())
+        with contextlib.suppress(grpc.RpcError):
+            server.runtime.CreateContainer(request, timeout=timeout_s / 4)
+        container = server.create(pod)
+        start = api.StartContainerRequest(container_id=container)
+        with contextlib.suppress(grpc.RpcError):
+            server.runtime.StartContainer(start, timeout=timeout_s)
+        with contextlib.suppress(grpc.RpcError):
+            server.start_container(container)  # it may run already
+        assert server.status(container).state == api.CONTAINER_RUNNING
+        for stop in (server.runtime.StopPodSandbox, server.runtime.RemovePodSandbox):
+            request = (
+                api.StopPodSandboxRequest
+                if stop is server.runtime.StopPodSandbox
+                else api.RemovePodSandboxRequest
+            )
+            with contextlib.suppress(grpc.RpcError):
+                stop(request(pod_sandbox_id=pod), timeout=timeout_s / 2)
+        server.remove_pod(pod)
+        return pod, container
+
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(impatient, range(40)))
+    assert len({pod for pod, _ in made}) == 40
+    nothing_left(server)
 
 
 @pytest.mark.parametrize("how", [Server.kill, Server.stop])
