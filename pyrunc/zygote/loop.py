@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
+LONGEST_WAIT_MS = 86_400_000.0  # poll(2) counts in an int; a deadline may be years away
+
 
 class _Errand:
     """A running errand: the request that it answers, its deadline (monotonic seconds)."""
@@ -118,7 +120,9 @@ class Loop:
 
     def _wait_ms(self) -> float | None:
         deadlines = [errand.deadline for errand in self._errands.values() if errand.deadline is not None]
-        return max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1) if deadlines else None
+        if not deadlines:
+            return None
+        return min(max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1), LONGEST_WAIT_MS)
 
 
 def _open_child_notice() -> tuple[int, int]:

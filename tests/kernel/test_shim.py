@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 
 import pytest
 import pytest_asyncio
@@ -261,6 +262,69 @@ async def test_an_unknown_call_is_an_error_and_the_connection_stays(pod: TestPod
     with pytest.raises(InvalidArgument):
         await pod.client._ask("start_container", container=["a"])
     assert (await pod.client.state()).pid == pod.pid
+
+
+async def test_every_request_is_answered_whatever_it_holds(pod: TestPod) -> None:
+    """No call with parameters of the wrong kind may go unanswered, end the shim or reach its log as a fault of ours."""
+    await pod.run("a", "exec sleep 1000")
+    random = Random(1)
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        1.5,
+        2**70,
+        1e308,
+        "",
+        "a",
+        "b",
+        "x/y",
+        "..",
+        [],
+        ["a"],
+        {},
+        {"args": 3},
+        {"args": []},
+    ]
+    calls = [
+        "start_container",
+        "exec",
+        "kill_exec",
+        "signal",
+        "attach",
+        "resize",
+        "reopen_log",
+        "forget",
+        "state",
+    ]
+    names = [
+        "container",
+        "exec",
+        "process",
+        "signal",
+        "timeout_s",
+        "width",
+        "height",
+        "tty",
+        "stdin",
+        "stdout",
+    ]
+    for _ in range(1000):
+        request = {name: random.choice(values) for name in names if random.random() < 0.7}
+        request |= {"container": "a"} if random.random() < 0.5 else {}
+        request["signal"] = random.choice([v for v in values if v != -1] + [28])
+        call = random.choice([*calls, None, 7, "no such"])
+        try:
+            _, fds = await asyncio.wait_for(pod.client._call(call, **request), 5)
+            for fd in fds:
+                os.close(fd)
+        except (TimeoutError, PeerError):
+            raise
+        except Error:
+            pass
+    assert (await pod.client.state()).pid == pod.pid
+    assert "Traceback" not in pod.shim_log(), pod.shim_log()
 
 
 async def test_a_client_that_never_reads_does_not_hold_up_the_others(pod: TestPod) -> None:

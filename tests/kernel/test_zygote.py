@@ -133,6 +133,10 @@ async def test_a_timeout_kills_all_that_the_errand_started(zygote: Zygote, tmp_p
     assert await until_gone(family)
 
 
+async def test_a_deadline_may_be_years_away(zygote: Zygote) -> None:
+    assert (await zygote.run(f"{HERE}:leave", timeout_s=1e12)).exit_code == 7
+
+
 async def test_cancelling_kills_all_that_the_errand_started(zygote: Zygote, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     task = asyncio.create_task(zygote.run(f"{HERE}:family", {"file": str(pids)}))
