@@ -146,6 +146,18 @@ def test_a_shim_that_does_not_answer_is_given_up(server: Server) -> None:
     assert alive_since(shim) is None
 
 
+def test_dead_zygotes_are_replaced(server: Server) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod)
+    for child in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+    time.sleep(0.2)
+    assert server.output(container, "echo", "alive") == "alive\n"
+    other = server.launch(server.run_pod())
+    assert server.status(other).state == api.CONTAINER_RUNNING
+    server.remove_pod(pod)
+
+
 def test_a_dead_holder_makes_the_pod_not_ready(server: Server) -> None:
     pod = server.run_pod()
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
