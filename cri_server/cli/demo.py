@@ -23,9 +23,10 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import busybox, manifest
+from cri_server.cli import manifest
 from cri_server.cli import run as pod_run
 from cri_server.cli.client import Client, ServerError
+from cri_server.images import build
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.errors import Error, NotFound
 from pyrunc.kernel.namespace import unshare
@@ -144,12 +145,10 @@ def _wait(client: Client, folder: Path) -> None:
 def _provide_busybox(client: Client, folder: Path, pod: manifest.Pod) -> None:
     """Load the host's busybox as an image when the pod uses that."""
     wanted = {c.image for c in (*pod.spec.init_containers, *pod.spec.containers)}
-    if not wanted & {"busybox", "busybox:latest", busybox.REFERENCE}:
+    if not wanted & {"busybox", "busybox:latest", build.BUSYBOX_NAME}:
         return
-    path = folder / "busybox.tar"
     with contextlib.suppress(NotFound):
-        path.write_bytes(busybox.archive())
-        client.load_image(str(path), None)
+        client.load_image(str(build.busybox_archive(folder / "busybox.tar")), None)
 
 
 def _execute(client: Client, running: pod_run.Running) -> None:

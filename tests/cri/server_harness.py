@@ -5,15 +5,12 @@ The server is a child process of the test; `kill` ends it as a crash does, `star
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +21,7 @@ import grpc
 
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
-from cri_server.cli import busybox
+from cri_server.images import build
 from cri_server.rpc import private
 
 REPOSITORY = Path(__file__).parents[2]
@@ -216,7 +213,7 @@ class Server:
     def load_image(self, content: bytes | None = None) -> str:
         """A docker-archive, else the busybox image, built here from /bin/busybox; returns its id."""
         archive = self.folder / "busybox.tar"
-        archive.write_bytes(content or busybox.archive(IMAGE))
+        archive.write_bytes(content or busybox_archive(IMAGE))
         assert self._channel is not None
         call = self._channel.unary_unary(
             private.path(private.LOAD_IMAGE),
@@ -343,39 +340,20 @@ class Server:
         return [line.split(" ", 3)[3] for line in lines]
 
 
+def busybox_archive(reference: str) -> bytes:
+    """A docker-archive of busybox with accounts and an environment that tests ask for."""
+    accounts = {
+        "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nwww:x:33:33::/home/www:/bin/sh\n",
+        "etc/group": "root:x:0:\nwww:x:33:\nextra:x:50:www\n",
+    }
+    config = {"Env": ["PATH=/bin", "FROM_IMAGE=yes"], "Cmd": ["sh"]}
+    image = build.image([*build.busybox().layers, build.layer(accounts)], config)
+    return build.docker_archive({reference: image})
+
+
 def image_archive(reference: str, *layers: dict[str, bytes]) -> bytes:
     """A docker-archive of files by path, bottom layer first."""
-    tars = [_tar({**dict.fromkeys(_parents(layer)), **layer}) for layer in layers]
-    digests = [f"sha256:{hashlib.sha256(tar).hexdigest()}" for tar in tars]
-    architecture = busybox.ARCHITECTURES[os.uname().machine]
-    config = json.dumps(
-        {"architecture": architecture, "os": "linux", "rootfs": {"type": "layers", "diff_ids": digests}}
-    ).encode()
-    names = [f"{n}.tar" for n in range(len(tars))]
-    manifest = [{"Config": "config.json", "RepoTags": [reference], "Layers": names}]
-    return _tar(
-        {
-            "config.json": config,
-            "manifest.json": json.dumps(manifest).encode(),
-            **dict(zip(names, tars, strict=True)),
-        }
-    )
-
-
-def _parents(files: dict[str, bytes]) -> list[str]:
-    return sorted({str(p) for file in files for p in Path(file).parents if str(p) != "."})
-
-
-def _tar(entries: dict[str, bytes | None]) -> bytes:
-    """None is a folder."""
-    result = io.BytesIO()
-    with tarfile.open(fileobj=result, mode="w") as tar:
-        for name, content in entries.items():
-            entry = tarfile.TarInfo(name)
-            entry.mode, entry.size = (0o755, 0) if content is None else (0o644, len(content))
-            entry.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
-            tar.addfile(entry, io.BytesIO(content or b""))
-    return result.getvalue()
+    return build.docker_archive({reference: build.image([build.layer(files) for files in layers])})
 
 
 def code_of(call: Callable[[], object]) -> grpc.StatusCode:
