@@ -25,9 +25,9 @@ def main(arguments: dict[str, Any], fds: list[int]) -> None:
     _be_steady()
     reaper.set_name("pyrunc-shim")
     reaper.set_child_subreaper()
-    _be_spared()
+    inherited = _be_spared()
     pod.write_own_record(sandbox_dir)
-    starter = _named(arguments["starter"]) if "starter" in arguments else LibraryStarter()
+    starter = _named(arguments["starter"]) if "starter" in arguments else LibraryStarter(inherited)
     pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0]).serve()
 
 
@@ -47,13 +47,21 @@ def _open_own_log(sandbox_dir: str) -> None:
     os.close(log)
 
 
-def _be_spared() -> None:
-    """Killing a shim frees little and loses a pod: the OOM killer should look elsewhere, where we may say so."""
+def _be_spared() -> int:
+    """Killing a shim frees little and loses a pod: the OOM killer should look elsewhere, where we may say so.
+
+    Returns what was in force before, which is what containers are to inherit.
+    """
+    descriptor = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
     try:
-        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-            file.write(b"%d" % OOM_SCORE_ADJ)
-    except PermissionError:
-        pass
+        before = int(os.read(descriptor, 16))
+        try:
+            os.pwrite(descriptor, b"%d" % OOM_SCORE_ADJ, 0)
+        except PermissionError:
+            pass
+    finally:
+        os.close(descriptor)
+    return before
 
 
 def _named(name: str) -> Any:

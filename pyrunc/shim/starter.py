@@ -134,7 +134,13 @@ class Holder:
 
 
 class LibraryStarter:
-    """Starts by the runtime library, with what the server wrote into the folders."""
+    """Starts by the runtime library, with what the server wrote into the folders.
+
+    `oom_score_adj` is for processes whose configuration has none: they would inherit the shim's, which is spared.
+    """
+
+    def __init__(self, oom_score_adj: int = 0) -> None:
+        self._oom_score_adj = oom_score_adj
 
     def holder(self, wanted: dict[str, Any], sandbox_dir: str) -> Holder:
         """The pod's pause process, its /dev/shm as a detached tmpfs, its network namespace. Raises Error."""
@@ -179,7 +185,7 @@ class LibraryStarter:
         holder: Holder | None,
     ) -> Process:
         """The container of `config.json`; its state file is written as `pyrunc create` does. Raises Error."""
-        spec, rootfs = _spec(directory), launch["rootfs"]
+        spec, rootfs = self._spec(directory), launch["rootfs"]
         state = _first_state(container_id, directory, spec)
         if (
             spec.hooks.create_container and spec.root
@@ -209,6 +215,13 @@ class LibraryStarter:
         process.has_poststop = bool(spec.hooks.poststop)
         return process
 
+    def _spec(self, directory: str) -> Spec:
+        spec = _spec(directory)
+        process = spec.process
+        if process is None or process.oom_score_adj is not None:
+            return spec
+        return spec.replace(process=process.replace(oom_score_adj=self._oom_score_adj))
+
     def after_stop(self, container_id: str, directory: str) -> None:
         """The poststop hooks of a container that has exited; what fails is reported on stderr (runtime-spec)."""
         spec = _spec(directory)
@@ -224,7 +237,7 @@ class LibraryStarter:
         self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
     ) -> Generator[int, None, Process]:
         """An OCI process object in the container, in steps; what it does not name is the container's. Raises Error."""
-        spec, pidfd = _spec(container.directory), container.open_pidfd()
+        spec, pidfd = self._spec(container.directory), container.open_pidfd()
         try:
             request = ExecRequest(
                 pid=container.pid,

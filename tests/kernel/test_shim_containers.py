@@ -316,3 +316,14 @@ async def test_a_cancelled_exec_is_killed(pod: TestPod, after_ms: float) -> None
             return
         await asyncio.sleep(0.01)
     pytest.fail("a session is left")
+
+
+async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) -> None:
+    started = await pod.run("a", "exec sleep 100")
+    own = Path("/proc/self/oom_score_adj").read_text()
+    assert Path(f"/proc/{started.pid}/oom_score_adj").read_text() == own
+    asked = await pod.run("b", "exec sleep 100", process={"oomScoreAdj": int(own) + 77})
+    assert int(Path(f"/proc/{asked.pid}/oom_score_adj").read_text()) == int(own) + 77
+    session = await pod.client.exec("b", "e", {"args": ["cat", "/proc/self/oom_score_adj"], "cwd": "/"})
+    assert session.stdout_fd is not None and int(await read_all(session.stdout_fd)) == int(own) + 77
+    session.close()
