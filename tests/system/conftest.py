@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,12 +40,15 @@ def runtime(tmp_path: Path, rootfs: Path) -> Iterator[Runtime]:
     assert not left, f"state left behind: {left}"
 
 
-def reap() -> None:
-    """Take the exit status of every dead child."""
+def reap(wait_s: float = 0.0) -> None:
+    """Take the exit status of every dead child, and wait a moment for those that are about to die."""
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
-        if not pid:
+        if not pid and time.monotonic() > deadline:
             return
+        if not pid:
+            time.sleep(0.02)
