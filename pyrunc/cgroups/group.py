@@ -140,11 +140,13 @@ class Cgroup:
         """Like `apply` on a living container: what is not named stays, and a failure puts the old values back."""
         from pyrunc.cgroups import limits
 
-        if self.driver == "systemd":
+        def tell_systemd() -> None:
             from pyrunc.cgroups import scope
 
             scope.update(self, resources)
-        return limits.replace(self.directory, resources, missing_controllers)
+
+        then = tell_systemd if self.driver == "systemd" else None
+        return limits.replace(self.directory, resources, missing_controllers, then)
 
     def set_devices(self, rules: Sequence[Mapping[str, Any]]) -> None:
         """Put the device filter of OCI `resources.devices` (plus the default nodes) in force, replacing an earlier one.

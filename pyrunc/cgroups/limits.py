@@ -14,7 +14,7 @@ from pyrunc.kernel import cgroup as tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from pyrunc.cgroups.convert import Setting
@@ -37,17 +37,25 @@ def write(directory: str, resources: Mapping[str, Any], missing_controllers: str
     return notes
 
 
-def replace(directory: str, resources: Mapping[str, Any], missing_controllers: str) -> list[str]:
-    """Like `write`, but a failure first puts back what was there before."""
+def replace(
+    directory: str,
+    resources: Mapping[str, Any],
+    missing_controllers: str,
+    then: Callable[[], None] | None = None,
+) -> list[str]:
+    """Like `write`, and `then` after it; a failure of either first puts back what was there before."""
     _check_choice(missing_controllers)
     wanted = convert.settings(resources, lambda file: tree.read(directory, file))
     old = [(setting, tree.read(directory, setting.file)) for setting in wanted]
     try:
-        return write(directory, resources, missing_controllers)
+        notes = write(directory, resources, missing_controllers)
+        if then is not None:
+            then()
     except Exception as error:
         for setting, content in reversed(old):
             _put_back(directory, setting, content, error)
         raise
+    return notes
 
 
 def _check_choice(missing_controllers: str) -> None:

@@ -61,3 +61,15 @@ def test_a_failed_update_puts_everything_back(tmp_path: Path) -> None:
         limits.replace(str(tmp_path), {"memory": {"limit": 200, "swap": 300}, "pids": {"limit": 3}}, "error")
     assert (tmp_path / "memory.max").read_text() == "100"
     assert (tmp_path / "memory.swap.max").read_text() == "50"
+
+
+def test_who_else_has_to_know_can_fail_too(tmp_path: Path) -> None:
+    group(tmp_path, memory_max="100")
+
+    def refuse() -> None:
+        assert (tmp_path / "memory.max").read_text() == "200"
+        raise InvalidArgument("no")
+
+    with pytest.raises(InvalidArgument, match="no"):
+        limits.replace(str(tmp_path), {"memory": {"limit": 200}}, "error", refuse)
+    assert (tmp_path / "memory.max").read_text() == "100"
