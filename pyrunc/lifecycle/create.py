@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
 from _socket import socket as _Socket
-from errno import E2BIG, EINVAL, ENAMETOOLONG
+from errno import E2BIG, EINVAL, ENAMETOOLONG, EPERM
 
 from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
 from pyrunc.abi.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, OPEN_TREE_CLONE
@@ -33,7 +33,7 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
@@ -443,8 +443,13 @@ def _open_cgroup(
     choice: CgroupChoice | None,
     descriptors: Descriptors,
     undo: Undo,
+    *,
+    filter_devices: bool = True,
 ) -> tuple[Cgroup | None, list[str]]:
-    """The container's cgroup with its limits in force before the first process enters: clone puts it in."""
+    """The container's cgroup with its limits in force before the first process enters: clone puts it in.
+
+    Without device rules all but the default nodes are refused: else CAP_MKNOD would open the host's disks.
+    """
     if choice is None:
         return None, []
     from pyrunc.cgroups.naming import place
@@ -454,11 +459,19 @@ def _open_cgroup(
     cgroup.create(resources, annotations)
     undo.push(f"cgroup {cgroup.path}", cgroup.remove)
     warnings = cgroup.apply(resources, choice.missing_controllers) if resources else []
-    devices = resources.get("devices")
-    if devices:
-        cgroup.set_devices(devices)
+    if filter_devices:
+        _filter_devices(cgroup, resources.get("devices") or ())
     descriptors.take("cgroup", cgroup.open_directory())
     return cgroup, warnings
+
+
+def _filter_devices(cgroup: Cgroup, rules: Sequence[Mapping[str, Any]]) -> None:
+    """Where our root is only a user namespace's, bpf(2) is forbidden, and so is making devices."""
+    try:
+        cgroup.set_devices(rules)
+    except KernelError as error:
+        if error.errno != EPERM or not facts.host().in_user_namespace:
+            raise
 
 
 def _open_start_socket(state_dir: str, undo: Undo) -> int:
@@ -542,7 +555,9 @@ def holder(request: HolderRequest) -> Held:
         places = () if facts.host().clones_detached else tuple(request.mounts)
         for place in places:
             descriptors.take(f"mount:{place}", os.dup(request.mounts[place]))
-        cgroup, warnings = _open_cgroup(request.id, linux, {}, request.cgroup, descriptors, undo)
+        cgroup, warnings = _open_cgroup(
+            request.id, linux, {}, request.cgroup, descriptors, undo, filter_devices=False
+        )
         plan = plans.build_holder(
             linux,
             facts.host(),

@@ -294,3 +294,12 @@ def test_a_profile_older_than_our_own_calls_still_works(runtime: Runtime) -> Non
     box.create().ok()
     box.start().ok()
     box.gone()
+
+
+def test_without_device_rules_the_hosts_devices_are_closed(runtime: Runtime) -> None:
+    def change(config: Config) -> None:
+        config["linux"]["resources"] = {}
+        config["linux"]["devices"] = [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]
+
+    found = runtime.run("sh", "-c", "exec 3</dev/fuse && echo open", change=change)
+    assert "open" not in found.out and "not permitted" in found.err
