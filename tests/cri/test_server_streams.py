@@ -14,7 +14,6 @@ from urllib.parse import urlparse
 import grpc
 import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
