@@ -127,8 +127,12 @@ def test_kill_without_a_signal_is_term(runtime: Runtime, tmp_path: Path) -> None
     script = "trap 'exit 0' TERM; while true; do sleep 0.05; done"
     box = runtime.box("sh", "-c", script)
     box.up()
-    box.kill().ok()
-    box.gone()
+
+    def ended() -> bool:  # pid 1 does not get the signal before the trap is set
+        box.kill()
+        return box.status == "stopped"
+
+    eventually(ended)
 
 
 def test_unknown_signals_are_refused(runtime: Runtime) -> None:

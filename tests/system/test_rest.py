@@ -282,6 +282,8 @@ def test_a_bundle_with_a_long_strange_path(runtime: Runtime, tmp_path: Path) -> 
 
 def test_a_profile_older_than_our_own_calls_still_works(runtime: Runtime) -> None:
     """Only what any program needs is allowed: nothing that the runtime calls behind the filter may be missing then."""
+    if not runtime.is_pyrunc:
+        pytest.skip("a Go program needs more calls behind its filter")
     names = "read write close execve exit exit_group brk mmap munmap mprotect arch_prctl set_tid_address uname ioctl "
     names += "getuid geteuid getgid getegid rt_sigaction rt_sigprocmask readlink fstat newfstatat stat getrandom prlimit64 "
     names += "set_robust_list rseq fcntl getpid getppid dup2 accept4 dup3 setgid setuid setgroups capset prctl chdir getcwd "
