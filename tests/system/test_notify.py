@@ -1,0 +1,94 @@
+"""Filters whose calls are answered by a listener in user space: who gets it, and with what."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.system.harness import Runtime
+
+
+class Listener:
+    """Takes one process's listener and lets go of it: calls that wait for an answer get ENOSYS then."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.told, self.kinds = path, [], []  # type: Path, list[dict[str, Any]], list[str]
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(str(path))
+        self._listening.listen(4)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            with connection:
+                text, ancillary, _, _ = connection.recvmsg(65536, socket.CMSG_SPACE(16))
+                for _, _, content in ancillary:
+                    numbers = array.array("i", content[: len(content) // 4 * 4])
+                    self.kinds += [os.readlink(f"/proc/self/fd/{number}") for number in numbers]
+                    for number in numbers:
+                        os.close(number)
+                self.told.append(json.loads(text))
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join(5)
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[Listener]:
+    made = Listener(path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def profile(path: Path) -> dict[str, Any]:
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "listenerPath": str(path),
+        "listenerMetadata": "for you",
+        "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_NOTIFY"}],
+    }
+
+
+def test_the_listener_gets_the_state_and_the_descriptor(runtime: Runtime, tmp_path: Path) -> None:
+    with listening(tmp_path / "s") as listener:
+        box = runtime.box(
+            "sh", "-c", "mkdir /dev/shm/x 2>/dev/null || echo refused", seccomp=profile(listener.path)
+        )
+        assert runtime("run", "--bundle", str(box.folder), box.id).ok().out == "refused\n"
+    (told,) = listener.told
+    assert listener.kinds == ["anon_inode:seccomp notify"]
+    assert told["fds"] == ["seccompFd"] and told["metadata"] == "for you" and told["pid"] > 0
+    assert told["state"]["id"] == box.id and told["state"]["status"] == "creating"
+    assert told["state"]["bundle"] == str(box.folder)
+
+
+def test_an_exec_has_a_listener_of_its_own(runtime: Runtime, tmp_path: Path) -> None:
+    with listening(tmp_path / "s") as listener:
+        box = runtime.box("sleep", "60", seccomp=profile(listener.path)).up()
+        pid = box.pid
+        box.exec("true").ok()
+    first, second = listener.told
+    assert first["pid"] == pid != second["pid"]
+    assert second["state"]["status"] == "running" and second["state"]["pid"] == pid
+
+
+def test_without_anybody_there_the_create_fails(runtime: Runtime, tmp_path: Path) -> None:
+    box = runtime.box("sleep", "60", seccomp=profile(tmp_path / "nobody"))
+    box.create().fails()
+    runtime("state", box.id).fails("does not exist")
