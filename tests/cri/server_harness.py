@@ -5,6 +5,7 @@ The server is a child process of the test; `kill` ends it as a crash does, `star
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,6 +24,9 @@ from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
 from cri_server.images import build
 from cri_server.rpc import private
+from cri_server.shims import kill_process
+from cri_server.store.facts import Process
+from tests.support.processes import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "registry.test/busybox:1"
@@ -190,6 +194,7 @@ class Server:
             if self._process is not None and self._process.poll() is None:
                 self.kill()
             self._disconnect()
+            self._end_orphans()
             self._end_namespace()
             self._remove_cgroup()
             if self._disk_bytes:
@@ -202,11 +207,27 @@ class Server:
         assert self._netns.stdout is not None
         self._netns.stdout.close()
 
+    def _end_orphans(self) -> None:
+        """Shims and pods that a server which died has left behind: a failed test does not make the next ones fail."""
+        for folder in self.state.glob("sandboxes/*"):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                found = json.loads((folder / "shim.json").read_text())
+                kill_process(Process(found["pid"], found["start_time"]))
+        for group in self._cgroups():
+            with contextlib.suppress(FileNotFoundError):
+                (group / "cgroup.kill").write_text("1")
+            for child in group.glob("*/"):
+                wait_until(lambda child=child: _remove(child), 5)  # type: ignore[misc]
+
+    def _cgroups(self) -> list[Path]:
+        roots = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+        return [
+            root / self.folder.name for root in roots if (root / self.folder.name / "cgroup.procs").exists()
+        ]
+
     def _remove_cgroup(self) -> None:
-        for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-            group = Path(root) / self.folder.name
-            if (group / "cgroup.procs").exists():
-                group.rmdir()
+        for group in self._cgroups():
+            group.rmdir()
 
     # -- words
 
@@ -354,6 +375,16 @@ def busybox_archive(reference: str) -> bytes:
 def image_archive(reference: str, *layers: dict[str, bytes]) -> bytes:
     """A docker-archive of files by path, bottom layer first."""
     return build.docker_archive({reference: build.image([build.layer(files) for files in layers])})
+
+
+def _remove(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def code_of(call: Callable[[], object]) -> grpc.StatusCode:
