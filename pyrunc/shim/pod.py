@@ -10,6 +10,7 @@ from pyrunc import record
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.shim import messages, tree
 from pyrunc.shim.loop import Loop
+from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
 from pyrunc.shim.session import Container, Exec, Streams
@@ -48,6 +49,7 @@ class Pod:
         self._holder_waiting: list[Call] = []
         self._loop = Loop()
         self._reaper = Reaper(self._loop)
+        self._kill_counts = KillCounts()
         self._server = Server(self._loop, listener, self._calls(), self._kill_execs_of)
 
     def serve(self) -> None:
@@ -124,7 +126,7 @@ class Pod:
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
         directory = f"{self._containers_dir}/{container_id}"
-        container = Container(self._loop, container_id, directory, self._container_exited)
+        container = Container(self._loop, container_id, directory, self._kill_counts, self._container_exited)
         self._containers[container_id] = container
         try:
             self._launch(container, call)

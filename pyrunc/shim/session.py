@@ -1,8 +1,8 @@
 """A container and an exec session as their parent sees them: a process, its streams, and the order of things at its end.
 
-The end of a container: its process is reaped; whatever else is in its cgroup is killed; what is still in the pipes is logged
-(for a bounded time, for a process that cannot be killed may hold them); the OOM killer's count is read; the exit is written
-to disk; then everybody is told.
+The end of a container: its process is reaped; whatever else is in its cgroup is killed; the OOM killer's count is read, for
+the cgroup may go at any moment; what is still in the pipes is logged (for a bounded time, for a process that cannot be
+killed may hold them); the exit is written to disk; then everybody is told.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.shim.loop import Loop
+    from pyrunc.shim.oom import KillCounts
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection
     from pyrunc.shim.starter import Process
@@ -41,9 +42,15 @@ class Container:
     """A container that was started; after its exit it stays until it is forgotten."""
 
     def __init__(
-        self, loop: Loop, container_id: str, directory: str, on_exit: Callable[[Container], None]
+        self,
+        loop: Loop,
+        container_id: str,
+        directory: str,
+        kill_counts: KillCounts,
+        on_exit: Callable[[Container], None],
     ) -> None:
         self.id, self.directory = container_id, directory
+        self._kill_counts, self._oom_killed = kill_counts, False
         self.pid = self.start_time = self.started_at_ns = 0
         self.exit: Exit | None = None
         self.outputs: list[Output] = []
@@ -80,6 +87,10 @@ class Container:
             self.outputs = [
                 Output(self._loop, fd, name, self._log, self._complete_if_silent) for fd, name in pairs
             ]
+        try:
+            self._kill_counts.watch(process.group)
+        except (Error, OSError) as error:
+            print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
         if self._stop:  # asked for when it was on its way already
             self.kill()
         if stdin:
@@ -198,6 +209,7 @@ class Container:
         """The first process was reaped."""
         self._ended, self._finished_at_ns = ended, time.time_ns()
         self._kill_the_rest()
+        self._count_kills(ended)
         for output in self.outputs:
             output.drain()
         self._complete_if_silent()
@@ -232,7 +244,7 @@ class Container:
     def _complete(self) -> None:
         """Everything that it wrote is logged: record, then tell."""
         assert self._ended is not None
-        ended, oom_killed = self._ended, self._oom_killed()
+        ended, oom_killed = self._ended, self._oom_killed
         reason = messages.OOM_KILLED if oom_killed else ""
         self.exit = Exit(
             ended.exit_code, ended.signal, self._finished_at_ns, oom_killed=oom_killed, reason=reason
@@ -246,13 +258,11 @@ class Container:
         if self._stop:
             self._stop.exited()
 
-    def _oom_killed(self) -> bool:
-        assert self._process is not None
+    def _count_kills(self, ended: Ended) -> None:
         try:
-            return bool(self.group.oom_kills())  # None: no memory controller on v2 here
+            self._oom_killed = self._kill_counts.killed(self.group, ended.exit_code)
         except (Error, OSError) as error:
             print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
-            return False
 
     def _retry_log_later(self) -> None:
         self._loop.after(LOG_RETRY_S, self._retry_log)

@@ -1,0 +1,64 @@
+"""Whether the OOM killer took processes of a container, also when its cgroup went before we could look.
+
+systemd removes a scope as soon as its last process has ended, often before the process is reaped, and the scope's count goes
+with it. The parent's count stays: the kernel adds every kill to all groups above. So what the parent counts beyond the sum
+of the groups that are left was killed in groups that are gone; what of that is not news at a container's end is ours.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.kernel import cgroup as tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.cgroups.group import Cgroup
+
+KILLED_CODE = 137
+
+
+class KillCounts:
+    """One for all containers of a pod: they often share the parent."""
+
+    def __init__(self) -> None:
+        self._explained: dict[
+            str, int
+        ] = {}  # parent -> kills in groups that are gone, as far as we know whose
+        self._counted: dict[str, int] = {}  # group -> kills that were read while it was there
+
+    def watch(self, group: Cgroup) -> None:
+        """A container started in `group`: remember what was killed beside it before. Raises KernelError."""
+        if group.driver == "systemd":
+            parent = os.path.dirname(group.directory)
+            self._explained.setdefault(parent, _in_groups_gone(parent))
+
+    def killed(self, group: Cgroup, exit_code: int) -> bool:
+        """Whether processes of `group` were killed; asked once, at the container's end. Raises KernelError."""
+        kills = group.oom_kills()
+        if kills is not None:
+            self._counted[group.directory] = kills
+            return kills > 0
+        parent = os.path.dirname(group.directory)
+        if parent not in self._explained:
+            return False  # no memory controller here, or a driver whose groups stay until we remove them
+        gone = _in_groups_gone(parent)
+        news = gone - self._explained[parent] - self._counted_in_groups_gone(parent)
+        self._explained[parent] += max(news, 0)
+        return news > 0 and exit_code == KILLED_CODE
+
+    def _counted_in_groups_gone(self, parent: str) -> int:
+        return sum(
+            kills
+            for group, kills in self._counted.items()
+            if os.path.dirname(group) == parent and not os.path.isdir(group)
+        )
+
+
+def _in_groups_gone(parent: str) -> int:
+    total = _kills(parent)
+    return total - sum(_kills(child) for child in tree.children(parent))
+
+
+def _kills(directory: str) -> int:
+    return tree.keyed(tree.read(directory, "memory.events")).get("oom_kill", 0)
