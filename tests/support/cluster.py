@@ -109,7 +109,8 @@ class Node:
             bind = f'mount --bind "{self.folder}/boot_id" /proc/sys/kernel/random/boot_id && exec "$@"'
             command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", bind, "sh", *command]
         self.server.start(self.inside(*command))
-        if not wait_until(self.answers, 20):
+        wait_until(lambda: not self.server.pid or self.answers(), 60)
+        if not self.server.pid or not self.answers():
             raise RuntimeError(f"the CRI server does not answer:\n{self.server.tail()}")
 
     def answers(self) -> bool:

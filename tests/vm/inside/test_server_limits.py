@@ -78,10 +78,10 @@ class Server:
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     node = Node(tmp_path_factory.mktemp(request.param), f"limits-{request.param[:4]}")
     node.cgroup_driver, node.missing_controllers = request.param, "error"
-    node.make_network()
-    node.write_configuration()
-    node.start_server()
     try:
+        node.make_network()
+        node.write_configuration()
+        node.start_server()
         with cri.connect(node.socket) as client:
             node.load(images.busybox())
             yield Server(node, client)
