@@ -40,9 +40,14 @@ def words(error: BaseException) -> str:
 
 
 class Log:
-    """`file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`: empty for the format's default."""
+    """`file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`: empty for the format's default.
 
-    def __init__(self, file: str = "", format: str = "text", level: str = "", debug: bool = False) -> None:
+    `shared`: stderr is a container's as well, so that only errors go there unless more is asked for.
+    """
+
+    def __init__(
+        self, file: str = "", format: str = "text", level: str = "", debug: bool = False, shared: bool = False
+    ) -> None:
         if format not in ("text", "json"):
             raise InvalidArgument(f"invalid log-format: {format!r}")
         if level and level not in LEVELS:
@@ -50,12 +55,15 @@ class Log:
         if file.startswith(("journald:", "syslog:")):
             raise InvalidArgument(f"log target {file!r}: only files are supported")
         self.file, self.json = file.removeprefix("file:"), format == "json"
-        self.level = 0 if debug else LEVELS[level] if level else 3 if self.json else 2
+        errors_only = self.json or (shared and not self.file)
+        self.level = 0 if debug else LEVELS[level] if level else 3 if errors_only else 2
 
     @classmethod
-    def of(cls, globals: dict[str, Any]) -> Log:
+    def of(cls, globals: dict[str, Any], shared: bool = False) -> Log:
         """The log that the global options ask for."""
-        return cls(globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"])
+        return cls(
+            globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"], shared
+        )
 
     def error(self, message: str) -> None:
         """One line to the log; with a file also plainly to stderr."""

@@ -43,6 +43,16 @@ def test_a_json_log_holds_one_object_per_failure_and_no_warnings(
     assert capsys.readouterr().err == 'say "it" \\ é\n'
 
 
+def test_a_containers_stderr_gets_no_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Log(shared=True).warning("w")
+    assert capsys.readouterr().err == ""
+    Log(shared=True, level="warning").warning("w")
+    Log().warning("w")
+    assert capsys.readouterr().err.count("level=warning") == 2
+    Log(str(tmp_path / "log"), shared=True).warning("w")
+    assert "level=warning" in (tmp_path / "log").read_text()
+
+
 def test_debug_turns_warnings_on(tmp_path: Path) -> None:
     Log(str(tmp_path / "log"), "json", debug=True).warning("w")
     assert json.loads((tmp_path / "log").read_text())["level"] == "warning"
