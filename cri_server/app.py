@@ -170,6 +170,8 @@ async def _open_images(
 
 
 def _told(services: Services, sandbox: Sandbox, container: Container | None) -> None:
+    if container is not None and container.starting:
+        return
     about = container.id if container is not None else sandbox.id
     status.publish(services, sandbox, about, events.STOPPED)
 

@@ -48,6 +48,17 @@ async def start(services: Services, reference: str) -> None:
 
 async def _start(services: Services, container: Container) -> None:
     sandbox = services.index.sandboxes.get(container.sandbox_id)
+    container.starting = True
+    try:
+        await _start_once(services, sandbox, container)
+        status.publish(services, sandbox, container.id, events.STARTED)
+    finally:
+        container.starting = False
+        if container.exit is not None:
+            status.publish(services, sandbox, container.id, events.STOPPED)
+
+
+async def _start_once(services: Services, sandbox: Sandbox, container: Container) -> None:
     with sandbox.gate:
         async with container.lock:
             if container.state != api.CONTAINER_CREATED or ("remove", container.id) in services.running:
@@ -56,7 +67,6 @@ async def _start(services: Services, container: Container) -> None:
             if sandbox.state != api.SANDBOX_READY:
                 raise WrongState(f"sandbox {sandbox.id} is not ready")
             await STEPS.run(Work(services, sandbox, container))
-    status.publish(services, sandbox, container.id, events.STARTED)
 
 
 async def check_target(work: Work) -> None:

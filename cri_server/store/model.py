@@ -180,6 +180,7 @@ class Container:
     started_at_ns: int = 0
     exit: Exit | None = None
     lost: bool = False
+    starting: bool = False  # an exit meanwhile is told by the start, after its own event
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
