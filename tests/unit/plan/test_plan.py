@@ -212,7 +212,10 @@ def test_exec_joins_what_the_container_has() -> None:
     built = plans.build_exec(spec.linux, spec.process.replace(terminal=False), HOST)
     assert names(built)[:5] == ["Prepare", "JoinProcess", "Clone", "JoinProcess", "NewSession"]
     joined = [op.kinds for op in built.ops if isinstance(op, model.JoinProcess)]
-    assert joined == [("pid", "net", "ipc", "uts", "mnt"), ("cgroup",)]  # born in the cgroup before its namespace
+    assert joined == [
+        ("pid", "net", "ipc", "uts", "mnt"),
+        ("cgroup",),
+    ]  # born in the cgroup before its namespace
 
 
 @pytest.mark.parametrize(
