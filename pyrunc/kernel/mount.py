@@ -23,7 +23,7 @@ from pyrunc.abi.mount import (
     OPEN_TREE_CLOEXEC,
     OPEN_TREE_CLONE,
 )
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, Unsupported
 from pyrunc.kernel.call import buffer, path_bytes, quoted, syscall
 
 TYPE_CHECKING = False
@@ -183,6 +183,10 @@ def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
             else:
                 fsconfig_string(fs_fd, "lowerdir+", layer)
         except KernelError as error:
+            if isinstance(layer, int) and error.errno == errno.EBADF:
+                raise Unsupported(
+                    "this kernel takes no mapped layers of an overlay (Linux 6.13 does)"
+                ) from None
             if index or isinstance(layer, int) or error.errno != errno.EINVAL:
                 raise
             paths = [os.fsdecode(p) for p in lower if not isinstance(p, int)]
