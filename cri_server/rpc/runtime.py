@@ -100,7 +100,9 @@ class RuntimeService(api_pb2_grpc.RuntimeServiceServicer):
     async def UpdateRuntimeConfig(
         self, request: api.UpdateRuntimeConfigRequest, context: Any
     ) -> api.UpdateRuntimeConfigResponse:
-        return api.UpdateRuntimeConfigResponse()  # the CNI configuration is the administrator's
+        """The CNI configuration is the administrator's; plugins in it that take ranges are given the node's pod CIDRs."""
+        self._services.network.use_pod_ranges(request.runtime_config.network_config.pod_cidr.split(","))
+        return api.UpdateRuntimeConfigResponse()
 
     # -- sandboxes
 

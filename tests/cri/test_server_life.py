@@ -346,6 +346,9 @@ def test_runtime_and_image_calls(server: Server) -> None:
     driver = server.runtime.RuntimeConfig(api.RuntimeConfigRequest()).linux.cgroup_driver
     assert driver == api.CGROUPFS
     server.runtime.UpdateRuntimeConfig(api.UpdateRuntimeConfigRequest())
+    wrong = api.UpdateRuntimeConfigRequest()
+    wrong.runtime_config.network_config.pod_cidr = "10.1.0.0/16,10.2.0.0/99"
+    assert code_of(lambda: server.runtime.UpdateRuntimeConfig(wrong)) == grpc.StatusCode.INVALID_ARGUMENT
     info = server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems[0]
     assert info.timestamp and info.HasField("used_bytes") and Path(info.fs_id.mountpoint).is_dir()
     code = code_of(lambda: server.runtime.CheckpointContainer(api.CheckpointContainerRequest()))
