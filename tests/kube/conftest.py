@@ -12,7 +12,7 @@ from tests.support import images, ledger, nginx
 from tests.support.cluster import Cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = Path(tmp_path_factory.mktemp("kube"))
     archives = [images.busybox(), nginx.archive()]

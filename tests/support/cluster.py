@@ -147,9 +147,12 @@ class Node:
         names = [
             p.name for kind in ("sandboxes", "containers") for p in (self.folder / "state" / kind).iterdir()
         ]
-        for group in ledger.cgroups():
-            if any(name in group for name in names) and Path(group, "cgroup.kill").exists():
-                Path(group, "cgroup.kill").write_text("1")
+        for name in sorted(ledger.cgroups(), reverse=True):
+            group = Path(name)
+            if any(identifier in group.name for identifier in names):
+                (group / "cgroup.kill").write_text("1")
+                wait_until(lambda g=group: not (g / "cgroup.procs").read_text(), 10)  # type: ignore[misc]
+                group.rmdir()
 
     def remove_everything(self) -> None:
         """Stop and remove every sandbox and container through CRI, as an administrator would with crictl."""

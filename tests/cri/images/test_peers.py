@@ -31,7 +31,7 @@ async def test_they_read_our_layout(tmp_path: Path, registry: Registry, service:
     await service.pull(name)
     layout = f"{tmp_path}/images:{name}"
     assert len(json.loads(run("skopeo", "inspect", f"oci:{layout}"))["Layers"]) == 3
-    run("skopeo", "copy", "-q", f"oci:{layout}", f"dir:{tmp_path}/copied")
+    run("skopeo", "--insecure-policy", "copy", "-q", f"oci:{layout}", f"dir:{tmp_path}/copied")
     assert run("umoci", "ls", "--layout", f"{tmp_path}/images").split() == [name]
     run("umoci", "unpack", "--image", layout, f"{tmp_path}/bundle")
     theirs = snapshot(tmp_path / "bundle/rootfs", times=False)
@@ -50,7 +50,7 @@ async def test_we_load_what_skopeo_writes(
         f"docker://{registry.host}/team/app:v1",
         f"{kind}:{tmp_path}/archive.tar:docker.io/team/app:v2",
     )
-    run("skopeo", "copy", "-q", "--src-tls-verify=false", source, target)
+    run("skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false", source, target)
     [found] = await service.load(tmp_path / "archive.tar")
     assert (found.id, found.repo_tags) == (BUILT.id, ["docker.io/team/app:v2"])
     assert len((await service.rootfs(BUILT.id)).lower_dirs) == 3
