@@ -136,11 +136,13 @@ def mounts() -> set[str]:
 
 
 def cgroups() -> set[str]:
-    """Every group of the v2 tree."""
+    """Every group of the v2 tree, but for the server's default parent of all pods, which stays once it was made."""
     root = Path("/sys/fs/cgroup/unified")
     if not root.is_dir():
         root = Path("/sys/fs/cgroup")
-    return {str(Path(base) / name) for base, names, _ in os.walk(root) for name in names}
+    return {str(Path(base) / name) for base, names, _ in os.walk(root) for name in names} - {
+        str(root / "pyrunc")
+    }
 
 
 def nftables() -> set[str]:
