@@ -4,6 +4,8 @@ Generated from the kernel's own headers (uapi asm/unistd.h of Linux 6.1), contin
 that every architecture shares (kernel scripts/syscall.tbl up to Linux 6.17). Plain data: nothing here is computed.
 """
 
+from pyrunc.abi.syscalls_recent import RECENT
+
 TABLE: dict[str, int] = {
     "io_setup": 0,
     "io_destroy": 1,
@@ -311,23 +313,5 @@ TABLE: dict[str, int] = {
     "process_mrelease": 448,
     "futex_waitv": 449,
     "set_mempolicy_home_node": 450,
-    "cachestat": 451,
-    "fchmodat2": 452,
-    "map_shadow_stack": 453,
-    "futex_wake": 454,
-    "futex_wait": 455,
-    "futex_requeue": 456,
-    "statmount": 457,
-    "listmount": 458,
-    "lsm_get_self_attr": 459,
-    "lsm_set_self_attr": 460,
-    "lsm_list_modules": 461,
-    "mseal": 462,
-    "setxattrat": 463,
-    "getxattrat": 464,
-    "listxattrat": 465,
-    "removexattrat": 466,
-    "open_tree_attr": 467,
-    "file_getattr": 468,
-    "file_setattr": 469,
+    **RECENT,
 }

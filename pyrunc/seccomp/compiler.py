@@ -134,14 +134,14 @@ def _compile(default_action: int, rules: Sequence[Rule], architectures: Sequence
 
 def _verdicts(profile: Profile) -> dict[int, int]:
     """Unconditional rules for calls that libseccomp has no name for, by number."""
+    from pyrunc.abi.syscalls_recent import RECENT
     from pyrunc.kernel import seccomp as library
-    from pyrunc.seccomp.stub import NEW_CALLS
 
     found: dict[int, int] = {}
     for rule in profile.rules:
-        new = rule.name in NEW_CALLS and not rule.conditions
+        new = rule.name in RECENT and not rule.conditions
         if new and library.number(rule.name) == library.UNKNOWN_SYSCALL:
-            found.setdefault(NEW_CALLS[rule.name], rule.action)
+            found.setdefault(RECENT[rule.name], rule.action)
     return found
 
 

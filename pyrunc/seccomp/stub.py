@@ -21,30 +21,7 @@ INSTRUCTION = struct.Struct("<HBBI")
 LOAD, JUMP, JUMP_EQUAL, JUMP_GREATER, JUMP_GREATER_OR_EQUAL, RETURN = 0x20, 0x05, 0x15, 0x25, 0x35, 0x06
 NUMBER_AT, ARCHITECTURE_AT = 0, 4
 X32_BIT = 0x40000000
-TAKES_NEW_CALLS = (ALLOW, LOG, TRACE)
-
-# Calls of Linux 6.2 to 6.17 by their one number (asm-generic/unistd.h); libseccomp 2.5.4 ends at 450.
-NEW_CALLS = {
-    "cachestat": 451,
-    "fchmodat2": 452,
-    "map_shadow_stack": 453,
-    "futex_wake": 454,
-    "futex_wait": 455,
-    "futex_requeue": 456,
-    "statmount": 457,
-    "listmount": 458,
-    "lsm_get_self_attr": 459,
-    "lsm_set_self_attr": 460,
-    "lsm_list_modules": 461,
-    "mseal": 462,
-    "setxattrat": 463,
-    "getxattrat": 464,
-    "listxattrat": 465,
-    "removexattrat": 466,
-    "open_tree_attr": 467,
-    "file_getattr": 468,
-    "file_setattr": 469,
-}
+TAKES_RECENT = (ALLOW, LOG, TRACE)
 
 COMMON_NUMBERS = (X86_64, X86, X32, ARM, AARCH64)
 
@@ -53,7 +30,7 @@ Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, 
 
 def wanted(default_action: int) -> bool:
     """Whether the default answer would mislead: not when new calls are let through or judged by a tracer."""
-    return default_action & 0x7FFF0000 not in TAKES_NEW_CALLS
+    return default_action & 0x7FFF0000 not in TAKES_RECENT
 
 
 def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosys: bool) -> bytes:
