@@ -21,7 +21,7 @@ from pathlib import Path
 
 import grpc
 
-from cri_server import events, node
+from cri_server import events, node, notify
 from cri_server.api import api_pb2_grpc
 from cri_server.config import Config
 from cri_server.containers.sessions import Sessions
@@ -100,11 +100,10 @@ async def _serve(config: Config, limits: node.Limits) -> None:
         streaming = await open_streaming(config, services, stack)
         await open_grpc(config, services, streaming, stack)
         await stack.enter_async_context(_reconciling(services))
-        notify("READY=1")
+        await stack.enter_async_context(notify.supervised())
         log.info("serving at %s", config.server.listen)
         await stopping.wait()
         log.info("stopping; pods stay")
-        notify("STOPPING=1")
 
 
 async def open_services(config: Config, limits: node.Limits, stack: contextlib.AsyncExitStack) -> Services:
@@ -261,15 +260,3 @@ async def _reconcile(services: Services) -> None:
         except Exception:
             log.exception("network: not expected")
         await asyncio.sleep(RECONCILE_INTERVAL_S)
-
-
-def notify(message: str) -> None:
-    """Tell the service manager, if there is one (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        try:
-            sock.sendto(message.encode(), "\0" + address[1:] if address[0] == "@" else address)
-        except OSError as error:
-            log.warning("NOTIFY_SOCKET: %s", error)

@@ -1,0 +1,60 @@
+"""What the server tells its service manager: that it is ready, that it stops and, where a watchdog is set, that its event
+loop still turns (sd_notify(3), sd_watchdog_enabled(3)).
+
+A loop that hangs sends nothing; systemd then ends the server and starts another one, which finds all pods as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def supervised() -> AsyncIterator[None]:
+    """READY=1 on entry, WATCHDOG=1 twice per watchdog time while inside, STOPPING=1 on the way out."""
+    tell("READY=1")
+    interval_s = watchdog_interval_s(os.environ)
+    alive = asyncio.create_task(_tell_alive(interval_s)) if interval_s else None
+    try:
+        yield
+    finally:
+        if alive is not None:
+            alive.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await alive
+        tell("STOPPING=1")
+
+
+def watchdog_interval_s(environment: Mapping[str, str]) -> float:
+    """How often to say WATCHDOG=1: half of the time that the manager allows; 0 when it does not watch this process."""
+    try:
+        allowed_us = int(environment.get("WATCHDOG_USEC", ""))
+        watched = int(environment.get("WATCHDOG_PID", os.getpid()))
+    except ValueError:
+        return 0.0
+    return allowed_us / 2e6 if allowed_us > 0 and watched == os.getpid() else 0.0
+
+
+async def _tell_alive(interval_s: float) -> None:
+    while True:
+        tell("WATCHDOG=1")
+        await asyncio.sleep(interval_s)
+
+
+def tell(message: str) -> None:
+    """Send one datagram to the manager, if there is one."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.sendto(message.encode(), "\0" + address[1:] if address[0] == "@" else address)
+        except OSError as error:
+            log.warning("NOTIFY_SOCKET: %s", error)
