@@ -27,7 +27,8 @@ PROJECT = Path(__file__).parents[2]
 PACKAGES = (
     "linux-image-cloud-amd64", "systemd", "systemd-sysv", "dbus", "udev", "kmod", "iproute2", "nftables", "iptables", "conntrack", "procps",
     "openssl", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "libcap-dev", "libseccomp2", "ca-certificates",
-    "busybox-static", "openssh-server", "e2fsprogs", "apparmor", "stress-ng",
+    "busybox-static", "openssh-server", "e2fsprogs", "apparmor", "stress-ng", "strace",
+    "podman", "crun", "conmon", "criu", "uidmap", "passt", "catatonit", "libpam-systemd", "dbus-user-session",
 )  # fmt: skip
 # What the kernel needs to reach its root disk and its network card, in the order of insmod.
 INITRD_MODULES = (
@@ -196,8 +197,11 @@ def _disk(root: Path, work: Path) -> None:
 class Guest:
     """One boot of the disk. Use as a context manager, or `start` and `stop`."""
 
-    def __init__(self, suite: str = "trixie", *, port: int = 2222, memory_mib: int = 4096) -> None:
-        self.disk, self.port, self.memory_mib = build(suite), port, memory_mib
+    def __init__(
+        self, suite: str = "trixie", *, port: int = 2222, memory_mib: int = 4096, disks: Sequence[Path] = ()
+    ) -> None:
+        """`disks` are read-only in the guest, as /dev/vdb, /dev/vdc, …"""
+        self.disk, self.port, self.memory_mib, self.disks = build(suite), port, memory_mib, tuple(disks)
         self.program = Program(f"guest-{port}", toolchain.cache() / "vm" / "run")
         self.accelerator = ""
 
@@ -222,6 +226,7 @@ class Guest:
             "-kernel", str(self.disk / "vmlinuz"), "-initrd", str(self.disk / "initrd.gz"), "-snapshot",
             "-append", "console=ttyS0 quiet root=/dev/vda rw net.ifnames=0 mitigations=off systemd.show_status=0 audit=0 panic=-1 oops=panic",
             "-drive", f"file={self.disk}/disk.img,if=virtio,format=raw,cache=unsafe",
+            *(word for disk in self.disks for word in ("-drive", f"file={disk},if=virtio,format=raw,readonly=on")),
             "-netdev", f"user,id=n0,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22", "-device", "virtio-net-pci,netdev=n0",
         ]  # fmt: skip
 
