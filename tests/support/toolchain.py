@@ -65,14 +65,14 @@ def run_go(folder: Path, *arguments: str, **environment: str) -> str:
 
 
 def build_module(
-    name: str, requirement: str, packages: list[str], out: Path, *, tags: str = "", cgo: bool = False
+    name: str, requirements: str, packages: list[str], out: Path, *, tags: str = "", cgo: bool = False
 ) -> None:
-    """Build `packages` of the module `path@version` into `out`, in a module of our own that requires it."""
+    """Build `packages` into `out`, in a module of our own that requires `path@version`, or several with spaces between."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
     (source / "go.mod").write_text(f"module {name}build\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n")
     _blank_imports(source, packages)
-    run_go(source, "get", requirement)
+    run_go(source, "get", *requirements.split())
     run_go(source, "mod", "tidy", "-e")
     out.mkdir(parents=True, exist_ok=True)
     for package in packages:

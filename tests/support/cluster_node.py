@@ -1,0 +1,284 @@
+"""One node of a cluster: a network namespace with an uplink, our server in it, and kubelet; where several nodes share the
+machine, a mount namespace too, in which the folders of the others are empty.
+
+Nodes are plugged into a `Switch`, a namespace with a bridge. The machine itself is plugged in as well, so that tests reach
+nodes by their addresses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support import ledger
+from tests.support.processes import Program, installed, wait_until
+
+NODE_IP, OUTSIDE_IP = (
+    "198.18.77.1",
+    "198.18.77.254",
+)  # of the range for benchmarks (RFC 2544), which no machine has
+REGISTRY, LOCKED_REGISTRY = f"{NODE_IP}:5000", "127.0.0.1:5001"
+POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
+
+
+def bridge_network(leases: Path) -> dict[str, Any]:
+    """The network of a node that is alone: a bridge and addresses of both families, which no other node reaches."""
+    bridge = {
+        "type": "bridge", "bridge": "kube0", "isDefaultGateway": True, "ipMasq": True, "hairpinMode": True,
+        "ipam": {"type": "host-local", "ranges": [[{"subnet": s}] for s in POD_SUBNETS], "dataDir": str(leases)},
+    }  # fmt: skip
+    plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    return {"cniVersion": "1.0.0", "name": "kube", "plugins": plugins}
+
+
+class Switch:
+    """A network namespace with a bridge, and this machine plugged into it as `OUTSIDE_IP`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._outside = f"{name}-switch", f"{name[:10]}-up"
+
+    def make(self) -> None:
+        """The namespace and the machine's plug. Its end there is up before anybody plugs in."""
+        _run("ip netns add", self.name)
+        _run("ip -n", self.name, "link add nodes type bridge")
+        _run("ip -n", self.name, "link set nodes up")
+        _run("ip link add", self._outside, "type veth peer name outside netns", self.name)
+        self._connect("outside")
+        _run(f"ip addr add {OUTSIDE_IP}/24 dev", self._outside)
+        _run("ip link set", self._outside, "up")
+
+    def remove(self) -> None:
+        """Take back `make`; all plugs go with the namespace."""
+        subprocess.run(["ip", "link", "del", self._outside], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
+
+    def plug(self, namespace: str, port: str, address: str) -> None:
+        """Give `namespace` an `uplink` with an address and a default route."""
+        _run("ip -n", self.name, "link add", port, "type veth peer name uplink netns", namespace)
+        self._connect(port)
+        _run("ip -n", namespace, f"addr add {address}/24 dev uplink")
+        _run("ip -n", namespace, "link set uplink up")
+        _run("ip -n", namespace, f"route add default via {OUTSIDE_IP}")
+
+    def _connect(self, port: str) -> None:
+        _run("ip -n", self.name, "link set", port, "master nodes")
+        _run("ip -n", self.name, "link set", port, "up")
+
+
+class Node:
+    """Node `number` of its cluster, 1 is the first. `name` is that of its network namespace, `host` what Kubernetes calls it.
+
+    A hybrid host has no controllers in its v2 tree, so a missing one is a warning there; in the guest it is an error.
+    """
+
+    cgroup_driver = "cgroupfs"
+    missing_controllers = "warn"
+
+    def __init__(self, folder: Path, name: str = "pyrunc-kube", number: int = 1) -> None:
+        self.folder, self.name, self.number = folder, name, number
+        self.host, self.address = f"node{number}", f"198.18.77.{number}"
+        self.socket = folder / "cri.sock"
+        self.server = Program("pyrunc-cri", folder / "log")
+        self.kubelet = Program("kubelet", folder / "log")
+        self.mounts = Program("mounts", folder / "log")
+        self.switch: Switch | None = None
+
+    def inside(self, *command: str) -> list[str]:
+        """`command` run in the node's namespaces; nsenter leaves /sys as it is, `ip netns exec` would not."""
+        pid = self.mounts.pid
+        own = [f"--mount=/proc/{pid}/ns/mnt"] if pid else []
+        return ["nsenter", f"--net=/run/netns/{self.name}", *own, *command]
+
+    def output(self, command: str) -> str:
+        """What a command that is run in the node prints; it must succeed."""
+        return subprocess.run(
+            self.inside(*shlex.split(command)), capture_output=True, text=True, check=True
+        ).stdout
+
+    # ---- namespaces
+
+    def make_network(self, switch: Switch | None = None) -> None:
+        """The namespace, its loopback, and a plug in `switch`; without one the node gets a switch of its own."""
+        if switch is None:
+            self.switch = switch = Switch(self.name)
+            switch.make()
+        _run("ip netns add", self.name)
+        _run("ip -n", self.name, "link set lo up")
+        switch.plug(self.name, self.host, self.address)
+
+    def remove_network(self) -> None:
+        """Take back `make_network`; the links go with the namespaces."""
+        subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
+        if self.switch is not None:
+            self.switch.remove()
+
+    def make_mounts(self, hidden: Iterable[Path]) -> None:
+        """A mount namespace of the node's own, whose mounts nobody else sees, with nothing in the folders `hidden`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        hide = [f"mount -t tmpfs -o ro,size=4k hidden {shlex.quote(str(path))}" for path in hidden]
+        script = " && ".join(
+            ["mount --make-rshared /", *hide, f"echo > {self.folder}/mounted", "exec sleep infinity"]
+        )
+        (self.folder / "mounted").unlink(missing_ok=True)
+        self.mounts.start(["unshare", "--mount", "--propagation", "private", "sh", "-c", script])
+        if not wait_until((self.folder / "mounted").exists, 10):
+            raise RuntimeError(f"no mount namespace for {self.host}: {self.mounts.tail()}")
+
+    # ---- server
+
+    def write_configuration(self, network: Mapping[str, Any] | None = None) -> None:
+        """CNI (an empty `network`: none for now), registries and the server's own file."""
+        self.write_network(bridge_network(self.folder / "leases") if network is None else network)
+        for host, mirror in (
+            ("docker.io", REGISTRY),
+            ("registry.k8s.io", REGISTRY),
+            (LOCKED_REGISTRY, LOCKED_REGISTRY),
+        ):
+            hosts = self.folder / "certs.d" / host / "hosts.toml"
+            hosts.parent.mkdir(parents=True, exist_ok=True)
+            hosts.write_text(
+                f'server = "http://{mirror}"\n[host."http://{mirror}"]\n  capabilities = ["pull", "resolve"]\n'
+            )
+        (self.folder / "config.toml").write_text(
+            f'[cgroup]\nmissing_controllers = "{self.missing_controllers}"\n\n[registry]\nconfig_path = "{self.folder}/certs.d"\n'
+        )
+
+    def write_network(self, network: Mapping[str, Any]) -> None:
+        """The node's CNI configuration, in place from one moment to the next."""
+        folder = self.folder / "net.d"
+        folder.mkdir(parents=True, exist_ok=True)
+        if network:
+            (folder / "new").write_text(json.dumps(network))
+            (folder / "new").rename(folder / "10-kube.conflist")
+
+    def start_server(self, boot_id: str = "") -> None:
+        """Start `pyrunc-cri serve`; it answers when this returns. With `boot_id` it believes in another boot of the machine:
+        it runs in a mount namespace where the kernel's file reads so.
+        """
+        command = [
+            *installed("pyrunc-cri"), "serve", "--listen", f"unix://{self.socket}", "--root", f"{self.folder}/root", "--state", f"{self.folder}/state",
+            "--cni-conf-dir", f"{self.folder}/net.d", "--cni-bin-dir", f"{self.folder}/cni-bin",
+            "--cgroup-driver", self.cgroup_driver, "--config", f"{self.folder}/config.toml",
+        ]  # fmt: skip
+        if boot_id:
+            (self.folder / "boot_id").write_text(boot_id + "\n")
+            bind = f'mount --bind "{self.folder}/boot_id" /proc/sys/kernel/random/boot_id && exec "$@"'
+            command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", bind, "sh", *command]
+        self.server.start(self.inside(*command))
+        answered = wait_until(lambda: not self.server.pid or self.answers(), 180)  # minutes, in an emulated guest
+        if not answered or not self.server.pid:
+            raise RuntimeError(f"the CRI server does not answer:\n{self.server.tail()}")
+
+    def answers(self) -> bool:
+        """Whether the CRI socket answers `Version`."""
+        import grpc
+
+        from cri_server.api import api_pb2, api_pb2_grpc
+
+        with grpc.insecure_channel(f"unix://{self.socket}") as channel:
+            try:
+                api_pb2_grpc.RuntimeServiceStub(channel).Version(api_pb2.VersionRequest(), timeout=2)
+            except grpc.RpcError:
+                return False
+        return True
+
+    def load(self, archive: Path) -> None:
+        """Load an image archive into the server."""
+        command = [
+            *installed("pyrunc-cri"),
+            "--address",
+            f"unix://{self.socket}",
+            "image",
+            "load",
+            str(archive),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def kill_everything(self) -> None:
+        """What a reboot does: no shim and no process of a container is left."""
+        self.server.stop(signal.SIGKILL)
+        for record in (self.folder / "state" / "sandboxes").glob("*/shim.json"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+        names = [
+            p.name for kind in ("sandboxes", "containers") for p in (self.folder / "state" / kind).iterdir()
+        ]
+        for name in sorted(ledger.cgroups(), reverse=True):
+            group = Path(name)
+            if any(identifier in group.name for identifier in names):
+                (group / "cgroup.kill").write_text("1")
+                wait_until(lambda g=group: not (g / "cgroup.procs").read_text(), 10)  # type: ignore[misc]
+                group.rmdir()
+
+    def remove_everything(self) -> None:
+        """Stop and remove every sandbox and container through CRI, as an administrator would with crictl."""
+        import grpc
+
+        from cri_server.api import api_pb2, api_pb2_grpc
+
+        with grpc.insecure_channel(f"unix://{self.socket}") as channel:
+            runtime = api_pb2_grpc.RuntimeServiceStub(channel)
+            for sandbox in runtime.ListPodSandbox(api_pb2.ListPodSandboxRequest()).items:
+                runtime.StopPodSandbox(api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox.id), timeout=60)
+                runtime.RemovePodSandbox(
+                    api_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id), timeout=60
+                )
+
+    # ---- kubelet
+
+    def start_kubelet(self, program: Path, pki: Path, kubeconfig: Path, **changes: object) -> None:
+        """Start kubelet against our socket, with `changes` to its configuration."""
+        configuration = {**self._kubelet_configuration(pki), **changes}
+        (self.folder / "kubelet.yaml").write_text(json.dumps(configuration))
+        self.kubelet.start(
+            self.inside(
+                str(program), "--config", f"{self.folder}/kubelet.yaml", "--kubeconfig", str(kubeconfig),
+                "--root-dir", f"{self.folder}/kubelet", "--cert-dir", f"{self.folder}/kubelet-pki",
+                "--hostname-override", self.host, "--node-ip", self.address, "--v", os.environ.get("KUBELET_V", "2"),
+            )
+        )  # fmt: skip
+
+    def _kubelet_configuration(self, pki: Path) -> dict[str, object]:
+        """cgroupsPerQOS needs controllers in the v2 tree, which a hybrid host keeps on v1."""
+        return {
+            "kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "failSwapOn": False, "failCgroupV1": False, "cgroupsPerQOS": False, "enforceNodeAllocatable": [], "cgroupDriver": "cgroupfs",
+            "address": "0.0.0.0", "staticPodPath": f"{self.folder}/manifests",
+            "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}, "x509": {"clientCAFile": f"{pki}/ca.crt"}},
+            "authorization": {"mode": "AlwaysAllow"}, "containerRuntimeEndpoint": f"unix://{self.socket}",
+            "evictionHard": {"imagefs.available": "1%", "nodefs.available": "1%", "memory.available": "50Mi"},
+            "makeIPTablesUtilChains": False, "clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local",
+            "imageMinimumGCAge": "1s", "syncFrequency": "10s",
+            "logging": {"flushFrequency": "1s"},
+        }  # fmt: skip
+
+    # ---- the end
+
+    def stop(self) -> None:
+        """End server, pods and mounts, and leave nothing but files. Kubelet has ended before."""
+        if self.server.pid:
+            if self.answers():
+                self.remove_everything()
+            self.server.stop()
+        self._unmount_kubelet()
+        self.mounts.stop(signal.SIGKILL)
+        self.remove_network()
+
+    def _unmount_kubelet(self) -> None:
+        """kubelet leaves its tmpfs volumes mounted when it ends."""
+        prefix = f"{self.folder}/"
+        points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        for point in sorted((p for p in points if p.startswith(prefix)), reverse=True):
+            subprocess.run(["umount", "-l", point], check=False)
+
+
+def _run(*words: str) -> None:
+    """A command; its words may hold several, separated by spaces."""
+    subprocess.run(" ".join(words).split(), check=True)
