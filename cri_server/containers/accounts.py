@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections.abc import Sequence
 
 from cri_server.containers.spec.user import Accounts
@@ -16,29 +15,31 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel import mount
 from pyrunc.kernel import path as paths
 
-SIZE_LIMIT_BYTES = 4 << 20
-CACHED_IMAGES = 256
+SIZE_LIMIT_BYTES = 1 << 20
+CACHED_IMAGES, CACHED_BYTES = 256, 1 << 16  # a file of short lines takes ten times its size when it is parsed
 
 _cache: dict[str, Accounts] = {}
 
 
 async def read_accounts(image_id: str, layers: Sequence[str | os.PathLike[str]]) -> Accounts:
     """The accounts of an image whose unpacked layers are `layers`, top first; missing files mean none."""
-    found = _cache.get(image_id)
-    if found is None:
-        found = await asyncio.to_thread(_read, [os.fspath(layer) for layer in layers])
+    if image_id in _cache:
+        return _cache[image_id]
+    found, size = await asyncio.to_thread(_read, [os.fspath(layer) for layer in layers])
+    if size <= CACHED_BYTES:
         if len(_cache) >= CACHED_IMAGES:
             _cache.clear()
         _cache[image_id] = found
     return found
 
 
-def _read(layers: list[str]) -> Accounts:
+def _read(layers: list[str]) -> tuple[Accounts, int]:
     root = _open_root(layers)
     try:
-        return Accounts.parse(_content(root, "etc/passwd"), _content(root, "etc/group"))
+        passwd, group = _content(root, "etc/passwd"), _content(root, "etc/group")
     finally:
         os.close(root)
+    return Accounts.parse(passwd, group), len(passwd) + len(group)
 
 
 def _open_root(layers: list[str]) -> int:
@@ -49,12 +50,13 @@ def _open_root(layers: list[str]) -> int:
 
 
 def _content(root: int, name: str) -> bytes:
+    """What fits into the limit, up to the last whole line."""
     try:
-        descriptor = paths.open_in_root(root, name, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = paths.open_regular_in_root(root, name)
     except KernelError:
         return b""
     try:
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return os.read(descriptor, SIZE_LIMIT_BYTES) if regular else b""
+        content = os.read(descriptor, SIZE_LIMIT_BYTES)
     finally:
         os.close(descriptor)
+    return content if len(content) < SIZE_LIMIT_BYTES else content[: content.rfind(b"\n") + 1]

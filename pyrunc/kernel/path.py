@@ -22,6 +22,7 @@ from pyrunc.abi.file import (
     RESOLVE_NO_SYMLINKS,
     S_IFLNK,
     S_IFMT,
+    S_IFREG,
 )
 from pyrunc.errors import KernelError
 from pyrunc.kernel.call import path_bytes, quoted, raw
@@ -121,12 +122,25 @@ def _link_target(root_fd: int, path: str) -> str | None:
         os.close(number)
 
 
+def open_regular_in_root(root_fd: int, path: str) -> int:
+    """A regular file inside the root, to be read; EINVAL for anything else, which is not opened to find out.
+
+    Opening is an act already: a device of an image's making may be the machine's watchdog, a pipe may have a writer.
+    """
+    place = open_in_root(root_fd, path)
+    try:
+        if os.fstat(place).st_mode & S_IFMT != S_IFREG:
+            raise KernelError("open", quoted(path), errno.EINVAL, "not a regular file")
+        return os.open(f"/proc/self/fd/{place}", O_RDONLY | O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        raise KernelError("open", quoted(path), error.errno or 0) from None
+    finally:
+        os.close(place)
+
+
 def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
     """The content of a regular file inside the root; EFBIG beyond the limit, EINVAL when it is not a regular file."""
-    number = open_in_root(root_fd, path, O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    with open(number, "rb", buffering=0) as file:
-        if os.fstat(number).st_mode & S_IFMT != 0o100000:
-            raise KernelError("read", quoted(path), errno.EINVAL, "not a regular file")
+    with open(open_regular_in_root(root_fd, path), "rb", buffering=0) as file:
         content = b""
         while part := file.read(limit_bytes + 1 - len(content)):
             content += part

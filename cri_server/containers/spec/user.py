@@ -1,11 +1,14 @@
 """Who the process is: names and groups resolved in the image's own /etc/passwd and /etc/group.
 
 Both files are hostile input: lines that do not parse are skipped, ids out of range are refused (CVE-2024-40635), and the
-host's name service is never asked.
+host's name service is never asked. A number is an id and never a name: an account called `1000` with uid 0 would make root
+of what the caller, and kubelet's runAsNonRoot, take for an ordinary user (CVE-2026-46680).
 """
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cri_server.api import api_pb2 as api
@@ -67,12 +70,12 @@ def resolve(context: api.LinuxContainerSecurityContext, image_user: str, account
 
 
 def _account(text: str, accounts: Accounts) -> Account:
-    for account in accounts.users:
-        if account.name == text:
-            return account
     if not _is_number(text):
+        for account in accounts.users:
+            if account.name == text:
+                return account
         raise InvalidArgument(f"user {text[:80]!r} is not in the image's /etc/passwd")
-    uid = _checked(int(text), "user")
+    uid = _number(text, "user")
     for account in accounts.users:
         if account.uid == uid:
             return account
@@ -86,12 +89,12 @@ def _primary(
         return _checked(context.run_as_group.value, "run_as_group")
     if not image_group:
         return account.gid
+    if _is_number(image_group):
+        return _number(image_group, "group")
     for group in accounts.groups:
         if group.name == image_group:
             return group.gid
-    if not _is_number(image_group):
-        raise InvalidArgument(f"group {image_group[:80]!r} is not in the image's /etc/group")
-    return _checked(int(image_group), "group")
+    raise InvalidArgument(f"group {image_group[:80]!r} is not in the image's /etc/group")
 
 
 def _supplemental(
@@ -114,16 +117,27 @@ def _checked(value: int, what: str) -> int:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 20
+    """Digits, however many: what is too large for an id is no name either."""
+    return text.isascii() and text.isdigit()
+
+
+def _number(text: str, what: str) -> int:
+    """The id; a long text is not converted, for that takes long and stops at sys.int_info.default_max_str_digits."""
+    digits = text.lstrip("0") or "0"
+    if len(digits) > len(str(HIGHEST_ID)):
+        raise InvalidArgument(f"{what}: {text[:80]} is not in 0..{HIGHEST_ID}")
+    return _checked(int(digits), what)
 
 
 def _id(text: str) -> int | None:
-    return int(text) if _is_number(text) and int(text) <= HIGHEST_ID else None
+    return int(text) if len(text) <= 20 and _is_number(text) and int(text) <= HIGHEST_ID else None
 
 
-def _fields(content: bytes, count: int) -> list[list[str]]:
-    lines = content.decode("utf-8", "surrogateescape").split("\n")
-    return [fields for line in lines if len(fields := line.split(":")) >= count]
+def _fields(content: bytes, count: int) -> Iterator[list[str]]:
+    for line in io.BytesIO(content):
+        fields = line.rstrip(b"\n").decode("utf-8", "surrogateescape").split(":")
+        if len(fields) >= count:
+            yield fields
 
 
 def _passwd(content: bytes) -> list[Account]:
