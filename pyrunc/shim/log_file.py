@@ -110,10 +110,13 @@ class LogFile:
 
 
 def open_log(path: str) -> int:
-    """A descriptor that appends to `path`, made with mode 0640, folders with 0755. Raises KernelError."""
+    """A descriptor that appends to `path`, made with mode 0640, folders with 0755. Raises KernelError.
+
+    A symbolic link there is refused: a pod that may write to the node's logs would choose which file of the host grows.
+    """
     try:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        return os.open(path, flags, 0o640)
+        return os.open(path, flags | os.O_NOFOLLOW, 0o640)
     except OSError as error:
         raise KernelError("open", repr(path), error.errno or 0, "the container's log") from None
