@@ -106,6 +106,8 @@ def clone_process(low: Lowering, op: m.Clone) -> None:
     for kind in op.kinds:
         flags |= clone.NAMESPACES[kind]
     macros.fork_parent(low.a, flags, cgroup=low.numbers["cgroup"] if op.cgroup else None)
+    if op.cgroup:  # a folder of the host: from here on somebody in the container's pid namespace may look (CVE-2024-21626)
+        low.close(low.numbers["cgroup"])
 
 
 # ---- in the container's process
@@ -270,9 +272,10 @@ def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
 
 
 def load_filter(low: Lowering, op: m.LoadFilter) -> None:
-    """Descriptors are marked close-on-exec before: a filter may be older than close_range(2) and forbid it."""
+    """Descriptors are closed before, and what is still needed marked: a filter may be older than close_range(2)."""
     a, low.filtered = low.a, True
     macros.close_all_from(a, 3 + low.preserve, cloexec=True)
+    _close_all_but(low, "start", "hook-state", "pause")
     program = a.data(pack("<HxxxxxxQ", len(op.instructions) // 8, 0))
     a.pointer(program.at(8), a.data(op.instructions))
     listener = a.slot(4)
@@ -322,6 +325,12 @@ def execute(low: Lowering, op: m.Execute) -> None:
         a.exit(127)
 
 
+def _close_all_but(low: Lowering, *names: str) -> None:
+    """What belongs to the host, or was opened on the way, is of no use any more, and who waits for `start` waits long."""
+    keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
+    macros.close_all_from(low.a, 3 + low.preserve, keep)
+
+
 def ready(low: Lowering, op: m.Ready) -> None:
     low.a.send(READY)
 
@@ -332,6 +341,8 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     Whoever created the container is gone by then, so the socket to it closes here.
     """
     a, listening = low.a, low.numbers[op.descriptor]
+    if not low.filtered:
+        _close_all_but(low, "start", "hook-state")
     low.start, low.start_number = a.slot(4), low.sync_number
     again = a.slot(4)
     byte = a.data(8)
