@@ -5,6 +5,7 @@ Same call, same results (child of the shim, a cgroup of its own, a pty's master)
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -18,6 +19,8 @@ from pyrunc.kernel import terminal
 from pyrunc.shim import tree
 from pyrunc.shim.session import Container
 from pyrunc.shim.starter import Holder, Process
+
+KEPT_FD = 1000
 
 
 class DirectStarter:
@@ -81,10 +84,16 @@ class DirectStarter:
 def _spawn(
     args: list[str], environment: dict[str, str], stdio: Sequence[int], slave: int | None, group: Cgroup
 ) -> int:
+    """Returns when the program was executed, as the library does: before, the process may be in no cgroup yet."""
+    executed, executing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:
+        os.close(executing)
+        os.read(executed, 1)
+        os.close(executed)
         return pid
     try:
+        executing = fcntl.fcntl(executing, fcntl.F_DUPFD_CLOEXEC, KEPT_FD)
         group.attach(os.getpid())
         if slave is not None:
             os.login_tty(slave)
@@ -94,7 +103,8 @@ def _spawn(
                 os.dup2(fd, place)
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, 65536)
+        os.closerange(3, KEPT_FD)
+        os.closerange(executing + 1, 65536)
         os.execve(args[0], args, {**os.environ, **environment})
     finally:
         os._exit(127)

@@ -1,4 +1,8 @@
-"""A streaming backend over processes of this machine: real pipes, ptys and sockets, no container around them."""
+"""A streaming backend over processes of this machine: real pipes, ptys and sockets, no container around them.
+
+As a container's, a process has a session of its own, its terminal for controlling terminal, and all signals at their
+defaults: whoever runs the tests in the background of a shell ignores SIGINT, and a child would inherit that.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,21 @@ import pty
 import signal
 import socket
 import struct
-import subprocess
 import termios
 from dataclasses import dataclass, field
 
 from cri_server.streaming.backend import AttachOptions, Descriptors, ExecOptions
 from pyrunc.errors import KernelError, NotFound
 
+CATCHABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
+
 
 class ProcessSession(Descriptors):
     """A command with the ends of its stdio, in a process group of its own that `close` kills."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], stdin: int | None, stdout: int | None, stderr: int | None
-    ):
+    def __init__(self, pid: int, stdin: int | None, stdout: int | None, stderr: int | None):
         super().__init__(stdin, stdout, stderr)
-        self._process = process
+        self._pid, self._code = pid, -1
         self.closed = asyncio.Event()
 
     async def resize(self, width: int, height: int) -> None:
@@ -34,25 +37,31 @@ class ProcessSession(Descriptors):
     async def wait(self) -> int:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        pidfd = os.pidfd_open(self._process.pid)
+        pidfd = os.pidfd_open(self._pid)
         loop.add_reader(pidfd, lambda: None if ended.done() else ended.set_result(None))
         try:
             await ended
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
-        code = self._process.wait()
-        return code if code >= 0 else 128 - code
+        return self._reap()
 
     async def close(self) -> None:
         assert not self.closed.is_set()
         self.close_descriptors()
         try:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self._process.wait()
+        self._reap()
         self.closed.set()
+
+    def _reap(self) -> int:
+        """Once; the exit code, 128 + n for signal n."""
+        if self._code < 0:
+            code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            self._code = code if code >= 0 else 128 - code
+        return self._code
 
 
 class AttachSession(Descriptors):
@@ -109,32 +118,29 @@ def start(options: ExecOptions) -> ProcessSession:
     """Start a command with the stdio that the options ask for."""
     if options.tty:
         return _start_on_pty(options)
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        options.command,
-        stdin=pipe if options.stdin else subprocess.DEVNULL,
-        stdout=pipe if options.stdout else subprocess.DEVNULL,
-        stderr=pipe if options.stderr else subprocess.DEVNULL,
-        start_new_session=True,
-        bufsize=0,
-    )
-    files = (process.stdin, process.stdout, process.stderr)
-    fds = [None if file is None else os.dup(file.fileno()) for file in files]
-    for file in files:
-        if file is not None:
-            file.close()
-    return ProcessSession(process, *fds)
+    ours: list[int | None] = []
+    theirs: list[int] = []
+    for place, wanted in enumerate((options.stdin, options.stdout, options.stderr)):
+        reading, writing = os.pipe() if wanted else (os.open(os.devnull, os.O_RDWR), -1)
+        near, far = (writing, reading) if place == 0 or not wanted else (reading, writing)
+        ours.append(near if wanted else None)
+        theirs.append(far)
+    pid = _spawn(options.command, [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in enumerate(theirs)])
+    for fd in theirs:
+        os.close(fd)
+    return ProcessSession(pid, *ours)
 
 
 def _start_on_pty(options: ExecOptions) -> ProcessSession:
+    """The first terminal that the leader of a session opens becomes its controlling terminal."""
     master, slave = pty.openpty()
-    process = subprocess.Popen(
-        options.command,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
+    terminal = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0)
+    pid = _spawn(options.command, [terminal, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)])
     os.close(slave)
-    return ProcessSession(process, os.dup(master) if options.stdin else None, master, None)
+    return ProcessSession(pid, os.dup(master) if options.stdin else None, master, None)
+
+
+def _spawn(command: tuple[str, ...], files: list[tuple[int, ...]]) -> int:
+    return os.posix_spawnp(
+        command[0], command, os.environ, file_actions=files, setsid=True, setsigmask=[], setsigdef=CATCHABLE
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,7 @@ def test_start_waits_for_release(box: Box, tmp_path: Path) -> None:
     request = box.request(
         "sh",
         "-c",
-        "echo started > /tmp/x; sleep 100",
+        "echo started > /tmp/x; exec sleep 100",
         start_immediately=False,
         state_dir=str(state),
         parts={"before-identity": lambda born: seen.append(born.pid)},
@@ -187,6 +188,9 @@ def test_start_waits_for_release(box: Box, tmp_path: Path) -> None:
         release(str(state), request.spec.process.args if request.spec.process else ())
         assert not (state / "start.sock").exists()
         assert Path(f"/proc/{created.pid}/comm").read_text() in ("sh\n", "sleep\n")
+        while Path(f"/proc/{created.pid}/comm").read_text() != "sleep\n":  # a shell has the file open for a moment
+            time.sleep(0.01)
+        assert (box.upper / "tmp/x").read_text() == "started\n"
         assert sorted(os.listdir(f"/proc/{created.pid}/fd")) == ["0", "1", "2"]
     finally:
         os.kill(created.pid, 9)
