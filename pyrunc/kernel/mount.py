@@ -20,6 +20,7 @@ from pyrunc.abi.mount import (
     MOUNT_ATTR_IDMAP,
     MOUNT_ATTR_RDONLY,
     MOUNT_ATTR_SIZE,
+    MOVE_MOUNT_F_EMPTY_PATH,
     OPEN_TREE_CLOEXEC,
     OPEN_TREE_CLONE,
 )
@@ -100,6 +101,12 @@ def open_tree(dir_fd: int, path: Path, flags: int = OPEN_TREE_CLONE) -> int:
     return syscall("open_tree", quoted(path), dir_fd, path_bytes(path), flags | OPEN_TREE_CLOEXEC)
 
 
+def move_mount(mount_fd: int, path: Path) -> None:
+    """move_mount(2): attach the mount behind a descriptor at `path`; it stays the descriptor's too."""
+    subject = f"fd {mount_fd} on {quoted(path)}"
+    syscall("move_mount", subject, mount_fd, b"", AT_FDCWD, path_bytes(path), MOVE_MOUNT_F_EMPTY_PATH)
+
+
 def mount_setattr(
     dir_fd: int,
     path: Path = "",
@@ -153,7 +160,7 @@ def open_overlay(
     """A detached overlay mount; layers top first, each a path or a descriptor. Without `upper` it is read-only.
 
     `lowerdir+` takes one layer at a time (Linux 6.7) and has no limit on the whole; where it is missing, one `lowerdir`
-    string joins the paths. A descriptor needs Linux 6.13.
+    string joins the paths. A descriptor needs Linux 6.13, one of a detached mount 6.15.
     """
     fs_fd = open_fs("overlay")
     try:

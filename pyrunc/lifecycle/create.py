@@ -314,35 +314,55 @@ def _open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> in
     """
     options = (("volatile", None),) if rootfs.volatile and rootfs.upper else ()
     upper, work = rootfs.upper or None, rootfs.work or None
-    if len(rootfs.lower) == 1 and not upper and linux.namespace("user") is None:
-        # overlayfs wants two layers, or one to write to
-        tree = kernel_mount.open_tree(AT_FDCWD, rootfs.lower[0], OPEN_TREE_CLONE)
-        try:
-            kernel_mount.mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY, propagation=MS_PRIVATE)
-        except BaseException:
-            os.close(tree)
+    if linux.namespace("user") is not None:
+        return _open_mapped_overlay(rootfs, linux, descriptors, options)
+    if len(rootfs.lower) == 1 and not upper:  # overlayfs wants two layers, or one to write to
+        return _open_read_only(rootfs.lower[0])
+    try:
+        return kernel_mount.open_overlay(rootfs.lower, upper, work, options=options)
+    except KernelError as error:
+        if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
             raise
-        return tree
-    if linux.namespace("user") is None:
-        try:
-            return kernel_mount.open_overlay(rootfs.lower, upper, work, options=options)
-        except KernelError as error:
-            if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
-                raise
-        from pyrunc.lifecycle import detached  # brings contextlib, 3 ms
+    from pyrunc.lifecycle import detached  # brings contextlib, 3 ms
 
-        return detached.open_overlay(rootfs.lower, rootfs.upper, rootfs.work, volatile=bool(options))
+    return detached.open_overlay(rootfs.lower, rootfs.upper, rootfs.work, volatile=bool(options))
+
+
+def _open_mapped_overlay(
+    rootfs: Overlay, linux: Linux, descriptors: Descriptors, options: tuple[tuple[str, None], ...]
+) -> int:
     owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
     layers: list[int] = []
     try:
         for path in rootfs.lower:
-            layers.append(kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE))
+            layers.append(_open_read_only(path))
             _map(layers[-1], owner, path, recursive=False)
+        if len(layers) == 1 and not rootfs.upper:
+            return layers.pop()
         _give_to_root(rootfs, linux)
-        return kernel_mount.open_overlay(layers, upper, work, options=options)
+        if facts.host().clones_detached:
+            upper, work = rootfs.upper or None, rootfs.work or None
+            return kernel_mount.open_overlay(layers, upper, work, options=options)
+        from pyrunc.lifecycle import detached
+
+        volatile = bool(options)
+        return detached.open_overlay(
+            rootfs.lower, rootfs.upper, rootfs.work, volatile=volatile, mapped=layers
+        )
     finally:
         for layer in layers:
             os.close(layer)
+
+
+def _open_read_only(path: str) -> int:
+    """A detached clone of the mount with this folder, read-only and nobody's peer."""
+    tree = kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE)
+    try:
+        kernel_mount.mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY, propagation=MS_PRIVATE)
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
 
 
 def overlay_of(mount: Mount) -> Overlay:

@@ -1,8 +1,9 @@
 """Detached mounts where the kernel cannot make them directly: from a mount namespace that is entered for a moment.
 
-Linux 6.15 clones mounts that are attached nowhere, 6.7 takes overlay layers one by one. Before, a mount must be attached in
-the caller's mount namespace to be cloned: so the namespace that has it is entered, or a private one made, and left again. Only
-a single-threaded process can do that (setns(2)); the runtime's processes are.
+Linux 6.15 clones mounts that are attached nowhere and takes them as an overlay's layers, 6.7 takes layers one by one. Before,
+a mount must be attached in the caller's mount namespace to be cloned or to be a layer: so the namespace that has it is
+entered, or a private one made, and left again. Only a single-threaded process can do that (setns(2)); the runtime's
+processes are.
 """
 
 from __future__ import annotations
@@ -52,8 +53,14 @@ def open_clone_of(mount_fd: int, namespace: str) -> int:
         return kernel_mount.open_tree(mount_fd, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
 
 
-def open_overlay(lower: Sequence[str], upper: str, work: str, *, volatile: bool) -> int:
-    """A detached overlay by mount(2), whose options must fit a page: layers are named from the folder they share."""
+def open_overlay(
+    lower: Sequence[str], upper: str, work: str, *, volatile: bool, mapped: Sequence[int] = ()
+) -> int:
+    """A detached overlay by mount(2), whose options must fit a page: layers are named from the folder they share.
+
+    `mapped` has a detached mount for each lower layer, which is put in its place for the moment: so the overlay takes it with
+    its id map, which no path of ours has.
+    """
     folder = os.path.commonpath([os.path.dirname(path) for path in lower])
     names = [_escaped(os.path.relpath(path, folder)) for path in lower]
     options = [f"lowerdir={':'.join(names)}"]
@@ -62,6 +69,8 @@ def open_overlay(lower: Sequence[str], upper: str, work: str, *, volatile: bool)
         options += ["volatile"] * volatile
     place = os.path.abspath(lower[0])
     with _elsewhere():
+        for layer, path in zip(mapped, lower, strict=False):
+            kernel_mount.move_mount(layer, path)
         os.chdir(folder)
         kernel_mount.mount("overlay", place, "overlay", 0, ",".join(options))
         return kernel_mount.open_tree(AT_FDCWD, place, OPEN_TREE_CLONE)

@@ -173,8 +173,30 @@ class Lowering:
     def filesystem(
         self, kind: str, source: str, options: tuple[tuple[str, str | None], ...], attributes: int
     ) -> Slot:
-        """A detached mount of a new filesystem."""
-        a, context, made = self.a, self.a.slot(4), self.a.slot(4)
+        """A detached mount of a new filesystem.
+
+        The terminals' group, 5, need not be mapped in a user namespace: then they keep their creator's group. Kernels differ
+        in when they say so, the older ones at the end.
+        """
+        a, context, made, created = self.a, self.a.slot(4), self.a.slot(4), self.a.label()
+        grouped = kind == "devpts" and any(key == "gid" for key, _ in options)
+        self._configure(context, kind, source, options, EINVAL if grouped else 0)
+        if grouped:
+            a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0, skip={EINVAL: NEXT}, ok=created)
+            self.close(context)
+            rest = tuple(option for option in options if option[0] != "gid")
+            self._configure(context, kind, source, rest, 0)
+        a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0)
+        a.place(created)
+        a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, attributes, store=made)
+        self.close(context)
+        return made
+
+    def _configure(
+        self, context: Slot, kind: str, source: str, options: tuple[tuple[str, str | None], ...], refusal: int
+    ) -> None:
+        """A filesystem context with these options; `refusal`: the errno that an unknown group may meet."""
+        a = self.a
         a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context)
         if source:
             a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, "source", source, 0)
@@ -182,13 +204,8 @@ class Lowering:
             if value is None:
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_FLAG, key, 0, 0)
             else:
-                # The terminals' group, 5, need not be mapped in a user namespace: they keep their creator's group then.
-                skip = {EINVAL: NEXT} if kind == "devpts" and key == "gid" else None
+                skip = {refusal: NEXT} if refusal and key == "gid" else None
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0, skip=skip)
-        a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0)
-        a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, attributes, store=made)
-        self.close(context)
-        return made
 
     def make_mask(self) -> None:
         """The empty read-only tmpfs that hides folders, made once whether or not there is one to hide."""

@@ -10,9 +10,8 @@ import pytest
 from tests.support.guest import Guest
 
 # Folders and files that run in the guest; each is one pytest run there, so that a report names what failed. The plan's tests
-# run there because the guest's kernel is older than 6.15; what needs a newer one (layers by descriptor, clones of detached
-# mounts: test_mounts, test_user_namespace, test_surroundings) is not among them.
-PLAN = ("container", "holder", "old_kernels", "exec", "identity")
+# run there because the guest's kernel is older than 6.15: no layers by descriptor, no clones of detached mounts.
+PLAN = ("container", "holder", "old_kernels", "user_namespace", "mounts", "exec", "identity")
 INSIDE = ("tests/vm/inside", " ".join(f"tests/kernel/plan/test_{name}.py" for name in PLAN))
 
 

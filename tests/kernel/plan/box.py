@@ -10,7 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyrunc.lifecycle.create import CgroupChoice, Created, CreateRequest, Directory, Overlay, create
+from pyrunc.lifecycle.create import (
+    CgroupChoice,
+    Created,
+    CreateRequest,
+    Directory,
+    Held,
+    HolderRequest,
+    Overlay,
+    create,
+    holder,
+)
 from pyrunc.lifecycle.exec import ExecRequest, Executed, execute, merged
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
@@ -198,7 +208,32 @@ class Box:
         return output
 
 
-def reap(process: Created | Executed) -> int:
+@contextmanager
+def held(box: Box) -> Iterator[dict[str, str]]:
+    """A holder of the box's mounts; what a container's request needs besides, where detached mounts cannot be cloned."""
+    pod = holder(
+        HolderRequest(
+            id=f"h{os.getpid()}-{box.folder.name}",
+            namespaces={"ipc": "new"},
+            cgroup=CgroupChoice(missing_controllers="warn"),
+            mounts={f"/{name}": number for name, number in box.mount_fds.items()},
+        )
+    )
+    try:
+        yield {"mount_namespace": f"/proc/{pod.pid}/ns/mnt"}
+    finally:
+        release(pod)
+
+
+def release(pod: Held) -> None:
+    """End a holder and take its cgroup away."""
+    os.kill(pod.pid, 9)
+    reap(pod)
+    assert pod.cgroup is not None
+    pod.cgroup.remove()
+
+
+def reap(process: Created | Executed | Held) -> int:
     """Wait for the process and close its descriptor; the exit code, 128 + signal."""
     result = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED)
     os.close(process.pidfd)

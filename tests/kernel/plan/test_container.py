@@ -188,7 +188,9 @@ def test_start_waits_for_release(box: Box, tmp_path: Path) -> None:
         release(str(state), request.spec.process.args if request.spec.process else ())
         assert not (state / "start.sock").exists()
         assert Path(f"/proc/{created.pid}/comm").read_text() in ("sh\n", "sleep\n")
-        while Path(f"/proc/{created.pid}/comm").read_text() != "sleep\n":  # a shell has the file open for a moment
+        while (
+            Path(f"/proc/{created.pid}/comm").read_text() != "sleep\n"
+        ):  # a shell has the file open for a moment
             time.sleep(0.01)
         assert (box.upper / "tmp/x").read_text() == "started\n"
         assert sorted(os.listdir(f"/proc/{created.pid}/fd")) == ["0", "1", "2"]

@@ -12,7 +12,7 @@ import pytest
 from pyrunc.errors import Error, InvalidSpec, KernelError
 from pyrunc.kernel import mount as km
 from pyrunc.kernel import namespace
-from tests.kernel.plan.box import Box, mounts
+from tests.kernel.plan.box import Box, held, mounts
 
 MS_SHARED, MS_REC, MS_BIND = 1 << 20, 16384, 4096
 
@@ -52,8 +52,8 @@ def test_created_parents_have_plain_modes(box: Box, data: Path) -> None:
 
 def test_bind_options(box: Box, data: Path) -> None:
     box.bind(data, "/a", "bind", "ro", "nosuid", "nodev", "noexec", "noatime")
-    box.bind(data, "/b", "rbind", "rw", "strictatime")
-    box.bind(data, "/c", "rbind", "ro", "rw", "nosymfollow")
+    box.bind(data, "/b", "rbind", "rw", "suid", "dev", "strictatime")
+    box.bind(data, "/c", "rbind", "ro", "rw", "suid", "dev", "relatime", "nosymfollow")
     found = mounts(box.run("cat /proc/self/mountinfo"))
     assert found["/a"][0] == "ro,nosuid,nodev,noexec,noatime"
     assert found["/b"][0] == "rw"
@@ -65,7 +65,8 @@ def test_a_bind_keeps_what_is_not_named(box: Box, tmp_path: Path) -> None:
     box.mount_fds["quiet"] = source
     try:
         box.add_mount("/q", "pyrunc:quiet", "rbind", "ro")
-        assert mounts(box.run("cat /proc/self/mountinfo"))["/q"][0] == "ro,nosuid,noexec,relatime"
+        with held(box) as more:
+            assert mounts(box.run("cat /proc/self/mountinfo", **more))["/q"][0] == "ro,nosuid,noexec,relatime"
     finally:
         os.close(source)
 
@@ -76,8 +77,9 @@ def test_shared_memory_of_a_pod(box: Box) -> None:
     box.config["mounts"] = [m for m in box.config["mounts"] if m["destination"] != "/dev/shm"]
     box.add_mount("/dev/shm", "pyrunc:shm", "rbind", "rw")
     try:
-        box.run("echo hi > /dev/shm/word")
-        assert box.run("cat /dev/shm/word; stat -c %a /dev/shm").split() == ["hi", "1777"]
+        with held(box) as more:
+            box.run("echo hi > /dev/shm/word", **more)
+            assert box.run("cat /dev/shm/word; stat -c %a /dev/shm", **more).split() == ["hi", "1777"]
     finally:
         os.close(shm)
 

@@ -11,7 +11,7 @@ import pytest
 from pyrunc.kernel import mount as km
 from pyrunc.lifecycle import detached, facts
 from pyrunc.lifecycle.create import CgroupChoice, HolderRequest, holder
-from tests.kernel.plan.box import Box, reap
+from tests.kernel.plan.box import Box, release
 
 
 @pytest.fixture
@@ -42,10 +42,7 @@ def test_shared_memory_lives_in_the_holder(box: Box, old: None) -> None:
         assert Path.cwd() == folder
     finally:
         os.close(shm)
-        os.kill(pod.pid, 9)
-        reap(pod)  # type: ignore[arg-type]
-        assert pod.cgroup is not None
-        pod.cgroup.remove()
+        release(pod)
 
 
 def test_masked_folders_do_without_clones(box: Box, old: None) -> None:

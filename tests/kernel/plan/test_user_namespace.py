@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pyrunc.errors import KernelError
-from pyrunc.lifecycle.create import CgroupChoice, HolderRequest, holder
-from pyrunc.spec.model import IdMap
-from tests.kernel.plan.box import Box, mounts, reap
+from pyrunc.kernel import mount as km
+from pyrunc.lifecycle import facts
+from pyrunc.lifecycle.create import (
+    CgroupChoice,
+    Descriptors,
+    HolderRequest,
+    Overlay,
+    _open_overlay,
+    holder,
+)
+from pyrunc.spec.model import IdMap, Linux, Namespace
+from tests.kernel.plan.box import Box, mounts, release
 
 MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]
 
@@ -109,6 +119,7 @@ def test_volume_with_another_map_and_no_user_namespace(box: Box, tmp_path: Path)
 def test_a_pod_with_a_user_namespace(box: Box) -> None:
     ids = (IdMap(0, 100000, 65536),)
     kinds = ("user", "network", "ipc", "uts", "pid")
+    shm = km.open_mount("tmpfs", [("mode", "1777")], attributes=2 | 4 | 8)
     pod = holder(
         HolderRequest(
             id=f"upod{os.getpid()}",
@@ -118,8 +129,13 @@ def test_a_pod_with_a_user_namespace(box: Box) -> None:
             cgroup=CgroupChoice(missing_controllers="warn"),
             uid_mappings=ids,
             gid_mappings=ids,
+            mounts={"/dev/shm": shm},
         )
     )
+    box.mount_fds["shm"] = shm
+    box.config["mounts"] = [m for m in box.config["mounts"] if m["destination"] != "/dev/shm"]
+    box.add_mount("/dev/shm", "pyrunc:shm", "rbind", "rw")
+    more = {"mount_namespace": f"/proc/{pod.pid}/ns/mnt"}
     try:
         assert os.stat(f"/proc/{pod.pid}").st_uid == 100000 + 65535
         names = {"network": "net"}
@@ -131,12 +147,59 @@ def test_a_pod_with_a_user_namespace(box: Box) -> None:
         box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
         box.config["hostname"] = ""
         script = "hostname; cat /proc/1/cmdline | tr '\\0' ' '; cat /proc/self/uid_map; stat -c %u /bin; cat /proc/sys/kernel/shmmax"
-        assert box.run(script).split() == ["upod", "pause", "0", "100000", "65536", "0", "99999"]
-        with box.running() as (created, request):
-            assert box.execute(created, request, "touch /x; stat -c %u /x; ls /dev/shm").strip() == "0"
+        assert box.run(f"{script}; touch /dev/shm/x", **more).split() == [
+            "upod",
+            "pause",
+            "0",
+            "100000",
+            "65536",
+            "0",
+            "99999",
+        ]
+        with box.running(**more) as (created, request):
+            assert box.execute(created, request, "touch /x; stat -c %u /x; ls /dev/shm").split() == ["0", "x"]
             assert os.stat(f"/proc/{created.pid}").st_uid == 100000
     finally:
-        os.kill(pod.pid, 9)
-        reap(pod)  # type: ignore[arg-type]
-        assert pod.cgroup is not None
-        pod.cgroup.remove()
+        os.close(shm)
+        release(pod)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 40])
+@pytest.mark.parametrize("writable", [True, False])
+def test_layers_are_mapped_on_every_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, writable: bool
+) -> None:
+    """Layers as descriptors where the kernel takes them, else put in their places for a moment: the same overlay."""
+    lower = []
+    for number in range(layers):
+        folder = tmp_path / f"layers/{number:02}-{'x' * 40}/fs"
+        folder.mkdir(parents=True)
+        (folder / f"f{number}").touch()
+        os.chown(folder / f"f{number}", number, 65535)
+        lower.append(str(folder))
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "work").mkdir()
+    ids = (IdMap(0, 100000, 65536),)
+    linux = Linux(namespaces=(Namespace("user"),), uid_mappings=ids, gid_mappings=ids)
+    rootfs = Overlay(
+        tuple(lower), *([str(tmp_path / "upper"), str(tmp_path / "work"), True] if writable else [])
+    )
+    for kernel in (facts.host(), facts.host().replace(clones_detached=False)):
+        monkeypatch.setattr(facts, "_host", kernel)
+        with Descriptors() as descriptors:
+            mount = _open_overlay(rootfs, linux, descriptors)
+        try:
+            for number in range(layers):
+                found = os.stat(f"f{number}", dir_fd=mount)
+                assert (found.st_uid, found.st_gid) == (100000 + number, 100000 + 65535)
+            if writable:
+                os.close(os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=mount))
+                os.unlink("new", dir_fd=mount)
+            else:
+                with pytest.raises(OSError, match="Read-only"):
+                    os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=mount)
+        finally:
+            os.close(mount)
+        shutil.rmtree(tmp_path / "work")
+        (tmp_path / "work").mkdir()
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
