@@ -11,6 +11,7 @@ from pyrunc.abi import ioctl
 from pyrunc.abi import mount as mnt
 from pyrunc.plan import model as m
 from pyrunc.plan.lowering import CLONE, EMPTY, QUIET, Lowering
+from pyrunc.plan.mounts import PROC_FILES
 from pyrunc.program import macros
 from pyrunc.program.assemble import NEXT
 from pyrunc.program.macros import IN_ROOT
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyrunc.program.model import Operand, Slot
 
 _TYPES = {"c": f.S_IFCHR, "u": f.S_IFCHR, "b": f.S_IFBLK, "p": f.S_IFIFO}
+INODE_OF_PROC = 1  # include/linux/proc_ns.h, PROC_ROOT_INO
 DEVPTS_INODE_OF_PTMX = 2  # fs/devpts/inode.c: the root is 1, ptmx 2, terminals follow
 
 
@@ -59,7 +61,9 @@ def attach_mount(low: Lowering, op: m.AttachMount) -> None:
 def mount_fs(low: Lowering, op: m.MountFs) -> None:
     a = low.a
     mount = low.filesystem(op.type, op.source, op.options, op.attributes)
-    destination = low.ordinary_folder(op.destination) if op.strict else low.place(op.destination, True)
+    destination = (
+        low.ordinary_folder(op.destination) if op.strict else _outside_proc(low, op.destination, True)
+    )
     low.attach(mount, destination)
     for flags in op.propagation:
         low.set_attributes(mount, propagation=flags)
@@ -90,9 +94,35 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
             low.set_attributes(tree, propagation=flags)
     if op.recursive_set or op.recursive_clear:
         low.set_attributes(tree, op.recursive_set, op.recursive_clear, recursive=True)
-    destination = low.place(op.destination, op.directory)
+    if op.destination == "/proc":
+        _require_proc(low, tree)
+        destination = low.ordinary_folder(op.destination)
+    elif op.destination in PROC_FILES:
+        destination = low.place(op.destination, op.directory)
+    else:
+        destination = _outside_proc(low, op.destination, op.directory)
     low.attach(tree, destination)
     low.close(tree, destination)
+
+
+def _outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
+    """A mount's destination. The configuration's text was checked, but a link of the image may lead into procfs too, and
+    what lies there would pass for the kernel's word (CVE-2019-16884)."""
+    place = low.place(path, directory)
+    low.a.sys("fstatfs", place, low.scratch)
+    kind = low.a.field(low.scratch, 0, 8)
+    note = f"{path} cannot be mounted because it is inside /proc"
+    macros.require(low.a, kind, "ne", mnt.PROC_SUPER_MAGIC, EPERM, note)
+    return place
+
+
+def _require_proc(low: Lowering, tree: Operand) -> None:
+    """What is bound to /proc must be a whole procfs."""
+    a, note = low.a, "/proc cannot be mounted because it is not of type proc"
+    a.sys("fstatfs", tree, low.scratch)
+    macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)
+    inode = macros.status_field(a, macros.status(a, tree), "ino")
+    macros.require(a, inode, "eq", INODE_OF_PROC, EPERM, note)
 
 
 def make_device(low: Lowering, op: m.MakeDevice) -> None:
