@@ -1,0 +1,140 @@
+"""Words for attacks: processes that swap names, a system call that takes long, and a host that must stay as it is.
+
+A race is not left to luck. `slowly` runs the runtime under strace, which stops it for a moment before each of the calls
+that the attack aims at, while `Swapping` exchanges two names all the time: what was looked up before the stop is something
+else after it, in every round.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.system.harness import Result, Runtime
+
+IN_EVERYTHING = 0xFFF  # all of IN_ACCESS … IN_MOVE_SELF
+SETTINGS = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/kernel/domainname",
+            "/proc/sys/net/ipv4/ip_forward", "/proc/sys/kernel/shmmax", "/proc/sys/vm/overcommit_memory",
+            "/proc/sys/kernel/modprobe", "/proc/sys/kernel/sysrq")  # fmt: skip
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Canary:
+    """A folder with two files; `is_untouched` fails when anything in it was as much as opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        (path / "ptmx").write_text("canary")
+        (path / "passwd").write_text("canary\n")
+        self._expected = self._look()
+        self._watch = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        for watched in (path, path / "ptmx", path / "passwd"):
+            assert _libc.inotify_add_watch(self._watch, bytes(watched), IN_EVERYTHING) > 0
+
+    def _look(self) -> dict[str, tuple[int, int, int, int]]:
+        found = {}
+        for entry in [self.path, *sorted(self.path.rglob("*"))]:
+            status = entry.lstat()
+            found[str(entry)] = (status.st_ino, status.st_mode, status.st_uid, status.st_size)
+        return found
+
+    def is_untouched(self) -> None:
+        """Same entries, and no event since the beginning."""
+        try:
+            events = os.read(self._watch, 65536)
+        except BlockingIOError:
+            events = b""
+        assert self._look() == self._expected, sorted(self._look())
+        assert not events, f"{len(events)} bytes of inotify events: somebody was there"
+
+    def close(self) -> None:
+        os.close(self._watch)
+
+
+class Outside:
+    """What of the host a container could spoil, at one moment. Mounts are the ledger's."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {
+            name: Path(name).read_text() for name in SETTINGS if Path(name).exists()
+        }
+        null = os.stat("/dev/null")
+        self.facts["null"] = (null.st_mode, null.st_rdev, null.st_uid, null.st_ino)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Outside) and self.facts == other.facts
+
+    def __repr__(self) -> str:
+        return repr(self.facts)
+
+
+class Swapping:
+    """While it is entered, `first` and `second` exchange places; `count` says how often they did."""
+
+    def __init__(self, probe: Path, first: Path, second: Path, pause_us: int = 0) -> None:
+        self.command = [str(probe), "swap", str(first), str(second), str(pause_us)]
+        self.count = 0
+
+    def __enter__(self) -> Swapping:
+        self._child = subprocess.Popen(self.command, stdout=subprocess.PIPE)
+        assert self._child.stdout is not None and self._child.stdout.readline() == b"swapping\n"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._child.send_signal(signal.SIGTERM)
+        out, _ = self._child.communicate(timeout=10)
+        self.count = int(out)
+
+
+def slowly(runtime: Runtime, calls: Sequence[str], delay_ms: float = 2.0) -> Runtime:
+    """The same runtime, stopped for a moment at the entry of each of these calls, in all its processes."""
+    slow = Runtime(runtime.folder, runtime.rootfs)
+    slow.ids = runtime.ids
+    names = ",".join(calls)
+    slow.program = [
+        *("strace", "-f", "-qqq", "-o", "/dev/null", "-e", f"trace={names}"),
+        *("-e", f"inject={names}:delay_enter={int(delay_ms * 1000)}", *runtime.program),
+    ]
+    return slow
+
+
+def traced(runtime: Runtime, log: Path, calls: str) -> Runtime:
+    """The same runtime, with the calls of all its processes written to `log`."""
+    watched = Runtime(runtime.folder, runtime.rootfs)
+    watched.ids = runtime.ids
+    watched.program = [
+        "strace",
+        "-f",
+        "-qqq",
+        "-y",
+        "-s",
+        "256",
+        "-o",
+        str(log),
+        "-e",
+        f"trace={calls}",
+        *runtime.program,
+    ]
+    return watched
+
+
+def mount(destination: str, kind: str = "tmpfs", source: str = "", *options: str) -> dict[str, Any]:
+    """An entry of `mounts`."""
+    return {"destination": destination, "type": kind, "source": source or kind, "options": list(options)}
+
+
+def bind(source: Path | str, destination: str, *options: str) -> dict[str, Any]:
+    """An entry of `mounts` that is a bind."""
+    return mount(destination, "bind", str(source), "rbind", *options)
+
+
+def refused(found: Result, *words: str) -> None:
+    """It failed, and in one of these ways: a message with one of the words."""
+    assert found.code != 0, found
+    assert not words or any(word in found.err for word in words), found

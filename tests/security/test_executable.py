@@ -1,0 +1,132 @@
+"""The runtime's own program must not be reachable from a container (CVE-2019-5736, LXC's CVE-2019-5736, runc CVE-2016-9962).
+
+What runs in a container before its own program is the launcher, from a memfd under seals; Python is never there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pyrunc.program.launch import LAUNCHER
+from tests.security.attack import slowly, traced
+from tests.system.harness import Runtime, eventually
+
+ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+PTRACE = ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"]
+
+
+def fingerprint() -> list[tuple[str, int, int, str]]:
+    """The files of the host that run in or next to a container: inode, time, content."""
+    files = [os.path.realpath(sys.executable), LAUNCHER, os.path.join(os.path.dirname(LAUNCHER), "pause")]
+    found = []
+    for path in files:
+        status = os.stat(path)
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        found.append((path, status.st_ino, status.st_mtime_ns, digest))
+    return found
+
+
+def test_an_image_that_runs_our_own_executable(runtime: Runtime, rootfs: Path) -> None:
+    """CVE-2019-5736. The image's program is a script whose interpreter is /proc/self/exe, so execve opens whatever runs in the
+    container at that moment, once at start and once at exec. Proof: what runs is a memfd that says 126 to a program that it
+    was not given (the launcher without its descriptors), never Python, and the host's files are the same bytes and inodes.
+    """
+    before = fingerprint()
+    (rootfs / "bin/evil").write_text("#!/proc/self/exe\n")
+    (rootfs / "bin/evil").chmod(0o755)
+    assert runtime.run("/bin/evil").code != 0
+    box = runtime.box("sleep", "60").up()
+    assert box.exec("/bin/evil").code not in (0, 1)  # 1 would be a Python that started and failed
+    assert fingerprint() == before
+
+
+def test_overwriting_through_another_process(runtime: Runtime) -> None:
+    """CVE-2019-5736, the usual exploit. A process of the container with CAP_SYS_PTRACE (else it may not even look, see
+    test_newcomer) opens /proc/PID/exe of each process that enters and, when that has ended, opens the descriptor for writing.
+    execve is held back by strace, so there is time. Proof: the kernel never lets it, and the host's files are unchanged.
+    """
+
+    def change(config: dict[str, object]) -> None:
+        process: dict[str, object] = config["process"]  # type: ignore[assignment]
+        process["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), PTRACE)
+
+    before = fingerprint()
+    box = runtime.box("probe", "overwrite", "3", change=change)
+    out = runtime.folder / "hunter.out"
+    with open(out, "wb") as to:
+        hunter = subprocess.Popen(
+            [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id],
+            stdout=to,
+        )
+    eventually(lambda: out.read_bytes().startswith(b"hunting"))
+    slow = slowly(runtime, ["execve", "execveat"], 100)
+    while hunter.poll() is None:
+        slow("exec", box.id, "true")
+    found = re.search(r"opened (\d+) written (\d+)", out.read_text())
+    assert found is not None and int(found[1]) > 0, (
+        "the attack did not get hold of anything: it proves nothing"
+    )
+    assert found[2] == "0"
+    assert fingerprint() == before
+
+
+def test_what_waits_for_start_is_a_sealed_memfd(runtime: Runtime) -> None:
+    """Section 0.4. Between create and start a process sits in the container. Proof: its executable is a memfd with all four
+    seals, neither a file of the host nor the interpreter, and nobody, not even root of the host, can open it for writing.
+    """
+    box = runtime.box("true")
+    box.create().ok()
+    exe = f"/proc/{box.pid}/exe"
+    assert os.readlink(exe).startswith("/memfd:pyrunc:launcher")
+    assert os.stat(exe).st_ino not in {inode for _, inode, _, _ in fingerprint()}
+    with open(exe, "rb") as file:
+        assert fcntl.fcntl(file, fcntl.F_GET_SEALS) & ALL_SEALS == ALL_SEALS
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC):
+        with pytest.raises(OSError):
+            os.open(exe, flags)
+
+
+def test_no_interpreter_and_no_file_of_ours_after_the_border(runtime: Runtime, tmp_path: Path) -> None:
+    """Section 0.5, S-20. The kernel's own list of what the process did after it entered the container's mounts. Proof: between
+    setns or pivot_root and execve it opens nothing that is code: no *.py, no *.so, no nsswitch, locale or codec.
+    """
+    log = tmp_path / "calls"
+    watched = traced(runtime, log, "openat,openat2,open,execve,setns,pivot_root,chroot,clone3")
+    box = watched.box("true")
+    watched("run", "--bundle", str(box.folder), box.id).ok()
+    other = runtime.box("sleep", "60").up()
+    watched("exec", other.id, "true").ok()
+    borders = 0
+    inside: set[str] = set()
+    for line in log.read_text().splitlines():
+        pid, _, call = line.partition(" ")
+        if re.match(r"\s*pivot_root\(.* = 0|\s*setns\(.*CLONE_NEWNS.* = 0", call) and not call.startswith(
+            "setns(3</proc"
+        ):
+            inside.add(pid)
+            borders += 1
+        elif pid in inside and "execve(" in call and call.rstrip().endswith("= 0"):
+            inside.discard(pid)
+        elif pid in inside and "open" in call.partition("(")[0]:
+            path = call.partition('"')[2].partition('"')[0]
+            assert not re.search(r"\.(py|pyc|so)(\.|$)|nsswitch|locale|gconv|encodings|ld\.so", path), line
+    assert borders >= 2, log.read_text()[:2000]
+
+
+def test_a_thousand_execs_next_to_a_hunter_cost_nothing(runtime: Runtime) -> None:
+    """S-09, short: execs while the container looks for them; whoever wins, the executables of the host stay as they are."""
+    before = fingerprint()
+    box = runtime.box("probe", "overwrite", "60").up()
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        box.exec("true").ok()
+    assert fingerprint() == before

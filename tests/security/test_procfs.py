@@ -1,0 +1,255 @@
+"""Writes meant for procfs must reach the real one, and nothing else may pass for /proc.
+
+Classes: CVE-2019-16884 (a volume over /proc), CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, CVE-2025-54867 (/proc or /sys as
+a symbolic link of the image), CVE-2025-52881 and CVE-2025-62596 (writes redirected to another file), CVE-2022-0811 (smuggled
+sysctls). The defence: procfs goes on a directory that no link leads to, sysctls are written through a procfs that only the
+runtime has, and a mount never lands inside a procfs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyrunc.spec.default import MASKED_PATHS, READONLY_PATHS
+from tests.security.attack import Canary, Swapping, bind, mount, refused, slowly, traced
+from tests.system.harness import Runtime
+
+Config = dict[str, Any]
+SHOW_PROC = "stat -f -c %T /proc; cat /proc/self/mountinfo"
+
+
+def fake_proc(folder: Path) -> Path:
+    """A folder that looks like a procfs to somebody who does not ask the kernel."""
+    for name in ("attr", "attr/apparmor"):
+        (folder / "self" / name).mkdir(parents=True, exist_ok=True)
+    for name in ("attr/exec", "attr/current", "attr/apparmor/exec", "setgroups", "oom_score_adj"):
+        (folder / "self" / name).write_text("")
+    (folder / "thread-self").symlink_to("self")
+    (folder / "sys/net/ipv4").mkdir(parents=True)
+    (folder / "sys/net/ipv4/ip_forward").write_text("fake\n")
+    (folder / "sys/kernel").mkdir()
+    (folder / "sys/kernel/core_pattern").write_text("fake\n")
+    return folder
+
+
+# ---- /proc and /sys as links
+
+
+@pytest.mark.parametrize("name", ["proc", "sys"])
+@pytest.mark.parametrize(
+    "target",
+    ["/elsewhere", "elsewhere", "/", "/no/such", "../../../../../../../tmp", "{canary}", "/etc/passwd"],
+)
+def test_a_link_in_place_of_the_directory(
+    runtime: Runtime, rootfs: Path, canary: Canary, name: str, target: str
+) -> None:
+    """CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, youki CVE-2025-54867. The image's /proc (or /sys) is a symbolic link: to a
+    folder of the image, to nothing, to the root, out of it. Proof: create fails, says why, and the canary saw nobody.
+    """
+    (rootfs / "elsewhere").mkdir()
+    (rootfs / name).rmdir()
+    (rootfs / name).symlink_to(target.format(canary=canary.path))
+    refused(runtime.run("true"), "must be mounted on ordinary directory")
+
+
+def test_a_link_that_appears_in_time(runtime: Runtime, rootfs: Path, probe: Path, canary: Canary) -> None:
+    """CVE-2019-19921, the race. A second container on the same root swaps /proc and a link all the time, and the runtime is
+    stopped before each move_mount. Proof: whoever starts has a procfs at exactly /proc, and the canary saw nobody.
+    """
+    fake = fake_proc(rootfs / "fake")
+    (rootfs / "proc-link").symlink_to("/fake")
+    slow, started = slowly(runtime, ["move_mount"], 3), 0
+    with Swapping(probe, rootfs / "proc", rootfs / "proc-link") as swaps:
+        for _ in range(4):
+            found = slow.run("sh", "-c", SHOW_PROC)
+            if found.code:
+                refused(
+                    found,
+                    "must be mounted on ordinary directory",
+                    "too many levels",
+                    "ENOTDIR",
+                    "ELOOP",
+                    "proc",
+                )
+                continue
+            started += 1
+            _kind, *table = found.out.splitlines()
+            points = [line.split()[4] for line in table if " - proc " in line and line.split()[3] == "/"]
+            assert points == ["/proc"] or all(p in ("/proc", "/proc-link") for p in points), points
+    assert swaps.count > 100
+    assert (fake / "self/attr/exec").read_text() == ""
+
+
+# ---- mounts over and inside /proc
+
+
+@pytest.mark.parametrize(
+    "destination", ["/proc", "/proc/", "//proc/.", "/x/../proc", "/proc/self", "/proc/sys", "/proc/1", "/proc/self/attr",
+                    "/proc/sys/kernel", "/proc/../proc/self", "/proc/kcore", "/proc/uptime/../self"]
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["bind", "tmpfs"])
+def test_a_volume_over_proc(runtime: Runtime, tmp_path: Path, destination: str, kind: str) -> None:
+    """CVE-2019-16884. The image asks for a volume at /proc or inside, full of files that look like procfs, so that labels are
+    written there. Proof: create fails and names the type or the place.
+    """
+    fake = fake_proc(tmp_path / "fake")
+    entry = bind(fake, destination) if kind == "bind" else mount(destination)
+    found = runtime.run("true", change=lambda config: config["mounts"].append(entry))
+    refused(
+        found,
+        "cannot be mounted because it is not of type proc",
+        "cannot be mounted because it is inside /proc",
+    )
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["", "prepared"])
+@pytest.mark.parametrize("kind", ["bind", "tmpfs"])
+@pytest.mark.parametrize("link", ["/proc/self", "/proc/sys", "/proc/1/attr", "../proc/sys/kernel", "/proc"])
+def test_a_volume_that_a_link_puts_into_proc(
+    runtime: Runtime, rootfs: Path, tmp_path: Path, kind: str, link: str, prepared: bool
+) -> None:
+    """CVE-2019-16884 by another way: the image has a link /data -> /proc/…, and the volume is asked for at /data, which no
+    check of the text sees; `prepared`: the image brings such folders, so that the link leads somewhere before there is a
+    procfs. Proof: create fails in the words of the check.
+    """
+    (rootfs / "data").symlink_to(link)
+    if prepared and link != "/proc":
+        (rootfs / ("proc/" + link.partition("proc/")[2])).mkdir(parents=True)
+    entry = bind(fake_proc(tmp_path / "fake"), "/data") if kind == "bind" else mount("/data", kind)
+    found = runtime.run("cat", "/proc/self/mountinfo", change=lambda config: config["mounts"].append(entry))
+    refused(
+        found,
+        "cannot be mounted because it is inside /proc",
+        "cannot be mounted because it is not of type proc",
+    )
+
+
+def test_a_bind_over_proc_may_be_a_procfs(runtime: Runtime) -> None:
+    """The other side of CVE-2019-16884: what is refused is not procfs, not the bind."""
+
+    def change(config: Config) -> None:
+        config["mounts"][0] = bind("/proc", "/proc")
+        config["linux"]["namespaces"] = [n for n in config["linux"]["namespaces"] if n["type"] != "pid"]
+
+    assert runtime.run("stat", "-f", "-c", "%T", "/proc", change=change).ok().out == "proc\n"
+
+
+# ---- sysctls
+
+
+def test_sysctls_do_not_pass_through_the_containers_proc(
+    runtime: Runtime, rootfs: Path, tmp_path: Path
+) -> None:
+    """CVE-2025-52881. A hook covers /proc/sys/net/ipv4/ip_forward in the container's mount namespace, as a racing mount would,
+    with a file. Proof: the file is what the container sees there, and it did not change; the setting of the container's
+    network namespace, asked for by another procfs, did.
+    """
+    (rootfs / "fake").write_text("fake\n")
+    (rootfs / "other").mkdir()
+    hook = tmp_path / "cover"
+    hook.write_text(
+        "#!/bin/sh\npid=$(sed -n 's/.*\"pid\": *\\([0-9]*\\).*/\\1/p')\n"
+        "nsenter -m -n -t $pid /bin/busybox mount --bind /fake /proc/sys/net/ipv4/ip_forward\n"
+    )
+    hook.chmod(0o755)
+
+    def change(config: Config) -> None:
+        config["linux"]["sysctl"] = {"net.ipv4.ip_forward": "1"}
+        config["hooks"] = {"createRuntime": [{"path": str(hook), "env": ["PATH=/usr/bin:/bin"]}]}
+        config["mounts"].append(mount("/other", "proc"))
+
+    found = runtime.run(
+        "cat", "/proc/sys/net/ipv4/ip_forward", "/other/sys/net/ipv4/ip_forward", change=change
+    )
+    assert found.ok().out == "fake\n1\n"
+    assert (rootfs / "fake").read_text() == "fake\n"
+
+
+def test_where_sysctls_are_written(runtime: Runtime, tmp_path: Path) -> None:
+    """CVE-2025-52881, section 0.2, by the kernel's log of calls. Proof: the file is opened by openat2 relative to a descriptor of
+    a detached procfs root, with NO_XDEV and NO_SYMLINKS and BENEATH, and no file below /proc is opened by its path inside.
+    """
+    log = tmp_path / "calls"
+    watched = traced(runtime, log, "openat,openat2,write,pivot_root")
+    linux = {"sysctl": {"net.ipv4.ip_forward": "1"}}
+    box = watched.box("true", **linux)
+    watched("run", "--bundle", str(box.folder), box.id).ok()
+    text = log.read_text()
+    (opened,) = re.findall(r'openat2\((\d+)<([^>]*)>, "sys/net/ipv4/ip_forward", \{([^}]*)\}', text)
+    assert opened[1] == "/", opened  # the root of a mount that is attached nowhere
+    for word in ("RESOLVE_BENEATH", "RESOLVE_NO_SYMLINKS", "RESOLVE_NO_XDEV", "RESOLVE_NO_MAGICLINKS"):
+        assert word in opened[2]
+    inside = re.search(r"^(\d+) +pivot_root", text, re.MULTILINE)
+    assert inside is not None
+    after = [line for line in text[inside.end() :].splitlines() if line.startswith(inside[1])]
+    assert after and not any('"/proc/' in line for line in after), after
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "kernel.core_pattern", "kernel/core_pattern", "net.ipv4..//../kernel/core_pattern", "net/../kernel/core_pattern",
+        "net.ipv4/../../kernel/core_pattern", "net/ipv4/../../../self/attr/exec", "../sys/kernel/core_pattern", "net./kernel",
+        "kernel.shm_rmid_forced/../core_pattern", "fs.mqueue./../../kernel.core_pattern", "net", "", ".", "/", "kernel.modprobe",
+        "vm.overcommit_memory", "net.ipv4.ip_forward\0", "kernel.shm_rmid_forced=1+kernel.core_pattern",
+    ],
+)  # fmt: skip
+def test_keys_that_are_no_settings_of_a_container(runtime: Runtime, key: str) -> None:
+    """CVE-2022-0811 and CVE-2025-52881. Keys that climb, mix separators or name what belongs to the machine. Proof: create fails,
+    and core_pattern and its like are the same (checked around each test).
+    """
+    refused(runtime.run("true", sysctl={key: "|/evil"}))
+
+
+@pytest.mark.parametrize(
+    "value", ["1+kernel.core_pattern=|/evil", "1\nkernel.core_pattern=|/evil", "1\0", "1=2"]
+)
+def test_values_that_hold_a_second_setting(runtime: Runtime, value: str) -> None:
+    """CVE-2022-0811 (cr8escape). A value that a list of settings would read as two. Proof: an error, core_pattern unchanged."""
+    refused(runtime.run("true", sysctl={"kernel.shm_rmid_forced": value}))
+
+
+def test_a_setting_needs_its_namespace(runtime: Runtime) -> None:
+    """A setting of a namespace that the container shares with the host would be the host's. Proof: refused, host unchanged."""
+    kinds = [{"type": kind} for kind in ("pid", "mount", "cgroup")]
+    for key in ("net.ipv4.ip_forward", "kernel.shm_rmid_forced", "fs.mqueue.msg_max", "kernel.domainname"):
+        refused(runtime.run("true", sysctl={key: "1"}, namespaces=kinds), "namespace")
+
+
+# ---- what the container sees
+
+
+def test_the_containers_proc_is_its_own(runtime: Runtime) -> None:
+    """Section 0.2: no handle of the runtime's procfs is left. Proof: pid 1 of /proc is the container, and no descriptor is open."""
+    script = "ls /proc/self/fd | wc -l; ls -d /proc/[0-9]* | wc -l; cat /proc/1/comm"
+    out = runtime.shell(script, sysctl={"net.ipv4.ip_forward": "1"}).out
+    assert out.split()[0] == "4" and int(out.split()[1]) <= 4, out
+
+
+def test_read_only_and_masked_places_of_proc(runtime: Runtime) -> None:
+    """S-21: with `spec`'s paths, root of the container can change nothing in /proc that is the machine's. Proof: each write fails."""
+    places = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/kernel/modprobe", "/proc/irq/default_smp_affinity",
+              "/proc/sys/vm/panic_on_oom", "/proc/fs", "/proc/bus"]  # fmt: skip
+    script = "".join(f"[ -e {p} ] && (echo x > {p}) 2>/dev/null && echo OPEN {p};" for p in places)
+    out = runtime.shell(
+        script + "wc -c < /proc/kcore; wc -c < /proc/keys; true",
+        maskedPaths=MASKED_PATHS,
+        readonlyPaths=READONLY_PATHS,
+    ).out
+    assert "OPEN" not in out and set(out.split()) <= {"0"}, out
+
+
+def test_proc_cannot_be_uncovered(runtime: Runtime) -> None:
+    """S-21: in a container with CAP_SYS_ADMIN of a user namespace of its own a fresh procfs would show what is masked
+    (mount_too_revealing). Proof: the kernel refuses it, because ours is partly covered.
+    """
+
+    def change(config: Config) -> None:
+        config["process"]["user"] = {"uid": 1000, "gid": 1000}
+
+    script = "unshare -Ur true && ! unshare -Urmpf --mount-proc=/tmp true"
+    runtime.shell(script, change=change, maskedPaths=["/proc/timer_list"], readonlyPaths=["/proc/sys"])
