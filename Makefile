@@ -66,7 +66,7 @@ test-all: lint ## what CI runs and what takes too long for it
 
 .PHONY: clean
 clean: ## remove what was built here; the cache stays
-	rm -rf .venv build dist *.egg-info pause/build pyrunc/native/launcher pyrunc/native/pause $(API) cri_server/api/api_pb2.pyi
+	rm -rf .venv build dist *.egg-info pause/build pyrunc/native/launcher pyrunc/native/pause pyrunc/native/pyrunc-* $(API) cri_server/api/api_pb2.pyi
 
 .PHONY: kube kube-down
 kube: build .venv/tested ## build Kubernetes, start a one-node cluster on our server; `make kube-down` ends it

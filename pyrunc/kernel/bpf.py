@@ -6,7 +6,6 @@ Several programs on one group must all allow an access, so an earlier one has to
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 
@@ -38,30 +37,30 @@ def replace_device_program(group_fd: int, program: bytes) -> None:
 
 def open_device_program(program: bytes) -> int:
     """A descriptor of the verified program. The caller closes it. Raises KernelError."""
-    code = ctypes.create_string_buffer(program, len(program))
+    code = call.buffer(program)
     count = len(program) // INSTRUCTION.size
     try:
         return _load(code, count, None)
     except KernelError as error:
-        log = ctypes.create_string_buffer(65536)
+        log = call.buffer(65536)
         try:
             return _load(code, count, log)
         except KernelError:
-            words = log.value.decode("utf-8", "replace").strip().replace("\n", "; ")
+            words = log.partition(b"\0")[0].decode("utf-8", "replace").strip().replace("\n", "; ")
             raise KernelError("bpf", "load of the device filter", error.errno, words) from None
 
 
-def _load(code: ctypes.Array[ctypes.c_char], count: int, log: ctypes.Array[ctypes.c_char] | None) -> int:
-    licence = ctypes.create_string_buffer(b"Apache-2.0")
+def _load(code: bytearray, count: int, log: bytearray | None) -> int:
+    licence = call.buffer(b"Apache-2.0\0")
     attributes = struct.pack(
         "<IIQQIIQII16sII",
         TYPE_CGROUP_DEVICE,
         count,
-        ctypes.addressof(code),
-        ctypes.addressof(licence),
+        call.address(code),
+        call.address(licence),
         1 if log is not None else 0,
         len(log) if log is not None else 0,
-        ctypes.addressof(log) if log is not None else 0,
+        call.address(log) if log is not None else 0,
         0,
         0,
         NAME,
@@ -72,13 +71,11 @@ def _load(code: ctypes.Array[ctypes.c_char], count: int, log: ctypes.Array[ctype
 
 
 def _attached(group_fd: int) -> list[int]:
-    ids = (ctypes.c_uint32 * MAX_ATTACHED)()
-    attributes = struct.pack(
-        "<IIIIQI", group_fd, ATTACH_CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), MAX_ATTACHED
-    )
+    ids = call.buffer(4 * MAX_ATTACHED)
+    attributes = struct.pack("<IIIIQI", group_fd, ATTACH_CGROUP_DEVICE, 0, 0, call.address(ids), MAX_ATTACHED)
     _, answer = _bpf(PROG_QUERY, attributes, "query of the device filters")
     (count,) = struct.unpack_from("<I", answer, 24)
-    return list(ids[:count])
+    return list(struct.unpack_from(f"<{count}I", ids))
 
 
 def _attach_instead(group_fd: int, new: int, old_id: int) -> bool:
@@ -115,5 +112,5 @@ def _open_by_id(program_id: int) -> int:
 
 
 def _bpf(command: int, attributes: bytes, subject: str) -> tuple[int, bytes]:
-    union = ctypes.create_string_buffer(attributes, ATTRIBUTES_SIZE)
-    return call.syscall("bpf", subject, command, union, ATTRIBUTES_SIZE), union.raw
+    union = call.buffer(attributes.ljust(ATTRIBUTES_SIZE, b"\0"))
+    return call.syscall("bpf", subject, command, union, ATTRIBUTES_SIZE), bytes(union)

@@ -1,12 +1,12 @@
 """The one door to libc: raw system calls by name, with errno turned into `KernelError` that names call and object.
 
 `syscall` is enough for almost everything: it does not depend on what the C library happens to wrap. Pointers are passed as
-bytes (read by the kernel) or ctypes buffers (written by the kernel).
+bytes (read by the kernel) or `buffer`s (written by the kernel). `pyrunc`'s own program (cli/front.c) brings the call itself;
+elsewhere it is ctypes', which takes 3 ms to load.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 
@@ -15,32 +15,26 @@ from pyrunc.errors import KernelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from pyrunc.kernel.libc import address, call
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.restype = ctypes.c_long
+    Argument = int | bytes | bytearray | None
+else:
+    try:
+        from _pyrunc import address, call
+    except ImportError:
+        from pyrunc.kernel.libc import address, call
+
+__all__ = ["address", "buffer", "path_bytes", "quoted", "raw", "syscall"]
+
 _NUMBERS = arch().syscalls
-_long, _pointer = ctypes.c_long, ctypes.c_void_p
 
 
-def raw(name: str, *args: int | bytes | ctypes.Array[Any] | ctypes.Structure | None) -> int:
+def raw(name: str, *args: Argument) -> int:
     """The system call; on failure the negative errno. EINTR is returned like any other."""
-    values: list[object] = [_long(_NUMBERS[name])]
-    for arg in args:
-        if arg is None:
-            values.append(_pointer(None))
-        elif isinstance(arg, int):
-            values.append(_long(arg))
-        elif isinstance(arg, bytes):
-            values.append(arg)
-        else:
-            values.append(ctypes.byref(arg))
-    result: int = _syscall(*values)
-    return -ctypes.get_errno() if result == -1 else result
+    return call(_NUMBERS[name], *args)
 
 
-def syscall(name: str, subject: str, *args: int | bytes | ctypes.Array[Any] | ctypes.Structure | None) -> int:
+def syscall(name: str, subject: str, *args: Argument) -> int:
     """The system call, repeated on EINTR; `KernelError(name, subject, errno)` on failure."""
     while True:
         result = raw(name, *args)
@@ -58,9 +52,9 @@ def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
     return raw_path
 
 
-def buffer(size: int) -> ctypes.Array[ctypes.c_char]:
-    """Zeroed memory for a call to write into; `.raw` has the bytes."""
-    return ctypes.create_string_buffer(size)
+def buffer(content: int | bytes) -> bytearray:
+    """Memory for a call to write into: so many zeros, or these bytes. `address` tells where it is."""
+    return bytearray(content)
 
 
 def quoted(path: str | bytes | os.PathLike[str]) -> str:

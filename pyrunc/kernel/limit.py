@@ -24,7 +24,7 @@ def prlimit(pid: int, name: str, soft: int | None = None, hard: int | None = Non
     new = None if soft is None or hard is None else _RLIMIT.pack(soft & RLIM_INFINITY, hard & RLIM_INFINITY)
     old = buffer(_RLIMIT.size)
     syscall("prlimit64", f"{name} of pid {pid}", pid, number(name), new, old)
-    before, top = _RLIMIT.unpack(old.raw)
+    before, top = _RLIMIT.unpack(old)
     return _plain(before), _plain(top)
 
 

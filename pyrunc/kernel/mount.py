@@ -217,9 +217,9 @@ def fstatfs_type(fd: int) -> int:
     """f_type of fstatfs(2)."""
     result = buffer(120)
     syscall("fstatfs", f"fd {fd}", fd, result)
-    return _first_long(result.raw)
+    return _first_long(result)
 
 
-def _first_long(content: bytes) -> int:
+def _first_long(content: bytes | bytearray) -> int:
     value: int = _STATFS_TYPE.unpack_from(content)[0]
     return value & 0xFFFFFFFF

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import prctl
-
+from pyrunc.abi.prctl import PR_SET_CHILD_SUBREAPER
 from pyrunc.errors import KernelError
+from pyrunc.kernel.call import syscall
 
 
 def set_child_subreaper(on: bool = True) -> None:
     """Orphaned descendants of the caller become its children (PR_SET_CHILD_SUBREAPER); not inherited, kept by execve."""
-    try:
-        prctl.set_child_subreaper(on)
-    except OSError as error:
-        raise KernelError("prctl", "PR_SET_CHILD_SUBREAPER", error.errno or 0) from None
+    syscall("prctl", "PR_SET_CHILD_SUBREAPER", PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
 def set_parent_death_signal(signal: int) -> None:
     """The caller gets `signal` when the *thread* that forked it ends (PR_SET_PDEATHSIG): only for single-threaded parents."""
+    import prctl  # 1 ms, which commands that do not need it do not pay
+
     try:
         prctl.set_pdeathsig(signal)
     except OSError as error:
@@ -25,4 +24,6 @@ def set_parent_death_signal(signal: int) -> None:
 
 def set_name(name: str) -> None:
     """The caller's name in /proc/PID/comm, at most 15 bytes (PR_SET_NAME)."""
+    import prctl
+
     prctl.set_name(name)

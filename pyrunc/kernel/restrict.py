@@ -6,14 +6,13 @@ that are refused with EPERM. Sources: capset(2), landlock(7), seccomp(2). One th
 
 from __future__ import annotations
 
-import ctypes
 import errno
 from struct import Struct, pack
 
 from pyrunc.abi.arch import arch
 from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.abi.prctl import PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER
-from pyrunc.kernel.call import raw, syscall
+from pyrunc.kernel.call import address, buffer, raw, syscall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,11 +45,11 @@ def no_new_privileges() -> None:
 def keep_capabilities(names: Iterable[str]) -> None:
     """capset(2): permitted and effective become those of `names` that we have; the inheritable ones go."""
     header = pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    now = ctypes.create_string_buffer(24)
+    now = buffer(24)
     syscall("capget", "our capabilities", header, now)
     wanted = sum(1 << CAPABILITIES[name] for name in names)
     low, high = wanted & 0xFFFFFFFF, wanted >> 32
-    permitted = [int.from_bytes(now.raw[at : at + 4], "little") for at in (4, 16)]
+    permitted = [int.from_bytes(now[at : at + 4], "little") for at in (4, 16)]
     low, high = low & permitted[0], high & permitted[1]
     syscall("capset", "our capabilities", header, pack("=6I", low, low, 0, high, high, 0))
 
@@ -95,8 +94,8 @@ def refuse_calls(names: Iterable[str]) -> None:
         _INSTRUCTION.pack(_RETURN, 0, 0, _ALLOW),
         _INSTRUCTION.pack(_RETURN, 0, 0, _REFUSE),
     ]
-    code = ctypes.create_string_buffer(b"".join(program))
-    filter_program = pack("=HxxxxxxQ", len(program), ctypes.addressof(code))
+    code = buffer(b"".join(program))
+    filter_program = pack("=HxxxxxxQ", len(program), address(code))
     syscall("seccomp", "our filter", SECCOMP_SET_MODE_FILTER, 0, filter_program)
 
 

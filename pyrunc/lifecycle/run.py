@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import select
-import termios
 from _signal import SIG_DFL, pidfd_send_signal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 
@@ -92,6 +91,8 @@ class _Terminal:
         if not self._is_terminal:
             yield
             return
+        import termios
+
         before = termios.tcgetattr(0)
         raw = termios.tcgetattr(0)
         raw[0] &= ~(termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON)

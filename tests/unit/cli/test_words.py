@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pyrunc.cli.entry import script
 from pyrunc.cli.look import duration_s
 from pyrunc.cli.process import asked
 from pyrunc.cli.rootless import for_an_ordinary_user
@@ -158,9 +157,3 @@ def test_the_rootless_configuration_is_a_valid_one() -> None:
     assert not any(
         option.startswith(("gid=", "uid=")) for mount in made["mounts"] for option in mount.get("options", [])
     )
-
-
-def test_the_program_is_isolated_with_a_fixed_path() -> None:
-    text = script("/usr/bin/python3", ["/a", "/b"])
-    assert text.startswith("#!/usr/bin/python3 -IS\n") and "sys.path += ['/a', '/b']" in text
-    compile(text, "pyrunc", "exec")

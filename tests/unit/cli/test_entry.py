@@ -1,0 +1,64 @@
+"""The program that callers exec: the script, and the one that is linked with the interpreter and reads a bundle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyrunc
+from pyrunc.cli.entry import script
+
+PACKAGE = Path(pyrunc.__file__).parent
+
+
+def test_the_script_is_isolated_with_a_fixed_path() -> None:
+    text = script("/usr/bin/python3", ["/a", "/b"])
+    assert text.startswith("#!/usr/bin/python3 -IS\n") and "sys.path += ['/a', '/b']" in text
+    compile(text, "pyrunc", "exec")
+
+
+def version(program: Path) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, env={})
+    return done.stdout.splitlines()[0]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of the package, of the interpreter, and in `bin` the program that was made of these."""
+    folder = tmp_path_factory.mktemp("installed")
+    shutil.copytree(PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("__pycache__", "pyrunc-*"))
+    shutil.copy(os.path.realpath(sys.executable), folder / "python3")
+    (folder / "bin").mkdir()
+    command = [folder / "python3", "-m", "pyrunc.cli.entry", "install", "bin"]
+    subprocess.run(command, check=True, cwd=folder, env={"PATH": os.environ["PATH"]})
+    return folder
+
+
+def test_the_program_takes_its_modules_from_the_bundle_unless_they_changed(installed: Path) -> None:
+    program, source = installed / "bin/pyrunc", installed / "pyrunc/__init__.py"
+    assert program.read_bytes().startswith(b"\x7fELF"), (
+        "Python's static library should be here (libpython3-dev)"
+    )
+    text = source.read_text()
+    assert version(program) == f"pyrunc version {pyrunc.__version__}"
+    assert not list(installed.rglob("__pycache__/fast.*")), "it was read from its source"
+    source.write_text(text.replace(pyrunc.__version__, "77.7"))
+    assert version(program) == "pyrunc version 77.7"
+
+
+def test_the_program_gives_way_to_the_script_when_the_interpreter_is_another_one(installed: Path) -> None:
+    program, python = installed / "bin/pyrunc", installed / "python3"
+    trace = ["strace", "-f", "-e", "execve", "-qq", str(program), "--version"]
+
+    def executed() -> list[str]:
+        text = subprocess.run(trace, capture_output=True, text=True, check=True, env={}).stderr
+        return [line.partition('"')[2].partition('"')[0] for line in text.splitlines() if "execve(" in line]
+
+    assert executed() == [str(program)]
+    os.utime(python, ns=(1, 1))
+    assert executed() == [str(program), str(python)]
