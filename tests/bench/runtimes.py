@@ -1,0 +1,226 @@
+"""`python -m tests.bench.runtimes`: the command lines of pyrunc, runc and crun in one run, side by side; medians and ratios.
+
+Rounds alternate between the runtimes, so that the machine's noise hits all of them; the figure to quote is the ratio to runc, the
+milliseconds belong to this machine and this hour. Every command is a process that starts, works and ends, as its callers have it:
+nothing of any runtime stays between two commands. The second table is processor time, which says more than the clock when the
+machine has other work. runc is built from its module (the peer of `make bench`); crun is the machine's.
+Debian's crun refuses a host that has both cgroup trees, so there it runs in a mount namespace without the v2 tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support import bundle, toolchain
+
+SPAWN = Path(__file__).parent / "spawn.c"
+UNIFIED = "/sys/fs/cgroup/unified"
+COMMANDS = ("run", "create+start+delete", "exec", "state")
+GOALS = {"run": 0.6, "exec": 0.7, "create+start+delete": 1.1, "state": 2.0}  # to runc
+
+
+class Cost(NamedTuple):
+    """Of one command: by the clock, of the processor (with the children that it waited for), and of the largest process."""
+
+    clock_ms: float
+    processor_ms: float
+    memory_mib: float
+
+
+class Side:
+    """One runtime: how it is called, its containers' folder, and its samples: by the clock, of the processor, peak memory."""
+
+    def __init__(self, name: str, program: Sequence[str], folder: Path, prefix: Sequence[str] = ()) -> None:
+        self.name, self.program, self.prefix, self.folder = name, list(program), list(prefix), folder
+        self.clock_ms: dict[str, list[float]] = {task: [] for task in COMMANDS}
+        self.processor_ms: dict[str, list[float]] = {task: [] for task in COMMANDS}
+        self.memory_mib: dict[str, list[float]] = {"create": [], "exec": []}
+        self.spawn = folder.parent / "spawn"
+        self._bundles = {name: self._bundle(name, words) for name, words in _PROGRAMS.items()}
+
+    def _bundle(self, name: str, words: Sequence[str]) -> Path:
+        config = bundle.configuration(*words, cgroupsPath=f"/bench-{self.name}-{name}-{os.getpid()}")
+        config["ociVersion"] = "1.0.0"  # Debian's crun refuses versions that came after it
+        config["root"] = {"path": str(self.folder.parent / "root"), "readonly": True}
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    def call(self, *words: str) -> Cost:
+        """What one command cost, which must succeed."""
+        command = [*self.prefix, str(self.spawn), *self.program, "--root", str(self.folder / "state"), *words]
+        reading, writing = os.pipe()
+        with open(self.folder / "output", "wb") as output:
+            actions = [
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
+                (os.POSIX_SPAWN_DUP2, writing, 3),
+            ]
+            child = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
+            os.close(writing)
+            with open(reading) as answer:
+                found = answer.read()
+            os.waitpid(child, 0)
+        if not found.endswith(" 0\n"):
+            raise RuntimeError(f"{' '.join(command)}: {found}\n{(self.folder / 'output').read_text()}")
+        clock_ns, processor_us, memory_kib, _ = map(int, found.split())
+        return Cost(clock_ns / 1e6, processor_us / 1e3, memory_kib / 1024)
+
+    def round(self, number: int) -> None:
+        """Every task once, in a container that runs for exec and state, and in new ones."""
+        short = str(self._bundles["true"])
+        self._note("run", self.call("run", "--bundle", short, f"r{number}"))
+        created = self.call("create", "--bundle", short, f"c{number}")
+        self._note(
+            "create+start+delete",
+            created,
+            self.call("start", f"c{number}"),
+            self.call("delete", "--force", f"c{number}"),
+        )
+        executed = self.call("exec", "long", "true")
+        self._note("exec", executed)
+        self._note("state", self.call("state", "long"))
+        self.memory_mib["create"].append(created.memory_mib)
+        self.memory_mib["exec"].append(executed.memory_mib)
+
+    def _note(self, task: str, *costs: Cost) -> None:
+        self.clock_ms[task].append(sum(cost.clock_ms for cost in costs))
+        self.processor_ms[task].append(sum(cost.processor_ms for cost in costs))
+
+    def forget(self) -> None:
+        """Throw away what was measured so far."""
+        for samples in (self.clock_ms, self.processor_ms, self.memory_mib):
+            for values in samples.values():
+                values.clear()
+
+    @contextlib.contextmanager
+    def container(self) -> Iterator[None]:
+        """A container called `long`, that runs all the while."""
+        self.call("run", "--detach", "--bundle", str(self._bundles["long"]), "long")
+        try:
+            yield
+        finally:
+            self.call("delete", "--force", "long")
+
+
+_PROGRAMS = {"true": ("true",), "long": ("sleep", "3600")}
+
+
+def build_spawn(folder: Path) -> None:
+    """Compile the small parent of all commands."""
+    subprocess.run(["cc", "-O2", "-static", "-o", str(folder / "spawn"), str(SPAWN)], check=True)
+
+
+@contextlib.contextmanager
+def without_the_v2_tree() -> Iterator[list[str]]:
+    """What to put before a command so that it sees cgroup v1 only; nothing where there is no v1."""
+    if not os.path.ismount(UNIFIED):
+        yield []
+        return
+    script = f"umount {UNIFIED}; echo ready; exec sleep 100000"
+    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", script], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
+        yield [shutil.which("nsenter") or "nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--wd=."]
+    finally:
+        holder.kill()
+        holder.wait()
+        assert holder.stdout is not None
+        holder.stdout.close()
+
+
+@contextlib.contextmanager
+def sides(folder: Path) -> Iterator[list[Side]]:
+    """runc first: the one that ratios refer to."""
+    with contextlib.ExitStack() as stack:
+        found = [
+            Side("runc", [str(toolchain.peer() / "bin/runc")], folder / "runc"),
+            Side("pyrunc", bundle.runtime(), folder / "pyrunc"),
+        ]
+        if crun := shutil.which("crun"):
+            found.append(Side("crun", [crun], folder / "crun", stack.enter_context(without_the_v2_tree())))
+        for side in found:
+            stack.enter_context(side.container())
+        yield found
+
+
+MEASURES = (
+    ("clock_ms", "p50 by the clock", "ms"),
+    ("processor_ms", "p50 of processor time", "ms"),
+    ("memory_mib", "peak memory", "MiB"),
+)
+
+
+def table(found: Sequence[Side], measure: str, title: str, unit: str) -> list[str]:
+    """Markdown rows: task, the medians, each one's ratio to the first, for the clock the goal."""
+    first, *others = found
+    ratios = "".join(f" {other.name} / {first.name} |" for other in others)
+    lines = [
+        f"| {title} | {' | '.join(side.name for side in found)} |{ratios} goal |",
+        "|---" * (len(found) + len(others) + 2) + "|",
+    ]
+    for task in getattr(first, measure):
+        values = [statistics.median(getattr(side, measure)[task]) for side in found]
+        cells = [f"{value:.1f} {unit}" for value in values] + [
+            f"{value / values[0]:.2f}" for value in values[1:]
+        ]
+        goal = GOALS.get(task, "") if measure == "clock_ms" else ""
+        lines.append(f"| {task} | {' | '.join(cells)} | {goal} |")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path, help="write all medians to this file")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="bench-runtimes-"))
+    try:
+        build_spawn(folder)
+        bundle.make_root(folder / "root")
+        with sides(folder) as found:
+            for number in range(-2, options.rounds):
+                if number == 0:  # the page cache is warm now
+                    for side in found:
+                        side.forget()
+                for side in found:
+                    side.round(number)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()},"
+        f" {options.rounds} rounds\n"
+    )
+    for measure in MEASURES:
+        print("\n".join(table(found, *measure)), "\n")
+    if options.json:
+        medians = {
+            side.name: {
+                name: {task: statistics.median(values) for task, values in getattr(side, name).items()}
+                for name, _, _ in MEASURES
+            }
+            for side in found
+        }
+        options.json.write_text(json.dumps(medians, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
