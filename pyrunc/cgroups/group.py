@@ -14,6 +14,7 @@ import time
 
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, KernelError, WrongState
 from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel.credential import is_machine_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,6 +114,13 @@ class Cgroup:
     def open_directory(self) -> int:
         """A descriptor for CLONE_INTO_CGROUP. The caller closes it."""
         return tree.open_group(self.directory)
+
+    def reach(self) -> None:
+        """Make sure that a child of ours may be born in the group: an ordinary user's process may have to move first."""
+        if self.driver == "systemd" and not is_machine_root():
+            from pyrunc.cgroups import scope
+
+            scope.reach(self)
 
     def attach(self, pid: int) -> None:
         """Move a process in (no pids.max check; slower than CLONE_INTO_CGROUP). Raises KernelError."""

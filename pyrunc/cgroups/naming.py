@@ -12,6 +12,7 @@ import os
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import InvalidArgument, InvalidSpec
 from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel.credential import is_machine_root
 
 PREFIX = "pyrunc"
 WHERE = "linux.cgroupsPath"
@@ -49,7 +50,7 @@ def _scope(cgroups_path: str) -> Cgroup:
     parent, prefix, name = parts
     if not name or "/" in prefix + name or "\0" in cgroups_path:
         raise InvalidSpec(WHERE, f"{cgroups_path!r} does not name a systemd unit")
-    parent = parent or ("system.slice" if os.geteuid() == 0 else "user.slice")
+    parent = parent or ("system.slice" if is_machine_root() else "user.slice")
     base = expand_slice(parent)
     if name.endswith(".slice"):
         return Cgroup(expand_slice(name), "systemd", slice=parent, unit=name)

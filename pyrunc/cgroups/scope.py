@@ -10,6 +10,8 @@ import os
 
 from pyrunc.cgroups import scope_properties
 from pyrunc.errors import Error
+from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel.credential import is_machine_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,11 +64,33 @@ def start(group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str,
         with Systemd() as systemd:
             systemd.start_transient(group.unit, [*_frame(group, placeholder), *wanted])
             group.path = systemd.control_group(group.unit) or group.path
+        reach(group)
     except BaseException:
         if placeholder is not None:
             placeholder.end()
         raise
     return placeholder
+
+
+def reach(group: Cgroup) -> None:
+    """See to it that a child of ours may be born in the group. Raises PeerError, DeadlineExceeded, Unsupported.
+
+    Who takes a process from one group to another must own what is above both (cgroup-v2.rst, "Delegation Containment").
+    Above a login session and the groups of the user's systemd only root does; that systemd then moves us, into a scope of
+    our own, which ends with us.
+    """
+    if is_machine_root() or tree.may_move(tree.own_path() or "/", group.path):
+        return
+    from pyrunc.kernel.systemd import Systemd
+
+    properties: list[Property] = [
+        ("Description", ("s", f"pyrunc, making or entering {group.unit}")),
+        ("Slice", ("s", group.slice)),
+        ("CollectMode", ("s", "inactive-or-failed")),
+        ("PIDs", ("au", [os.getpid()])),
+    ]
+    with Systemd() as systemd:
+        systemd.start_transient(f"pyrunc-{os.getpid()}.scope", properties)
 
 
 def _frame(group: Cgroup, placeholder: Placeholder | None) -> list[Property]:

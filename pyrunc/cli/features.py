@@ -33,7 +33,7 @@ def features() -> dict[str, Any]:
         "linux": {
             "namespaces": [*NAMESPACES],
             "capabilities": [*CAPABILITIES],
-            "cgroup": {"v1": False, "v2": True, "systemd": True, "systemdUser": False, "rdma": True},
+            "cgroup": {"v1": False, "v2": True, "systemd": True, "systemdUser": True, "rdma": True},
             "seccomp": _seccomp(),
             "apparmor": {"enabled": True},
             "selinux": {"enabled": True},

@@ -47,7 +47,7 @@ def run(call: Call, log: Log) -> int:
         return attend(created.pidfd, created.console_fd)
     finally:
         if not call.options["keep"]:
-            _delete(states.root_of(call.globals["root"]), state.id, True, log)
+            _delete(os.path.dirname(state.folder), state.id, True, log)
 
 
 def _make(call: Call, log: Log, start_immediately: bool) -> tuple[State, Created]:
@@ -250,13 +250,20 @@ def execute(call: Call, log: Log) -> int:
 
         send(born, spec, facts.oci_state(found, facts.RUNNING))
 
+    group = _exec_cgroup(found, options["cgroup"])
+    if group is not None:
+        group.reach()
+    if os.geteuid() != 0:
+        from pyrunc.lifecycle.rootless import join
+
+        spec = join(found.pid, spec)
     executed = enter(
         ExecRequest(
             found.pid,
             pidfd,
             spec,
             process,
-            cgroup=_exec_cgroup(found, options["cgroup"]),
+            cgroup=group,
             preserve_fds=_preserved(options["preserve_fds"]),
             keyring=found.keyring,
             parts={"listener": listener} if (spec.linux.seccomp or {}).get("listenerPath") else {},
@@ -288,4 +295,4 @@ def _exec_cgroup(found: State, below: str | None) -> Any:
 
     if ".." in below.split("/") or "\0" in below:
         raise InvalidArgument(f"bad sub cgroup path: {below}")
-    return Cgroup(f"{group.path}/{below.strip('/')}".rstrip("/"))
+    return Cgroup(f"{group.path}/{below.strip('/')}".rstrip("/"), group.driver, group.slice, group.unit)

@@ -101,6 +101,12 @@ def keyed(content: str | None) -> dict[str, int]:
     return found
 
 
+def may_move(source: str, target: str) -> bool:
+    """Whether we may take a process from one group to another, by their paths in the tree: we own what is above both."""
+    above = os.path.commonpath([source, target])
+    return os.access(f"{root()}{above.rstrip('/')}/cgroup.procs", os.W_OK)
+
+
 def open_group(directory: str) -> int:
     """A descriptor of the group, good for CLONE_INTO_CGROUP and for bpf(2). The caller closes it."""
     try:

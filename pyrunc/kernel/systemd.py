@@ -10,6 +10,7 @@ import os
 import time
 
 from pyrunc.errors import DeadlineExceeded, PeerError, Unsupported
+from pyrunc.kernel.credential import is_machine_root, outer_uid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,11 +40,9 @@ class Systemd:
 
     def __init__(self) -> None:
         from jeepney import DBusAddress
-        from jeepney.io.blocking import open_dbus_connection
 
-        bus = "SYSTEM" if os.geteuid() == 0 else _user_bus()
         try:
-            self._connection = open_dbus_connection(bus)
+            self._connection = _open_bus("SYSTEM" if is_machine_root() else _user_bus())
         except (OSError, KeyError, StopIteration, RuntimeError) as error:
             raise Unsupported(f"the systemd cgroup driver cannot reach the D-Bus: {error}") from None
         self._manager = DBusAddress(MANAGER_PATH, bus_name=NAME, interface=MANAGER)
@@ -141,6 +140,32 @@ class Systemd:
             raise Refused(method, str(name), str(reply.body[0]) if reply.body else "")
         body: tuple[Any, ...] = reply.body
         return body
+
+
+def _open_bus(bus: str) -> Any:
+    """A connection as the user that the bus sees behind our socket: root of a user namespace is somebody else there.
+
+    The handshake is that of the D-Bus specification, "Authentication protocol", with EXTERNAL.
+    """
+    import socket
+
+    from jeepney.bus import get_bus
+    from jeepney.io.blocking import DBusConnection
+
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(CALL_TIMEOUT_S)
+        connection.connect(get_bus(bus))
+        connection.sendall(b"\0AUTH EXTERNAL %s\r\n" % str(outer_uid()).encode().hex().encode())
+        answer = connection.recv(1024)
+        if not answer.startswith(b"OK"):
+            raise RuntimeError(f"not authenticated: {answer.decode('ascii', 'replace').strip()}")
+        connection.sendall(b"BEGIN\r\n")
+        connection.settimeout(None)
+        return DBusConnection(connection)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _user_bus() -> str:

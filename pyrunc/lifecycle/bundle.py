@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 from pyrunc import jsontext, record
-from pyrunc.errors import InvalidSpec, NotFound, Unsupported
+from pyrunc.errors import InvalidSpec, NotFound
+from pyrunc.kernel.credential import outer_uid
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle import status as facts
 from pyrunc.lifecycle.state import State
@@ -91,13 +92,14 @@ def make(
     """
     from pyrunc.lifecycle.create import create
 
+    owner_uid = outer_uid()
     if os.geteuid() != 0:
-        raise Unsupported(
-            "containers of an ordinary user are not built: be root, or root of a user namespace"
-        )
+        from pyrunc.lifecycle.rootless import enter
+
+        bundle = Bundle(bundle.folder, bundle.document, enter(bundle.spec))
     wishes.with_cgroup = wishes.with_cgroup and _may_have_cgroup(container_id, bundle.spec, wishes.driver)
     folder = states.claim(root, container_id)
-    state = _first_record(folder, container_id, bundle, wishes)
+    state = _first_record(folder, container_id, bundle, wishes, owner_uid)
     try:
         with Undo() as undo:
             undo.push("state folder", states.remove, state)
@@ -136,7 +138,7 @@ def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
     return False
 
 
-def _first_record(folder: str, container_id: str, bundle: Bundle, wishes: Wishes) -> State:
+def _first_record(folder: str, container_id: str, bundle: Bundle, wishes: Wishes, owner_uid: int) -> State:
     spec = bundle.spec
     pids = spec.linux.namespace("pid")
     return State(
@@ -147,7 +149,7 @@ def _first_record(folder: str, container_id: str, bundle: Bundle, wishes: Wishes
         oci_version=spec.version,
         annotations=dict(spec.annotations),
         created=states.now(),
-        owner_uid=os.geteuid(),
+        owner_uid=owner_uid,
         private_pids=pids is not None and not pids.path,
         cgroup=_expected_cgroup(container_id, spec, wishes),
         keyring=f"_ses.{container_id}" if wishes.keyring else "",
@@ -168,7 +170,9 @@ def _write_config(state: State, bundle: Bundle) -> None:
 
 
 def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
-    from pyrunc.lifecycle.create import CgroupChoice, CreateRequest, Directory
+    from pyrunc.lifecycle.create import CreateRequest
+    from pyrunc.lifecycle.descriptors import CgroupChoice
+    from pyrunc.lifecycle.sources import Directory
 
     spec = _with_sockets(bundle.spec)
     assert spec.root is not None

@@ -6,16 +6,15 @@ Only what can change in the life of a process, its oom_score_adj, is read each t
 from __future__ import annotations
 
 import os
-from errno import EINVAL
+from errno import EINVAL, EPERM
 
 from pyrunc.abi.capability import CAP_SYS_RESOURCE
 from pyrunc.abi.file import AT_EMPTY_PATH
 from pyrunc.abi.mount import OPEN_TREE_CLONE
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.credential import in_user_namespace
 from pyrunc.plan.model import Host
-
-INITIAL_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO, include/linux/proc_ns.h
 
 _host: Host | None = None
 
@@ -34,7 +33,7 @@ def host() -> Host:
             os.path.exists("/proc/kcore"),
             _clones_detached(),
             len(os.sched_getaffinity(0)) < (os.cpu_count() or 1),
-            os.stat("/proc/self/ns/user").st_ino != INITIAL_USER_NAMESPACE,
+            in_user_namespace(),
             _read("/proc/self/setgroups").strip() != b"deny",
         )
     if _host.capabilities >> CAP_SYS_RESOURCE & 1:
@@ -65,8 +64,13 @@ def _read(path: str) -> bytes:
 
 
 def _clones_detached() -> bool:
-    """Whether open_tree can clone a mount that is attached nowhere (Linux 6.15)."""
-    mount = kernel_mount.open_mount("tmpfs", (("nr_blocks", "1"), ("nr_inodes", "1")))
+    """Whether open_tree can clone a mount that is attached nowhere (Linux 6.15); no, where we may not make mounts at all."""
+    try:
+        mount = kernel_mount.open_mount("tmpfs", (("nr_blocks", "1"), ("nr_inodes", "1")))
+    except KernelError as error:
+        if error.errno != EPERM:
+            raise
+        return False
     try:
         os.close(kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_EMPTY_PATH))
         return True

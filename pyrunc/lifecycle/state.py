@@ -16,6 +16,7 @@ import time
 
 from pyrunc import jsontext, record
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound
+from pyrunc.kernel.credential import in_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ LONGEST_ID = 255
 
 def default_root() -> str:
     """`/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Raises InvalidArgument when that is not set."""
-    if os.geteuid() == 0 and (os.environ.get("USER", "root") == "root" or not _in_user_namespace()):
+    if os.geteuid() == 0 and (os.environ.get("USER", "root") == "root" or not in_user_namespace()):
         return DEFAULT_ROOT
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not runtime:
@@ -49,10 +50,6 @@ def root_of(given: str | None) -> str:
     if not given or path == "/":
         raise InvalidArgument(f"--root {given!r} cannot hold containers")
     return path
-
-
-def _in_user_namespace() -> bool:
-    return os.stat("/proc/self/ns/user").st_ino != 0xEFFFFFFD  # PROC_USER_INIT_INO of include/linux/proc_ns.h
 
 
 def check_id(container_id: str) -> str:

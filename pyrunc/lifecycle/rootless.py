@@ -1,0 +1,150 @@
+"""An ordinary user's runtime becomes root of the container's user namespace first, and then does what root does.
+
+For create the namespace is made here, for exec it is the container's. From inside, the container has no user namespace of its
+own: it is the one where its runtime is. Ids that are not the user's own are mapped by newuidmap(1) and newgidmap(1), which ask
+/etc/subuid and /etc/subgid; they run in a child that stays outside.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.abi.clone import CLONE_NEWNS, CLONE_NEWUSER
+from pyrunc.errors import InvalidSpec, KernelError, NotFound, PeerError
+from pyrunc.kernel.credential import become_root
+from pyrunc.kernel.namespace import open_namespace, setns, unshare
+from pyrunc.lifecycle.idmaps import write_maps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyrunc.spec.model import IdMap, Linux, Spec
+
+SHOWN_BYTES = 4096
+
+
+def enter(spec: Spec) -> Spec:
+    """Become root of the user namespace that `spec` asks for, with mounts of our own; returns `spec` as seen from there.
+
+    Raises InvalidSpec for what an ordinary user cannot have, KernelError, NotFound and PeerError for newuidmap.
+    """
+    linux = spec.linux
+    _refuse(spec)
+    user = linux.namespace("user")
+    assert user is not None
+    if user.path:
+        _join(user.path)
+    elif _is_own(linux.uid_mappings, os.geteuid()) and _is_own(linux.gid_mappings, os.getegid()):
+        _make_with_own_ids(linux)
+    else:
+        _make_with_granted_ids(linux)
+    become_root()
+    unshare(CLONE_NEWNS)
+    return from_inside(spec)
+
+
+def join(pid: int, spec: Spec) -> Spec:
+    """Become root of the user namespace of a container's process; returns `spec` as seen from there. Raises KernelError."""
+    if spec.linux.namespace("user") is None:
+        return spec
+    _join(f"/proc/{pid}/ns/user")
+    become_root()
+    return from_inside(spec)
+
+
+def from_inside(spec: Spec) -> Spec:
+    """Without the user namespace, in which the reader already is, and its maps."""
+    rest = tuple(entry for entry in spec.linux.namespaces if entry.type != "user")
+    return spec.replace(linux=spec.linux.replace(namespaces=rest, uid_mappings=(), gid_mappings=()))
+
+
+def _refuse(spec: Spec) -> None:
+    linux = spec.linux
+    user = linux.namespace("user")
+    if user is None:
+        raise InvalidSpec("linux.namespaces", "rootless container requires user namespaces")
+    for i, mount in enumerate(spec.mounts):
+        if mount.uid_mappings or mount.gid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
+            raise InvalidSpec(f"mounts[{i}]", "an id-mapped mount needs the host's root")
+    for name, entries, own in (
+        ("uidMappings", linux.uid_mappings, os.geteuid()),
+        ("gidMappings", linux.gid_mappings, os.getegid()),
+    ):
+        root = [e.host_id for e in entries if e.container_id == 0]
+        if not user.path and root != [own]:
+            raise InvalidSpec(
+                f"linux.{name}", f"rootless container's id 0 must be mapped to the user's own, {own}"
+            )
+
+
+def _is_own(entries: Sequence[IdMap], own: int) -> bool:
+    """Whether it is the one map that a user may write himself (user_namespaces(7))."""
+    return [(entry.host_id, entry.size) for entry in entries] == [(own, 1)]
+
+
+def _join(path: str) -> None:
+    number = open_namespace(path, "user")
+    try:
+        setns(number, CLONE_NEWUSER)
+    finally:
+        os.close(number)
+
+
+def _make_with_own_ids(linux: Linux) -> None:
+    """Without a group map from outside groups must be given up: they might be what keeps the user out of files."""
+    unshare(CLONE_NEWUSER)
+    try:
+        with open("/proc/self/setgroups", "wb", buffering=0) as file:
+            file.write(b"deny")
+    except OSError as error:
+        raise KernelError("write", "setgroups", error.errno or 0) from None
+    write_maps(os.getpid(), linux.uid_mappings, linux.gid_mappings)
+
+
+def _make_with_granted_ids(linux: Linux) -> None:
+    commands = [
+        _command("newuidmap", linux.uid_mappings),
+        _command("newgidmap", linux.gid_mappings),
+    ]
+    output = os.memfd_create("output", os.MFD_CLOEXEC)
+    read_end, write_end = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        os.close(write_end)
+        _map_when_told(read_end, output, commands)
+    os.close(read_end)
+    try:
+        unshare(CLONE_NEWUSER)
+        os.write(write_end, b"!")
+    finally:
+        os.close(write_end)
+        code = os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1])
+        said = os.pread(output, SHOWN_BYTES, 0).decode("utf-8", "replace").strip()
+        os.close(output)
+    if code == 127:
+        raise NotFound("newuidmap or newgidmap is not in $PATH: several ids cannot be mapped without them")
+    if code:
+        raise PeerError(f"the ids were not granted: {said or f'exit code {code}'}")
+
+
+def _command(program: str, entries: Sequence[IdMap]) -> list[str]:
+    numbers = [str(n) for e in entries for n in (e.container_id, e.host_id, e.size)]
+    return [program, str(os.getpid()), *numbers]
+
+
+def _map_when_told(read_end: int, output: int, commands: Sequence[list[str]]) -> None:
+    """The helper's life: waits until its parent is in the new namespace, runs the commands, exits with the first failure."""
+    code = 1
+    try:
+        if os.read(read_end, 1):
+            actions = [(os.POSIX_SPAWN_DUP2, output, number) for number in (1, 2)]
+            for command in commands:
+                pid = os.posix_spawnp(command[0], command, os.environ, file_actions=actions)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                if code:
+                    break
+    except FileNotFoundError:
+        code = 127
+    finally:
+        os._exit(code)
