@@ -107,7 +107,8 @@ def features(call: Call, log: Log) -> int:
 def plan(call: Call, log: Log) -> int:
     """`plan [BUNDLE]`: what `create` would do in it, one line per operation; as JSON, a list of these lines."""
     from pyrunc.lifecycle import bundle as bundles
-    from pyrunc.lifecycle.create import CreateRequest, Directory, preview
+    from pyrunc.lifecycle.create import CreateRequest, preview
+    from pyrunc.lifecycle.sources import Directory
     from pyrunc.plan.show import line, show
 
     _one_of(call.options["format"], ("text", "json"))

@@ -11,7 +11,8 @@ from errno import EBUSY, ENOENT
 
 from pyrunc.errors import KernelError, NotFound, WrongState
 from pyrunc.lifecycle import birth, facts, findings
-from pyrunc.lifecycle.create import Descriptors, _load_filter, set_limits
+from pyrunc.lifecycle.create import set_limits
+from pyrunc.lifecycle.descriptors import Descriptors, compiled_filter
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.program.errors import OperationFailed
@@ -106,7 +107,7 @@ def executing(request: ExecRequest) -> Generator[int, None, Executed]:
     """`execute` in steps, see `birth.bearing`: for a caller that must not wait for a frozen or throttled container."""
     spec, process = request.spec, request.process
     check_process(process)
-    load_filter = _load_filter(spec.linux.seccomp, request.seccomp_store)
+    load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
     home = "" if findings.has_home(process) else _home(request)
     if not process.terminal:
         findings.give_stdio(spec.replace(process=process), request.stdio)

@@ -14,7 +14,7 @@ import sys
 from pyrunc import jsontext
 from pyrunc.cgroups import convert, device_filter, limits
 from pyrunc.kernel import bpf
-from pyrunc.lifecycle import create, facts
+from pyrunc.lifecycle import facts, holder
 from pyrunc.lifecycle.exec import merged
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
@@ -107,7 +107,7 @@ def _plan() -> None:
 
 
 def _start() -> None:
-    held = create.holder(create.HolderRequest(id="rehearsal", namespaces={"uts": "new"}, cgroup=None))
+    held = holder.holder(holder.HolderRequest(id="rehearsal", namespaces={"uts": "new"}, cgroup=None))
     os.close(held.pidfd)
     os.kill(held.pid, signal.SIGKILL)
     os.waitpid(held.pid, 0)
@@ -115,6 +115,6 @@ def _start() -> None:
 
 def _forget_pause() -> None:
     """The sealed pause program is a descriptor, and a child of the zygote has none of its own: it makes it again."""
-    if create._pause is not None:
-        os.close(create._pause)
-        create._pause = None
+    if holder._pause is not None:
+        os.close(holder._pause)
+        holder._pause = None

@@ -15,7 +15,7 @@ from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.lifecycle import create, hooks, listener, status
+from pyrunc.lifecycle import create, descriptors, holder, hooks, listener, sources, status
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle.exec import ExecRequest, executing, merged
 from pyrunc.lifecycle.state import State
@@ -149,14 +149,14 @@ class LibraryStarter:
             if wanted["namespaces"].get("ipc") == "new":
                 mounts["shm"] = _open_shm(wanted["shm_size_bytes"], wanted.get("shm_owner", (0, 0)))
                 undo.push("/dev/shm", os.close, mounts["shm"])
-            held = create.holder(
-                create.HolderRequest(
+            held = holder.holder(
+                holder.HolderRequest(
                     id=os.path.basename(sandbox_dir),
                     namespaces=wanted["namespaces"],
                     hostname=wanted.get("hostname", ""),
                     sysctls=wanted.get("sysctls", {}),
                     cgroups_path=wanted.get("cgroups_path", ""),
-                    cgroup=create.CgroupChoice(**wanted["cgroup"]),
+                    cgroup=descriptors.CgroupChoice(**wanted["cgroup"]),
                     oom_score_adj=wanted.get("oom_score_adj"),
                     seccomp=wanted.get("seccomp"),
                     uid_mappings=_id_maps(wanted.get("uid_mappings", ())),
@@ -196,10 +196,10 @@ class LibraryStarter:
                 id=container_id,
                 bundle=directory,
                 spec=spec,
-                rootfs=create.Overlay(**{**rootfs, "lower": tuple(rootfs["lower"])}),
+                rootfs=sources.Overlay(**{**rootfs, "lower": tuple(rootfs["lower"])}),
                 stdio=stdio,
                 state_dir=directory,
-                cgroup=create.CgroupChoice(**launch["cgroup"]),
+                cgroup=descriptors.CgroupChoice(**launch["cgroup"]),
                 mount_fds=holder.mounts if holder else {},
                 mount_namespace=f"/proc/{holder.pid}/ns/mnt" if holder else "",
                 parts=_parts(state, spec),

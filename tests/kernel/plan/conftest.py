@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc.lifecycle import create, facts
+from pyrunc.lifecycle import facts, holder
 from pyrunc.program import launch
 from tests.kernel.plan.box import Box
 
@@ -24,5 +24,5 @@ def box(tmp_path: Path) -> Iterator[Box]:
 def what_a_process_keeps() -> None:
     """The sealed programs are made once per process and stay open: not a leak of the first test that needs them."""
     launch.executable()
-    os.close(create._open_pause())
+    os.close(holder._open_pause())
     facts.host()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyrunc.errors import InvalidArgument, NotFound
-from pyrunc.lifecycle.create import CgroupChoice, create
+from pyrunc.lifecycle.create import create
+from pyrunc.lifecycle.descriptors import CgroupChoice
 from pyrunc.lifecycle.start import release
 from tests.kernel.plan.box import Box, finish, mounts
 

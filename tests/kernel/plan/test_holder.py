@@ -13,7 +13,8 @@ import pytest
 
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel.namespace import open_new_network
-from pyrunc.lifecycle.create import CgroupChoice, Held, HolderRequest, holder
+from pyrunc.lifecycle.descriptors import CgroupChoice
+from pyrunc.lifecycle.holder import Held, HolderRequest, holder
 from tests.kernel.plan.box import Box
 
 POD = {"network": "new", "ipc": "new", "uts": "new", "pid": "none"}

@@ -10,7 +10,8 @@ import pytest
 
 from pyrunc.kernel import mount as km
 from pyrunc.lifecycle import detached, facts
-from pyrunc.lifecycle.create import CgroupChoice, HolderRequest, holder
+from pyrunc.lifecycle.descriptors import CgroupChoice
+from pyrunc.lifecycle.holder import HolderRequest, holder
 from tests.kernel.plan.box import Box, release
 
 

@@ -11,14 +11,9 @@ import pytest
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as km
 from pyrunc.lifecycle import facts
-from pyrunc.lifecycle.create import (
-    CgroupChoice,
-    Descriptors,
-    HolderRequest,
-    Overlay,
-    _open_overlay,
-    holder,
-)
+from pyrunc.lifecycle.descriptors import CgroupChoice, Descriptors
+from pyrunc.lifecycle.holder import HolderRequest, holder
+from pyrunc.lifecycle.sources import Overlay, open_overlay
 from pyrunc.spec.model import IdMap, Linux, Namespace
 from tests.kernel.plan.box import Box, mounts, release
 
@@ -187,7 +182,7 @@ def test_layers_are_mapped_on_every_kernel(
     for kernel in (facts.host(), facts.host().replace(clones_detached=False)):
         monkeypatch.setattr(facts, "_host", kernel)
         with Descriptors() as descriptors:
-            mount = _open_overlay(rootfs, linux, descriptors)
+            mount = open_overlay(rootfs, linux, descriptors)
         try:
             for number in range(layers):
                 found = os.stat(f"f{number}", dir_fd=mount)

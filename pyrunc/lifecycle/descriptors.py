@@ -1,0 +1,128 @@
+"""Named descriptors that a program inherits, and those that do not come from its files: namespaces, cgroup, start socket.
+
+Whoever makes a container or a pod's holder opens them here, with the runtime's rights and in its namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
+from _socket import socket as _Socket
+from errno import EPERM
+
+from pyrunc.errors import KernelError
+from pyrunc.kernel.namespace import open_namespace
+from pyrunc.lifecycle import facts
+from pyrunc.plan.model import LoadFilter
+from pyrunc.plan.namespaces import KERNEL_NAMES
+from pyrunc.spec.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from pyrunc.cgroups.group import Cgroup
+    from pyrunc.spec.model import Linux
+    from pyrunc.undo import Undo
+
+START_SOCKET = "start.sock"
+
+
+class CgroupChoice(Value):
+    """How the cgroup is made: `driver` cgroupfs or systemd; `missing_controllers` error or warn."""
+
+    driver: str = "cgroupfs"
+    missing_controllers: str = "error"
+
+
+class Descriptors:
+    """Named descriptors that a program inherits; all are closed at the end, for it has copies."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def take(self, name: str, number: int) -> int:
+        self.numbers[name] = number
+        return number
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number in self.numbers.values():
+            os.close(number)
+
+
+def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
+    """The namespaces that are given by path, each checked to be of its kind."""
+    for entry in linux.namespaces:
+        if entry.path:
+            number = open_namespace(entry.path, KERNEL_NAMES[entry.type])
+            descriptors.take(f"namespace:{entry.type}", number)
+
+
+def open_cgroup(
+    container_id: str,
+    linux: Linux,
+    annotations: Mapping[str, str],
+    choice: CgroupChoice | None,
+    descriptors: Descriptors,
+    undo: Undo,
+    *,
+    filter_devices: bool = True,
+) -> tuple[Cgroup | None, list[str]]:
+    """The container's cgroup with its limits in force before the first process enters: clone puts it in.
+
+    Without device rules all but the default nodes are refused: else CAP_MKNOD would open the host's disks.
+    """
+    if choice is None:
+        return None, []
+    from pyrunc.cgroups.naming import place
+
+    resources = linux.resources or {}
+    cgroup = place(linux.cgroups_path, container_id, choice.driver)
+    cgroup.create(resources, annotations)
+    undo.push(f"cgroup {cgroup.path}", cgroup.remove)
+    warnings = cgroup.apply(resources, choice.missing_controllers) if resources else []
+    if filter_devices:
+        _filter_devices(cgroup, resources.get("devices") or ())
+    descriptors.take("cgroup", cgroup.open_directory())
+    return cgroup, warnings
+
+
+def _filter_devices(cgroup: Cgroup, rules: Sequence[Mapping[str, Any]]) -> None:
+    """Where our root is only a user namespace's, bpf(2) is forbidden, and so is making devices."""
+    try:
+        cgroup.set_devices(rules)
+    except KernelError as error:
+        if error.errno != EPERM or not facts.host().in_user_namespace:
+            raise
+
+
+def open_start_socket(state_dir: str, undo: Undo) -> int:
+    """The listening socket on which the container waits for `start`; paths may be longer than an address."""
+    folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listening = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+        try:
+            listening.bind(f"/proc/self/fd/{folder}/{START_SOCKET}")
+            undo.push("start socket", os.unlink, f"{state_dir}/{START_SOCKET}")
+            listening.listen(1)
+            return listening.detach()
+        except OSError as error:
+            listening.close()
+            raise KernelError("bind", f"'{state_dir}/{START_SOCKET}'", error.errno or 0) from None
+    finally:
+        os.close(folder)
+
+
+def compiled_filter(seccomp: Mapping[str, Any] | None, store: str | None) -> LoadFilter | None:
+    if not seccomp:
+        return None
+    from pyrunc.seccomp.compiler import compile as compile_filter
+
+    made = compile_filter(seccomp, store=store)
+    return None if made is None else LoadFilter(made.program, made.flags, made.notifies)

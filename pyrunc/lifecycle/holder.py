@@ -1,0 +1,145 @@
+"""A pod's holder: the pause process that keeps the namespaces of a pod while its containers come and go."""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.errors import InvalidArgument
+from pyrunc.kernel import mount as kernel_mount
+from pyrunc.lifecycle import birth, facts
+from pyrunc.lifecycle.create import user_namespace_parts
+from pyrunc.lifecycle.descriptors import (
+    CgroupChoice,
+    Descriptors,
+    compiled_filter,
+    open_cgroup,
+    open_namespaces,
+)
+from pyrunc.plan import build as plans
+from pyrunc.plan.lower import lower
+from pyrunc.plan.namespaces import KERNEL_NAMES
+from pyrunc.program.launch import LAUNCHER
+from pyrunc.spec.check import check_namespaces
+from pyrunc.spec.model import Linux, Namespace
+from pyrunc.spec.value import Value
+from pyrunc.undo import Undo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from pyrunc.cgroups.group import Cgroup
+    from pyrunc.lifecycle.birth import Born
+    from pyrunc.spec.model import IdMap
+
+_NO_MOUNTS: Mapping[str, int] = {}
+
+
+class HolderRequest(Value):
+    """A pod's pause process.
+
+    `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join, or `host` or `none` for
+    the caller's. The mount namespace is always its own. A new user namespace needs the mappings, and owns the others.
+    `mounts`: folder in it -> a detached mount that containers will get clones of; attached only where the kernel needs it.
+    """
+
+    id: str
+    namespaces: Mapping[str, str]
+    hostname: str = ""
+    sysctls: Mapping[str, str] = {}
+    cgroups_path: str = ""
+    cgroup: CgroupChoice | None = CgroupChoice()
+    oom_score_adj: int | None = None
+    seccomp: Mapping[str, Any] | None = None
+    stdio: tuple[int, int, int] | None = None
+    uid: int = 65535
+    gid: int = 65535
+    parts: Mapping[str, Callable[[Born], object]] = {}
+    uid_mappings: tuple[IdMap, ...] = ()
+    gid_mappings: tuple[IdMap, ...] = ()
+    mounts: Mapping[str, int] = _NO_MOUNTS
+
+
+class Held(Value):
+    """The holder. `pidfd` is the caller's now."""
+
+    pid: int
+    pidfd: int
+    start_time: int
+    cgroup: Cgroup | None
+    warnings: tuple[str, ...]
+
+
+def holder(request: HolderRequest) -> Held:
+    """Start the pause process that holds a pod's namespaces: an empty read-only root, no capabilities, no new privileges."""
+    linux = Linux(
+        namespaces=tuple(_holder_namespaces(request.namespaces)),
+        sysctl=request.sysctls,
+        cgroups_path=request.cgroups_path,
+        uid_mappings=request.uid_mappings,
+        gid_mappings=request.gid_mappings,
+    )
+    check_namespaces(linux)
+    parts = user_namespace_parts(linux, None, request.parts)
+    with Undo() as undo, Descriptors() as descriptors:
+        load_filter = compiled_filter(request.seccomp, None)
+        open_namespaces(linux, descriptors)
+        if linux.sysctl:
+            descriptors.take("proc", kernel_mount.open_mount("proc"))
+        descriptors.take("pause", _open_pause())
+        places = () if facts.host().clones_detached else tuple(request.mounts)
+        for place in places:
+            descriptors.take(f"mount:{place}", os.dup(request.mounts[place]))
+        cgroup, warnings = open_cgroup(
+            request.id, linux, {}, request.cgroup, descriptors, undo, filter_devices=False
+        )
+        plan = plans.build_holder(
+            linux,
+            facts.host(),
+            hostname=request.hostname,
+            uid=request.uid,
+            gid=request.gid,
+            load_filter=load_filter,
+            oom_score_adj=request.oom_score_adj,
+            mounts=places,
+            cgroup=cgroup is not None,
+            sync=parts,
+        )
+        stdio = request.stdio
+        if stdio is None:
+            null = descriptors.take("null", os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+            stdio = (null, null, null)
+        born = birth.bear(lower(plan), descriptors.numbers, undo, stdio=stdio, args=("pause",), parts=parts)
+        if cgroup is not None:
+            cgroup.occupied()
+        undo.commit()
+    return Held(born.pid, born.pidfd, born.start_time, cgroup, tuple(warnings))
+
+
+def _holder_namespaces(chosen: Mapping[str, str]) -> list[Namespace]:
+    entries = [Namespace("mount")]
+    for kind, how in chosen.items():
+        if kind not in KERNEL_NAMES or kind == "mount":
+            raise InvalidArgument(f"a holder has no {kind} namespace of its own choice")
+        if how == "new":
+            entries.append(Namespace(kind))
+        elif how.startswith("/"):
+            entries.append(Namespace(kind, how))
+        elif how not in ("host", "none"):
+            raise InvalidArgument(f"namespace {kind}: {how!r} is not new, host, none or a path")
+    return entries
+
+
+_pause: int | None = None
+
+
+def _open_pause() -> int:
+    """A copy of the descriptor of the sealed pause program, made once per process like the launcher's."""
+    global _pause
+    if _pause is None:
+        from pyrunc.kernel.fd import open_sealed_executable
+
+        with open(os.path.join(os.path.dirname(LAUNCHER), "pause"), "rb", buffering=0) as file:
+            _pause = open_sealed_executable("pyrunc:pause", file.readall() or b"")
+    return os.dup(_pause)

@@ -1,0 +1,201 @@
+"""The container's root and what is bound into it, as detached mounts: made with our rights, attached by the container.
+
+Layers of an overlay and bind sources may be mapped to the ids of a user namespace. Nothing is mounted on the host.
+"""
+
+from __future__ import annotations
+
+import os
+from errno import E2BIG, EINVAL, ENAMETOOLONG
+
+from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
+from pyrunc.abi.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, OPEN_TREE_CLONE
+from pyrunc.errors import InvalidSpec, KernelError, Unsupported
+from pyrunc.kernel import mount as kernel_mount
+from pyrunc.lifecycle import facts, findings
+from pyrunc.lifecycle.copyup import open_copy
+from pyrunc.lifecycle.idmaps import open_user_namespace
+from pyrunc.plan.mounts import Options, copies_up, is_bind, is_tree
+from pyrunc.spec.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyrunc.lifecycle.create import CreateRequest
+    from pyrunc.lifecycle.descriptors import Descriptors
+    from pyrunc.spec.model import IdMap, Linux, Mount
+
+OUR_MOUNTS = "pyrunc:"
+
+
+class Directory(Value):
+    """The container's root is a directory of the host, with what is mounted in it."""
+
+    path: str
+
+
+class Overlay(Value):
+    """The container's root is an overlay; `lower` top first. Without `upper` it is read-only."""
+
+    lower: tuple[str, ...]
+    upper: str = ""
+    work: str = ""
+    volatile: bool = False
+
+
+def open_root(request: CreateRequest, descriptors: Descriptors) -> None:
+    """The root as a detached mount, which the container attaches in its own mount namespace."""
+    rootfs = request.rootfs
+    if isinstance(rootfs, Overlay):
+        descriptors.take("root", open_overlay(rootfs, request.spec.linux, descriptors))
+        return
+    path = os.path.join(request.bundle, rootfs.path)
+    if not os.path.isdir(path):
+        raise InvalidSpec("root.path", f"{path} is not a directory")
+    if request.spec.linux.namespace("mount") is None:
+        descriptors.take("root", os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    else:
+        descriptors.take("root", kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | AT_RECURSIVE))
+
+
+def open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> int:
+    """The overlay, detached. In a user namespace the lower layers are mapped, so that files of root are its root's.
+
+    The upper and work folders are not: overlayfs writes to them as the mounter, whose id a map would not have (the mount
+    would silently be read-only), so they must belong to the namespace's root.
+    """
+    options = (("volatile", None),) if rootfs.volatile and rootfs.upper else ()
+    upper, work = rootfs.upper or None, rootfs.work or None
+    if linux.namespace("user") is not None:
+        return _open_mapped_overlay(rootfs, linux, descriptors, options)
+    if len(rootfs.lower) == 1 and not upper:  # overlayfs wants two layers, or one to write to
+        return _open_read_only(rootfs.lower[0])
+    try:
+        return kernel_mount.open_overlay(rootfs.lower, upper, work, options=options)
+    except KernelError as error:
+        if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
+            raise
+    from pyrunc.lifecycle import detached  # brings contextlib, 3 ms
+
+    return detached.open_overlay(rootfs.lower, rootfs.upper, rootfs.work, volatile=bool(options))
+
+
+def _open_mapped_overlay(
+    rootfs: Overlay, linux: Linux, descriptors: Descriptors, options: tuple[tuple[str, None], ...]
+) -> int:
+    owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
+    layers: list[int] = []
+    try:
+        for path in rootfs.lower:
+            layers.append(_open_read_only(path))
+            _map(layers[-1], owner, path, recursive=False)
+        if len(layers) == 1 and not rootfs.upper:
+            return layers.pop()
+        _give_to_root(rootfs, linux)
+        if facts.host().clones_detached:
+            upper, work = rootfs.upper or None, rootfs.work or None
+            return kernel_mount.open_overlay(layers, upper, work, options=options)
+        from pyrunc.lifecycle import detached
+
+        volatile = bool(options)
+        return detached.open_overlay(
+            rootfs.lower, rootfs.upper, rootfs.work, volatile=volatile, mapped=layers
+        )
+    finally:
+        for layer in layers:
+            os.close(layer)
+
+
+def _open_read_only(path: str) -> int:
+    """A detached clone of the mount with this folder, read-only and nobody's peer."""
+    tree = kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE)
+    try:
+        kernel_mount.mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY, propagation=MS_PRIVATE)
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
+
+
+def overlay_of(mount: Mount) -> Overlay:
+    """The layers that the options of a mount of type overlay name."""
+    options = dict(Options(mount.options).data)
+    lower = (options.get("lowerdir") or "").replace("\\:", "\0").split(":")
+    layers = tuple(path.replace("\0", ":") for path in lower if path)
+    return Overlay(layers, options.get("upperdir") or "", options.get("workdir") or "", "volatile" in options)
+
+
+def _give_to_root(rootfs: Overlay, linux: Linux) -> None:
+    """The container's root owns what it writes into."""
+    uid = findings.host_id(0, linux.uid_mappings)
+    gid = findings.host_id(0, linux.gid_mappings)
+    for path in (rootfs.upper, rootfs.work):
+        if path:
+            os.chown(path, uid, gid)
+
+
+def _user_namespace(
+    uids: tuple[IdMap, ...], gids: tuple[IdMap, ...], linux: Linux, descriptors: Descriptors
+) -> int:
+    """A user namespace with this map: the container's when it is joined and the map is no other, else one made for it."""
+    joined = descriptors.numbers.get("namespace:user")
+    if joined is not None and (not uids or (uids, gids) == (linux.uid_mappings, linux.gid_mappings)):
+        return joined
+    name = f"map:{uids}{gids}"
+    if name not in descriptors.numbers:
+        descriptors.take(name, open_user_namespace(uids, gids))
+    return descriptors.numbers[name]
+
+
+def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
+    try:
+        kernel_mount.idmap(tree, owner, recursive=recursive)
+    except KernelError as error:
+        note = "the filesystem may not support idmapped mounts" if error.errno == EINVAL else ""
+        raise KernelError("idmap", f"'{what}'", error.errno, note) from None
+
+
+def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Mapping[int, bool]) -> None:
+    """Detached clones of what is bound into the container, made with our rights and in our namespaces, but for those made `inside`."""
+    linux = request.spec.linux
+    for i, mount in enumerate(request.spec.mounts):
+        if not is_tree(mount) or i in inside:
+            continue
+        if copies_up(mount):
+            number = open_copy(mount, descriptors.numbers["root"])
+        elif not is_bind(mount):
+            number = open_overlay(overlay_of(mount), linux, descriptors)
+        elif mount.source.startswith(OUR_MOUNTS):
+            number = _open_clone(mount.source, request, f"mounts[{i}].source")
+        else:
+            flags = OPEN_TREE_CLONE | (AT_RECURSIVE if "rbind" in mount.options else 0)
+            source = os.path.join(request.bundle, mount.source)
+            try:
+                number = kernel_mount.open_tree(AT_FDCWD, source, flags)
+            except KernelError as error:
+                raise KernelError("bind", f"'{source}' on '{mount.destination}'", error.errno) from None
+        descriptors.take(f"tree:{i}", number)
+        if mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
+            uids = mount.uid_mappings or linux.uid_mappings
+            gids = mount.gid_mappings or linux.gid_mappings
+            owner = _user_namespace(uids, gids, linux, descriptors)
+            _map(number, owner, mount.source, recursive="ridmap" in mount.options)
+
+
+def _open_clone(source: str, request: CreateRequest, path: str) -> int:
+    """A clone of a mount that the caller holds without it being attached anywhere (before Linux 6.15: in the holder)."""
+    name = source[len(OUR_MOUNTS) :]
+    mount = request.mount_fds.get(name)
+    if mount is None:
+        raise InvalidSpec(path, f"there is no mount called {name!r}")
+    try:
+        return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
+    except KernelError as error:
+        if error.errno != EINVAL:
+            raise
+    if not request.mount_namespace:
+        raise Unsupported(f"{source}: this kernel cannot clone a detached mount (Linux 6.15 can)")
+    from pyrunc.lifecycle import detached
+
+    return detached.open_clone_of(mount, request.mount_namespace)
