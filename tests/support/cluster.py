@@ -110,6 +110,10 @@ class Cluster:
         path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
         return self.kubectl("get", "node", node.host, "-o", path, check=False).stdout == "True"
 
+    def pod_range(self, node: Node) -> str:
+        """The node's range of pod addresses, empty as long as it has none."""
+        return self.kubectl("get", "node", node.host, "-o", "jsonpath={.spec.podCIDR}", check=False).stdout
+
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
         """Until `condition()`; when it does not come true the error shows what all programs said last."""
         if wait_until(condition, timeout_s, 0.25):

@@ -172,7 +172,9 @@ class Node:
             bind = f'mount --bind "{self.folder}/boot_id" /proc/sys/kernel/random/boot_id && exec "$@"'
             command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", bind, "sh", *command]
         self.server.start(self.inside(*command))
-        answered = wait_until(lambda: not self.server.pid or self.answers(), 180)  # minutes, in an emulated guest
+        answered = wait_until(
+            lambda: not self.server.pid or self.answers(), 180
+        )  # minutes, in an emulated guest
         if not answered or not self.server.pid:
             raise RuntimeError(f"the CRI server does not answer:\n{self.server.tail()}")
 
@@ -236,6 +238,7 @@ class Node:
     def start_kubelet(self, program: Path, pki: Path, kubeconfig: Path, **changes: object) -> None:
         """Start kubelet against our socket, with `changes` to its configuration."""
         configuration = {**self._kubelet_configuration(pki), **changes}
+        (self.folder / "manifests").mkdir(exist_ok=True)
         (self.folder / "kubelet.yaml").write_text(json.dumps(configuration))
         self.kubelet.start(
             self.inside(

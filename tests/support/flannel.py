@@ -1,18 +1,27 @@
-"""Real flannel, built from its Go modules into the cache: the daemon, and its CNI plugin, which delegates to `bridge`.
+"""Real flannel: built from its Go modules into the cache, installed on a cluster's nodes, run there.
 
-`python -m tests.support.flannel` builds and prints where the result is. The plugin is the last one that containernetworking
-shipped: flannel's own module of it is not on the module proxy.
+`python -m tests.support.flannel` builds and prints where the result is. Its CNI plugin delegates to `bridge` and
+`host-local`, which are ours. It is the last one that containernetworking shipped: flannel's own module of it is not on the
+module proxy.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
+from cni_plugins import install
 from tests.support import toolchain
+from tests.support.cluster import Cluster
+from tests.support.cluster_control import POD_RANGE
+from tests.support.cluster_node import Node
+from tests.support.processes import Program
 
 FLANNEL = "v0.28.4"
-_TENCENT = "v1.3.103"  # flannel asks for a version of this that the module proxy does not have
 PLUGIN = "v0.9.1"
+_TENCENT = "v1.3.103"  # flannel asks for a version of this that the module proxy does not have
 
 
 def programs() -> Path:
@@ -37,6 +46,62 @@ def _build_daemon(out: Path) -> None:
     toolchain.build_module("flannel", requirements, [module], made, cgo=True)
     (made / "flannel").rename(out / "flanneld")
     made.rmdir()
+
+
+class Flannel:
+    """flannel with one backend (`vxlan` or `host-gw`) on all nodes of a cluster, as its DaemonSet would run it."""
+
+    def __init__(self, cluster: Cluster, backend: str) -> None:
+        self.cluster, self.backend, self._programs = cluster, backend, programs()
+        self.daemons = {node.host: Program("flanneld", node.folder / "log") for node in cluster.nodes}
+        cluster.programs |= {f"{host}: flanneld": daemon for host, daemon in self.daemons.items()}
+
+    def install(self, node: Node) -> None:
+        """The plugin's executable beside ours, and the daemon's configuration; the node must have its folder."""
+        executables, own = node.folder / "cni-bin", node.folder / "flannel"
+        install.install(str(executables))
+        shutil.copy(self._programs / "flannel", executables)
+        own.mkdir()
+        network = {"Network": POD_RANGE, "EnableNFTables": True, "Backend": {"Type": self.backend}}
+        (own / "net-conf.json").write_text(json.dumps(network))
+
+    def start(self) -> None:
+        """The daemons, which want to find their nodes' ranges, then the nodes' CNI configuration, which makes them Ready."""
+        for node in self.cluster.nodes:
+            self.cluster.wait_for(f"{node.host}'s range", lambda n=node: self.cluster.pod_range(n), 60)  # type: ignore[misc]
+            self.start_daemon(node)
+        for node in self.cluster.nodes:
+            written = node.folder / "flannel" / "subnet.env"
+            self.cluster.wait_for(f"flannel's range on {node.host}: {written}", written.exists, 60)
+            node.write_network(self.network(node))
+        self.cluster.await_nodes()
+
+    def start_daemon(self, node: Node) -> None:
+        """flanneld in the node's namespaces."""
+        own = node.folder / "flannel"
+        self.daemons[node.host].start(
+            node.inside(
+                f"{self._programs}/flanneld", "--kube-subnet-mgr", "--kubeconfig-file", str(self.cluster.control.node_kubeconfig(node)),
+                "--net-config-path", f"{own}/net-conf.json", "--subnet-file", f"{own}/subnet.env", "--iface", "uplink", "--ip-masq",
+            ),
+            environment={"NODE_NAME": node.host},
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """End the daemons; their links and routes stay with the nodes."""
+        for daemon in self.daemons.values():
+            daemon.stop()
+
+    @staticmethod
+    def network(node: Node) -> dict[str, Any]:
+        """The CNI configuration of flannel's own manifest, with the node's folders."""
+        own = node.folder / "flannel"
+        plugin = {
+            "type": "flannel", "subnetFile": f"{own}/subnet.env", "dataDir": f"{own}/cni",
+            "ipam": {"dataDir": f"{node.folder}/leases"}, "delegate": {"hairpinMode": True, "isDefaultGateway": True},
+        }  # fmt: skip
+        plugins = [plugin, {"type": "portmap", "capabilities": {"portMappings": True}}]
+        return {"cniVersion": "0.3.1", "name": "cbr0", "plugins": plugins}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Real peers, built from their Go modules into the cache folder: Kubernetes, etcd, containerd, runc, the reference plugins.
 
-`python -m tests.support.toolchain kubernetes|peer|go` builds and prints where the result is. A build that is there is not
+`python -m tests.support.toolchain kubernetes|kube-proxy|peer|go` builds and prints where the result is. A build that is there is not
 repeated; the version is part of its folder's name.
 """
 
@@ -94,8 +94,24 @@ def kubernetes() -> Path:
     return out
 
 
+def kube_proxy() -> Path:
+    """The program kube-proxy, which few tests need: built when it is first asked for."""
+    out = cache() / "kube" / KUBERNETES
+    if not (out / "kube-proxy").exists():
+        _build_component(_kubernetes_module(), "kube-proxy", out)
+    return out / "kube-proxy"
+
+
 def _build_kubernetes(out: Path) -> None:
-    """k8s.io/kubernetes replaces its staging modules by folders that the module proxy does not serve: name their releases."""
+    source = _kubernetes_module()
+    for name in COMPONENTS:
+        _build_component(source, name, out)
+
+
+def _kubernetes_module() -> Path:
+    """A module that requires k8s.io/kubernetes. That one replaces its staging modules by folders that the module proxy does
+    not serve: name their releases.
+    """
     source = cache() / "src" / "kubernetes"
     source.mkdir(parents=True, exist_ok=True)
     module = json.loads(run_go(source, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}"))
@@ -107,17 +123,23 @@ def _build_kubernetes(out: Path) -> None:
     (source / "go.mod").write_text(
         f"module kubernetesbuild\n\ngo {language[1]}\n\nrequire k8s.io/kubernetes {KUBERNETES}\n\nreplace (\n{replaced}\n)\n"
     )
-    packages = [f"k8s.io/kubernetes/{'test/images' if c == 'agnhost' else 'cmd'}/{c}" for c in COMPONENTS]
-    _blank_imports(source, packages)
+    _blank_imports(source, [_package(name) for name in (*COMPONENTS, "kube-proxy")])
     run_go(source, "mod", "tidy", "-e")
+    return source
+
+
+def _build_component(source: Path, name: str, out: Path) -> None:
     variable = "k8s.io/component-base/version.git"
     flags = f"-s -w -X {variable}Version={KUBERNETES} -X {variable}Major=1 -X {variable}Minor={KUBERNETES.split('.')[1]}"
     out.mkdir(parents=True, exist_ok=True)
-    for name, package in zip(COMPONENTS, packages, strict=True):
-        needs_cgo = "1" if name == "kubelet" else "0"
-        run_go(
-            source, "build", "-trimpath", "-ldflags", flags, "-o", f"{out}/", package, CGO_ENABLED=needs_cgo
-        )
+    needs_cgo = "1" if name == "kubelet" else "0"
+    run_go(
+        source, "build", "-trimpath", "-ldflags", flags, "-o", f"{out}/", _package(name), CGO_ENABLED=needs_cgo,
+    )  # fmt: skip
+
+
+def _package(component: str) -> str:
+    return f"k8s.io/kubernetes/{'test/images' if component == 'agnhost' else 'cmd'}/{component}"
 
 
 def _build_etcd(out: Path) -> None:
@@ -173,6 +195,7 @@ def main(arguments: list[str]) -> None:
     """Build what is named and print its place."""
     targets = {
         "kubernetes": kubernetes,
+        "kube-proxy": kube_proxy,
         "peer": peer,
         "runc": runc,
         "cni-plugins": reference_plugins,

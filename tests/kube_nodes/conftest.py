@@ -1,0 +1,65 @@
+"""Two nodes in one cluster with flannel between them; the ledger runs around its whole life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.pods import Kube, pod, shell
+from tests.kube_nodes.views import Hosts
+from tests.support import images, ledger
+from tests.support.cluster import Cluster
+from tests.support.flannel import Flannel
+
+BUILD_TIMEOUT_S = 1200
+
+_WEB = (
+    "mkdir -p /www/cgi-bin && cd /www && "
+    "printf '#!/bin/sh\\necho; echo from $REMOTE_ADDR at $(hostname)\\n' > cgi-bin/who && chmod +x cgi-bin/who && "
+    "head -c 300000 /dev/urandom > big && sha256sum big > sum && exec httpd -f -p 0.0.0.0:80 -h /www"
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Any of these tests may be the first, which waits for Kubernetes and flannel to be built."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
+
+
+@pytest.fixture(scope="package", params=["vxlan", pytest.param("host-gw", marks=pytest.mark.slow)])
+def flannel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flannel]:
+    """A running cluster of two nodes whose pod network is flannel's."""
+    before = ledger.take()
+    cluster = Cluster(Path(tmp_path_factory.mktemp("nodes")), "pyrunc-nodes", nodes=2)
+    running = Flannel(cluster, request.param)
+    try:
+        for node in cluster.nodes:
+            running.install(node)
+        cluster.up([images.busybox()], network={})
+        running.start()
+        yield running
+    finally:
+        running.stop()
+        cluster.down()
+    left = ledger.settle(before, timeout_s=20)
+    assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture(scope="package")
+def kube(flannel: Flannel) -> Iterator[Kube]:
+    """kubectl in one namespace for all tests."""
+    helper = Kube(flannel.cluster, f"flannel-{flannel.backend}")
+    helper.create_namespace()
+    yield helper
+    helper.delete_namespace()
+
+
+@pytest.fixture(scope="package")
+def hosts(flannel: Flannel, kube: Kube) -> Hosts:
+    """On each node a pod, `web1` and `web2`, whose web server says who asks."""
+    nodes = flannel.cluster.nodes
+    kube.apply(*(pod(f"web{node.number}", shell(_WEB), nodeName=node.host) for node in nodes))
+    return Hosts(flannel, kube, {node.host: kube.ready(f"web{node.number}") for node in nodes})

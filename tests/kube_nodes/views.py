@@ -1,0 +1,82 @@
+"""What the tests look at: the nodes' pods, and the kernel's own tables in each node's namespace."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from ipaddress import IPv4Network, ip_network
+from typing import Any
+
+from tests.kube.pods import Kube, Manifest
+from tests.support.cluster_node import Node
+from tests.support.flannel import Flannel
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The cluster with a web server's pod on each node; `pods` by the node's name."""
+
+    flannel: Flannel
+    kube: Kube
+    pods: dict[str, Manifest]
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self.flannel.cluster.nodes
+
+    def pairs(self) -> list[tuple[Node, Node]]:
+        """Both ways between the two nodes."""
+        first, second = self.nodes
+        return [(first, second), (second, first)]
+
+    def address(self, node: Node) -> str:
+        """The node's pod's address."""
+        return str(self.pods[node.host]["status"]["podIP"])
+
+    def subnet(self, node: Node) -> IPv4Network:
+        """The node's range as the controller manager gave it out."""
+        found = ip_network(self.flannel.cluster.pod_range(node))
+        assert isinstance(found, IPv4Network)
+        return found
+
+    def fetch(self, node: Node, url: str) -> str:
+        """What the node's pod gets from `url`. (With -T Debian's static wget ends in a segmentation fault.)"""
+        return self.kube.sh(f"web{node.number}", f"timeout 10 wget -qO- http://{url}")
+
+
+def links(node: Node, *arguments: str) -> list[dict[str, Any]]:
+    """`ip link show` in the node."""
+    return _table(node, "ip -d -s -j link show " + " ".join(arguments))
+
+
+def link_names(node: Node) -> set[str]:
+    """The node's links, from /proc."""
+    lines = node.output("cat /proc/net/dev").splitlines()[2:]
+    return {line.partition(":")[0].strip() for line in lines}
+
+
+def ports(node: Node, bridge: str = "cni0") -> list[str]:
+    """The links that are enslaved to the node's bridge."""
+    return [link["ifname"] for link in links(node, "master", bridge)]
+
+
+def routes(node: Node) -> dict[str, dict[str, Any]]:
+    """The node's routes by destination."""
+    return {route["dst"]: route for route in _table(node, "ip -j route show")}
+
+
+def forwarding(node: Node, device: str) -> dict[str, str]:
+    """Hardware address -> tunnel's far end, of the forwarding table of a VXLAN."""
+    found = _table(node, f"bridge -j fdb show dev {device}")
+    return {entry["mac"]: entry["dst"] for entry in found if "dst" in entry}
+
+
+def neighbours(node: Node, device: str) -> dict[str, str]:
+    """Address -> hardware address."""
+    return {n["dst"]: n["lladdr"] for n in _table(node, f"ip -j neigh show dev {device}") if "lladdr" in n}
+
+
+def _table(node: Node, command: str) -> list[dict[str, Any]]:
+    text = node.output(command)
+    found: list[dict[str, Any]] = json.loads(text) if text.strip() else []
+    return found

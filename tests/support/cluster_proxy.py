@@ -1,0 +1,32 @@
+"""kube-proxy on a cluster's nodes, with nftables: what gives Services their addresses."""
+
+from __future__ import annotations
+
+from tests.support import toolchain
+from tests.support.cluster import Cluster
+from tests.support.cluster_control import POD_RANGE
+from tests.support.processes import Program
+
+
+class Proxies:
+    """One kube-proxy for each node. Its rules stay with the node's network namespace."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self._program = cluster, toolchain.kube_proxy()
+        self._running = {node.host: Program("kube-proxy", node.folder / "log") for node in cluster.nodes}
+        cluster.programs |= {f"{host}: kube-proxy": program for host, program in self._running.items()}
+
+    def start(self) -> None:
+        """In the nodes' namespaces; conntrack's limits are the machine's and stay as they are."""
+        for node in self.cluster.nodes:
+            self._running[node.host].start(
+                node.inside(
+                    str(self._program), "--kubeconfig", str(self.cluster.control.node_kubeconfig(node)), "--proxy-mode", "nftables",
+                    "--hostname-override", node.host, "--cluster-cidr", POD_RANGE, "--conntrack-max-per-core", "0",
+                )
+            )  # fmt: skip
+
+    def stop(self) -> None:
+        """End them."""
+        for program in self._running.values():
+            program.stop()
