@@ -17,9 +17,10 @@ from typing import TypeVar
 from cri_server.images import headers
 from cri_server.images.headers import Entry, members, shown
 from cri_server.images.inflate import BadLayer, Limits, Stream
-from cri_server.images.trees import open_folder, remove_tree
+from cri_server.images.trees import open_folder
 from pyrunc.errors import KernelError, ResourceExhausted
 from pyrunc.kernel.path import open_beneath
+from pyrunc.kernel.tree import remove_tree
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from cri_server.images.content import FOLDER_MODE, node_error
 from cri_server.images.extract import OPAQUE_XATTR
-from cri_server.images.trees import open_folder, remove_tree
+from cri_server.images.trees import open_folder
 from cri_server.images.unpack import TREE, Layer
 from pyrunc.errors import KernelError, NotFound
 from pyrunc.kernel.call import syscall
+from pyrunc.kernel.tree import remove_tree
 from pyrunc.record import DamagedRecord
 
 

@@ -1,15 +1,10 @@
-"""Records and folders on disk. Writing may wait for a slow or full disk, so it happens in threads; deletion allocates
-nothing and its depth does not depend on what a container left there.
-"""
+"""Records and folders on disk. Writing and deleting may wait for a slow or full disk, so both happen in threads."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
-import os
-import stat
 from pathlib import Path
 
 from cri_server.store.facts import entries
@@ -17,6 +12,7 @@ from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from pyrunc import record
 from pyrunc.errors import KernelError, ResourceExhausted
+from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
 
@@ -57,56 +53,9 @@ async def forget(path: Path) -> None:
 async def delete_tree(path: Path) -> None:
     """Delete a folder and all below, in a thread; fine when it is gone. Raises KernelError."""
     try:
-        await asyncio.to_thread(remove_tree, path)
+        await asyncio.to_thread(remove_path, path)
     except OSError as error:
         raise worded(error, "rmdir", str(path)) from None
-
-
-def remove_tree(path: Path) -> None:
-    """Delete `path` without recursion: a folder found inside is moved up beside the others, so that the tree is never
-    deeper than two levels and never named by a path of the container's making. Symlinks are not followed."""
-    try:
-        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        os.unlink(path)
-        return
-    try:
-        _flatten(top)
-    finally:
-        os.close(top)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(path)
-
-
-def _flatten(top: int) -> None:
-    """What somebody else removes meanwhile (a shim that ends) is gone as well."""
-    while names := os.listdir(top):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                _remove(name, top)
-
-
-def _remove(name: str, top: int) -> None:
-    if not _is_folder(name, top):
-        os.unlink(name, dir_fd=top)
-        return
-    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
-    try:
-        for child in os.listdir(folder):
-            with contextlib.suppress(FileNotFoundError):
-                if _is_folder(child, folder):
-                    os.rename(child, f".{os.urandom(12).hex()}", src_dir_fd=folder, dst_dir_fd=top)
-                else:
-                    os.unlink(child, dir_fd=folder)
-    finally:
-        os.close(folder)
-    os.rmdir(name, dir_fd=top)
-
-
-def _is_folder(name: str, folder: int) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 
 def records_in(folder: Path) -> list[str]:

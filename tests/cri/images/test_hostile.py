@@ -22,8 +22,8 @@ from hypothesis import strategies as some
 from cri_server.images import build
 from cri_server.images.build import Node, directory, symlink
 from cri_server.images.inflate import BadLayer, Limits
-from cri_server.images.trees import remove_tree
 from pyrunc.errors import Error, KernelError, ResourceExhausted
+from pyrunc.kernel.tree import remove_tree
 from tests.cri.images.conftest import unpack_bytes
 from tests.cri.images.test_unpack import raw_tar
 from tests.cri.images.trees import names, snapshot

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.locks import Gate, Joined
-from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox, User
@@ -96,25 +94,6 @@ def test_prefixes_and_filters() -> None:
     assert index.users_of("sha256:i") == [one.id]
     index.sandboxes.remove(first), index.sandboxes.remove(first)
     assert index.sandboxes.find("ab") is None and index.sandboxes.named(first.name) is None
-
-
-def test_deep_trees_and_links_are_deleted(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "keep").touch()
-    top = tmp_path / "top"
-    top.mkdir()
-    here = os.open(top, os.O_RDONLY)
-    for _ in range(5000):
-        os.mkdir("d", dir_fd=here)
-        os.symlink(outside, "link", dir_fd=here)
-        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = deeper
-    os.close(here)
-    disk.remove_tree(top)
-    disk.remove_tree(top)
-    assert not top.exists() and (outside / "keep").exists()
 
 
 def test_a_process_is_known_by_its_start() -> None:
