@@ -16,7 +16,6 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from ipaddress import ip_network as parse_network
 from typing import Any
 
 from cni_plugins.protocol.call import check_identifier
@@ -27,6 +26,8 @@ from cri_server.network.capabilities import capability_arguments, cni_arguments
 from cri_server.network.chain import IFNAME, PluginRunner
 from cri_server.network.configuration import Configuration
 from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readiness
+from cri_server.network.pod_ranges import PodRanges
+from cri_server.store.disk import worded
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
 
 _NOT_READY = "NetworkPluginNotReady"
@@ -57,7 +58,7 @@ class Network:
         self._attachments = Attachments(state_dir)
         scope = hashlib.sha256(os.path.abspath(state_dir).encode()).hexdigest()[:8]
         self._plugins = PluginRunner(errands, tuple(p for p in bin_dir.split(":") if p), timeout_s, scope)
-        self._pod_ranges: tuple[str, ...] = ()
+        self._pod_ranges = PodRanges(state_dir)
         self._turns = _Turns()
         self._status: tuple[float, str, Readiness] | None = None
         self._status_lock = asyncio.Lock()
@@ -66,14 +67,16 @@ class Network:
     def close(self) -> None:
         self._plugins.close()
 
-    def use_pod_ranges(self, subnets: Iterable[str]) -> None:
-        """The node's pod CIDRs (UpdateRuntimeConfig), for plugins with the capability ipRanges. Raises InvalidArgument."""
+    async def use_pod_ranges(self, subnets: Iterable[str]) -> None:
+        """The node's pod CIDRs (UpdateRuntimeConfig), for plugins with the capability ipRanges; remembered over restarts.
+
+        Raises InvalidArgument, ResourceExhausted, KernelError.
+        """
+        given = list(subnets)
         try:
-            self._pod_ranges = tuple(
-                str(parse_network(subnet.strip())) for subnet in subnets if subnet.strip()
-            )
-        except ValueError as error:
-            raise InvalidArgument(f"pod CIDR: {error}") from None
+            await asyncio.to_thread(self._pod_ranges.replace, given)
+        except OSError as error:
+            raise worded(error, "write", "the node's pod CIDRs") from None
 
     def replace_default(self, default: dict[str, Any] | None) -> None:
         """Another embedded network for the pods to come."""
@@ -107,11 +110,11 @@ class Network:
         async with self._turns.of(pod.sandbox_id):
             if await asyncio.to_thread(self._attachments.read, pod.sandbox_id) is not None:
                 raise AlreadyExists(f"sandbox {pod.sandbox_id} is attached to the network already")
-            await asyncio.to_thread(self._attachments.write, attachment)
             try:
+                await self._remember(attachment)
                 result = await self._plugins.add(attachment)
                 answer = _result(attachment.with_result(result))
-                await asyncio.to_thread(self._attachments.write, attachment.with_result(result))
+                await self._remember(attachment.with_result(result))
             except BaseException as error:
                 await _unless_cancelled(self._roll_back(attachment, error))
                 raise
@@ -183,8 +186,19 @@ class Network:
             netns_path=pod.netns_path,
             netns_id=netns_id,
             arguments=cni_arguments(pod),
-            capabilities=capability_arguments(pod, self._pod_ranges),
+            capabilities=capability_arguments(pod, self._pod_ranges.subnets),
         )
+
+    async def _remember(self, attachment: Attachment) -> None:
+        """Write the record. Who is cancelled meanwhile waits all the same: a thread cannot be stopped, and a roll-back that
+        overtook it would leave the record behind.
+        """
+        writing = asyncio.ensure_future(asyncio.to_thread(self._attachments.write, attachment))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await _unless_cancelled(writing)
+            raise
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
         try:

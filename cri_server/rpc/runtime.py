@@ -101,7 +101,7 @@ class RuntimeService(api_pb2_grpc.RuntimeServiceServicer):
         self, request: api.UpdateRuntimeConfigRequest, context: Any
     ) -> api.UpdateRuntimeConfigResponse:
         """The CNI configuration is the administrator's; plugins in it that take ranges are given the node's pod CIDRs."""
-        self._services.network.use_pod_ranges(request.runtime_config.network_config.pod_cidr.split(","))
+        await self._services.network.use_pod_ranges(request.runtime_config.network_config.pod_cidr.split(","))
         return api.UpdateRuntimeConfigResponse()
 
     # -- sandboxes
