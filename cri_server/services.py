@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cri_server.config import Config
+from cri_server.containers.apparmor import DefaultProfile
 from cri_server.events import Events
 from cri_server.images.service import ImageService
 from cri_server.locks import Joined
@@ -32,5 +33,6 @@ class Services:
     shims: Shims
     errands: Zygote
     events: Events
+    default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)
     running: Joined = field(default_factory=Joined)
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made

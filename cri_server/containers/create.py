@@ -13,6 +13,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.containers import image_volumes
 from cri_server.containers.accounts import read_accounts
 from cri_server.containers.spec import build, cdi, mounts, signals, sources
+from cri_server.containers.spec.security import DEFAULT, apparmor_profile
 from cri_server.containers.spec.user import Accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.node import effective_capabilities
@@ -156,10 +157,20 @@ async def build_spec(work: Work) -> None:
                 "io.kubernetes.cri.sandbox-namespace": sandbox.config.metadata.namespace,
                 "io.kubernetes.cri.sandbox-uid": sandbox.config.metadata.uid,
             },
+            default_apparmor=await _default_apparmor(work),
             edits=work.edits,
         )
     )
     work.container = _container(work, image.stop_signal)
+
+
+async def _default_apparmor(work: Work) -> str:
+    """The runtime's own profile, loaded, when this container is to enter it."""
+    asked = apparmor_profile(work.config.linux.security_context)
+    services = work.services
+    return (
+        await services.default_apparmor.name(services.node, services.errands) if asked.kind == DEFAULT else ""
+    )
 
 
 def _target(work: Work) -> int:

@@ -60,6 +60,7 @@ class Inputs:
     node: Node
     available_capabilities: int
     kubernetes: dict[str, str]
+    default_apparmor: str = ""
     edits: list[cdi.Edits] = field(default_factory=list)
 
 
@@ -131,6 +132,7 @@ def _process(inputs: Inputs, who: User, granted: dict[str, list[str]]) -> dict[s
     profile = security.apparmor_name(
         security.apparmor_profile(context),
         enabled=inputs.node.apparmor,
+        default=inputs.default_apparmor,
         loaded=loaded_apparmor_profiles() if inputs.node.apparmor else set(),
     )
     if profile:

@@ -112,12 +112,14 @@ def _read_profile(path: str) -> dict[str, Any]:
     return found
 
 
-def apparmor_name(profile: Profile, *, enabled: bool, loaded: set[str]) -> str:
-    """The profile to enter, empty for none. We ship no default profile, so that means none.
+def apparmor_name(profile: Profile, *, enabled: bool, default: str, loaded: set[str]) -> str:
+    """The profile to enter, empty for none. `default` is the runtime's own, empty where it could not be loaded.
 
     Raises Unsupported on a host without AppArmor, InvalidArgument for a profile that is not loaded.
     """
-    if profile.kind != LOCALHOST:
+    if profile.kind == DEFAULT:
+        return default
+    if profile.kind == UNCONFINED:
         return ""
     if not enabled:
         raise Unsupported(f"apparmor profile {profile.reference!r}: AppArmor is not enabled on this host")

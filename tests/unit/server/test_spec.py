@@ -391,9 +391,13 @@ def test_apparmor() -> None:
     profile = security.apparmor_profile(security_context(apparmor=localhost))
     assert profile == security.Profile("localhost", "mine")
     with pytest.raises(Unsupported):
-        security.apparmor_name(profile, enabled=False, loaded=set())
+        security.apparmor_name(profile, enabled=False, default="", loaded=set())
     with pytest.raises(InvalidArgument):
-        security.apparmor_name(profile, enabled=True, loaded={"other"})
-    assert security.apparmor_name(profile, enabled=True, loaded={"mine"}) == "mine"
+        security.apparmor_name(profile, enabled=True, default="ours", loaded={"other"})
+    assert security.apparmor_name(profile, enabled=True, default="ours", loaded={"mine"}) == "mine"
     default_ = security.apparmor_profile(security_context(apparmor_profile="runtime/default"))
-    assert security.apparmor_name(default_, enabled=False, loaded=set()) == ""
+    assert security.apparmor_name(default_, enabled=False, default="", loaded=set()) == ""
+    assert security.apparmor_name(default_, enabled=True, default="ours", loaded=set()) == "ours"
+    assert security.apparmor_profile(security_context()) == default_
+    unconfined = security.apparmor_profile(security_context(apparmor_profile="unconfined"))
+    assert security.apparmor_name(unconfined, enabled=True, default="ours", loaded=set()) == ""
