@@ -55,27 +55,21 @@ static int swap(const char *a, const char *b, int pause_us)
 
 /* ---- spy SECONDS: looks into every process called pyrunc:* until its name changes ---- */
 
-static void comm_of(int pid, char *comm)
-{
-	char path[64];
-	int fd;
-	ssize_t length = 0;
-
-	snprintf(path, sizeof path, "/proc/%d/comm", pid);
-	fd = open(path, O_RDONLY);
-	if (fd >= 0) {
-		length = read(fd, comm, 31);
-		close(fd);
-	}
-	comm[length > 0 ? length : 0] = 0;
-}
-
+/* Alive and called pyrunc:*, by "PID (NAME) STATE …". */
 static int ours(int pid)
 {
-	char comm[32];
+	char path[64], stat[128] = "", *end;
+	int fd;
 
-	comm_of(pid, comm);
-	return !strncmp(comm, "pyrunc:", 7);
+	snprintf(path, sizeof path, "/proc/%d/stat", pid);
+	fd = open(path, O_RDONLY);
+	if (fd < 0)
+		return 0;
+	if (read(fd, stat, sizeof stat - 1) < 0)
+		stat[0] = 0;
+	close(fd);
+	end = strrchr(stat, ')');
+	return strstr(stat, "(pyrunc:") && end && end[2] != 'Z' && end[2] != 'X';
 }
 
 static void tell(int pid, const char *what, long result, int error)
@@ -157,8 +151,6 @@ static int spy(double seconds)
 	printf("seen %lu\n", seen);
 	return 0;
 }
-
-/* hold TARGET: as an exec'd program, say what /proc/self/exe is (the attack of CVE-2019-5736 runs the runtime's own file). */
 
 /* overwrite SECONDS: open the executable of every other process, then write through that descriptor as soon as possible. */
 static int overwrite(double seconds)
@@ -260,6 +252,7 @@ int main(int argc, char **argv)
 {
 	const char *word = argc > 1 ? argv[1] : "";
 
+	setlinebuf(stdout);
 	if (!strcmp(word, "swap"))
 		return swap(argv[2], argv[3], argc > 4 ? atoi(argv[4]) : 0);
 	if (!strcmp(word, "spy"))

@@ -1,0 +1,215 @@
+"""No descriptor of the host is in a container, and no working directory either (CVE-2024-21626, CVE-2016-9962).
+
+Where the attack needs a leaked folder it does not guess: the caller leaks thirty of its own, on `/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.security.attack import Canary, slowly
+from tests.system.console import receive_terminal
+from tests.system.harness import Box, Runtime
+
+Config = dict[str, Any]
+CLIMB = "../../../../../../../../../../.."
+
+
+@contextmanager
+def leaked(count: int = 30) -> Iterator[tuple[int, ...]]:
+    """Descriptors of the host's root that a child inherits."""
+    numbers = tuple(os.open("/", os.O_RDONLY | os.O_DIRECTORY) for _ in range(count))
+    for number in numbers:
+        os.set_inheritable(number, True)
+    try:
+        yield numbers
+    finally:
+        for number in numbers:
+            os.close(number)
+
+
+def climbing(canary: Canary) -> tuple[str, ...]:
+    """Reads the canary if the working directory lies on the host: `..` is not stopped by the container's root then."""
+    return (
+        "sh",
+        "-c",
+        f"cat {CLIMB}{canary.path}/passwd 2>/dev/null; cat ./{CLIMB[3:]}{canary.path}/passwd 2>/dev/null; true",
+    )
+
+
+@pytest.mark.parametrize("tail", ["", "/../../..", "/sys-1"])
+def test_the_working_directory_of_a_container(runtime: Runtime, canary: Canary, tail: str) -> None:
+    """CVE-2024-21626: process.cwd is a descriptor that the runtime (or its caller) left open on the host. Proof: create fails, or
+    the host's canary cannot be reached by `..` and saw no event.
+    """
+    with leaked() as numbers:
+        for n in (*range(3, 10), numbers[0], numbers[-1]):
+            box = runtime.box(
+                *climbing(canary), change=lambda c, n=n: c["process"].update(cwd=f"/proc/self/fd/{n}{tail}")
+            )
+            found = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers)
+            assert "canary" not in found.out, found
+            assert found.code != 0 or tail == "/../../..", (
+                found
+            )  # which may lead from a folder of the container to its root
+
+
+@pytest.mark.parametrize("tail", ["", "/../../.."])
+def test_the_working_directory_of_an_exec(runtime: Runtime, canary: Canary, tail: str) -> None:
+    """CVE-2024-21626 by exec --cwd, and by a link of the image to /proc/self/fd/N. Proof: as above."""
+    box = runtime.box("sleep", "60").up()
+    for n in range(3, 12):
+        (runtime.rootfs / f"cwd{n}").symlink_to(f"/proc/self/fd/{n}{tail}")
+    with leaked() as numbers:
+        for n in (*range(3, 12), numbers[-1]):
+            for cwd in (f"/proc/self/fd/{n}{tail}", f"/cwd{n}")[: 2 if n % 2 else 1]:
+                found = box.exec(*climbing(canary), options=["--cwd", cwd], pass_fds=numbers)
+                assert found.code != 0 and "canary" not in found.out, found
+
+
+def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
+    """CVE-2024-21626, third way: args[0] is /proc/self/fd/N/…, a program of the host. Proof: it is not found."""
+    box = runtime.box("sleep", "60").up()
+    with leaked() as numbers:
+        for n in (3, 4, 5, 6, 7, 8, numbers[0]):
+            found = box.exec(f"/proc/self/fd/{n}/bin/sh", "-c", "echo ran", pass_fds=numbers)
+            assert found.code != 0 and "ran" not in found.out, found
+    alive = runtime.run(f"/proc/self/fd/{5}/bin/sh", "-c", "echo ran")
+    assert alive.code != 0 and "ran" not in alive.out
+
+
+def test_three_descriptors_and_no_more(runtime: Runtime, tmp_path: Path) -> None:
+    """S-10: with thirty leaked folders, by run, exec, create and start, on a terminal, with sysctls and a filter. Proof: the
+    kernel's list inside is 0, 1, 2 (and the one that reads the list), or exactly what was to be preserved.
+    """
+    seccomp = {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{"names": ["close_range"], "action": "SCMP_ACT_ERRNO"}],
+    }
+    listing = ("sh", "-c", "cd /proc/self/fd; echo *")
+    with leaked() as numbers:
+        for linux in ({}, {"seccomp": seccomp}, {"sysctl": {"net.ipv4.ip_forward": "1"}}):
+            box = runtime.box(*listing, **linux)
+            found = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers).ok()
+            assert found.out.split() in (["0", "1", "2"], ["0", "1", "2", "3"]), (linux, found)
+        box = runtime.box("sleep", "60", seccomp=seccomp).up()
+        assert len(box.exec(*listing, pass_fds=numbers).ok().out.split()) <= 4
+        kept = box.exec(*listing, options=["--preserve-fds", "2"], pass_fds=(3, 4, *numbers)).ok().out.split()
+        assert kept[:5] == ["0", "1", "2", "3", "4"] and len(kept) <= 6, kept
+        tty = runtime.box(
+            "sh",
+            "-c",
+            "cd /proc/self/fd; echo fds * end",
+            change=lambda c: c["process"].update(terminal=True),
+        )
+        with receive_terminal(tmp_path / "c") as console:
+            tty.create("--console-socket", str(console.path), pass_fds=numbers).ok()
+            tty.start().ok()
+            text = console.read_until(b"end").decode()
+    assert re.search(r"fds 0 1 2 (3 )?(255 )?end", text), text
+
+
+def of_the_host(pid: int) -> list[str]:
+    """The descriptors of a process from 3 on that are neither sockets nor within its own root, by the kernel's own view."""
+    found = []
+    own = os.stat(f"/proc/{pid}/ns/mnt").st_ino
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            info = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+        except OSError:
+            continue
+        if int(name) < 3 or target.startswith(("socket:", "anon_inode:", "/memfd:")):
+            continue
+        match = re.search(r"mnt_id:\s*(\d+)", info)
+        table = {line.split()[0] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}
+        if match is None or match[1] not in table:
+            found.append(f"{name} -> {target} ({own})")
+    return found
+
+
+@pytest.mark.parametrize("nnp", [True, False])
+def test_what_waits_for_start_holds_nothing_of_the_host(runtime: Runtime, nnp: bool) -> None:
+    """Section 0.3. A created container may wait for long, and a neighbour with CAP_SYS_PTRACE could take what it holds. Proof:
+    every descriptor above 2 is a socket; no folder of the host's cgroup tree, no procfs of the host's pids.
+    """
+
+    def change(config: Config) -> None:
+        config["process"]["noNewPrivileges"] = nnp
+        config["linux"]["sysctl"] = {"net.ipv4.ip_forward": "1"}
+        config["linux"]["seccomp"] = {"defaultAction": "SCMP_ACT_ALLOW"}
+        config["hooks"] = {"startContainer": [{"path": "/bin/true"}]}
+
+    for changes in (None, change):
+        box = runtime.box("true", change=changes)
+        box.create().ok()
+        kinds = {
+            os.readlink(f"/proc/{box.pid}/fd/{n}").partition(":")[0]
+            for n in os.listdir(f"/proc/{box.pid}/fd")
+            if int(n) > 2
+        }
+        assert kinds <= {"socket", "/memfd"}, kinds
+        assert of_the_host(box.pid) == []
+        box.start().ok()
+
+
+def test_what_enters_holds_nothing_of_the_host(runtime: Runtime) -> None:
+    """Section 0.3 for exec: the process in the container's pid namespace is held before its execve (strace), and looked at from
+    outside. Proof: at that moment it has no descriptor of a mount that is not the container's.
+    """
+    box = runtime.box("sleep", "60").up()
+    namespace = os.readlink(f"/proc/{box.pid}/ns/pid")
+    slow = slowly(runtime, ["execve"], 300)
+    worker = threading.Thread(target=lambda: slow("exec", box.id, "true"))
+    worker.start()
+    last: dict[int, list[str]] = {}
+    while worker.is_alive():
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if (
+                    Path(f"/proc/{name}/comm").read_text() == "pyrunc:exec\n"
+                    and os.readlink(f"/proc/{name}/ns/pid") == namespace
+                ):
+                    last[int(name)] = of_the_host(int(name))
+            except OSError:
+                continue
+    worker.join()
+    assert last and all(not found for found in last.values()), last
+
+
+def test_listen_fds(runtime: Runtime) -> None:
+    """Socket activation passes what systemd gave, and only that, whatever the variable says. Proof: the list inside."""
+    for text, most in (("1", 5), ("x", 4), ("-3", 4), ("1_0", 4), ("\u0661", 4), ("99999999999999999999", 4)):
+        with leaked(3) as numbers:
+            box = runtime.box("sh", "-c", "cd /proc/self/fd; echo *")
+            found = runtime(
+                "run", "--bundle", str(box.folder), box.id, pass_fds=numbers, env={"LISTEN_FDS": text}
+            )
+        assert found.code != 0 or len(found.out.split()) <= most, (text, found)
+        assert "Traceback" not in found.err
+
+
+def inner_pid(box: Box) -> int:
+    return int(re.findall(r"NSpid:.*\t(\d+)", Path(f"/proc/{box.pid}/status").read_text())[0])
+
+
+def test_the_callers_words_and_environment_stay_outside(runtime: Runtime) -> None:
+    """Section 10.6: who waits in the container shows /proc/PID/cmdline to its neighbours. Proof: neither arguments nor environment
+    of the caller or of the program are there before execve, only the launcher's own two words.
+    """
+    box = runtime.box(
+        "true", "secret-argument", change=lambda c: c["process"]["env"].append("SECRET=configured")
+    )
+    box.create(env={"CALLER_SECRET": "caller"}).ok()
+    words = Path(f"/proc/{box.pid}/cmdline").read_bytes().split(b"\0")
+    assert words[0] == b"launcher" and words[1].isdigit() and words[2:] == [b""]
+    assert Path(f"/proc/{box.pid}/environ").read_bytes() == b""
+    assert inner_pid(box) == 1

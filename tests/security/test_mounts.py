@@ -1,0 +1,232 @@
+"""Mounts land inside the container's root and nowhere else, whatever the image, a volume or a neighbour does to the names.
+
+Classes: CVE-2021-30465 (a swapped component of a destination), CVE-2024-45310 (folders and files made on the host), CVE-2024-21626
+(through a working directory that is made), CVE-2025-62161 and CVE-2025-31133 kin (sources), `..` and links in destinations.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.security.attack import Canary, Swapping, bind, mount, refused, slowly
+from tests.system.harness import Runtime
+
+Config = dict[str, Any]
+STEPS = ["move_mount", "mkdirat", "open_tree", "mknodat", "symlinkat", "unlinkat"]
+CLIMB = "../../../../../../../../../.."
+
+
+def observed(config: Config, runtime: Runtime) -> Path:
+    """Adds a hook that writes down the container's whole mount table while the host's tree is still in it."""
+    table = runtime.folder / "table"
+    hook = runtime.folder / "observe"
+    if not hook.exists():
+        hook.write_text(
+            "#!/bin/sh\npid=$(sed -n 's/.*\"pid\": *\\([0-9]*\\).*/\\1/p')\n"
+            f"cat /proc/$pid/mountinfo >> {table}; echo >> {table}\n"
+        )
+        hook.chmod(0o755)
+    config["hooks"] = {"createRuntime": [{"path": str(hook), "env": ["PATH=/usr/bin:/bin"]}]}
+    return table
+
+
+def outside_the_root(table: str, root: Path, source: str) -> list[str]:
+    """The mounts of this source that do not hang, through whichever parents, on the container's root."""
+    wrong = []
+    for snapshot in table.split("\n\n"):
+        rows = {line.split()[0]: line.split() for line in snapshot.splitlines() if line}
+        roots = {number for number, row in rows.items() if row[4] == "/" and row[3].endswith(str(root))}
+        for number, row in rows.items():
+            if row[row.index("-") + 2] != source:
+                continue
+            chain = {number}
+            while row[1] in rows and row[1] not in chain:
+                chain.add(row[1])
+                row = rows[row[1]]
+            if not chain & roots:
+                wrong.append(" ".join(rows[number]))
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "{canary}",
+        CLIMB + "{canary}",
+        "/" + CLIMB + "{canary}",
+        "/proc/self/root{canary}",
+        "/proc/1/cwd{canary}",
+    ],
+)
+def test_links_in_destinations(
+    runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str
+) -> None:
+    """CVE-2021-30465, CVE-2024-45310 without a race: a folder of the image is a link to a folder of the host, by an absolute
+    path, by `..` and by magic links of procfs; a tmpfs, a folder and a file are mounted beneath. Proof: the canary sees no
+    event (inotify), and no mount of the container is outside of its root while the host's tree is still there.
+    """
+    (rootfs / "data").symlink_to(target.format(canary=canary.path))
+    (tmp_path / "file").write_text("from the host\n")
+
+    def change(config: Config) -> None:
+        observed(config, runtime)
+        config["mounts"] += [
+            mount("/data/new/deep", "tmpfs", "marker"), bind(tmp_path / "file", "/data/passwd2"), bind(tmp_path, "/data/folder"),
+            mount(f"/{CLIMB}/data/../data/up", "tmpfs", "marker"),
+        ]  # fmt: skip
+
+    found = runtime.run("true", change=change)
+    if found.code == 0:
+        assert outside_the_root((tmp_path / "table").read_text(), rootfs, "marker") == []
+
+
+def test_a_folder_that_is_swapped_while_it_is_mounted_on(
+    runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
+) -> None:
+    """CVE-2021-30465, CVE-2024-45310. Two containers share a volume; one swaps vol/d with a link that climbs to the host's canary,
+    the other is started with mounts beneath vol/d and is stopped before each mkdirat, open_tree and move_mount. Proof: the
+    canary sees nothing, and each marker hangs on the container's root. Fails when destinations are opened without IN_ROOT.
+    """
+    volume = tmp_path / "volume"
+    (volume / "d").mkdir(parents=True)
+    (volume / "link").symlink_to(CLIMB + str(canary.path))
+    (rootfs / "etc/marker").write_text("")
+
+    def change(config: Config) -> None:
+        observed(config, runtime)
+        config["mounts"] += [
+            bind(volume, "/vol"), mount("/vol/d/x", "tmpfs", "marker"), mount("/vol/d/new/deeper", "tmpfs", "marker"),
+            bind(rootfs / "etc/marker", "/vol/d/file"),
+        ]  # fmt: skip
+
+    slow = slowly(runtime, STEPS, 1)
+    with Swapping(probe, volume / "d", volume / "link") as swaps:
+        outcomes = [slow.run("true", change=change).code for _ in range(6)]
+    assert swaps.count > 1000
+    table = tmp_path / "table"
+    assert 0 in outcomes or table.exists()
+    if table.exists():
+        assert outside_the_root(table.read_text(), rootfs, "marker") == []
+
+
+def test_a_working_directory_that_is_swapped(
+    runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
+) -> None:
+    """CVE-2024-45310 by process.cwd, which is made when it is missing: the same race. Proof: as above."""
+    volume = tmp_path / "volume"
+    (volume / "d").mkdir(parents=True)
+    (volume / "link").symlink_to(str(canary.path))
+
+    def change(config: Config) -> None:
+        config["mounts"].append(bind(volume, "/vol"))
+        config["process"]["cwd"] = "/vol/d/made/here"
+
+    slow = slowly(runtime, ["mkdirat", "chdir"], 2)
+    with Swapping(probe, volume / "d", volume / "link"):
+        for _ in range(4):
+            found = slow.run("pwd", "-P", change=change)
+            assert found.code or found.out.startswith(("/vol/d/made/here", str(canary.path), "/")), found
+
+
+def test_a_copied_up_folder_is_the_images(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
+    """tmpcopyup reads what its destination covers. The image has a link to the host's canary there. Proof: the canary was not
+    opened, and none of its content is in the container.
+    """
+    (rootfs / "data").symlink_to(canary.path)
+    found = runtime.run(
+        "sh",
+        "-c",
+        "cat /data/* 2>/dev/null",
+        change=lambda c: c["mounts"].append(mount("/data", "tmpfs", "tmpfs", "tmpcopyup")),
+    )
+    assert "canary" not in found.out
+
+
+def test_what_copying_up_meets(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
+    """tmpcopyup with a link, a pipe, a socket and a device in the folder: none of them is opened by the runtime, which has no
+    device filter (a device may be the machine's watchdog). Proof: it ends, links are links, and inotify saw no open.
+    """
+    data = rootfs / "data"
+    data.mkdir()
+    (data / "link").symlink_to(canary.path / "passwd")
+    os.mkfifo(data / "pipe")
+    os.mknod(data / "device", stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    with socket.socket(socket.AF_UNIX) as s:
+        here = os.open(data, os.O_PATH)
+        s.bind(f"/proc/self/fd/{here}/socket")
+        os.close(here)
+    (data / "plain").write_text("plain\n")
+    change = mount("/data", "tmpfs", "tmpfs", "tmpcopyup")
+    found = runtime.run("sh", "-c", "cat /data/plain; test -L /data/link && test -p /data/pipe && test -c /data/device && echo kept",
+                        change=lambda c: c["mounts"].append(change))  # fmt: skip
+    assert found.ok().out == "plain\nkept\n"
+
+
+@pytest.mark.parametrize("destination", ["/", "//", "/.", "/..", "/x/..", "/../../.."])
+def test_the_root_itself_is_not_mounted_over(runtime: Runtime, destination: str) -> None:
+    """`..` that ends at the root: the container's root would be exchanged. Proof: refused."""
+    refused(runtime.run("true", change=lambda c: c["mounts"].append(mount(destination))), "root")
+
+
+@pytest.mark.parametrize("place", ["/vol/d", "/data/./../data/x", "///data//y"])
+def test_ordinary_destinations_work(runtime: Runtime, tmp_path: Path, place: str) -> None:
+    """The other side: what is refused above is the attack, not odd spelling."""
+    (tmp_path / "v").mkdir()
+    (tmp_path / "v/file").write_text("volume\n")
+    found = runtime.run(
+        "cat", f"{place}/file", change=lambda c: c["mounts"].append(bind(tmp_path / "v", place))
+    )
+    assert found.ok().out == "volume\n"
+
+
+def test_a_source_by_descriptor_is_not_looked_up_again(
+    runtime: Runtime, probe: Path, tmp_path: Path, canary: Canary
+) -> None:
+    """Swapped sources (kubelet's subPath class, CVE-2021-25741): the caller has looked the source up, hands it over as
+    /proc/PID/fd/N, and an attacker swaps its name with a link to the host's canary. Proof: the container sees the folder that
+    was looked up; the canary sees nobody.
+    """
+    chosen, link = tmp_path / "chosen", tmp_path / "link"
+    chosen.mkdir()
+    (chosen / "mine").write_text("chosen\n")
+    link.symlink_to(canary.path)
+    number = os.open(chosen, os.O_PATH)
+    try:
+        slow = slowly(runtime, ["open_tree", "move_mount"], 1)
+        with Swapping(probe, chosen, link):
+            for _ in range(2):
+                entry = bind(f"/proc/{os.getpid()}/fd/{number}", "/v")
+                assert (
+                    slow.run("cat", "/v/mine", change=lambda c, e=entry: c["mounts"].append(e)).ok().out
+                    == "chosen\n"
+                )
+    finally:
+        os.close(number)
+
+
+def test_mounts_of_the_container_do_not_come_back(runtime: Runtime, tmp_path: Path) -> None:
+    """S-08: a container with CAP_SYS_ADMIN mounts over its volumes and its root. Proof: the host's mount table is the same
+    before, meanwhile and after (the ledger counts it too).
+    """
+    (tmp_path / "v").mkdir()
+    before = Path("/proc/self/mountinfo").read_text()
+
+    def change(config: Config) -> None:
+        config["process"]["capabilities"] = {
+            kind: ["CAP_SYS_ADMIN"] for kind in ("bounding", "effective", "permitted")
+        }
+        config["mounts"].append(bind(tmp_path / "v", "/v"))
+
+    script = (
+        "mount -t tmpfs x /v && mount -t tmpfs y /tmp && mount --bind / /root && cat /proc/self/mountinfo"
+    )
+    inside = runtime.shell(script, change=change).out
+    assert " /v " in inside
+    after = Path("/proc/self/mountinfo").read_text()
+    assert not {line for line in after.splitlines() if str(tmp_path) in line} - set(before.splitlines())

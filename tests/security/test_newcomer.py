@@ -1,0 +1,110 @@
+"""A process that enters a container is the runtime's until execve: whoever is inside may not look into it (CVE-2016-9962).
+
+The spy (probe.c) tries every way for each process called pyrunc:*, and counts only what it did while that was still the name.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.security.attack import slowly
+from tests.system.harness import Box, Runtime, eventually
+
+Config = dict[str, Any]
+ALLOWED = {"fd ENOENT"}
+
+
+class Spy:
+    """A container that spies for a while."""
+
+    def __init__(self, runtime: Runtime, seconds: float, user: int = 0) -> None:
+        def change(config: Config) -> None:
+            config["process"]["user"] = {"uid": user, "gid": user}
+
+        self.box: Box = runtime.box("probe", "spy", str(seconds), change=change)
+        self.out = runtime.folder / f"{self.box.id}.spy"
+        command = [
+            *runtime.program,
+            "--root",
+            str(runtime.root),
+            "run",
+            "--bundle",
+            str(self.box.folder),
+            self.box.id,
+        ]
+        with open(self.out, "wb") as to:
+            self.child = subprocess.Popen(command, stdout=to, stdin=subprocess.DEVNULL)
+        eventually(lambda: self.out.read_bytes().startswith(b"spying"))
+
+    def report(self) -> Counter[str]:
+        """What it could do and what not; the last line is how often it saw somebody."""
+        assert self.child.wait(30) == 0
+        _, *lines, last = self.out.read_text().splitlines()
+        assert int(last.split()[1]) > 0, "nobody was seen: this proves nothing"
+        return Counter(lines)
+
+
+def nothing_done(report: Counter[str]) -> None:
+    assert report, "nothing was tried in time: this proves nothing"
+    assert not [line for line in report if line.endswith(" DONE")], report
+
+
+def test_nobody_looks_into_what_waits_for_start(runtime: Runtime) -> None:
+    """CVE-2016-9962. Two containers share a pid namespace and have the same user and capabilities; one is created and waits, the
+    other spies: /proc/PID/{root,cwd,exe,fd,environ,mem,maps}, ptrace, pidfd_getfd. Proof: EACCES or EPERM each time, because
+    the launcher is not dumpable. Fails when PR_SET_DUMPABLE is left out.
+    """
+    spy = Spy(runtime, 1.5)
+    pid = runtime("state", spy.box.id).ok().json["pid"]
+    kinds = [{"type": kind} for kind in ("network", "ipc", "uts", "mount", "cgroup")]
+    waiting = runtime.box("true", namespaces=[*kinds, {"type": "pid", "path": f"/proc/{pid}/ns/pid"}])
+    waiting.create().ok()
+    eventually(lambda: b"getfd" in spy.out.read_bytes())
+    newcomer = waiting.pid
+    waiting.kill("KILL").ok()
+    os.waitpid(newcomer, 0)  # the spy's namespace ends when everybody in it was reaped
+    report = spy.report()
+    nothing_done(report)
+    assert {line.split()[0] for line in report} >= {
+        "root",
+        "cwd",
+        "exe",
+        "environ",
+        "mem",
+        "ptrace",
+        "getfd",
+        "write-exe",
+    }
+
+
+def test_nobody_looks_into_what_enters(runtime: Runtime) -> None:
+    """CVE-2016-9962 for exec, as root and as the same ordinary user: the one who enters is held before setresuid, capset and
+    execve (strace), and looked into. Proof: as above; the kernel made it dumpable again at each change of ids, and it was
+    taken back.
+    """
+    for user in (0, 1000):
+        spy = Spy(runtime, 1.2, user)
+        slow = slowly(runtime, ["setresuid", "capset", "chdir", "execve"], 25)
+        while spy.child.poll() is None:
+            slow("exec", spy.box.id, "true")
+        nothing_done(spy.report())
+
+
+def test_credentials_do_not_pass_by(runtime: Runtime, tmp_path: Path) -> None:
+    """Section 0.6: after the change of ids the process is not dumpable either. Proof: /proc/PID of what waits as user 1000
+    belongs to root, which is how the kernel shows it (proc(5)).
+    """
+
+    def change(config: Config) -> None:
+        config["process"]["user"] = {"uid": 1000, "gid": 1000}
+
+    box = runtime.box("true", change=change)
+    box.create().ok()
+    status = Path(f"/proc/{box.pid}/status").read_text()
+    assert "Uid:\t1000\t1000\t1000\t1000" in status
+    assert Path(f"/proc/{box.pid}/environ").stat().st_uid == 0
+    box.start().ok()
