@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import socket
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cni_plugins.net import netns
 from cri_server.images import build
 from cri_server.images import manifest as types
 from cri_server.images.build import image, layer
@@ -22,6 +26,7 @@ from cri_server.images.model import Auth
 from cri_server.images.service import ImageService
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unsupported
 from tests.cri.images.test_pull import hosts_toml, left_over, make
+from tests.kernel.cni.harness import open_new_namespace
 from tests.support.registry import Fault, Registry
 
 PASSWORD = "s3cret-w0rd"
@@ -249,57 +254,61 @@ async def test_a_redirect_to_another_host_takes_no_secret_along(
             assert "authorization" not in request.headers and "x-secret" not in request.headers
 
 
+DISTANT, LINK = "198.51.100.1", "169.254.169.254"
+
+
+@contextlib.contextmanager
+def network_with_a_distance() -> Iterator[None]:
+    """Be, for a block, on a machine with an address that is not local by its looks, and one of its link."""
+    namespace = open_new_namespace()
+    try:
+        with netns.inside(namespace):
+            for arguments in (
+                "link set lo up",
+                f"addr add {DISTANT}/32 dev lo",
+                f"addr add {LINK}/32 dev lo",
+            ):
+                subprocess.run(["ip", *arguments.split()], check=True)
+            yield
+    finally:
+        os.close(namespace)
+
+
 @pytest.mark.parametrize(
     "target",
     [
         "http://127.0.0.1:{port}/x",
         "http://localhost:{port}/x",
         "http://[::1]:{port}/x",
-        "http://169.254.169.254/latest",
+        f"http://{LINK}:{{port}}/latest",
     ],
 )
 @pytest.mark.parametrize("how", ["redirect", "realm"])
-async def test_a_distant_registry_cannot_send_us_home(
-    tmp_path: Path,
-    registry: Registry,
-    service: ImageService,
-    target: str,
-    how: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_distant_registry_cannot_send_us_home(tmp_path: Path, target: str, how: str) -> None:
     """A registry that is not on this machine names this machine or its link: not one byte is sent there.
 
     It is ours all the same, reached under another of the machine's addresses.
     """
-    address = _own_address()
-    if address is None:
-        pytest.fail("the machine has no address but loopback")
-    with Registry(tmp_path / "distant", address=address) as distant:
-        url = target.format(port=registry.host.rpartition(":")[2])
+    with (
+        network_with_a_distance(),
+        Registry(tmp_path / "home", address="0.0.0.0") as home,
+        Registry(tmp_path / "distant", address=DISTANT) as distant,
+        contextlib.ExitStack() as listening,
+    ):
+        port = int(home.host.rpartition(":")[2])
+        listening.enter_context(socket.create_server(("::1", port), family=socket.AF_INET6))
+        url = target.format(port=port)
         hosts_toml(tmp_path, "registry.example", f'server = "{distant.url}"\n')
         if how == "redirect":
             distant.fault("/v2/", status=307, headers={"Location": url})
         else:
             distant.fault("/v2/", status=401, headers={"WWW-Authenticate": f'Bearer realm="{url}"'})
-        hosts = ImageService(tmp_path / "images", tmp_path / "certs.d", no_progress_timeout_s=2)
-        await hosts.start()
-        error = await refused(hosts, "registry.example/app:v1", Auth("u", PASSWORD))
-        assert (
-            "an address of this machine or its link" in error.message
-            or "169.254" in target
-            or "::1" in target
-        )
-        assert registry.requests == []
-        await hosts.close()
-
-
-def _own_address() -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
+        service = ImageService(tmp_path / "images", tmp_path / "certs.d", no_progress_timeout_s=2)
+        await service.start()
+        error = await refused(service, "registry.example/app:v1", Auth("u", PASSWORD))
+        assert "an address of this machine or its link" in error.message
+        assert distant.requests and home.requests == []
+        await service.close()
 
 
 @pytest.mark.parametrize(
