@@ -148,6 +148,16 @@ def open_mount(
         os.close(fs_fd)
 
 
+def open_proc() -> int:
+    """A procfs that nobody has mounted anything into, detached. Root of a user namespace only gets a clone of /proc."""
+    try:
+        return open_mount("proc")
+    except KernelError as error:  # it belongs to the pid namespace, and that to the machine's root
+        if error.errno != errno.EPERM:
+            raise
+        return open_tree(AT_FDCWD, "/proc", OPEN_TREE_CLONE | AT_RECURSIVE)
+
+
 def open_overlay(
     lower: Sequence[Path | int],
     upper: Path | int | None = None,

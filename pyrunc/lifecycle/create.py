@@ -95,7 +95,7 @@ def create(request: CreateRequest) -> Created:
         inside = findings.inside(spec)
         open_sources(request, descriptors, inside)
         if spec.linux.sysctl:
-            descriptors.take("proc", kernel_mount.open_mount("proc"))
+            descriptors.take("proc", kernel_mount.open_proc())
         found = findings.look(spec, descriptors.numbers, request.stdio, inside)
         cgroup, warnings = open_cgroup(
             request.id, spec.linux, spec.annotations, request.cgroup, descriptors, undo

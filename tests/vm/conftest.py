@@ -1,7 +1,21 @@
-"""The folder `inside` is collected in the guest alone; on the host one test boots the guest and runs it there."""
+"""One boot for all tests of this folder. What runs inside is collected in the guest alone."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
-collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside"]
+import pytest
+
+from tests.support import guest_disk
+from tests.support.guest import Guest
+
+collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet"]
+
+
+@pytest.fixture(scope="session")
+def guest() -> Iterator[Guest]:
+    """A running guest with the checkout in /root/project and Kubernetes' programs on a disk of their own."""
+    with Guest(disks=[guest_disk.kubernetes()]) as booted:
+        booted.push_project()
+        yield booted

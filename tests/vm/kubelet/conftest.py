@@ -1,0 +1,22 @@
+"""One node for all of it. A test that changes kubelet or the server puts it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.vm.kubelet.node import Node
+
+
+@pytest.fixture(scope="session")
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def removing(node: Node) -> Iterator[list[str]]:
+    """Names of pods that are removed after the test."""
+    names: list[str] = []
+    yield names
+    node.remove(*names)

@@ -1,0 +1,195 @@
+"""The node that the tests look at: pods through the API server, their groups and processes through the kernel's files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import wait_until
+from tests.vm.kubelet.api import Api, Json, Refused
+
+NAMESPACE = "default"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+CGROUPS = Path("/sys/fs/cgroup")
+KUBELET_DROP_IN = Path("/etc/kubernetes/kubelet.conf.d/50-test.conf")
+CLASSES = {"Guaranteed": "", "Burstable": "burstable", "BestEffort": "besteffort"}
+PATIENCE_S = 150.0  # emulated processors that others use too
+
+
+class Node:
+    """One-node cluster. `driver` is the cgroup driver that server and kubelet use."""
+
+    def __init__(self) -> None:
+        self.api, self.driver = Api(), "systemd"
+        self.socket = Path("/run/pyrunc/cri.sock")
+
+    # ---- pods
+
+    def create(self, *manifests: Json) -> None:
+        """Ask for pods; they start side by side."""
+        for manifest in manifests:
+            self.api.create(PODS, manifest)
+
+    def pod(self, name: str) -> Json:
+        """As the API server has it."""
+        return self.api.get(f"{PODS}/{name}")
+
+    def run(self, manifest: Json) -> Json:
+        """Create a pod and wait until it is Ready."""
+        self.create(manifest)
+        return self.ready(manifest["metadata"]["name"])
+
+    def ready(self, name: str) -> Json:
+        """Wait until the pod is Ready."""
+
+        def condition() -> Json | None:
+            found = self.pod(name)
+            conditions = {c["type"]: c["status"] for c in found["status"].get("conditions", [])}
+            return found if conditions.get("Ready") == "True" else None
+
+        return self.until(condition, f"pod {name} Ready", name)
+
+    def ended(self, name: str, container: str = "c") -> Json:
+        """Wait until the container has terminated; how."""
+
+        def condition() -> Json | None:
+            for status in self.pod(name)["status"].get("containerStatuses", []):
+                if status["name"] == container:
+                    ended: Json | None = status["state"].get("terminated") or status["lastState"].get(
+                        "terminated"
+                    )
+                    return ended
+            return None
+
+        return self.until(condition, f"end of {name}/{container}", name)
+
+    def remove(self, *names: str) -> None:
+        """Delete pods at once and wait until they and their groups are gone."""
+        uids = []
+        for name in names:
+            try:
+                uids.append(self.pod(name)["metadata"]["uid"])
+            except Refused as refused:
+                assert refused.status == 404, refused
+            self.api.delete(f"{PODS}/{name}?gracePeriodSeconds=0")
+        self.until(
+            lambda: not {p["metadata"]["name"] for p in self.pods()} & set(names), f"deletion of {names}"
+        )
+        marks = [form for uid in uids for form in (uid, uid.replace("-", "_"))]
+        self.until(
+            lambda: not [g for g in CGROUPS.glob("kubepods*/**/*pod*") if any(m in g.name for m in marks)],
+            "removal of the pods' groups",
+        )
+
+    def pods(self) -> list[Json]:
+        """All pods of the namespace."""
+        found: list[Json] = self.api.get(PODS)["items"]
+        return found
+
+    def events(self, name: str) -> list[str]:
+        """`reason: message` of the pod's events."""
+        listing = self.api.get(
+            f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name%3D{name}"
+        )
+        return [f"{e['reason']}: {e.get('message', '')}" for e in listing["items"]]
+
+    def until(self, condition: Callable[[], Any], what: str, name: str = "", patience_s: float = PATIENCE_S) -> Any:  # fmt: skip
+        """Ask until the answer is true and return it; what went on otherwise."""
+        answers: list[Any] = []
+
+        def ask() -> Any:
+            answers[:] = [condition()]
+            return answers[0]
+
+        if wait_until(ask, patience_s, 0.5):
+            return answers[0]
+        story = (
+            [json.dumps(self.pod(name)["status"], indent=1)[-4000:], *self.events(name)[-20:]] if name else []
+        )
+        raise AssertionError(
+            "\n".join(
+                [f"{what}: not within {patience_s:.0f} s", *story, journal("pyrunc-cri"), journal("kubelet")]
+            )
+        )
+
+    # ---- groups and processes
+
+    def pod_group(self, pod: Json) -> Path:
+        """Where kubelet puts the pod: by its class and UID, in the driver's form."""
+        quality = CLASSES[pod["status"]["qosClass"]]
+        uid = pod["metadata"]["uid"]
+        if self.driver == "cgroupfs":
+            return CGROUPS / "kubepods" / quality / f"pod{uid}"
+        parents, name = ["kubepods.slice"], "kubepods"
+        if quality:
+            name += f"-{quality}"
+            parents.append(f"{name}.slice")
+        return CGROUPS.joinpath(*parents, f"{name}-pod{uid.replace('-', '_')}.slice")
+
+    def group(self, pod: Json, container: str = "c") -> Path:
+        """Where our server puts the container below that."""
+        identifier = self.container_id(pod, container)
+        leaf = f"cri-pyrunc-{identifier}.scope" if self.driver == "systemd" else identifier
+        return self.pod_group(pod) / leaf
+
+    def container_id(self, pod: Json, container: str = "c") -> str:
+        """The id without its scheme."""
+        (status,) = [s for s in pod["status"]["containerStatuses"] if s["name"] == container]
+        scheme, _, identifier = status["containerID"].partition("://")
+        assert scheme == "pyrunc"
+        return str(identifier)
+
+    def main_pid(self, pod: Json, container: str = "c") -> int:
+        """The container's first process, by its group."""
+        return min(map(int, (self.group(pod, container) / "cgroup.procs").read_text().split()))
+
+    # ---- kubelet and the server
+
+    def configure_kubelet(self, **settings: Any) -> None:
+        """Restart kubelet with `settings` over its configuration; without any, as provisioned."""
+        whole = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", **settings}
+        KUBELET_DROP_IN.unlink(missing_ok=True)
+        if settings:
+            KUBELET_DROP_IN.write_text(json.dumps(whole))
+        systemctl("stop", "kubelet")
+        for state in ("cpu_manager_state", "memory_manager_state"):
+            (Path("/var/lib/kubelet") / state).unlink(missing_ok=True)
+        before = self._heartbeat()
+        systemctl("start", "kubelet")
+        self.until(lambda: self._heartbeat() not in ("", before), "the node after kubelet's restart")
+
+    def _heartbeat(self) -> str:
+        """When the node was last said to be ready, empty while it is not."""
+        for condition in self.node()["status"]["conditions"]:
+            if condition["type"] == "Ready" and condition["status"] == "True":
+                return str(condition["lastHeartbeatTime"])
+        return ""
+
+    def node(self) -> Json:
+        """The node as the API server has it."""
+        return self.api.get("/api/v1/nodes/node1")
+
+    def summary(self) -> Json:
+        """kubelet's summary API."""
+        return self.api.get("/api/v1/nodes/node1/proxy/stats/summary")
+
+
+def systemctl(*arguments: str) -> str:
+    """Run systemctl; its output without the last newline."""
+    return subprocess.run(
+        ["systemctl", *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def journal(unit: str, lines: int = 40) -> str:
+    """The end of a unit's log."""
+    command = ["journalctl", "--no-pager", "-o", "cat", "-n", str(lines), "-u", unit]
+    return f"--- {unit}\n" + subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def fact(group: Path, name: str) -> str:
+    """A cgroup file's text."""
+    return (group / name).read_text().strip()

@@ -1,0 +1,63 @@
+"""Limits that end containers: memory, processes, ephemeral storage. All pods start side by side, since each needs patience."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kube.pods import pod, shell
+from tests.vm.kubelet.node import Node
+
+HUNGRY = "dd if=/dev/zero of=/dev/null bs=64M count=1"
+SMALL = {"resources": {"limits": {"memory": "16Mi"}}}
+FULL = {"resources": {"limits": {"ephemeral-storage": "2Mi"}}}
+PODS = {
+    "oom-main": pod("oom-main", shell(f"exec {HUNGRY}", **SMALL), restartPolicy="Never"),
+    # the group dies as one (memory.oom.group), so the shell, which would have said 3, does not outlive its child
+    "oom-child": pod("oom-child", shell(f"{HUNGRY}; exit 3", **SMALL), restartPolicy="Never"),
+    "oom-again": pod("oom-again", shell(f"sleep 2; exec {HUNGRY}", **SMALL)),
+    "forks": pod("forks", shell("for i in $(seq 600); do sleep 900 & done 2>/tmp/said; grep -q -i 'resource temporarily' /tmp/said && exit 44"), restartPolicy="Never"),
+    "fills-disk": pod("fills-disk", shell("dd if=/dev/zero of=/file bs=1M count=6; sleep 3600", **FULL), restartPolicy="Never"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ending(node: Node) -> Iterator[Node]:
+    try:
+        node.create(*PODS.values())
+        yield node
+    finally:
+        node.remove(*PODS)
+
+
+@pytest.mark.parametrize("name", ["oom-main", "oom-child"])
+def test_an_oom_killed_container_says_so(ending: Node, name: str) -> None:
+    ended = ending.ended(name)
+    assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137)
+
+
+def test_a_restarted_container_keeps_its_last_oom_kill(ending: Node) -> None:
+    def restarted() -> bool:
+        (status,) = ending.pod("oom-again")["status"]["containerStatuses"]
+        return bool(status["restartCount"] and status["lastState"])
+
+    ending.until(restarted, "a restart", "oom-again")
+    (status,) = ending.pod("oom-again")["status"]["containerStatuses"]
+    assert status["lastState"]["terminated"]["reason"] == "OOMKilled"
+    assert status["lastState"]["terminated"]["exitCode"] == 137
+
+
+def test_processes_are_limited(ending: Node) -> None:
+    """podPidsLimit is 512: fork says EAGAIN inside, and the node goes on."""
+    assert ending.ended("forks")["exitCode"] == 44
+
+
+def test_ephemeral_storage_is_limited(ending: Node) -> None:
+    """kubelet measures writable layers through our ContainerStats and evicts who wrote too much."""
+
+    def evicted() -> bool:
+        return bool(ending.pod("fills-disk")["status"].get("reason") == "Evicted")
+
+    ending.until(evicted, "eviction", "fills-disk")
+    assert "ephemeral local storage usage exceeds" in ending.pod("fills-disk")["status"]["message"]

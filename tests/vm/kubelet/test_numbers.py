@@ -1,0 +1,115 @@
+"""The numbers that kubelet shows of pods are the kernel's and the disk's, not guesses.
+
+kubelet measures every ten seconds and serves what it measured last, so counters lie between two readings of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.pods import pod, shell
+from tests.vm.kubelet.api import Json
+from tests.vm.kubelet.node import Node, fact
+
+MIB = 1 << 20
+# 24 MiB of memory that stays (shared memory is charged to who touched it), 6 MiB in the writable layer, 3 MiB in a volume,
+# three processes of its own beside pause; and CPU time that grows.
+SCRIPT = (
+    "dd if=/dev/zero of=/dev/shm/held bs=1M count=24; dd if=/dev/zero of=/written bs=1M count=6; dd if=/dev/zero of=/v/volume bs=1M count=3; "
+    "sync; touch /ready; sleep 7200 & sleep 7200 & while true; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; sleep 1; done"
+)
+
+
+@pytest.fixture(scope="module")
+def busy(node: Node) -> Iterator[Json]:
+    container = shell(
+        SCRIPT, volumeMounts=[{"name": "v", "mountPath": "/v"}], resources={"limits": {"memory": "128Mi"}}
+    )
+    try:
+        made = node.run(pod("busy", container, volumes=[{"name": "v", "emptyDir": {}}]))
+        ready = Path(f"/proc/{node.main_pid(made)}/root/ready")
+        node.until(ready.exists, "the pod's files")
+        yield made
+    finally:
+        node.remove("busy")
+
+
+@pytest.fixture(scope="module")
+def numbers(node: Node, busy: Json) -> Json:
+    """kubelet's entry of the pod, measured after the script had written its files."""
+    start = cpu_ns(node.group(busy))
+
+    def measured() -> Json | None:
+        for entry in node.summary()["pods"]:
+            if entry["podRef"]["name"] == "busy":
+                found: Json = entry
+                (container,) = entry.get("containers") or [{}]
+                complete = all(container.get(k) for k in ("cpu", "memory", "rootfs")) and entry.get("volume")
+                fresh = complete and container["cpu"].get("usageCoreNanoSeconds", 0) > start
+                return found if fresh and container["rootfs"]["usedBytes"] >= 6 * MIB else None
+        return None
+
+    found: Json = node.until(measured, "kubelet's numbers of the pod", "busy")
+    return found
+
+
+def cpu_ns(group: Path) -> int:
+    """CPU time of a group."""
+    lines = dict(line.split() for line in fact(group, "cpu.stat").splitlines())
+    return int(lines["usage_usec"]) * 1000
+
+
+def test_cpu(node: Node, busy: Json, numbers: Json) -> None:
+    (container,) = numbers["containers"]
+    assert 0 < container["cpu"]["usageCoreNanoSeconds"] <= cpu_ns(node.group(busy))
+    assert 0 < numbers["cpu"]["usageCoreNanoSeconds"] <= cpu_ns(node.pod_group(busy))
+
+
+def test_memory(node: Node, busy: Json, numbers: Json) -> None:
+    (container,) = numbers["containers"]
+    group = node.group(busy)
+    inactive = dict(line.split() for line in fact(group, "memory.stat").splitlines())["inactive_file"]
+    working = int(fact(group, "memory.current")) - int(inactive)
+    assert 24 * MIB <= container["memory"]["workingSetBytes"] <= working + 8 * MIB
+    assert container["memory"]["workingSetBytes"] <= container["memory"]["usageBytes"] <= 128 * MIB
+    assert container["memory"]["availableBytes"] == 128 * MIB - container["memory"]["workingSetBytes"]
+
+
+def test_the_writable_layer(numbers: Json) -> None:
+    (container,) = numbers["containers"]
+    assert 6 * MIB <= container["rootfs"]["usedBytes"] < 7 * MIB
+
+
+def test_a_volume_and_the_pods_storage(numbers: Json) -> None:
+    (volume,) = [v for v in numbers["volume"] if v["name"] == "v"]
+    assert 3 * MIB <= volume["usedBytes"] < 4 * MIB
+    assert 9 * MIB <= numbers["ephemeral-storage"]["usedBytes"] < 11 * MIB
+
+
+def test_processes(node: Node, busy: Json, numbers: Json) -> None:
+    """pause, the shell and its two background sleeps; a third sleep comes and goes."""
+    assert 4 <= numbers["process_stats"]["process_count"] <= 5
+
+
+def test_pressure(numbers: Json) -> None:
+    """Pressure stall information (on by default since 1.34) comes through, for pods and containers."""
+    (container,) = numbers["containers"]
+    for part in (container["cpu"], container["memory"], numbers["cpu"]):
+        assert {"full", "some"} <= set(part["psi"])
+
+
+def test_the_node(node: Node) -> None:
+    """The node's memory is the machine's, its file system the disk's."""
+    shown = node.summary()["node"]
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total = int(facts["MemTotal"].split()[0]) * 1024
+    assert node.node()["status"]["capacity"]["memory"] == f"{total // 1024}Ki"
+    assert 0 < shown["memory"]["workingSetBytes"] < total
+    disk = os.statvfs("/var/lib/pyrunc")
+    for where in (shown["fs"], shown["runtime"]["imageFs"]):
+        assert where["capacityBytes"] == disk.f_blocks * disk.f_frsize
+        assert abs(where["availableBytes"] - disk.f_bavail * disk.f_frsize) < 64 * MIB

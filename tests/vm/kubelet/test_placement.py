@@ -1,0 +1,193 @@
+"""Where kubelet's pods and our containers sit, and what limits their groups hold, in both cgroup drivers.
+
+kubelet writes the pods' groups and our server the containers'; where both say the same thing, they are compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.kube.pods import pod, shell
+from tests.vm.kubelet.api import Json
+from tests.vm.kubelet.node import CGROUPS, KUBELET_DROP_IN, PODS, Node, fact, systemctl
+
+MIB = 1 << 20
+CONFIG = Path("/etc/pyrunc/config.toml")
+PIDS_PER_POD = 512  # vagrant/provision.sh
+RESERVED_BYTES = 512 * MIB
+GUARANTEED = {"cpu": "200m", "memory": "64Mi"}
+RESOURCES: dict[str, Json] = {
+    "guaranteed": {"requests": GUARANTEED, "limits": GUARANTEED},
+    "burstable": {"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"memory": "96Mi"}},
+    "besteffort": {},
+    "hugepages": {
+        "requests": {"cpu": "50m", "memory": "32Mi"},
+        "limits": {"memory": "32Mi", "cpu": "50m", "hugepages-2Mi": "4Mi"},
+    },
+}
+CLASS = {
+    "guaranteed": "Guaranteed", "burstable": "Burstable", "besteffort": "BestEffort", "hugepages": "Guaranteed",
+}  # fmt: skip
+
+
+@dataclass
+class Placed:
+    """The pods that run with one driver."""
+
+    node: Node
+    pods: dict[str, Json]
+
+    def group(self, name: str) -> Path:
+        return self.node.group(self.pods[name])
+
+    def pod_group(self, name: str) -> Path:
+        return self.node.pod_group(self.pods[name])
+
+
+@pytest.fixture(scope="module", params=["systemd", pytest.param("cgroupfs", marks=pytest.mark.slow)])
+def placed(request: pytest.FixtureRequest, node: Node) -> Iterator[Placed]:
+    if request.param != "systemd":
+        use_driver(node, request.param)
+    manifests = [pod(name, shell("sleep 3600", resources=asked)) for name, asked in RESOURCES.items()]
+    try:
+        node.create(*manifests)
+        yield Placed(node, {name: node.ready(name) for name in RESOURCES})
+    finally:
+        node.remove(*RESOURCES)
+        if request.param != "systemd":
+            use_driver(node, "systemd")
+
+
+def use_driver(node: Node, driver: str) -> None:
+    """Server and kubelet change sides; no pod may be there."""
+    CONFIG.write_text(re.sub(r'driver = "\w+"', f'driver = "{driver}"', CONFIG.read_text()))
+    systemctl("restart", "pyrunc-cri")
+    node.configure_kubelet(cgroupDriver=driver)
+    node.driver = driver
+    if driver == "systemd":
+        KUBELET_DROP_IN.unlink()
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+def test_a_pod_sits_where_its_class_says(placed: Placed, name: str) -> None:
+    assert placed.pods[name]["status"]["qosClass"] == CLASS[name]
+    group = placed.group(name)
+    pid = placed.node.main_pid(placed.pods[name])
+    assert Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x003600\x00"
+    assert Path(f"/proc/{pid}/cgroup").read_text() == f"0::/{group.relative_to(CGROUPS)}\n"
+    assert not fact(placed.pod_group(name), "cgroup.procs"), "a pod's own group holds no process"
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+def test_the_sandbox_is_in_the_pods_group_too(placed: Placed, name: str) -> None:
+    leaves = [g for g in placed.pod_group(name).iterdir() if g.is_dir() and g != placed.group(name)]
+    commands = [
+        Path(f"/proc/{pid}/comm").read_text().strip()
+        for g in leaves
+        for pid in fact(g, "cgroup.procs").split()
+    ]
+    assert commands == ["pause"]
+
+
+def test_cpu_and_memory_of_a_guaranteed_pod(placed: Placed) -> None:
+    for group in (placed.group("guaranteed"), placed.pod_group("guaranteed")):
+        assert fact(group, "cpu.max") == "20000 100000"
+        assert fact(group, "memory.max") == str(64 * MIB)
+    assert fact(placed.group("guaranteed"), "cpu.weight") == fact(
+        placed.pod_group("guaranteed"), "cpu.weight"
+    )
+
+
+def test_cpu_and_memory_of_a_burstable_pod(placed: Placed) -> None:
+    for group in (placed.group("burstable"), placed.pod_group("burstable")):
+        assert fact(group, "cpu.max").startswith("max ")
+        assert fact(group, "memory.max") == str(96 * MIB)
+    weight = fact(placed.group("burstable"), "cpu.weight")
+    assert weight == fact(placed.pod_group("burstable"), "cpu.weight")
+    assert int(weight) < int(fact(placed.group("guaranteed"), "cpu.weight"))
+
+
+def test_cpu_and_memory_of_a_best_effort_pod(placed: Placed) -> None:
+    for group in (placed.group("besteffort"), placed.pod_group("besteffort")):
+        assert fact(group, "cpu.max").startswith("max ")
+        assert fact(group, "memory.max") == "max"
+        assert fact(group, "cpu.weight") == "1"
+
+
+def test_no_container_swaps_unless_it_may(placed: Placed) -> None:
+    assert {fact(placed.group(name), "memory.swap.max") for name in ("guaranteed", "burstable")} == {"0"}
+
+
+def test_an_oom_kill_takes_the_whole_container(placed: Placed) -> None:
+    """kubelet asks for it through `unified` (singleProcessOOMKill is off on v2)."""
+    assert {fact(placed.group(name), "memory.oom.group") for name in RESOURCES} == {"1"}
+
+
+def test_pids(placed: Placed) -> None:
+    assert {fact(placed.pod_group(name), "pids.max") for name in RESOURCES} == {str(PIDS_PER_POD)}
+
+
+def test_huge_pages(placed: Placed) -> None:
+    for group in (placed.group("hugepages"), placed.pod_group("hugepages")):
+        assert fact(group, "hugetlb.2MB.max") == str(4 * MIB)
+    assert fact(placed.group("guaranteed"), "hugetlb.2MB.max") == "0"
+
+
+def test_oom_scores(placed: Placed) -> None:
+    scores = {
+        name: int(Path(f"/proc/{placed.node.main_pid(placed.pods[name])}/oom_score_adj").read_text())
+        for name in RESOURCES
+    }
+    assert (scores["guaranteed"], scores["besteffort"]) == (-997, 1000)
+    assert 2 < scores["burstable"] < 1000
+
+
+def test_all_pods_together_leave_what_is_reserved(placed: Placed) -> None:
+    top = CGROUPS / ("kubepods.slice" if placed.node.driver == "systemd" else "kubepods")
+    status = placed.node.node()["status"]
+    capacity = _bytes(status["capacity"]["memory"])
+    huge = _bytes(status["capacity"]["hugepages-2Mi"])
+    assert int(fact(top, "memory.max")) == capacity - RESERVED_BYTES
+    # evictionHard's default keeps 100 MiB more from the scheduler, and huge pages are not memory
+    assert _bytes(status["allocatable"]["memory"]) == capacity - RESERVED_BYTES - 100 * MIB - huge
+    assert status["allocatable"]["cpu"] == "1800m"
+
+
+def _bytes(quantity: str) -> int:
+    units = {"Ki": 1 << 10, "Mi": MIB, "Gi": 1 << 30}
+    return int(quantity[:-2]) * units[quantity[-2:]] if quantity[-2:] in units else int(quantity)
+
+
+def test_resize_in_place(placed: Placed) -> None:
+    """More, then less: the kernel's files follow, the process stays. Runs last, for it changes a pod."""
+    node, name = placed.node, "guaranteed"
+    group, pid = placed.group(name), node.main_pid(placed.pods[name])
+    for cpu, mebibytes in ((300, 128), (100, 48)):
+        resize(node, name, {"cpu": f"{cpu}m", "memory": f"{mebibytes}Mi"})
+        wanted = {"cpu.max": f"{cpu * 100} 100000", "memory.max": str(mebibytes * MIB)}
+        for where in (group, placed.pod_group(name)):
+            node.until(
+                lambda w=where, f=wanted: {k: fact(w, k) for k in f} == f, f"{wanted} in {where}", name
+            )  # type: ignore[misc]
+        assert fact(group, "cpu.weight") == fact(placed.pod_group(name), "cpu.weight")
+    found = node.until(lambda: _resized(node, name), "the status of the resize", name)
+    assert found["restartCount"] == 0
+    assert found["resources"]["limits"] == {"cpu": "100m", "memory": "48Mi"}
+    assert node.main_pid(node.pod(name)) == pid
+
+
+def resize(node: Node, name: str, limits: Json) -> None:
+    """The `resize` subresource, for a container of class Guaranteed."""
+    change = {"spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]}}
+    node.api.patch(f"{PODS}/{name}/resize", change)
+
+
+def _resized(node: Node, name: str) -> Json | None:
+    (status,) = node.pod(name)["status"]["containerStatuses"]
+    found: Json = status
+    return found if found.get("resources", {}).get("limits", {}).get("memory") == "48Mi" else None

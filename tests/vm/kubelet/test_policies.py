@@ -1,0 +1,125 @@
+"""What kubelet does to a node on request: whole processors and memory nodes for one pod, swap for some, and eviction.
+
+Each restarts kubelet with other settings; a pod that was there before sees its own group change (UpdateContainerResources).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.pods import pod, shell
+from tests.vm.kubelet.api import Json
+from tests.vm.kubelet.node import PODS, Node, fact
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MIB = 1 << 20
+SWAP_FILE, SWAP_BYTES = Path("/swapfile"), 512 * MIB
+WHOLE = {"cpu": "1", "memory": "128Mi"}
+RESERVED_MIB = (
+    512 + 100
+)  # systemReserved, and what evictionHard keeps by default: the static policy wants their sum
+
+
+@pytest.fixture
+def kubelet(node: Node) -> Iterator[Node]:
+    """Put kubelet back afterwards."""
+    yield node
+    node.configure_kubelet()
+
+
+def limited(name: str, resources: Json, script: str = "sleep 3600") -> Json:
+    """A pod with one container."""
+    return pod(name, shell(script, resources=resources))
+
+
+def test_static_policies_pin_containers(kubelet: Node, removing: list[str]) -> None:
+    """A guaranteed pod with whole processors gets them alone; who ran there before moves away, and comes back later."""
+    kubelet.configure_kubelet(
+        cpuManagerPolicy="static", cpuManagerReconcilePeriod="2s", reservedSystemCPUs="0",
+        systemReserved={"memory": "512Mi"},
+        memoryManagerPolicy="Static", reservedMemory=[{"numaNode": 0, "limits": {"memory": f"{RESERVED_MIB}Mi"}}],
+    )  # fmt: skip
+    removing += ["shared", "pinned"]
+    shared = kubelet.run(limited("shared", {"requests": {"cpu": "10m"}}))
+    both = {"0-1", "0,1", ""}
+    kubelet.until(
+        lambda: fact(kubelet.group(shared), "cpuset.cpus") in both, "all processors for the first pod"
+    )
+    pinned = kubelet.run(limited("pinned", {"limits": WHOLE, "requests": WHOLE}))
+    group = kubelet.group(pinned)
+    assert (fact(group, "cpuset.cpus"), fact(group, "cpuset.cpus.effective")) == ("1", "1")
+    assert (fact(group, "cpuset.mems"), fact(group, "cpuset.mems.effective")) == ("0", "0")
+    assert os.sched_getaffinity(kubelet.main_pid(pinned)) == {1}
+    kubelet.until(lambda: fact(kubelet.group(shared), "cpuset.cpus") == "0", "the first pod to move away")
+    assert os.sched_getaffinity(kubelet.main_pid(shared)) == {0}
+    kubelet.remove("pinned")
+    kubelet.until(lambda: fact(kubelet.group(shared), "cpuset.cpus") in both, "the first pod to come back")
+
+
+@pytest.fixture
+def swap() -> Iterator[None]:
+    """A swap file."""
+    with open(SWAP_FILE, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, SWAP_BYTES)
+    SWAP_FILE.chmod(0o600)
+    for command in ("mkswap", "swapon"):
+        subprocess.run([command, str(SWAP_FILE)], check=True, capture_output=True)
+    yield
+    subprocess.run(["swapoff", str(SWAP_FILE)], check=True)
+    SWAP_FILE.unlink()
+
+
+def test_limited_swap(swap: None, kubelet: Node, removing: list[str]) -> None:
+    """Burstable pods swap in proportion to what they request; guaranteed and best-effort ones do not."""
+    kubelet.configure_kubelet(failSwapOn=False, memorySwap={"swapBehavior": "LimitedSwap"})
+    asked: dict[str, Json] = {
+        "may-swap": {"requests": {"memory": "256Mi"}, "limits": {"memory": "512Mi"}},
+        "never": {"requests": {"memory": "64Mi", "cpu": "10m"}, "limits": {"memory": "64Mi", "cpu": "10m"}},
+        "nothing": {},
+    }
+    removing += asked
+    kubelet.create(*(limited(name, resources) for name, resources in asked.items()))
+    swap_max = {name: fact(kubelet.group(kubelet.ready(name)), "memory.swap.max") for name in asked}
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total = int(facts["MemTotal"].split()[0]) * 1024
+    swap_total = int(facts["SwapTotal"].split()[0]) * 1024
+    expected = 256 * MIB * swap_total // total
+    assert abs(int(swap_max["may-swap"]) - expected) <= os.sysconf("SC_PAGE_SIZE")
+    assert (swap_max["never"], swap_max["nothing"]) == ("0", "0")
+
+
+def test_eviction_under_memory_pressure(kubelet: Node, removing: list[str]) -> None:
+    """The node says MemoryPressure, the hungry best-effort pod goes, the modest one stays."""
+    available = kubelet.summary()["node"]["memory"]["availableBytes"]
+    kubelet.configure_kubelet(
+        evictionHard={"memory.available": str(available - 300 * MIB)}, evictionPressureTransitionPeriod="5s"
+    )
+    removing += ["modest", "hungry"]
+    modest = kubelet.run(limited("modest", {"requests": {"memory": "32Mi"}, "limits": {"memory": "64Mi"}}))
+    script = "dd if=/dev/zero of=/dev/shm/eaten bs=1M count=600; sleep 3600"
+    hungry = pod(
+        "hungry",
+        shell(script, volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}]),
+        restartPolicy="Never",
+    )
+    hungry["spec"]["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "700Mi"}}]
+    kubelet.create(hungry)
+    kubelet.until(
+        lambda: kubelet.pod("hungry")["status"].get("reason") == "Evicted", "the eviction", "hungry", 300
+    )
+    assert "low on resource: memory" in kubelet.pod("hungry")["status"]["message"]
+    assert kubelet.api.get(f"{PODS}/modest")["status"]["phase"] == "Running"
+    assert kubelet.main_pid(modest)
+
+    def pressed() -> bool:
+        conditions = {c["type"]: c["status"] for c in kubelet.node()["status"]["conditions"]}
+        return conditions["MemoryPressure"] == "True"
+
+    kubelet.remove("hungry")
+    kubelet.until(lambda: not pressed(), "the end of the pressure", patience_s=300)

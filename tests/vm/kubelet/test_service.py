@@ -1,0 +1,83 @@
+"""The server under its systemd unit: it says that it is ready, comes back when it dies or hangs, and its pods stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.pods import pod, shell
+from tests.vm.kubelet.api import Json
+from tests.vm.kubelet.node import Node, systemctl
+
+UNIT = "pyrunc-cri"
+DROP_IN = Path("/run/systemd/system/pyrunc-cri.service.d/test.conf")
+
+
+@pytest.fixture(scope="module")
+def survivor(node: Node) -> Iterator[Json]:
+    try:
+        yield node.run(pod("survivor", shell("sleep 3600")))
+    finally:
+        node.remove("survivor")
+
+
+def shown(name: str) -> str:
+    """A property of the unit."""
+    return systemctl("show", "-P", name, UNIT)
+
+
+def back(node: Node, old_pid: int) -> None:
+    """Wait until another process has said READY."""
+    node.until(
+        lambda: shown("ActiveState") == "active" and int(shown("MainPID")) not in (0, old_pid),
+        "the next server",
+    )
+
+
+def still_there(node: Node, survivor: Json, pid: int) -> None:
+    """The pod's process is the same, and kubelet has not restarted it."""
+    assert node.main_pid(survivor) == pid
+    (status,) = node.pod("survivor")["status"]["containerStatuses"]
+    assert (status["restartCount"], "running" in status["state"]) == (0, True)
+
+
+def test_the_unit_is_what_it_should_be() -> None:
+    assert (shown("Type"), shown("Delegate"), shown("KillMode")) == ("notify", "yes", "process")
+    assert (shown("Restart"), shown("WatchdogUSec")) == ("always", "1min")
+
+
+def test_a_killed_server_is_started_again(node: Node, survivor: Json) -> None:
+    pid, server = node.main_pid(survivor), int(shown("MainPID"))
+    os.kill(server, signal.SIGKILL)
+    back(node, server)
+    still_there(node, survivor, pid)
+
+
+def test_a_restart_keeps_pods(node: Node, survivor: Json) -> None:
+    """Type=notify: systemctl returns when the new server has found what was there and answers."""
+    pid = node.main_pid(survivor)
+    systemctl("restart", UNIT)
+    still_there(node, survivor, pid)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_server_that_hangs_is_started_again(node: Node, survivor: Json) -> None:
+    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+    DROP_IN.write_text("[Service]\nWatchdogSec=20\n")
+    try:
+        systemctl("daemon-reload")
+        systemctl("restart", UNIT)
+        pid, server = node.main_pid(survivor), int(shown("MainPID"))
+        os.kill(server, signal.SIGSTOP)
+        back(node, server)
+        assert shown("NRestarts") != "0"
+        still_there(node, survivor, pid)
+    finally:
+        DROP_IN.unlink()
+        systemctl("daemon-reload")
+        systemctl("restart", UNIT)
