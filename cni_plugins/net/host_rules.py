@@ -198,12 +198,13 @@ def retract(found: Iterable[Element]) -> None:
 
 def owned(sets: Iterable[str], tag: str) -> list[Element]:
     """The elements of the named sets that carry `tag`."""
-    return [e for e in everything(sets) if e.comment == tag]
+    return everything(sets, tag)
 
 
-def everything(sets: Iterable[str]) -> list[Element]:
+def everything(sets: Iterable[str], tag: str | None = None) -> list[Element]:
+    """The elements of the named sets, of all owners or of one."""
     with filter_socket() as netfilter:
-        return [e for name in sets for e in elements(netfilter, TABLE, name)]
+        return [e for name in sets for e in elements(netfilter, TABLE, name, tag)]
 
 
 def lookup(wanted: Iterable[Element]) -> list[Element | None]:

@@ -36,6 +36,7 @@ _VERDICT_CODE, _VERDICT_CHAIN, _JUMP = 1, 2, -3
 _RULE_TABLE, _RULE_CHAIN = 1, 2
 _COMMENT = 0
 _ELEMENTS_PER_REQUEST = 100
+_AGREE_ATTEMPTS = 50
 _kept: NetlinkSocket | None = None
 
 
@@ -90,16 +91,30 @@ def change_elements(
         raise failures[0]
 
 
-def elements(netfilter: NetlinkSocket, table: str, set_name: str) -> list[Element]:
-    """All elements of a set; empty where the table or the set does not exist."""
+def elements(
+    netfilter: NetlinkSocket, table: str, set_name: str, comment: str | None = None
+) -> list[Element]:
+    """The elements of a set, those with `comment` if given; empty where the table or the set does not exist.
+
+    A set is a hash table that grows in the background. Between two packets of a list that moves elements past the reader
+    without NLM_F_DUMP_INTR (rhashtable_walk_next() starts over, nf_tables skips by count), so that a list of several packets
+    counts only when the next one agrees with it.
+    """
     request = Request(_GETSETELEM, _address(table, set_name), "NFT_MSG_GETSETELEM", set_name)
-    try:
-        answers = netfilter.dump(request)
-    except KernelError as error:
-        if error.errno == errno.ENOENT:
-            return []
-        raise
-    return [element for answer in answers for element in _elements(set_name, answer)]
+    before: set[Element] | None = None
+    for _ in range(_AGREE_ATTEMPTS):
+        try:
+            answers = netfilter.dump(request)
+        except KernelError as error:
+            if error.errno == errno.ENOENT:
+                return []
+            raise
+        found = [element for answer in answers for element in _elements(set_name, answer)]
+        wanted = [element for element in found if comment is None or element.comment == comment]
+        if len(answers) <= 1 or set(wanted) == before:
+            return wanted
+        before = set(wanted)
+    raise KernelError(request.name, set_name, errno.EINTR, "what is listed changes all the time")
 
 
 def find_element(netfilter: NetlinkSocket, table: str, set_name: str, key: bytes) -> Element | None:
