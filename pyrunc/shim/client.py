@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyrunc import wire
-from pyrunc.errors import NotFound, PeerError, from_wire
+from pyrunc.errors import NotFound, PeerError
+from pyrunc.peer import Answer, Peer, fail
 from pyrunc.shim import messages
 from pyrunc.zygote.client import Zygote
 
@@ -121,14 +122,13 @@ class ShimClient:
     ) -> None:
         self.on_event = on_event
         self.on_close = on_close
-        self.closed = False
-        self._socket = sock
-        self._loop = asyncio.get_running_loop()
-        self._next_id = 0
-        self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._execs: dict[str, asyncio.Future[int]] = {}
-        self._unsent: list[bytes] = []
-        self._loop.add_reader(sock, self._readable)
+        self._peer = Peer(sock, "the shim", self._event, self._lost)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended."""
+        return self._peer.lost
 
     @classmethod
     async def connect(
@@ -196,8 +196,8 @@ class ShimClient:
             )
         except BaseException as error:
             self._execs.pop(exec_id, None)
-            if isinstance(error, asyncio.CancelledError) and not self.closed:
-                self._put(wire.encode({"id": 0, "call": "kill_exec", "exec": exec_id}))
+            if isinstance(error, asyncio.CancelledError):
+                self._peer.tell({"id": 0, "call": "kill_exec", "exec": exec_id})
             raise
         session.pid = answer["pid"]
         if tty:
@@ -272,74 +272,19 @@ class ShimClient:
 
     def close(self) -> None:
         """Hang up; exec sessions of this connection are killed, nothing else changes."""
+        why = "the connection to the shim was closed"
         self.on_close = None
-        self._lost("the connection to the shim was closed")
+        self._peer.close(why)
+        self._break_sessions(why)
 
     async def _ask(self, call: str, **parameters: Any) -> dict[str, Any]:
         answer, fds = await self._call(call, **parameters)
         wire.close_all(fds)
         return answer
 
-    async def _call(self, call: str, **parameters: Any) -> tuple[dict[str, Any], list[int]]:
-        if self.closed:
-            raise PeerError("the shim is gone")
-        self._next_id += 1
-        number = self._next_id
-        future: asyncio.Future[tuple[dict[str, Any], list[int]]] = self._loop.create_future()
-        self._waiting[number] = future
-        self._put(wire.encode({"id": number, "call": call, **parameters}))
-        return await future
-
-    def _put(self, text: bytes) -> None:
-        if not self._unsent:
-            try:
-                wire.send_text(self._socket, text)
-                return
-            except BlockingIOError:
-                self._loop.add_writer(self._socket, self._writable)
-            except OSError:
-                self._lost("the shim is gone")
-                return
-        self._unsent.append(text)
-
-    def _writable(self) -> None:
-        while self._unsent:
-            try:
-                wire.send_text(self._socket, self._unsent[0])
-            except BlockingIOError:
-                return
-            except OSError:
-                self._lost("the shim is gone")
-                return
-            del self._unsent[0]
-        self._loop.remove_writer(self._socket)
-
-    def _readable(self) -> None:
-        while not self.closed:
-            try:
-                received = wire.receive(self._socket)
-            except BlockingIOError:
-                return
-            except Exception:  # it is gone, or does not speak our language: the same to us
-                received = None
-            if received is None:
-                self._lost("the shim is gone")
-                return
-            self._received(*received)
-
-    def _received(self, message: dict[str, Any], fds: list[int]) -> None:
-        if "event" in message:
-            wire.close_all(fds)
-            self._event(message)
-            return
-        future = self._waiting.pop(message.get("id", 0), None)
-        if future is None or future.done():  # cancelled meanwhile: nobody wants its descriptors
-            wire.close_all(fds)
-        elif "error" in message:
-            wire.close_all(fds)
-            future.set_exception(from_wire(message["error"]))
-        else:
-            future.set_result((message["ok"], fds))
+    async def _call(self, call: str, **parameters: Any) -> Answer:
+        _, answer = self._peer.ask({"call": call, **parameters})
+        return await answer
 
     def _event(self, event: dict[str, Any]) -> None:
         if event["event"] == "exec_exit":
@@ -349,21 +294,15 @@ class ShimClient:
         if self.on_event:
             self.on_event(event)
 
-    def _lost(self, why: str) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        self._socket.close()
-        for waiting in self._waiting.values():
-            _break(waiting, why)
-        for exited in self._execs.values():
-            _break(exited, why)
-        self._waiting.clear()
-        self._execs.clear()
+    def _lost(self) -> None:
+        self._break_sessions("the shim is gone")
         if self.on_close:
             self.on_close()
+
+    def _break_sessions(self, why: str) -> None:
+        for exited in self._execs.values():
+            fail(exited, why)
+        self._execs.clear()
 
 
 async def start_shim(
@@ -436,9 +375,3 @@ def _container_state(entry: Mapping[str, Any]) -> ContainerState:
         running=entry["running"],
         exit=Exit.of(ended) if ended else None,
     )
-
-
-def _break(future: asyncio.Future[Any], why: str) -> None:
-    if not future.done():
-        future.set_exception(PeerError(why))
-        future.exception()  # an abandoned one is not worth a warning

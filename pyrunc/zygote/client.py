@@ -17,6 +17,7 @@ from typing import Any
 
 from pyrunc import wire
 from pyrunc.errors import DeadlineExceeded, PeerError, from_wire
+from pyrunc.peer import Peer, fail
 from pyrunc.zygote import messages
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
@@ -74,7 +75,8 @@ class Zygote:
         """
         process = await self._live()
         request = {"call": messages.FORK, "function": function, "arguments": dict(arguments or {})}
-        answer = await process.ask(request, fds)
+        _, answering = process.peer.ask(request, fds)
+        answer, _ = await answering
         return int(answer["pid"])
 
     async def run(
@@ -105,11 +107,11 @@ class Zygote:
                 "timeout_s": timeout_s,
             }
             with errand.open_ends(stdin) as ends:
-                answering = process.send(request, [*ends, *fds])
+                number, answering = process.peer.ask(request, [*ends, *fds])
             try:
-                answer = await answering
+                answer, _ = await answering
             except asyncio.CancelledError:
-                process.cancel(answering)
+                process.peer.tell({"id": 0, "call": messages.CANCEL, "run": number})
                 raise
             if answer["timed_out"]:
                 raise DeadlineExceeded(f"{function} took longer than {timeout_s:g} s")
@@ -137,18 +139,16 @@ class Zygote:
 
 
 class _Process:
-    """One living zygote and the questions that it has not answered yet."""
+    """One living zygote."""
 
     def __init__(self, pid: int, sock: socket.socket) -> None:
         self.pid = pid
-        self.gone = False
-        self._socket = sock
-        self._loop = asyncio.get_running_loop()
-        self._next_id = 0
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._unsent: list[tuple[bytes, list[int]]] = []
-        self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._loop.add_reader(sock, self._readable)
+        self.peer = Peer(sock, "the zygote", self._told, self._lost)
+        self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    @property
+    def gone(self) -> bool:
+        return self.peer.lost
 
     @classmethod
     async def start(cls, preload: Sequence[str]) -> _Process:
@@ -173,100 +173,19 @@ class _Process:
             raise PeerError(f"the zygote cannot start: {from_wire(answer['error']).message}")
         return process
 
-    def send(self, request: dict[str, Any], fds: Sequence[int]) -> asyncio.Future[dict[str, Any]]:
-        """Queue a request; the future gets the answer's `ok` part or its error. Descriptors may be closed afterwards."""
-        if self.gone:
-            raise PeerError("the zygote has died")
-        self._next_id += 1
-        future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._waiting[self._next_id] = future
-        self._put({"id": self._next_id, **request}, fds)
-        return future
-
-    async def ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        return await self.send(request, fds)
-
-    def cancel(self, future: asyncio.Future[dict[str, Any]]) -> None:
-        """Kill the errand whose answer is awaited no more."""
-        for number, waiting in self._waiting.items():
-            if waiting is future and not self.gone:
-                self._put({"id": 0, "call": messages.CANCEL, "run": number}, ())
-
     async def close(self, *, kill: bool = False) -> None:
         """Hang up and wait until the process is reaped."""
-        self._lost()
-        if kill:
-            os.kill(
-                self.pid, signal.SIGKILL
-            )  # ours and not reaped yet: the number cannot mean another process
+        self.peer.close("the zygote was closed")
+        if kill:  # ours and not reaped yet: the number cannot mean another process
+            os.kill(self.pid, signal.SIGKILL)
         await _reap(self.pid)
 
-    def _put(self, message: dict[str, Any], fds: Sequence[int]) -> None:
-        text = wire.encode(message)
-        if not self._unsent:
-            try:
-                wire.send_text(self._socket, text, fds)
-                return
-            except BlockingIOError:
-                self._loop.add_writer(self._socket, self._writable)
-            except OSError:
-                self._lost()
-                return
-        self._unsent.append((text, [os.dup(fd) for fd in fds]))
-
-    def _writable(self) -> None:
-        while self._unsent:
-            text, fds = self._unsent[0]
-            try:
-                wire.send_text(self._socket, text, fds)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._lost()
-                return
-            wire.close_all(fds)
-            del self._unsent[0]
-        self._loop.remove_writer(self._socket)
-
-    def _readable(self) -> None:
-        while not self.gone:
-            try:
-                received = wire.receive(self._socket)
-            except BlockingIOError:
-                return
-            except Exception:  # it is gone, or does not speak our language: the same to us
-                received = None
-            if received is None:
-                self._lost()
-                return
-            message, fds = received
-            wire.close_all(fds)
-            self._answered(message)
-
-    def _answered(self, message: dict[str, Any]) -> None:
-        future = self._waiting.pop(message["id"], None) if "id" in message else self._ready
-        if future is None or future.done():
-            return
-        if "id" in message and "error" in message:
-            future.set_exception(from_wire(message["error"]))
-        else:
-            future.set_result(message.get("ok", message))
+    def _told(self, message: dict[str, Any]) -> None:
+        if not self._ready.done():
+            self._ready.set_result(message)
 
     def _lost(self) -> None:
-        if self.gone:
-            return
-        self.gone = True
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        self._socket.close()
-        for _, fds in self._unsent:
-            wire.close_all(fds)
-        self._unsent.clear()
-        for future in [*self._waiting.values(), self._ready]:
-            if not future.done():
-                future.set_exception(PeerError("the zygote has died"))
-                future.exception()  # an abandoned one is not worth a warning
-        self._waiting.clear()
+        fail(self._ready, "the zygote has died")
 
 
 class _Errand:

@@ -221,7 +221,7 @@ async def test_a_killed_zygote_takes_its_errands_along_and_is_replaced(zygote: Z
     with open(f"/proc/{first}/task/{first}/children") as file:
         children = [int(pid) for pid in file.read().split()]
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(PeerError, match="died"):
+    with pytest.raises(PeerError, match="gone"):
         await errand
     assert await until_gone(children)
     assert (await zygote.run(f"{HERE}:leave")).exit_code == 7

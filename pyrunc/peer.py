@@ -1,0 +1,138 @@
+"""Our end of a socket where we ask and the other side answers (pyrunc.wire's messages). asyncio, no threads.
+
+A question is {"id": n, …}, its answer {"id": n, "ok": {…}} + descriptors or {"id": n, "error": …}. What has no id is no answer
+and goes to `on_other`. Nothing blocks: what the socket does not take is queued. A socket that closes, or brings what is not
+a message, breaks every question that waits; `on_lost` is then called once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyrunc import wire
+from pyrunc.errors import PeerError, from_wire
+
+Answer = tuple[dict[str, Any], list[int]]
+"""The fields of an answer and its descriptors, which are the asker's to close."""
+
+
+class Peer:
+    """The other side. Use from one event loop; questions may overlap."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        name: str,
+        on_other: Callable[[dict[str, Any]], None],
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """Owns `sock`, which must be non-blocking; `name` is for the words of errors."""
+        self.lost = False
+        self._socket, self._name, self._on_other, self._on_lost = sock, name, on_other, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._next_id = 0
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._unsent: list[tuple[bytes, list[int]]] = []
+        self._loop.add_reader(sock, self._readable)
+
+    def ask(self, question: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[int, asyncio.Future[Answer]]:
+        """Queue a question; its id and the answer to come, which raises the error that was answered.
+
+        The caller keeps its descriptors and may close them at once. Raises PeerError when the other side is gone.
+        """
+        if self.lost:
+            raise PeerError(f"{self._name} is gone")
+        self._next_id += 1
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiting[self._next_id] = future
+        self.tell({"id": self._next_id, **question}, fds)
+        return self._next_id, future
+
+    def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Queue a message that has no answer; nothing happens when the other side is gone."""
+        if self.lost:
+            return
+        text = wire.encode(dict(message))
+        if not self._unsent:
+            try:
+                wire.send_text(self._socket, text, fds)
+                return
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._writable)
+            except OSError:
+                self._ended()
+                return
+        self._unsent.append((text, [os.dup(fd) for fd in fds]))
+
+    def close(self, why: str) -> None:
+        """Hang up; what waits gets PeerError(`why`). `on_lost` is not called."""
+        if self.lost:
+            return
+        self.lost = True
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        for _, fds in self._unsent:
+            wire.close_all(fds)
+        for future in self._waiting.values():
+            fail(future, why)
+        self._unsent.clear()
+        self._waiting.clear()
+
+    def _ended(self) -> None:
+        if not self.lost:
+            self.close(f"{self._name} is gone")
+            if self._on_lost:
+                self._on_lost()
+
+    def _writable(self) -> None:
+        while self._unsent:
+            text, fds = self._unsent[0]
+            try:
+                wire.send_text(self._socket, text, fds)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._ended()
+                return
+            wire.close_all(fds)
+            del self._unsent[0]
+        self._loop.remove_writer(self._socket)
+
+    def _readable(self) -> None:
+        while not self.lost:
+            try:
+                received = wire.receive(self._socket)
+            except BlockingIOError:
+                return
+            except Exception:  # it is gone, or does not speak our language: the same to us
+                received = None
+            if received is None:
+                self._ended()
+                return
+            self._received(*received)
+
+    def _received(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "id" not in message:
+            wire.close_all(fds)
+            self._on_other(message)
+            return
+        future = self._waiting.pop(message["id"], None)
+        if future is None or future.done():  # cancelled meanwhile: nobody wants its descriptors
+            wire.close_all(fds)
+        elif "error" in message:
+            wire.close_all(fds)
+            future.set_exception(from_wire(message["error"]))
+        else:
+            future.set_result((message["ok"], fds))
+
+
+def fail(future: asyncio.Future[Any], why: str) -> None:
+    """PeerError for whoever waits; an abandoned future is not worth a warning."""
+    if not future.done():
+        future.set_exception(PeerError(why))
+        future.exception()
