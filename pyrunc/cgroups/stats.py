@@ -22,10 +22,11 @@ class Stats:
     pids     current; max
     io       {"8:0": {rbytes wbytes rios wios …}}
     hugetlb  {"2MB": {current; max; events_max}}
-    pressure {"cpu": {"some": {avg10 avg60 avg300 total}, "full": …}}
+    pressure {"cpu": {"some": {avg10 avg60 avg300 total}, "full": …}}      total in microseconds
+    cpuset   {"cpus": "0-3,7", "mems": "0"}                                (what is in force; without the controller empty)
     """
 
-    __slots__ = ("cpu", "hugetlb", "io", "memory", "pids", "pressure")
+    __slots__ = ("cpu", "cpuset", "hugetlb", "io", "memory", "pids", "pressure")
 
     def __init__(self) -> None:
         self.cpu: dict[str, int] | None = None
@@ -34,6 +35,7 @@ class Stats:
         self.io: dict[str, dict[str, int]] = {}
         self.hugetlb: dict[str, dict[str, int | None]] = {}
         self.pressure: dict[str, dict[str, dict[str, float]]] = {}
+        self.cpuset: dict[str, str] = {}
 
 
 def read(directory: str) -> Stats:
@@ -48,6 +50,9 @@ def read(directory: str) -> Stats:
     for name in PRESSURE:
         if content := tree.read(directory, f"{name}.pressure"):
             found.pressure[name] = pressure_lines(content)
+    for name in ("cpus", "mems"):
+        if content := tree.read(directory, f"cpuset.{name}.effective"):
+            found.cpuset[name] = content.strip()
     return found
 
 
@@ -70,11 +75,12 @@ def io_lines(content: str | None) -> dict[str, dict[str, int]]:
 
 
 def pressure_lines(content: str) -> dict[str, dict[str, float]]:
-    """`some avg10=0.00 … total=5` -> {"some": {"avg10": 0.0, …, "total": 5.0}}."""
-    found = {}
+    """`some avg10=0.00 … total=5` -> {"some": {"avg10": 0.0, …, "total": 5}}."""
+    found: dict[str, dict[str, float]] = {}
     for line in content.splitlines():
         kind, *words = line.split()
-        found[kind] = {key: float(value) for key, _, value in (word.partition("=") for word in words)}
+        pairs = (word.partition("=") for word in words)
+        found[kind] = {key: int(value) if key == "total" else float(value) for key, _, value in pairs}
     return found
 
 

@@ -6,7 +6,7 @@ import sys
 
 from pyrunc.cli.log import Log, words
 from pyrunc.cli.parse import Call, Misuse, parse
-from pyrunc.errors import Error
+from pyrunc.errors import Error, InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def do(call: Call) -> int:
     except Error as error:
         print(words(error), file=sys.stderr)
         return FAILED
+    if call.globals["criu"]:
+        log.warning("--criu has no effect: criu is found by PATH")
     try:
+        if call.globals["rootless"] not in ("true", "false", "auto"):
+            raise InvalidArgument(f"--rootless {call.globals['rootless']!r}: one of true, false, auto")
         return _work(call.verb.work)(call, log)
     except Exception as error:
         if not isinstance(error, Error | OSError) and call.globals["debug"]:

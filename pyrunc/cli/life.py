@@ -11,6 +11,7 @@ from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from pyrunc.cli.log import Log
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyrunc.lifecycle.create import Created
     from pyrunc.lifecycle.exec import Executed
     from pyrunc.lifecycle.state import State
+    from pyrunc.plan.model import Plan
 
 SIGTERM = 15
 
@@ -85,7 +87,20 @@ def _wishes(call: Call, start_immediately: bool) -> Wishes:
         keyring=not call.options["no_new_keyring"],
         preserve_fds=_preserved(call.options["preserve_fds"]),
         start_immediately=start_immediately,
+        trace=_tracer(call.options["trace"]),
     )
+
+
+def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[int, int]]], None] | None:
+    """Writes how long each operation of the plan took, when somebody wants to know."""
+    if not path:
+        return None
+    from pyrunc.plan.show import trace
+
+    def write(plan: Plan, started_ns: int, times: Sequence[tuple[int, int]]) -> None:
+        record.write_bytes(os.path.abspath(path), trace(plan, started_ns, times).encode(), mode=0o644)
+
+    return write
 
 
 def _preserved(count: int) -> tuple[int, ...]:
@@ -204,15 +219,30 @@ def kill(call: Call, log: Log) -> int:
     from pyrunc.lifecycle import kill as signals
 
     number = signals.parse_signal(call.arguments[1]) if len(call.arguments) > 1 else SIGTERM
-    found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    signals.kill(found, number, call.options["all"])
+    root = states.root_of(call.globals["root"])
+    for name in _named(call, root):
+        signals.kill(states.find(root, name), number, call.options["all"])
     return 0
+
+
+def _named(call: Call, root: str) -> list[str]:
+    """The id, or with --regex those of all containers in which the expression is found, as in crun."""
+    if not call.options["regex"]:
+        return [states.check_id(call.arguments[0])]
+    import re
+
+    try:
+        expression = re.compile(call.arguments[0])
+    except re.error as error:
+        raise InvalidArgument(f"--regex {call.arguments[0]!r}: {error}") from None
+    return [name for name in states.ids(root) if expression.search(name)]
 
 
 def delete(call: Call, log: Log) -> int:
     """`delete [--force] ID`."""
-    states.check_id(call.arguments[0])
-    _delete(states.root_of(call.globals["root"]), call.arguments[0], call.options["force"], log)
+    root = states.root_of(call.globals["root"])
+    for name in _named(call, root):
+        _delete(root, name, call.options["force"], log)
     return 0
 
 

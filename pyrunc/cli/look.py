@@ -118,7 +118,7 @@ def plan(call: Call, log: Log) -> int:
     found = preview(
         CreateRequest("ID", bundle.folder, bundle.spec, Directory(root.path), start_immediately=False)
     )
-    if call.options["format"] == "json":
+    if call.options["format"] == "json" or call.options["json"]:
         print(jsontext.dumps({"operations": [*map(line, found.ops)], "warnings": [*found.warnings]}))
     else:
         print(show(found))
@@ -135,7 +135,7 @@ def spec(call: Call, log: Log) -> int:
     document: dict[str, Any] = default()
     if call.options["rootless"]:
         document = for_an_ordinary_user(document, os.geteuid(), os.getegid())
-    path = os.path.join(call.options["bundle"], states.CONFIG)
+    path = os.path.join(call.options["bundle"], call.options["file"] or states.CONFIG)
     try:
         with open(path, "x") as file:
             file.write(json.dumps(document, indent="\t") + "\n")

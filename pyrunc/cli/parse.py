@@ -42,6 +42,10 @@ def parse(words: Sequence[str]) -> Call:
     globals, rest = _options(GLOBAL, words, leading=True, verb=None)
     if not rest:
         return Call(globals, None, {}, [])
+    if rest[0] in ("help", "h"):
+        globals["help"], rest = True, rest[1:]
+        if not rest:
+            return Call(globals, None, {}, [])
     verb = VERBS.get(rest[0])
     if verb is None:
         raise Misuse(f"unknown command {rest[0]!r}")

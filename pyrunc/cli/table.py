@@ -79,6 +79,7 @@ GLOBAL = (
         default="error",
     ),
     Option("rootless", TEXT, "true, false or auto", default="auto"),
+    Option("criu", TEXT, "has no effect: criu is found by PATH", metavar="FILE"),
     Option("version v", FLAG, "print the version"),
     Option("help h", FLAG, "print this help"),
 )
@@ -94,6 +95,7 @@ _CREATE = (
     Option("no-pivot", FLAG, "chroot instead of pivot_root (root on a ramdisk)"),
     Option("no-new-keyring", FLAG, "keep the caller's session keyring"),
     Option("preserve-fds", NUMBER, "pass that many more descriptors, from 3 up", default=0, metavar="N"),
+    Option("trace", TEXT, "write there how long each operation of the plan took", metavar="FILE"),
 )
 _RESOURCES = (
     Option("resources r", TEXT, "JSON file with linux.resources, - for stdin", metavar="FILE"),
@@ -113,6 +115,8 @@ _RESOURCES = (
     Option("kernel-memory", TEXT, "has no effect"),
     Option("kernel-memory-tcp", TEXT, "has no effect"),
     Option("pids-limit", TEXT, "how many processes, -1 for no limit"),
+    Option("l3-cache-schema", TEXT, "Intel RDT: line L3 of the schemata"),
+    Option("mem-bw-schema", TEXT, "Intel RDT: line MB of the schemata"),
 )
 
 VERBS: dict[str, Verb] = {
@@ -136,7 +140,10 @@ VERBS: dict[str, Verb] = {
             "send a signal to a container (TERM)",
             "life:kill",
             ("ID", "SIGNAL"),
-            (Option("all a", FLAG, "to all its processes"),),
+            (
+                Option("all a", FLAG, "to all its processes"),
+                Option("regex r", FLAG, "ID is a regular expression: to every container that it matches"),
+            ),
             least=1,
             leading=True,
         ),
@@ -144,7 +151,10 @@ VERBS: dict[str, Verb] = {
             "delete",
             "remove a stopped container",
             "life:delete",
-            options=(Option("force f", FLAG, "also one that runs, and none at all"),),
+            options=(
+                Option("force f", FLAG, "also one that runs, and none at all"),
+                Option("regex r", FLAG, "ID is a regular expression: every container that it matches"),
+            ),
         ),
         Verb(
             "exec",
@@ -220,7 +230,10 @@ VERBS: dict[str, Verb] = {
             "print what a create would do, one line per operation, without doing it",
             "look:plan",
             ("BUNDLE",),
-            (Option("format f", TEXT, "text or json", default="text"),),
+            (
+                Option("format f", TEXT, "text or json", default="text"),
+                Option("json", FLAG, "the same as --format json"),
+            ),
             least=0,
             fast=False,
         ),
@@ -231,6 +244,7 @@ VERBS: dict[str, Verb] = {
             (),
             (
                 Option("bundle b", TEXT, "folder to write it to", default=".", metavar="DIR"),
+                Option("file f", TEXT, "the file's name, when it is not config.json", metavar="FILE"),
                 Option("rootless", FLAG, "for a user without privileges"),
             ),
             fast=False,

@@ -15,7 +15,7 @@ from pyrunc.plan.build import SYNC_POINTS
 from pyrunc.plan.lower_process import NO_PROGRAM
 from pyrunc.program.errors import OperationFailed
 from pyrunc.program.launch import launch
-from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STATUS
+from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STATUS, TIME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyrunc.undo import Undo
 
     Result = TypeVar("Result")
+    Times = list[tuple[int, int]] | None
 
 SIGKILL = 9
 BIRTH_TIMEOUT_S = 1.0
@@ -78,9 +79,12 @@ def bear(
     args: Sequence[str],
     parts: Mapping[str, Callable[[Born], object]] | None = None,
     extra: Mapping[int, int] | None = None,
+    times: Times = None,
 ) -> Born:
     """Run the program; returns when its process has executed `args` (or waits for `start`). See `bearing`."""
-    return to_the_end(bearing(lowered, descriptors, undo, stdio=stdio, args=args, parts=parts, extra=extra))
+    return to_the_end(
+        bearing(lowered, descriptors, undo, stdio=stdio, args=args, parts=parts, extra=extra, times=times)
+    )
 
 
 def to_the_end(steps: Generator[int, None, Result]) -> Result:
@@ -102,10 +106,12 @@ def bearing(
     args: Sequence[str],
     parts: Mapping[str, Callable[[Born], object]] | None = None,
     extra: Mapping[int, int] | None = None,
+    times: Times = None,
 ) -> Generator[int, None, Born]:
     """Run the program in steps: each yields a descriptor, and once that is readable the next step does not wait.
 
-    `parts` are the caller's parts at the plan's sync points; `extra` are further descriptors {number there: number here}.
+    `times` gets (plan line, nanoseconds) of a timed program. `parts` are the caller's parts at the plan's sync points; `extra`
+    are further descriptors {number there: number here}.
     The process's end is pushed on `undo`. Raises KernelError worded with the plan line, NotFound and InvalidArgument in the
     words of execvp when there is no such program, and what a part raises.
     """
@@ -130,6 +136,9 @@ def bearing(
                     _answer(waiting, born, running, parts or {})
             elif message.tag == READY:
                 ready = True
+            elif message.tag == TIME and times is not None:
+                number = lowered.program.lines[message.op_index].number or 0
+                times.append((number, message.value * 1_000_000_000 + message.extra))
             elif born is None:
                 early.append(message)
             else:

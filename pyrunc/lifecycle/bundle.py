@@ -18,11 +18,12 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from pyrunc.lifecycle.birth import Born
     from pyrunc.lifecycle.create import Created
+    from pyrunc.plan.model import Plan
     from pyrunc.spec.model import Hooks, Spec
 
 
@@ -66,6 +67,7 @@ class Wishes:
         "missing_controllers",
         "preserve_fds",
         "start_immediately",
+        "trace",
         "with_cgroup",
     )
 
@@ -78,9 +80,11 @@ class Wishes:
         keyring: bool = True,
         preserve_fds: tuple[int, ...] = (),
         start_immediately: bool = False,
+        trace: Callable[[Plan, int, Sequence[tuple[int, int]]], object] | None = None,
     ) -> None:
         self.driver, self.with_cgroup, self.missing_controllers = driver, with_cgroup, missing_controllers
         self.keyring, self.preserve_fds, self.start_immediately = keyring, preserve_fds, start_immediately
+        self.trace = trace
 
 
 def make(
@@ -187,6 +191,7 @@ def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
         parts=_parts(state, spec),
         preserve_fds=wishes.preserve_fds,
         keyring=wishes.keyring,
+        trace=wishes.trace,
     )
 
 

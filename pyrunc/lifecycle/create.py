@@ -8,6 +8,7 @@ cgroup. Nothing is mounted on the host, and on failure nothing is left.
 from __future__ import annotations
 
 import os
+import time
 
 from pyrunc.errors import InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
@@ -30,7 +31,7 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.lifecycle.birth import Born
@@ -51,6 +52,7 @@ class CreateRequest(Value):
     caller's part at sync points (`plan.build.SYNC_POINTS`), called with the `Born` process. `preserve_fds`: numbers of the
     caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder`
     attached the mounts of `mount_fds`, for kernels that cannot clone them detached.
+    `trace`: called with the plan and its times (`birth.bearing`).
     """
 
     id: str
@@ -68,6 +70,7 @@ class CreateRequest(Value):
     keyring: bool = True
     restrict_oom_score_adj: bool = False
     seccomp_store: str | None = None
+    trace: Callable[[Plan, int, Sequence[tuple[int, int]]], object] | None = None
 
 
 class Created(Value):
@@ -107,15 +110,22 @@ def create(request: CreateRequest) -> Created:
         parts = user_namespace_parts(spec.linux, spec.process, _with_hooks(request, descriptors))
         plan = _plan(request, found, load_filter, cgroup is not None, parts)
         findings.give_stdio(spec, request.stdio)
-        born = birth.bear(
-            lower(plan),
-            descriptors.numbers,
-            undo,
-            stdio=request.stdio,
-            args=spec.process.args if spec.process else ("",),
-            parts=parts,
-            extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
-        )
+        times: list[tuple[int, int]] | None = None if request.trace is None else []
+        started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+        try:
+            born = birth.bear(
+                lower(plan, timed=times is not None),
+                descriptors.numbers,
+                undo,
+                stdio=request.stdio,
+                args=spec.process.args if spec.process else ("",),
+                parts=parts,
+                extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
+                times=times,
+            )
+        finally:
+            if request.trace is not None and times is not None:
+                request.trace(plan, started_ns, times)
         if cgroup is not None:
             cgroup.occupied()
         undo.commit()

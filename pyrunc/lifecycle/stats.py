@@ -39,7 +39,16 @@ def group_of(state: State) -> Cgroup:
 
 def once(state: State) -> dict[str, Any]:
     """One reading. Raises WrongState."""
-    return {"type": "stats", "id": state.id, "data": data(group_of(state).stats())}
+    return _reading(state, group_of(state))
+
+
+def _reading(state: State, group: Cgroup) -> dict[str, Any]:
+    found = data(group.stats())
+    if not found["pids"]:
+        found["pids"] = {"current": len(group.processes())}
+    found["cpuset"] = {**_allowed(state.pid), **found["cpuset"]}
+    found["network_interfaces"] = interfaces(state.pid)
+    return {"type": "stats", "id": state.id, "data": found}
 
 
 def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
@@ -55,7 +64,7 @@ def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
                 yield {"type": "oom", "id": state.id}
             kills = now_kills
             if time.monotonic() >= due:
-                yield {"type": "stats", "id": state.id, "data": data(group.stats())}
+                yield _reading(state, group)
                 due = time.monotonic() + interval_s
             _wait(watch, due - time.monotonic())
     finally:
@@ -88,10 +97,12 @@ def _wait(watch: list[int], timeout_s: float) -> None:
 def data(stats: Stats) -> dict[str, Any]:
     """The `data` of an event: what the kernel offers, in runc's words."""
     found: dict[str, Any] = {"cpu": _cpu(stats), "memory": _memory(stats), "pids": _pids(stats)}
+    found["cpuset"] = {name: numbers(text) for name, text in stats.cpuset.items()}
     found["blkio"] = {
         "ioServiceBytesRecursive": _io(stats, OPERATIONS),
         "ioServicedRecursive": _io(stats, COUNTS),
-    }
+    } | _pressure(stats, "io")
+    found["intel_rdt"] = {}
     found["hugetlb"] = {
         size: {"usage": use["current"], "failcnt": use["events_max"]} for size, use in stats.hugetlb.items()
     }
@@ -161,3 +172,54 @@ def _io(stats: Stats, words: tuple[tuple[str, str], ...]) -> list[dict[str, Any]
 
 def _pressure(stats: Stats, name: str) -> dict[str, Any]:
     return {"psi": stats.pressure[name]} if name in stats.pressure else {}
+
+
+def numbers(text: str) -> list[int]:
+    """`0-2,5` -> [0, 1, 2, 5] (cpuset(7), list format)."""
+    found: list[int] = []
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _allowed(pid: int) -> dict[str, list[int]]:
+    """Where the first process may run: what is in force also without the cpuset controller."""
+    lines = (line.partition(":") for line in _proc(pid, "status").splitlines())
+    found = {name: value.strip() for name, _, value in lines}
+    keys = (("cpus", "Cpus_allowed_list"), ("mems", "Mems_allowed_list"))
+    return {key: numbers(found[name]) for key, name in keys if name in found}
+
+
+# Columns of /proc/PID/net/dev (proc_pid_net(5)) under the names of runc's events.
+_COUNTERS = {"RxBytes": 0, "RxPackets": 1, "RxErrors": 2, "RxDropped": 3, "TxBytes": 8, "TxPackets": 9, "TxErrors": 10, "TxDropped": 11}  # fmt: skip
+
+
+def interfaces(pid: int) -> list[dict[str, Any]] | None:
+    """The counters of the interfaces of its network namespace, but for loopback; None when it has none, or ours."""
+    found = []
+    if _network_of(pid) in ("", _network_of("self")):
+        return None
+    for line in _proc(pid, "net/dev").splitlines()[2:]:
+        name, _, counters = line.partition(":")
+        columns = counters.split()
+        if name.strip() != "lo":
+            found.append(
+                {"Name": name.strip(), **{key: int(columns[place]) for key, place in _COUNTERS.items()}}
+            )
+    return found or None
+
+
+def _network_of(pid: int | str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
+def _proc(pid: int, name: str) -> str:
+    try:
+        with open(f"/proc/{pid}/{name}") as file:
+            return file.read()
+    except OSError:  # it ended in between
+        return ""

@@ -6,7 +6,7 @@ The saved configuration learns the new values, so that later readers (`state`, a
 from __future__ import annotations
 
 from pyrunc import jsontext, record
-from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle import status as facts
 
@@ -45,7 +45,7 @@ def _remember(state: State, resources: dict[str, Any]) -> None:
 
 
 def from_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The resources that the flags of `update` name. Raises InvalidArgument."""
+    """The resources that the flags of `update` name. Raises InvalidArgument, Unsupported."""
     numbers = {
         "cpu": {
             "shares": "cpu_share",
@@ -59,6 +59,9 @@ def from_options(options: dict[str, Any]) -> dict[str, Any]:
         "pids": {"limit": "pids_limit"},
         "blockIO": {"weight": "blkio_weight"},
     }
+    for option in ("l3_cache_schema", "mem_bw_schema"):
+        if options[option]:
+            raise Unsupported(f"--{option.replace('_', '-')}: Intel RDT is not supported")
     sizes = {"limit": "memory", "reservation": "memory_reservation", "swap": "memory_swap"}
     found: dict[str, Any] = {}
     for part, keys in numbers.items():

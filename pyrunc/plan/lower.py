@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from pyrunc.plan import lower_mount, lower_process
 from pyrunc.plan.lowering import Lowering
+from pyrunc.plan.model import LoadFilter, Ready
 from pyrunc.plan.stock import ROOT_NUMBER, PlanAssembler, PlanLine, Stock
+from pyrunc.program.model import TIME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from pyrunc.plan.model import Op, Plan
     from pyrunc.program.model import Program
+
+CLOCK_MONOTONIC_RAW = 4
 
 
 class Lowered:
@@ -30,13 +34,16 @@ class Lowered:
         self.program, self.numbers = program, numbers
 
 
-def lower(plan: Plan, *, arch: str = "") -> Lowered:
-    """The program of a plan for one architecture (`uname -m`; this machine's without one)."""
+def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> Lowered:
+    """The program of a plan for one architecture (`uname -m`; this machine's without one).
+
+    `timed`: after each operation the program sends a TIME message, up to where a filter might refuse the clock's call.
+    """
     ops = plan.ops
     preserve = sum(getattr(op, "preserve", 0) for op in ops)
     numbers = _numbers(ops, 3 + preserve)
     stock = _stock(arch)
-    runs = stock.runs(ops, CALLS) if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER else {}
+    runs = stock.runs(ops, CALLS) if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER and not timed else {}
     low = stock.start(Lowering, numbers)
     low.preserve = preserve
     index, size = 0, len(ops)
@@ -48,8 +55,21 @@ def lower(plan: Plan, *, arch: str = "") -> Lowered:
         else:
             low.a.at(PlanLine(ops[index], index + 1))
             CALLS[type(ops[index])](low, ops[index])
+            timed = timed and not isinstance(ops[index], LAST_TIMED)
+            if timed:
+                _send_time(low)
             index += 1
     return Lowered(low.a.program(), numbers)
+
+
+LAST_TIMED = (LoadFilter, Ready)
+
+
+def _send_time(low: Lowering) -> None:
+    """The time of a clock that no time namespace shifts: seconds and nanoseconds."""
+    now = low.a.data(16)
+    low.a.sys("clock_gettime", CLOCK_MONOTONIC_RAW, now)
+    low.a.send(TIME, low.a.field(now, 0, 8), low.a.field(now, 8, 8))
 
 
 _stocks: dict[str, Stock] = {}

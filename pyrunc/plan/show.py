@@ -10,7 +10,7 @@ from pyrunc.plan import model as m
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from pyrunc.plan.model import Op, Plan
@@ -37,6 +37,20 @@ def show(plan: Plan) -> str:
     """All lines, numbered from 1 as errors number them, then the warnings."""
     lines = [f"{number:4}  {line(op)}" for number, op in enumerate(plan.ops, 1)]
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings)])
+
+
+def trace(plan: Plan, started_ns: int, times: Sequence[tuple[int, int]]) -> str:
+    """A line per operation that was timed: its duration in microseconds, the time since the start, its line of the plan.
+
+    `times` are (line, nanoseconds); a part of the caller, a hook for example, is in the duration of what waited for it.
+    """
+    lines, before_ns = ["      us   since start   line  operation"], started_ns
+    for number, now_ns in times:
+        text = line(plan.ops[number - 1])
+        took_us, since_us = (now_ns - before_ns) // 1000, (now_ns - started_ns) // 1000
+        lines.append(f"{took_us:8}   {since_us:11}   {number:4}  {text}")
+        before_ns = now_ns
+    return "\n".join(lines) + "\n"
 
 
 def line(op: Op) -> str:

@@ -17,7 +17,7 @@ IMMEDIATE, ADDRESS, LOAD_1, LOAD_4, LOAD_8 = 0, 1, 2, 3, 4
 RELATIONS = {"eq": 0, "ne": 1, "lt": 2, "ge": 3}
 
 # Tags of messages. The launcher itself uses the last two; a program may use every other number below FIRST_RESERVED.
-PID, READY, PROGRESS, DESCRIPTOR, LISTENER, STATUS = 1, 2, 3, 4, 5, 6
+PID, READY, PROGRESS, DESCRIPTOR, LISTENER, STATUS, TIME = 1, 2, 3, 4, 5, 6, 7
 FIRST_RESERVED, REFUSED, FAILURE = 0xFFFFFFF0, 0xFFFFFFFE, 0xFFFFFFFF
 
 

@@ -259,17 +259,6 @@ def test_spec_writes_a_configuration_that_runs(runtime: Runtime, tmp_path: Path)
     assert runtime("run", "--bundle", str(box.folder), box.id).code == 5
 
 
-def test_a_plan_is_printed_and_nothing_happens(runtime: Runtime) -> None:
-    if not runtime.is_pyrunc:
-        pytest.skip("a verb of ours")
-    box = runtime.box("true")
-    lines = runtime("plan", str(box.folder)).ok().out.splitlines()
-    assert any("mount 'proc' on '/proc'" in line for line in lines) and "exec 'true'" in lines[-1]
-    operations = runtime("plan", "--format", "json", str(box.folder)).ok().json["operations"]
-    assert len(operations) == len(lines)
-    assert not runtime.root.exists()
-
-
 def test_a_bundle_with_a_long_strange_path(runtime: Runtime, tmp_path: Path) -> None:
     box = runtime.box("sh", "-c", "exit 3")
     folder = os.fsencode(tmp_path)
