@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from pyrunc import jsontext, record
-from pyrunc.errors import Error, InvalidArgument, KernelError, WrongState
+from pyrunc.errors import Error, InvalidArgument, InvalidSpec, KernelError, WrongState
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle import status as facts
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyrunc.lifecycle.bundle import Bundle, Wishes
     from pyrunc.lifecycle.create import Created
     from pyrunc.lifecycle.exec import Executed
+    from pyrunc.lifecycle.notify import Proxy
     from pyrunc.lifecycle.state import State
     from pyrunc.plan.model import Plan
 
@@ -28,7 +29,7 @@ SIGTERM = 15
 
 def create(call: Call, log: Log) -> int:
     """`create --bundle DIR ID`. Prints nothing: standard output is the container's."""
-    _make(call, log, start_immediately=False)
+    _make(call, log, _wishes(call, start_immediately=False))
     return 0
 
 
@@ -39,8 +40,11 @@ def run(call: Call, log: Log) -> int:
         from pyrunc.kernel.reaper import set_child_subreaper
 
         set_child_subreaper()
-    state, created = _make(call, log, start_immediately=True)
+    wishes = _wishes(call, start_immediately=True)
+    state, created = _make(call, log, wishes)
     _poststart(state, log)
+    if wishes.proxy is not None:
+        _await_ready(wishes.proxy, created, attached, log)
     if not attached:
         return 0
     from pyrunc.lifecycle.run import attend
@@ -52,7 +56,24 @@ def run(call: Call, log: Log) -> int:
             _delete(os.path.dirname(state.folder), state.id, True, log)
 
 
-def _make(call: Call, log: Log, start_immediately: bool) -> tuple[State, Created]:
+def _await_ready(proxy: Proxy, created: Created, attached: bool, log: Log) -> None:
+    """Detached, the service manager is told when the container is ready; attached that happens beside our other work."""
+    if not attached:
+        proxy.wait(created.pidfd, created.pid)
+        return
+
+    def wait() -> None:
+        try:
+            proxy.wait(created.pidfd, os.getpid())
+        except Error as error:
+            log.warning(error.message)
+
+    from _thread import start_new_thread
+
+    start_new_thread(wait, ())
+
+
+def _make(call: Call, log: Log, wishes: Wishes) -> tuple[State, Created]:
     from pyrunc.lifecycle import bundle as bundles
 
     options = call.options
@@ -67,9 +88,7 @@ def _make(call: Call, log: Log, start_immediately: bool) -> tuple[State, Created
             log.warning(warning)
         _hand_out(options, created, detached)
 
-    return bundles.make(
-        states.root_of(call.globals["root"]), container_id, bundle, _wishes(call, start_immediately), after
-    )
+    return bundles.make(states.root_of(call.globals["root"]), container_id, bundle, wishes, after)
 
 
 def _wishes(call: Call, start_immediately: bool) -> Wishes:
@@ -78,8 +97,6 @@ def _wishes(call: Call, start_immediately: bool) -> Wishes:
     manager = call.globals["cgroup_manager"]
     if manager not in ("cgroupfs", "systemd", "disabled"):
         raise InvalidArgument(f"--cgroup-manager {manager!r}: one of cgroupfs, systemd, disabled")
-    if call.options["no_pivot"]:
-        raise InvalidArgument("--no-pivot is not built")
     return Wishes(
         driver="systemd" if call.globals["systemd_cgroup"] or manager == "systemd" else "cgroupfs",
         with_cgroup=manager != "disabled",
@@ -87,6 +104,8 @@ def _wishes(call: Call, start_immediately: bool) -> Wishes:
         keyring=not call.options["no_new_keyring"],
         preserve_fds=_preserved(call.options["preserve_fds"]),
         start_immediately=start_immediately,
+        pivot=not call.options["no_pivot"],
+        notify=os.environ.get("NOTIFY_SOCKET", ""),
         trace=_tracer(call.options["trace"]),
     )
 
@@ -172,10 +191,29 @@ def start(call: Call, log: Log) -> int:
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
         _refuse_start(facts.status(state, locked=True))
-        args = (state.config().get("process") or {}).get("args") or [""]
-        release(state.folder, args)
+        process = state.config().get("process")
+        if process is None:
+            raise InvalidSpec("process", "process property must not be empty")
+        ready = _listen_for_ready(state)
+        release(state.folder, process.get("args") or [""])
     _poststart(state, log)
+    if ready is not None:
+        ready()
     return 0
+
+
+def _listen_for_ready(state: State) -> Callable[[], object] | None:
+    """What waits for the container to be ready, when a service manager started us and create made the place for it."""
+    manager = os.environ.get("NOTIFY_SOCKET", "")
+    if not manager or not os.path.isdir(f"{state.folder}/notify"):
+        return None
+    from pyrunc.lifecycle.notify import Proxy
+
+    pidfd = facts.open_process(state)
+    if pidfd is None:
+        return None
+    proxy = Proxy(state.folder, manager)
+    return lambda: proxy.wait(pidfd, state.pid)
 
 
 def _refuse_start(status: str) -> None:
@@ -258,6 +296,7 @@ def execute(call: Call, log: Log) -> int:
     from pyrunc.cli.process import asked
     from pyrunc.lifecycle.exec import ExecRequest, merged
     from pyrunc.lifecycle.exec import execute as enter
+    from pyrunc.lifecycle.findings import keeps_groups
     from pyrunc.spec.check import check_process
     from pyrunc.spec.parse import parse
 
@@ -296,6 +335,9 @@ def execute(call: Call, log: Log) -> int:
             cgroup=group,
             preserve_fds=_preserved(options["preserve_fds"]),
             keyring=found.keyring,
+            id=found.id,
+            bundle=found.bundle,
+            keep_groups=keeps_groups(spec),
             parts={"listener": listener} if (spec.linux.seccomp or {}).get("listenerPath") else {},
         )
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pyrunc.lifecycle.birth import Born
     from pyrunc.lifecycle.create import Created
+    from pyrunc.lifecycle.notify import Proxy
     from pyrunc.plan.model import Plan
     from pyrunc.spec.model import Hooks, Spec
 
@@ -53,19 +54,21 @@ def load(folder: str, config: str = "") -> Bundle:
         raise InvalidSpec("", f"{path} is not JSON: {error}") from None
     spec = parse(document)
     check(spec)
-    if spec.process is None:
-        raise InvalidSpec("process", "process property must not be empty")
     return Bundle(os.path.abspath(folder), document, spec)
 
 
 class Wishes:
-    """How a container is to be made, beyond its bundle: what the command line says."""
+    """How a container is to be made, beyond its bundle: what the command line says, and `notify`, the socket of a service
+    manager that waits for the container to be ready. `proxy` is open after `make` when the program runs then."""
 
     __slots__ = (
         "driver",
         "keyring",
         "missing_controllers",
+        "notify",
+        "pivot",
         "preserve_fds",
+        "proxy",
         "start_immediately",
         "trace",
         "with_cgroup",
@@ -80,11 +83,14 @@ class Wishes:
         keyring: bool = True,
         preserve_fds: tuple[int, ...] = (),
         start_immediately: bool = False,
+        pivot: bool = True,
+        notify: str = "",
         trace: Callable[[Plan, int, Sequence[tuple[int, int]]], object] | None = None,
     ) -> None:
         self.driver, self.with_cgroup, self.missing_controllers = driver, with_cgroup, missing_controllers
         self.keyring, self.preserve_fds, self.start_immediately = keyring, preserve_fds, start_immediately
-        self.trace = trace
+        self.pivot, self.notify, self.trace = pivot, notify, trace
+        self.proxy: Proxy | None = None
 
 
 def make(
@@ -176,9 +182,16 @@ def _write_config(state: State, bundle: Bundle) -> None:
 def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
     from pyrunc.lifecycle.create import CreateRequest
     from pyrunc.lifecycle.descriptors import CgroupChoice
+    from pyrunc.lifecycle.findings import keeps_groups
     from pyrunc.lifecycle.sources import Directory
 
     spec = _with_sockets(bundle.spec)
+    if wishes.notify and spec.process is not None:
+        from pyrunc.lifecycle import notify
+
+        spec = notify.with_socket(spec, state.folder)
+        if wishes.start_immediately:
+            wishes.proxy = notify.Proxy(state.folder, wishes.notify)
     assert spec.root is not None
     return CreateRequest(
         state.id,
@@ -191,6 +204,8 @@ def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
         parts=_parts(state, spec),
         preserve_fds=wishes.preserve_fds,
         keyring=wishes.keyring,
+        pivot=wishes.pivot,
+        keep_groups=keeps_groups(spec),
         trace=wishes.trace,
     )
 

@@ -51,6 +51,8 @@ class CreateRequest(Value):
     `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `parts`: the
     caller's part at sync points (`plan.build.SYNC_POINTS`), called with the `Born` process. `preserve_fds`: numbers of the
     caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder`
+    attached the mounts of `mount_fds`, for kernels that cannot clone them detached. `pivot` False:
+    the root covers the host's, `keep_groups`: the caller's groups stay, see `plan.build`.
     attached the mounts of `mount_fds`, for kernels that cannot clone them detached.
     `trace`: called with the plan and its times (`birth.bearing`).
     """
@@ -70,6 +72,8 @@ class CreateRequest(Value):
     keyring: bool = True
     restrict_oom_score_adj: bool = False
     seccomp_store: str | None = None
+    pivot: bool = True
+    keep_groups: bool = False
     trace: Callable[[Plan, int, Sequence[tuple[int, int]]], object] | None = None
 
 
@@ -99,7 +103,7 @@ def create(request: CreateRequest) -> Created:
         open_sources(request, descriptors, inside)
         if spec.linux.sysctl:
             descriptors.take("proc", kernel_mount.open_proc())
-        found = findings.look(spec, descriptors.numbers, request.stdio, inside)
+        found = findings.look(spec, descriptors.numbers, request.stdio, inside, request.pivot)
         cgroup, warnings = open_cgroup(
             request.id, spec.linux, spec.annotations, request.cgroup, descriptors, undo
         )
@@ -108,6 +112,7 @@ def create(request: CreateRequest) -> Created:
         if spec.hooks.start_container:
             descriptors.take("hook-state", os.memfd_create("hook-state", os.MFD_CLOEXEC))
         parts = user_namespace_parts(spec.linux, spec.process, _with_hooks(request, descriptors))
+        parts = _with_node(request, parts, undo)
         plan = _plan(request, found, load_filter, cgroup is not None, parts)
         findings.give_stdio(spec, request.stdio)
         times: list[tuple[int, int]] | None = None if request.trace is None else []
@@ -143,9 +148,10 @@ def preview(request: CreateRequest) -> Plan:
         open_root(request, descriptors)
         inside = findings.inside(spec)
         open_sources(request, descriptors, inside)
-        found = findings.look(spec, descriptors.numbers, request.stdio, inside)
+        found = findings.look(spec, descriptors.numbers, request.stdio, inside, request.pivot)
         load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
         parts = user_namespace_parts(spec.linux, spec.process, _with_hooks(request, descriptors))
+        parts = _with_node(request, parts, Undo())
         return _plan(request, found, load_filter, request.cgroup is not None, parts)
 
 
@@ -168,6 +174,8 @@ def _plan(
         restrict_oom_score_adj=request.restrict_oom_score_adj,
         preserve=len(request.preserve_fds),
         root_place=_hook_folder(request) if request.spec.hooks.create_container else "/",
+        pivot=request.pivot,
+        keep_groups=request.keep_groups,
     )
 
 
@@ -216,6 +224,21 @@ def _with_hooks(request: CreateRequest, descriptors: Descriptors) -> Parts:
     if hooks.start_container:
         parts["born"] = birth.in_turn(wanted.get("born"), prepare_start)
     return parts
+
+
+def _with_node(request: CreateRequest, wanted: Parts, undo: Undo) -> Parts:
+    """What the node gives the process as soon as it exists: a share of the caches, links."""
+    linux, more = request.spec.linux, []  # type: Linux, list[Callable[[Born], object]]
+    if linux.intel_rdt:
+        from pyrunc.lifecycle import rdt
+
+        asked, root = linux.intel_rdt, rdt.mounted()
+        more.append(lambda born: rdt.enter(asked, request.id, born.pid, undo, root))
+    if linux.net_devices:
+        from pyrunc.lifecycle import net_devices
+
+        more.append(lambda born: net_devices.move(linux.net_devices, born.pid))
+    return {**wanted, "born": birth.in_turn(wanted.get("born"), *more)} if more else wanted
 
 
 def _hand_out_listener(request: CreateRequest) -> Callable[[Born], object]:

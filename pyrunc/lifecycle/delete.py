@@ -52,12 +52,24 @@ def destroy(state: State) -> list[str]:
     if group is not None:
         group.kill()
         group.remove()
+    _leave_caches(state)
     states.remove(state)
     if not hooks:
         return []
     from pyrunc.lifecycle import hooks as programs
 
     return programs.run_all(hooks, "poststop", facts.oci_state(state, facts.STOPPED))
+
+
+def _leave_caches(state: State) -> None:
+    try:
+        asked = (state.config().get("linux") or {}).get("intelRdt")
+    except (Error, ValueError):
+        return
+    if asked:
+        from pyrunc.lifecycle import rdt
+
+        rdt.leave(asked, state.id, rdt.mounted())
 
 
 def _kill(state: State) -> None:

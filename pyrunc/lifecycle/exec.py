@@ -36,7 +36,7 @@ class ExecRequest(Value):
     """What `execute` needs: the container's first process and configuration, and what is to run (see `merged`).
 
     `cgroup` None: stay in the caller's. `stdio` stay the caller's and are not used with a terminal. `id` and `bundle` are
-    what a seccomp agent is told.
+    what a seccomp agent is told; `id` names the group of intelRdt too.
     """
 
     pid: int
@@ -52,6 +52,7 @@ class ExecRequest(Value):
     seccomp_store: str | None = None
     id: str = ""
     bundle: str = ""
+    keep_groups: bool = False
 
 
 class Executed(Value):
@@ -143,6 +144,7 @@ def _run(
             keyring=request.keyring,
             restrict_oom_score_adj=request.restrict_oom_score_adj,
             preserve=len(request.preserve_fds),
+            keep_groups=request.keep_groups,
         )
         try:
             born = yield from birth.bearing(
@@ -167,6 +169,12 @@ def _parts(request: ExecRequest) -> Mapping[str, Callable[[Born], object]]:
     process, wanted = request.process, request.parts
     if (request.spec.linux.seccomp or {}).get("listenerPath") and "listener" not in wanted:
         wanted = {**wanted, "listener": _hand_out_listener(request)}
+    if request.spec.linux.intel_rdt:
+        from pyrunc.lifecycle import rdt
+
+        asked, root = request.spec.linux.intel_rdt, rdt.mounted()
+        born = birth.in_turn(lambda b: rdt.join(asked, request.id, b.pid, root), wanted.get("born"))
+        wanted = {**wanted, "born": born}
     if not process.rlimits or request.spec.linux.namespace("user") is None:
         return wanted
     limits = birth.in_turn(lambda born: set_limits(born.pid, process), wanted.get("before-identity"))

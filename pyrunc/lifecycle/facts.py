@@ -11,7 +11,8 @@ from errno import EINVAL, EPERM
 from pyrunc.abi.capability import CAP_SYS_RESOURCE
 from pyrunc.abi.file import AT_EMPTY_PATH
 from pyrunc.abi.mount import OPEN_TREE_CLONE
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, Unsupported
+from pyrunc.kernel import cgroup
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import in_user_namespace
 from pyrunc.plan.model import Host
@@ -35,6 +36,7 @@ def host() -> Host:
             len(os.sched_getaffinity(0)) < (os.cpu_count() or 1),
             in_user_namespace(),
             _read("/proc/self/setgroups").strip() != b"deny",
+            _cgroup_root(),
         )
     if _host.capabilities >> CAP_SYS_RESOURCE & 1:
         return _host  # may lower the score, so its own is of no interest
@@ -50,6 +52,13 @@ def _held_capabilities() -> int:
         elif line.startswith(b"CapBnd:"):
             bounding = int(line[7:], 16)
     return permitted & bounding
+
+
+def _cgroup_root() -> str:
+    try:
+        return cgroup.root()
+    except Unsupported:
+        return ""
 
 
 def _read(path: str) -> bytes:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Places that every image has as plain directories, or that lie in mounts of ours; others are looked at.
 _PLAIN = frozenset(("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/sys/fs/cgroup"))
 PASSWD_LIMIT_BYTES = 1 << 20
+KEEP_GROUPS = "run.oci.keep_original_groups"
 NULL = os.makedev(1, 3)
 
 
@@ -51,7 +52,11 @@ def inside(spec: Spec) -> dict[int, bool]:
 
 
 def look(
-    spec: Spec, descriptors: Mapping[str, int], stdio: tuple[int, int, int], inside: Mapping[int, bool]
+    spec: Spec,
+    descriptors: Mapping[str, int],
+    stdio: tuple[int, int, int],
+    inside: Mapping[int, bool],
+    pivot: bool = True,
 ) -> Findings:
     """The findings. `descriptors` has the detached root and the trees of the other bind mounts by their plan names."""
     root = descriptors["root"]
@@ -78,7 +83,26 @@ def look(
         modes,
         "" if process is None or has_home(process) else home(root, process.user.uid),
         tuple(n for n in range(3) if _is_null(stdio[n])) if process and not process.terminal else (),
+        () if pivot else whole_instances(),
     )
+
+
+def whole_instances() -> tuple[str, ...]:
+    """Where whole procfs and sysfs are mounted in our namespace, the last mounted first."""
+    found = []
+    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
+        for line in (file.readall() or b"").splitlines():
+            fields, _, rest = line.partition(b" - ")
+            _, _, _, root, place = fields.split()[:5]
+            if root == b"/" and rest.split()[0] in (b"proc", b"sysfs"):
+                found.append(os.fsdecode(_unescaped(place)))
+    return tuple(reversed(found))
+
+
+def _unescaped(place: bytes) -> bytes:
+    """mountinfo writes blanks and backslashes as three octal digits."""
+    first, *others = place.split(b"\\")
+    return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in others)
 
 
 def has_home(process: Process) -> bool:
@@ -116,6 +140,11 @@ def give_stdio(spec: Spec, stdio: tuple[int, int, int]) -> None:
         except OSError as error:
             if error.errno not in (EPERM, EROFS):
                 raise KernelError("fchown", f"stdio {number}", error.errno or 0) from None
+
+
+def keeps_groups(spec: Spec) -> bool:
+    """Whether the caller's groups stay: podman's `--group-add keep-groups`, a word of crun's."""
+    return spec.annotations.get(KEEP_GROUPS) == "1"
 
 
 def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:

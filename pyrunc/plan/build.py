@@ -8,7 +8,7 @@ rights, identity, execve.
 from __future__ import annotations
 
 from pyrunc.abi import mount as mounts_abi
-from pyrunc.errors import InvalidSpec, Unsupported
+from pyrunc.errors import InvalidSpec
 from pyrunc.plan import devices, identity, model, mounts, namespaces, paths
 from pyrunc.spec.check import sysctl_path
 from pyrunc.spec.model import CpuAffinity
@@ -37,29 +37,32 @@ def build(
     restrict_oom_score_adj: bool = False,
     preserve: int = 0,
     root_place: str = "/",
+    pivot: bool = True,
+    keep_groups: bool = False,
 ) -> Plan:
     """The plan of a container's start.
 
     `sync` names the points (SYNC_POINTS) at which the caller wants to act; `await_start` waits for `start` before execve;
-    `keyring` names a new session keyring; `root_place` is the folder on which createContainer hooks find the root. Raises
-    InvalidSpec, Unsupported.
+    `keyring` names a new session keyring; `root_place` is the folder on which createContainer hooks find the root; without
+    `pivot` the root covers ours; `keep_groups` leaves the caller's groups. Raises InvalidSpec.
     """
     process, linux = spec.process, spec.linux
-    _refuse(spec)
-    warnings: list[str] = []
+    warnings = _unsupported_flags(linux)
     ops: list[Op] = [model.Prepare()]
     if process is not None:
         ops += identity.before(process, host, restrict_oom_score_adj)
     ops += _birth(linux, cgroup, sync, host.pinned)
     if keyring:
         ops.append(model.NewKeyring(keyring, linux.namespace("user") is not None))
-    ops += _root_filesystem(spec, host, findings, sync, root_place, warnings)
+    ops += _root_filesystem(spec, host, findings, sync, root_place, pivot, warnings)
     ops += _settings(spec, host)
-    if process is not None:
+    if process is None:
+        ops += [*_sync("before-identity", sync), *_no_execution(await_start)]
+    else:
         ops += identity.scheduling(process, linux.personality)
         ops += _sync("before-identity", sync)
         in_user = linux.namespace("user") is not None
-        ops += identity.change(process, host, load_filter, in_user, warnings)
+        ops += identity.change(process, host, load_filter, in_user, warnings, keep_groups)
         hooks = spec.hooks.start_container
         ops += _execution(process, findings.home, await_start, preserve, load_filter, hooks)
     return model.Plan(tuple(ops), tuple(warnings))
@@ -77,6 +80,7 @@ def build_exec(
     keyring: str = "",
     restrict_oom_score_adj: bool = False,
     preserve: int = 0,
+    keep_groups: bool = False,
 ) -> Plan:
     """The plan of a process that joins a container whose configuration holds `linux`."""
     warnings: list[str] = []
@@ -107,9 +111,11 @@ def build_exec(
     if process.terminal:
         ops.append(model.OpenTerminal(process.console_size, process.user.uid, console=False))
     ops.append(model.SetUmask(0o022 if process.user.umask is None else process.user.umask))
+    if linux.memory_policy is not None:
+        ops.append(identity.memory_policy(linux.memory_policy))
     ops += identity.scheduling(process, linux.personality)
     ops += _sync("before-identity", sync)
-    ops += identity.change(process, host, load_filter, "user" in kinds, warnings)
+    ops += identity.change(process, host, load_filter, "user" in kinds, warnings, keep_groups)
     ops += _execution(process, home, False, preserve, load_filter)
     return model.Plan(tuple(ops), tuple(warnings))
 
@@ -156,16 +162,10 @@ def build_holder(
     return model.Plan(tuple(ops))
 
 
-def _refuse(spec: Spec) -> None:
-    """Fields that no operation carries out yet: ignoring them would be a lie."""
-    linux = spec.linux
-    for path, value in (
-        ("linux.netDevices", linux.net_devices),
-        ("linux.intelRdt", linux.intel_rdt),
-        ("linux.mountLabel", linux.mount_label),
-    ):
-        if value:
-            raise Unsupported(f"{path} is not supported")
+def _unsupported_flags(linux: Linux) -> list[str]:
+    """runtime-spec has no flags for a personality yet: what stands there is a warning, as in runc."""
+    flags = linux.personality.flags if linux.personality is not None else ()
+    return [f"linux.personality.flags: {', '.join(flags)} are ignored"] if flags else []
 
 
 def _folders(places: Collection[str]) -> tuple[str, ...]:
@@ -202,24 +202,30 @@ def _root_filesystem(
     findings: Findings,
     sync: Collection[str],
     root_place: str,
+    pivot: bool,
     warnings: list[str],
 ) -> list[Op]:
     """Root, mounts, devices, links, pivot, working directory, terminal, and what is read-only in the end."""
     linux, process = spec.linux, spec.process
     if linux.namespace("mount") is None:
+        _warn_of_no_mounts(spec, warnings)
         return [*_sync("mounted", sync), *_sync("before-pivot", sync), model.ChangeRoot()]
+    if linux.mount_label and not host.selinux:
+        raise InvalidSpec("linux.mountLabel", f"{linux.mount_label!r} is set, but SELinux is off")
     propagation = mounts.PROPAGATION.get(linux.rootfs_propagation, 0)
     private = propagation & mounts_abi.MS_PRIVATE
+    if private and not pivot:
+        raise InvalidSpec("linux.rootfsPropagation", "a private root needs pivot_root")
     inherited = (mounts_abi.MS_PRIVATE if private else mounts_abi.MS_SLAVE) | mounts_abi.MS_REC
     ops: list[Op] = [model.SetPropagation(inherited), model.AttachRoot(inherited, root_place)]
     for i, mount in enumerate(spec.mounts):
         if i in findings.destinations:
             mount = mount.replace(destination=findings.destinations[i])
-        ops.append(mounts.operation(mount, i, linux, findings, warnings))
+        ops += mounts.operations(mount, i, linux, host, findings, warnings)
     ops += devices.operations(spec, host)
     ops += _sync("mounted", sync)
     ops += _sync("before-pivot", sync)
-    ops.append(model.PivotRoot())
+    ops.append(model.PivotRoot() if pivot else model.CoverRoot(root_place != "/", findings.instances))
     if process is not None:
         if process.cwd != "/":
             ops.append(model.MakeFolder(mounts.normal(process.cwd)))
@@ -231,6 +237,17 @@ def _root_filesystem(
     if spec.root is not None and spec.root.readonly:
         ops.append(model.ChangeMount("/", mounts_abi.MOUNT_ATTR_RDONLY))
     return ops
+
+
+def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
+    """What would stay on the host, in the folder of the root, is left out (and was, for others, a trap)."""
+    wanted = [f"mounts[{i}]" for i in range(len(spec.mounts))]
+    wanted += [f"linux.devices[{i}]" for i in range(len(spec.linux.devices))]
+    wanted += ["root.readonly"] if spec.root is not None and spec.root.readonly else []
+    if spec.process is not None and spec.process.terminal:
+        raise InvalidSpec("process.terminal", "needs a mount namespace with a devpts")
+    if wanted:
+        warnings.append(f"without a mount namespace these are left out: {', '.join(wanted)}")
 
 
 def _settings(spec: Spec, host: Host) -> list[Op]:
@@ -280,6 +297,13 @@ def _execution(
         )
     ops.append(model.Execute(process.args, env, preserve))
     return ops
+
+
+def _no_execution(await_start: bool) -> list[Op]:
+    """A container can be created without a process, but not be started (runtime-spec, runtime.md, "Start")."""
+    if not await_start:
+        raise InvalidSpec("process", "process property must not be empty")
+    return [model.Ready(), model.AwaitStart("start"), model.RefuseStart()]
 
 
 def _sync(point: str, wanted: Collection[str]) -> list[Op]:

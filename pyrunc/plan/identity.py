@@ -69,7 +69,12 @@ def scheduling(process: Process, personality: Personality | None) -> list[Op]:
 
 
 def change(
-    process: Process, host: Host, load_filter: LoadFilter | None, in_user_namespace: bool, warnings: list[str]
+    process: Process,
+    host: Host,
+    load_filter: LoadFilter | None,
+    in_user_namespace: bool,
+    warnings: list[str],
+    keep_groups: bool = False,
 ) -> list[Op]:
     """From the runtime's rights to the process's, up to the point where only execve is left.
 
@@ -88,7 +93,9 @@ def change(
     sets = None if capabilities is None else _sets(capabilities, host, warnings)
     if sets is not None:
         ops.append(model.DropBounding(sets[0], host.last_capability))
-    if host.setgroups:
+    if keep_groups and not user.additional_gids:
+        pass
+    elif host.setgroups:
         ops.append(model.SetGroups(user.additional_gids))
     elif user.additional_gids:
         raise InvalidSpec("process.user.additionalGids", "this user namespace may not change groups")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from errno import EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM
+from errno import EEXIST, EINVAL, EISDIR, ENOENT, ENOTDIR, EPERM
 from os import makedev
 from struct import pack
 
@@ -10,7 +10,7 @@ from pyrunc.abi import file as f
 from pyrunc.abi import ioctl
 from pyrunc.abi import mount as mnt
 from pyrunc.plan import model as m
-from pyrunc.plan.lowering import CLONE, EMPTY, QUIET, Lowering
+from pyrunc.plan.lowering import CLONE, EMPTY, MASK_OPTIONS, QUIET, Lowering
 from pyrunc.plan.mounts import PROC_FILES
 from pyrunc.program import macros
 from pyrunc.program.assemble import NEXT
@@ -60,7 +60,7 @@ def attach_mount(low: Lowering, op: m.AttachMount) -> None:
 
 def mount_fs(low: Lowering, op: m.MountFs) -> None:
     a = low.a
-    mount = low.filesystem(op.type, op.source, op.options, op.attributes)
+    mount = _instance(low, op)
     destination = (
         low.ordinary_folder(op.destination) if op.strict else _outside_proc(low, op.destination, True)
     )
@@ -71,6 +71,20 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
         low.set_attributes(mount, op.recursive_set, op.recursive_clear, recursive=True)
     a.sys("close", mount)
     a.sys("close", destination)
+
+
+def _instance(low: Lowering, op: m.MountFs) -> Slot:
+    """The new filesystem, or what there is of it outside."""
+    if not op.instead:
+        return low.filesystem(op.type, op.source, op.options, op.attributes)
+    a, refused, done = low.a, low.a.label(), low.a.label()
+    mount = low.filesystem(op.type, op.source, op.options, op.attributes, refused)
+    a.goto(done)
+    a.place(refused)
+    a.sys("open_tree", f.AT_FDCWD, op.instead, CLONE | f.AT_RECURSIVE, store=mount)
+    low.set_attributes(mount, op.attributes, propagation=mnt.MS_SLAVE | mnt.MS_REC)
+    a.place(done)
+    return mount
 
 
 def mount_tree(low: Lowering, op: m.MountTree) -> None:
@@ -200,6 +214,32 @@ def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
     a.sys("chdir", "/")
 
 
+def cover_root(low: Lowering, op: m.CoverRoot) -> None:
+    """Like switch_root(8), but that the old root cannot be emptied. What is locked together in a user namespace cannot be
+    unmounted: it gets an empty folder on top."""
+    a = low.a
+    for place in op.hide:
+        gone, locked = a.label(), a.label()
+        a.sys("umount2", place, mnt.MNT_DETACH, ok=gone, skip={EINVAL: locked, EPERM: locked, ENOENT: gone})
+        a.place(locked)
+        empty = low.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
+        attach = mnt.MOVE_MOUNT_F_EMPTY_PATH
+        a.sys("move_mount", empty, "", f.AT_FDCWD, place, attach, skip={ENOENT: NEXT, ENOTDIR: NEXT})
+        low.close(empty)
+        a.place(gone)
+    if op.move:
+        _cover(low, low.root, "/")
+    change_root(low, m.ChangeRoot())
+    a.sys("chdir", "/")
+
+
+def label_mount(low: Lowering, op: m.LabelMount) -> None:
+    folder = low.beneath(op.path, f.O_RDONLY | low.o_directory)
+    label = op.label.encode("utf-8", "surrogateescape")
+    low.a.sys("fsetxattr", folder, "security.selinux", low.a.constant(label), len(label), 0)
+    low.close(folder)
+
+
 def share_root(low: Lowering, op: m.ShareRoot) -> None:
     low.set_attributes(low.root, propagation=op.propagation)
 
@@ -325,6 +365,8 @@ CALLS: dict[type, Callable[[Lowering, Any], None]] = {
     m.MakeDevice: make_device,
     m.Symlink: symlink,
     m.PivotRoot: pivot_root,
+    m.CoverRoot: cover_root,
+    m.LabelMount: label_mount,
     m.ShareRoot: share_root,
     m.ChangeRoot: change_root,
     m.ReopenNull: reopen_null,

@@ -361,6 +361,12 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     a.place(go)
 
 
+def refuse_start(low: Lowering, op: m.RefuseStart) -> None:
+    assert low.start is not None
+    low.a.sys("write", low.start, low.a.constant(pack("<i", -EINVAL)), 4)
+    low.a.exit(127)
+
+
 def run_hook(low: Lowering, op: m.RunHook) -> None:
     """clone(2), which filters that know only older calls let pass; the parent's half comes first, as jumps go forward."""
     a, pid, child, done = low.a, low.a.slot(4), low.a.label(), low.a.label()
@@ -441,6 +447,7 @@ CALLS: dict[type, Callable[[Lowering, Any], None]] = {
     m.CheckProgram: check_program,
     m.Ready: ready,
     m.AwaitStart: await_start,
+    m.RefuseStart: refuse_start,
     m.RunHook: run_hook,
     m.Execute: execute,
     m.ExecuteDescriptor: execute_descriptor,

@@ -6,7 +6,7 @@ destination, `attach` puts a mount there. `program.macros` has what does not dep
 
 from __future__ import annotations
 
-from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
+from errno import EINVAL, ELOOP, ENOENT, ENOTDIR, EPERM
 from struct import pack
 
 from pyrunc.abi import file as f
@@ -171,33 +171,45 @@ class Lowering:
         self.a.sys("mount_setattr", mount, "", flags, attributes, mnt.MOUNT_ATTR_SIZE)
 
     def filesystem(
-        self, kind: str, source: str, options: tuple[tuple[str, str | None], ...], attributes: int
+        self,
+        kind: str,
+        source: str,
+        options: tuple[tuple[str, str | None], ...],
+        attributes: int,
+        refused: Label | None = None,
     ) -> Slot:
-        """A detached mount of a new filesystem.
+        """A detached mount of a new filesystem; `refused`: where to go when that is not permitted.
 
         The terminals' group, 5, need not be mapped in a user namespace: then they keep their creator's group. Kernels differ
         in when they say so, the older ones at the end.
         """
         a, context, made, created = self.a, self.a.slot(4), self.a.slot(4), self.a.label()
         grouped = kind == "devpts" and any(key == "gid" for key, _ in options)
-        self._configure(context, kind, source, options, EINVAL if grouped else 0)
+        rules = {} if refused is None else {EPERM: refused}
+        self._configure(context, kind, source, options, EINVAL if grouped else 0, rules)
         if grouped:
             a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0, skip={EINVAL: NEXT}, ok=created)
             self.close(context)
             rest = tuple(option for option in options if option[0] != "gid")
-            self._configure(context, kind, source, rest, 0)
-        a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0)
+            self._configure(context, kind, source, rest, 0, rules)
+        a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0, skip=rules)
         a.place(created)
-        a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, attributes, store=made)
+        a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, attributes, store=made, skip=rules)
         self.close(context)
         return made
 
     def _configure(
-        self, context: Slot, kind: str, source: str, options: tuple[tuple[str, str | None], ...], refusal: int
+        self,
+        context: Slot,
+        kind: str,
+        source: str,
+        options: tuple[tuple[str, str | None], ...],
+        refusal: int,
+        rules: dict[int, Label],
     ) -> None:
         """A filesystem context with these options; `refusal`: the errno that an unknown group may meet."""
         a = self.a
-        a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context)
+        a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context, skip=rules)
         if source:
             a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, "source", source, 0)
         for key, value in options:

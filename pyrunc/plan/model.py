@@ -132,7 +132,8 @@ class AttachMount(Op):
 class MountFs(Op):
     """A new instance of a filesystem. `options` are its own (None = a flag), `attributes` MOUNT_ATTR_*.
 
-    `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs).
+    `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs). `instead`: what is bound, as a
+    slave, where the kernel does not permit a new instance, as in a user namespace that does not own the network or cgroups.
     """
 
     destination: str
@@ -144,6 +145,7 @@ class MountFs(Op):
     propagation: tuple[int, ...] = ()
     recursive_set: int = 0
     recursive_clear: int = 0
+    instead: str = ""
 
 
 class MountTree(Op):
@@ -195,6 +197,16 @@ class PivotRoot(Op):
     """Make the attached root `/` and let go of the old one."""
 
 
+class CoverRoot(Op):
+    """Without pivot_root (a root on a ramdisk): the root is put on top of `/`, the old one stays beneath it.
+
+    `hide`: whole procfs and sysfs mounts of the old root, which would undo what is masked in the new one.
+    """
+
+    move: bool
+    hide: tuple[str, ...]
+
+
 class ShareRoot(Op):
     """The propagation of the root that was asked for, after everything that has to bind from it."""
 
@@ -203,6 +215,13 @@ class ShareRoot(Op):
 
 class ChangeRoot(Op):
     """Without a mount namespace of its own: chroot."""
+
+
+class LabelMount(Op):
+    """The SELinux label of the folder at `path`: of a filesystem that takes none as a mount option."""
+
+    path: str
+    label: str
 
 
 class ReopenNull(Op):
@@ -373,6 +392,10 @@ class AwaitStart(Op):
     descriptor: str
 
 
+class RefuseStart(Op):
+    """There is no program: `start` is told so, and the process ends."""
+
+
 class RunHook(Op):
     """A startContainer hook: a child that gets the state on stdin; its failure is told to `start`, and is our end."""
 
@@ -404,7 +427,8 @@ class Host(Value):
     """Facts of the machine and of the runtime's own process that decide what a plan holds.
 
     `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run on all CPUs;
-    `in_user_namespace`: our root is not the machine's; `setgroups`: it may change groups.
+    `in_user_namespace`: our root is not the machine's; `setgroups`: it may change groups;
+    `cgroup_root`: where the v2 tree is.
     """
 
     capabilities: int
@@ -417,12 +441,14 @@ class Host(Value):
     pinned: bool = False
     in_user_namespace: bool = False
     setgroups: bool = True
+    cgroup_root: str = "/sys/fs/cgroup"
 
 
 class Findings(Value):
     """What whoever runs the plan found out about this container's files. Keys are indices of `spec.mounts`.
 
     `sources`: absolute paths of those binds that the container's process makes itself; the others come as descriptors.
+    `instances`: mount points of whole procfs and sysfs in our namespace, looked up only for a root that covers ours.
     """
 
     directories: Mapping[int, bool] = {}
@@ -431,6 +457,7 @@ class Findings(Value):
     modes: Mapping[int, int] = {}
     home: str = ""
     null_stdio: tuple[int, ...] = ()
+    instances: tuple[str, ...] = ()
 
 
 class Plan(Value):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pyrunc.abi import mount as abi
 from pyrunc.errors import InvalidSpec
-from pyrunc.plan.model import ChangeMount, MountFs, MountTree
+from pyrunc.plan.model import ChangeMount, LabelMount, MountFs, MountTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.plan.model import Findings, Op
+    from pyrunc.plan.model import Findings, Host, Op
     from pyrunc.spec.model import Linux, Mount
 
 _RO, _NOSUID, _NODEV, _NOEXEC = (
@@ -65,7 +65,8 @@ PROPAGATION = {
     "unbindable": abi.MS_UNBINDABLE,
     "runbindable": abi.MS_UNBINDABLE | abi.MS_REC,
 }
-EXTENSIONS = ("tmpcopyup", "idmap", "ridmap", "copy-symlink", "src-nofollow", "dest-nofollow")
+EXTENSIONS = ("tmpcopyup", "idmap", "ridmap")
+UNLABELLED = ("proc", "sysfs", "mqueue", "cgroup2")  # take no context= of SELinux
 # Programs such as lxcfs may put their own files here; everything else inside /proc is refused (CVE-2019-16884).
 PROC_FILES = frozenset(
     f"/proc/{name}"
@@ -105,15 +106,17 @@ class Options:
             to_set, to_clear = ATTRIBUTES[option[1:]]
             self.rset = (self.rset & ~to_clear) | to_set
             self.rclear = (self.rclear | to_clear) & ~(to_set & ~_ATIME)
-        elif option in EXTENSIONS or option.startswith("idmap="):
+        elif option in EXTENSIONS:
             self.extensions.append(option)
         elif option not in IGNORED and option:
             key, equals, value = option.partition("=")
             self.data.append((key, value if equals else None))
 
 
-def operation(mount: Mount, index: int, linux: Linux, findings: Findings, warnings: list[str]) -> Op:
-    """The one operation for `mounts[index]`."""
+def operations(
+    mount: Mount, index: int, linux: Linux, host: Host, findings: Findings, warnings: list[str]
+) -> tuple[Op, ...]:
+    """The operation for `mounts[index]`, and its label where that is one of its own."""
     options = Options(mount.options)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)
@@ -122,8 +125,13 @@ def operation(mount: Mount, index: int, linux: Linux, findings: Findings, warnin
     _refuse_inside_proc(mount, destination, options.bind, path)
     if is_tree(mount):
         peer = _keeps_peers(options, linux)
-        return _tree(mount, index, destination, findings, options, peer, warnings)
-    return _filesystem(mount, destination, findings.modes.get(index), options, path)
+        return (_tree(mount, index, destination, findings, options, peer, warnings),)
+    made = _filesystem(mount, destination, findings.modes.get(index), options, linux.mount_label, path)
+    if linux.namespace("user") is not None or host.in_user_namespace:
+        made = made.replace(instead=_instead(made.type, linux, host))
+    if linux.mount_label and mount.type == "mqueue":
+        return (made, LabelMount(destination, linux.mount_label))
+    return (made,)
 
 
 def finishing(mount: Mount) -> Op | None:
@@ -225,7 +233,9 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     )
 
 
-def _filesystem(mount: Mount, destination: str, mode: int | None, options: Options, path: str) -> Op:
+def _filesystem(
+    mount: Mount, destination: str, mode: int | None, options: Options, label: str, path: str
+) -> MountFs:
     kind = "cgroup2" if mount.type == "cgroup" else mount.type
     data = [(word, None) for word in SUPERBLOCK if word in mount.options] + [
         (key, value) for key, value in options.data if key not in SUPERBLOCK
@@ -235,6 +245,8 @@ def _filesystem(mount: Mount, destination: str, mode: int | None, options: Optio
     late = options.set & _RO and (kind == "tmpfs" or destination == "/dev")
     if kind == "tmpfs" and mode is not None and not any(key == "mode" for key, _ in data):
         data.insert(0, ("mode", f"{mode:o}"))
+    if label and kind not in UNLABELLED:
+        data.append(("context", label))
     return MountFs(
         destination,
         kind,
@@ -246,3 +258,11 @@ def _filesystem(mount: Mount, destination: str, mode: int | None, options: Optio
         options.rset,
         options.rclear,
     )
+
+
+def _instead(kind: str, linux: Linux, host: Host) -> str:
+    """A user namespace may make a sysfs or a cgroup2 only of a network or cgroup namespace that belongs to it; the joined
+    ones need not."""
+    owner, place = {"sysfs": ("network", "/sys"), "cgroup2": ("cgroup", host.cgroup_root)}.get(kind, ("", ""))
+    entry = linux.namespace(owner)
+    return place if entry is None or entry.path else ""

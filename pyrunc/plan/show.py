@@ -78,7 +78,8 @@ def _mount_fs(op: m.MountFs) -> str:
     own = ",".join(key if value is None else f"{key}={value}" for key, value in op.options)
     shared = ",".join(map(propagation, op.propagation))
     recursive = _changes(op.recursive_set, op.recursive_clear, "r")
-    words = _options(("", attributes(op.attributes)), ("", own), ("", shared), ("", recursive))
+    instead = f"or bind {op.instead}" if op.instead else ""
+    words = _options(("", attributes(op.attributes)), ("", own), ("", shared), ("", recursive), ("", instead))
     return f"mount '{op.type}' on '{op.destination}'{words}"
 
 
@@ -154,6 +155,8 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.MakeDevice: lambda op: f"mknod '{op.path}' {op.type} {op.major}:{op.minor} mode {op.mode:04o}",
     m.Symlink: lambda op: f"symlink '{op.path}' to '{op.target}'",
     m.PivotRoot: lambda op: "pivot_root",
+    m.CoverRoot: lambda op: "cover '/' by the root" + (f", hide {' '.join(op.hide)}" if op.hide else ""),
+    m.LabelMount: lambda op: f"label '{op.path}' {op.label!r}",
     m.ShareRoot: lambda op: f"propagate '/' {propagation(op.propagation)}",
     m.ChangeRoot: lambda op: "chroot",
     m.ReopenNull: lambda op: f"reopen '/dev/null' as {_numbers(op.descriptors)}",
@@ -182,6 +185,7 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.CheckProgram: lambda op: f"check '{op.args[0]}'",
     m.Ready: lambda op: "say ready",
     m.AwaitStart: lambda op: "await start",
+    m.RefuseStart: lambda op: "refuse to start: no process",
     m.RunHook: lambda op: f"run startContainer hook #{op.index} '{op.path}'",
     m.Execute: lambda op: f"exec '{op.args[0]}'",
     m.ExecuteDescriptor: lambda op: f"exec descriptor '{op.descriptor}'",

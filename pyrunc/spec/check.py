@@ -11,6 +11,9 @@ from pyrunc.errors import InvalidSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from pyrunc.spec.model import Device, Hook, Linux, Mount, Process, Spec
 
 NAMESPACES = ("mount", "pid", "network", "ipc", "uts", "user", "cgroup", "time")
@@ -181,6 +184,8 @@ def _linux(linux: Linux) -> None:
         _link_name(name, host)
     if linux.personality is not None and linux.personality.domain not in PERSONALITIES:
         raise InvalidSpec("linux.personality.domain", f"unknown domain {linux.personality.domain!r}")
+    if linux.intel_rdt is not None:
+        _intel_rdt(linux.intel_rdt)
     policy = linux.memory_policy
     if policy is not None:
         if policy.mode not in MEMORY_MODES:
@@ -188,6 +193,24 @@ def _linux(linux: Linux) -> None:
         for i, flag in enumerate(policy.flags):
             if flag not in MEMORY_FLAGS:
                 raise InvalidSpec(f"linux.memoryPolicy.flags[{i}]", f"unknown flag {flag!r}")
+
+
+def _intel_rdt(rdt: Mapping[str, Any]) -> None:
+    at = "linux.intelRdt"
+    lines = rdt.get("schemata")
+    if lines is not None and (type(lines) is not list or not all(type(line) is str for line in lines)):
+        raise InvalidSpec(f"{at}.schemata", "must be a list of strings")
+    for key in ("closID", "l3CacheSchema", "memBwSchema"):
+        if rdt.get(key) is not None and type(rdt[key]) is not str:
+            raise InvalidSpec(f"{at}.{key}", "must be a string")
+    name = rdt.get("closID") or "/"
+    if name != "/" and ("/" in name or name in (".", "..")):
+        raise InvalidSpec(f"{at}.closID", f"{name!r} is not the name of a group")
+    for line in (rdt.get("l3CacheSchema"), rdt.get("memBwSchema"), *(lines or ())):
+        if line and "\n" in line:
+            raise InvalidSpec(at, f"a schema is one line, {line!r} is not")
+    if rdt.get("memBwSchema") and not rdt["memBwSchema"].startswith("MB:"):
+        raise InvalidSpec(f"{at}.memBwSchema", "must begin with MB:")
 
 
 def _device(device: Device, path: str) -> None:

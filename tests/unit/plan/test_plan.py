@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyrunc.errors import InvalidSpec, Unsupported
+from pyrunc.errors import InvalidSpec
 from pyrunc.plan import build as plans
 from pyrunc.plan import lower as lowering
 from pyrunc.plan import model, mounts
@@ -218,17 +218,19 @@ def test_exec_joins_what_the_container_has() -> None:
     ]  # born in the cgroup before its namespace
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"linux.netDevices": {"eth0": {}}},
-        {"linux.intelRdt": {"closID": "x"}},
-        {"linux.mountLabel": "a:b:c"},
-    ],
-)
-def test_what_is_not_built_is_said(change: dict[str, Any]) -> None:
-    with pytest.raises(Unsupported):
-        plan(change)
+def test_a_mount_label_needs_selinux_and_goes_to_what_takes_one() -> None:
+    with pytest.raises(InvalidSpec, match=r"linux\.mountLabel: 'a:b:c' is set, but SELinux is off"):
+        plan({"linux.mountLabel": "a:b:c"})
+    document = default()
+    document["linux"]["mountLabel"] = "a:b:c"
+    built = plans.build(parse(document), HOST.replace(selinux=True), Findings())
+    labelled = [
+        op for op in built.ops if isinstance(op, model.MountFs) and ("context", "a:b:c") in op.options
+    ]
+    assert [op.destination for op in labelled] == ["/dev", "/dev/pts", "/dev/shm"]
+    assert [op.path for op in built.ops if isinstance(op, model.LabelMount)] == ["/dev/mqueue"]
+    assert before(built, "MountFs", "LabelMount")
+    lower(built)
 
 
 @pytest.mark.parametrize("field", ["apparmorProfile", "selinuxLabel"])
@@ -262,7 +264,7 @@ def test_holder() -> None:
 )
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_every_plan_can_be_lowered(change: dict[str, Any], arch: str) -> None:
-    built = plan(change, load_filter=FILTER, keyring="k", await_start=change != {"process": None})
+    built = plan(change, load_filter=FILTER, keyring="k", await_start=True)
     lowered = lower(built, arch=arch)
     assert len(lowered.program) > 50
     assert sorted(lowered.numbers.values()) == list(range(3, 3 + len(lowered.numbers)))
@@ -295,7 +297,7 @@ def test_options(options: list[str], expected: tuple[int, int, int, int]) -> Non
 def test_filesystem_options_on_a_bind_are_a_warning() -> None:
     warnings: list[str] = []
     mount = Mount("/x", "bind", "/y", ("bind", "size=5", "z"))
-    mounts.operation(mount, 3, parse(default()).linux, Findings(), warnings)
+    mounts.operations(mount, 3, parse(default()).linux, HOST, Findings(), warnings)
     assert warnings == ["mounts[3]: a bind mount takes no filesystem options: size=5,z is ignored"]
 
 

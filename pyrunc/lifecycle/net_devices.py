@@ -1,0 +1,68 @@
+"""`linux.netDevices`: links of the host move into the container's network namespace, with their addresses.
+
+A move takes the addresses away, so those that are permanent and global are read before and given again after. The link is down
+while it moves and is renamed in the same step, so that no name can collide on the way. Nothing moves it back: with the
+namespace a physical link returns to the host, a virtual one ends. Source: runtime-spec config-linux.md, "Network Devices".
+"""
+
+from __future__ import annotations
+
+import os
+from errno import EEXIST
+
+from pyrunc.abi.clone import NAMESPACES
+from pyrunc.errors import InvalidSpec, KernelError
+from pyrunc.kernel.link import IFA_F_PERMANENT, IFF_UP, RT_SCOPE_UNIVERSE, Routing
+from pyrunc.kernel.namespace import open_namespace, open_own, setns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def move(devices: Mapping[str, str], pid: int) -> None:
+    """Move each link (name here -> name there) into the network namespace of `pid`, and set it up.
+
+    Raises InvalidSpec when that is our own namespace, KernelError.
+    """
+    there = open_namespace(f"/proc/{pid}/ns/net", "net")
+    try:
+        if os.fstat(there).st_ino == os.stat("/proc/thread-self/ns/net").st_ino:
+            raise InvalidSpec("linux.netDevices", "need a network namespace other than the host's")
+        with Routing() as outside, _open_routing_in(there) as inside:
+            for name, wanted in devices.items():
+                _move_one(outside, inside, there, name, wanted)
+    finally:
+        os.close(there)
+
+
+def _move_one(outside: Routing, inside: Routing, there: int, name: str, wanted: str) -> None:
+    what = f"link '{name}'"
+    index = outside.index(name)
+    if "%" not in wanted and inside.has(wanted):
+        raise KernelError("netlink", f"link '{wanted}' of the container", EEXIST)
+    kept = [
+        address
+        for address in outside.addresses(index)
+        if address.scope == RT_SCOPE_UNIVERSE and address.flags & IFA_F_PERMANENT
+    ]
+    before = inside.indices()
+    outside.change_link(index, mask=IFF_UP, what=f"{what} down")
+    outside.change_link(index, name=wanted, namespace_fd=there, what=f"{what} to the container as '{wanted}'")
+    (index,) = inside.indices() - before  # another number when its own is taken there
+    for address in kept:
+        inside.add_address(index, address, f"address of {what}")
+    inside.change_link(index, flags=IFF_UP, mask=IFF_UP, what=f"{what} up")
+
+
+def _open_routing_in(namespace: int) -> Routing:
+    """A socket stays in the namespace in which it was made."""
+    own = open_own("net")
+    try:
+        setns(namespace, NAMESPACES["net"])
+        try:
+            return Routing()
+        finally:
+            setns(own, NAMESPACES["net"])
+    finally:
+        os.close(own)

@@ -1,0 +1,112 @@
+"""sd_notify(3) for containers: a socket of ours inside, and its READY passed on to the one outside.
+
+A service manager believes only the process that it started, and its socket is not in the container. So when NOTIFY_SOCKET is
+set at create, the container gets a folder at /run/notify; at start a socket is made in it, and `start` waits until somebody in
+the container says READY or its init ends. MAINPID tells the manager whom to watch from then on, BARRIER that it has understood.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_DGRAM, SOL_SOCKET, socket
+
+from pyrunc.errors import KernelError
+from pyrunc.spec.model import Mount
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.spec.model import Spec
+
+VARIABLE = "NOTIFY_SOCKET"
+INSIDE, FOLDER, NAME = "/run/notify", "notify", "notify.sock"
+MESSAGE_BYTES = 65536
+BARRIER_TIMEOUT_S = 30
+
+
+def with_socket(spec: Spec, state_dir: str) -> Spec:
+    """The specification with the folder bound into it; the folder is made in the container's state."""
+    assert spec.process is not None
+    source = f"{state_dir}/{FOLDER}"
+    try:
+        os.mkdir(source)
+        os.chmod(source, 0o755)
+    except OSError as error:
+        raise KernelError("mkdir", f"'{source}'", error.errno or 0) from None
+    options = ("bind", "nosuid", "noexec", "nodev", "ro")
+    mount = Mount(INSIDE, "bind", source, options)
+    env = (*spec.process.env, f"{VARIABLE}={INSIDE}/{NAME}")
+    return spec.replace(mounts=(*spec.mounts, mount), process=spec.process.replace(env=env))
+
+
+class Proxy:
+    """The socket of one container; open it before its program runs, and `wait` after."""
+
+    def __init__(self, state_dir: str, host: str) -> None:
+        """`host` is the manager's address: a path, or an abstract name that begins with `@`. Raises KernelError."""
+        self._host = host
+        self._socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
+        folder = os.open(f"{state_dir}/{FOLDER}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            path = f"/proc/self/fd/{folder}/{NAME}"
+            self._socket.bind(path)
+            os.chmod(path, 0o777)
+        except OSError as error:
+            self._socket.close()
+            raise KernelError("bind", f"'{state_dir}/{FOLDER}/{NAME}'", error.errno or 0) from None
+        finally:
+            os.close(folder)
+
+    def wait(self, pidfd: int, main_pid: int) -> bool:
+        """Until the container is ready, which the manager is told with `main_pid`, or its init has ended (False)."""
+        waiter = select.poll()
+        waiter.register(self._socket.fileno(), select.POLLIN)
+        waiter.register(pidfd, select.POLLIN)
+        try:
+            while True:
+                found = dict(waiter.poll())
+                if self._socket.fileno() in found:
+                    ready = _ready_line(self._socket.recv(MESSAGE_BYTES))
+                    if ready:
+                        _tell(self._host, ready, main_pid)
+                        return True
+                elif pidfd in found:
+                    return False
+        finally:
+            self._socket.close()
+
+    def close(self) -> None:
+        """Nobody waits."""
+        self._socket.close()
+
+
+def _ready_line(message: bytes) -> bytes:
+    """Of what the container says only this is passed on: other words would be about us."""
+    return next((line for line in message.split(b"\n") if line.startswith(b"READY=")), b"")
+
+
+def _tell(host: str, ready: bytes, main_pid: int) -> None:
+    address = b"\0" + os.fsencode(host[1:]) if host.startswith("@") else os.fsencode(host)
+    reading, writing = os.pipe()
+    connection = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
+    try:
+        connection.connect(address)
+        connection.send(ready + b"\n")
+        connection.send(b"MAINPID=%d\n" % main_pid)
+        rights = (SOL_SOCKET, SCM_RIGHTS, array.array("i", [writing]))
+        connection.sendmsg([b"BARRIER=1"], [rights])
+        os.close(writing)
+        writing = -1
+        waiter = select.poll()
+        waiter.register(reading, select.POLLIN)
+        waiter.poll(
+            BARRIER_TIMEOUT_S * 1000
+        )  # the manager closes its end when it has handled what came before
+    except OSError as error:
+        raise KernelError("notify", f"'{host}'", error.errno or 0) from None
+    finally:
+        connection.close()
+        os.close(reading)
+        if writing >= 0:
+            os.close(writing)

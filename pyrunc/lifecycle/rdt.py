@@ -1,0 +1,162 @@
+"""`linux.intelRdt`: a container's share of caches and of memory bandwidth, by the resctrl filesystem.
+
+A group (class of service) is a folder with `schemata` and `tasks`. One that the configuration names by closID belongs to the
+node's owner: it is used, made when it is missing and has schemata, and never removed. Without a closID the group is the
+container's, called like it, and goes with it. So does a monitoring group. Source: runtime-spec config-linux.md, "IntelRdt",
+and the kernel's Documentation/filesystems/resctrl.rst.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.errors import InvalidSpec, KernelError, Unsupported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from pyrunc.undo import Undo
+
+    Rdt = Mapping[str, Any]
+
+WHERE = "linux.intelRdt"
+
+
+def mounted() -> str:
+    """Where the resctrl filesystem is. Raises Unsupported when it is not mounted."""
+    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
+        for line in (file.readall() or b"").splitlines():
+            left, _, right = line.partition(b" - ")
+            if right.startswith(b"resctrl "):
+                return os.fsdecode(left.split()[4])
+    raise Unsupported(f"{WHERE}: no resctrl filesystem is mounted (mount -t resctrl resctrl /sys/fs/resctrl)")
+
+
+def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
+    """Put the container's first process into its group, which is made when it must be. What was made is pushed on `undo`.
+
+    Raises InvalidSpec when a group that is there is not as was asked for, KernelError.
+    """
+    group = group_of(rdt, container_id, root)
+    wanted = schemata_of(rdt)
+    if not os.path.isdir(group):
+        if rdt.get("closID") and not wanted:
+            raise InvalidSpec(f"{WHERE}.closID", f"there is no group {group}, and no schemata to make it of")
+        _make(group)
+        undo.push(f"resctrl group {group}", _remove, group)
+        _write_schemata(group, wanted)
+    elif wanted:
+        _compare(group, wanted)
+    _write(group, "tasks", str(pid))
+    if rdt.get("enableMonitoring"):
+        watched = monitor_of(rdt, container_id, root)
+        _make(watched)
+        undo.push(f"resctrl group {watched}", _remove, watched)
+        _write(watched, "tasks", str(pid))
+
+
+def join(rdt: Rdt, container_id: str, pid: int, root: str) -> None:
+    """Put another process of the container into its group. Raises KernelError."""
+    _write(group_of(rdt, container_id, root), "tasks", str(pid))
+    if rdt.get("enableMonitoring"):
+        _write(monitor_of(rdt, container_id, root), "tasks", str(pid))
+
+
+def leave(rdt: Rdt, container_id: str, root: str) -> None:
+    """Remove what `enter` made for this container alone. Idempotent."""
+    if rdt.get("enableMonitoring"):
+        _remove(monitor_of(rdt, container_id, root))
+    if not rdt.get("closID"):
+        _remove(group_of(rdt, container_id, root))
+
+
+def group_of(rdt: Rdt, container_id: str, root: str) -> str:
+    """The folder of the container's group; a closID `/` is the root's."""
+    name = rdt.get("closID") or container_id
+    return root if name == "/" else f"{root}/{name}"
+
+
+def monitor_of(rdt: Rdt, container_id: str, root: str) -> str:
+    """The folder of its monitoring group."""
+    return f"{group_of(rdt, container_id, root)}/mon_groups/{container_id}"
+
+
+def schemata_of(rdt: Rdt) -> list[str]:
+    """The lines to write, caches before bandwidth, the free ones last."""
+    lines = [rdt.get("l3CacheSchema"), rdt.get("memBwSchema"), *(rdt.get("schemata") or ())]
+    return [line.strip() for line in lines if line and line.strip()]
+
+
+def _compare(group: str, wanted: list[str]) -> None:
+    """Somebody else may use the group: it stays as it is."""
+    with open(f"{group}/schemata", encoding="ascii") as file:
+        there = dict(map(_parsed, file.read().splitlines()))
+    for line in wanted:
+        resource, domains = _parsed(line)
+        found = there.get(resource, {})
+        if any(found.get(domain) != value for domain, value in domains.items()):
+            raise InvalidSpec(f"{WHERE}.closID", f"{group} is there, and its schemata are not {line!r}")
+
+
+def _parsed(line: str) -> tuple[str, dict[str, int | str]]:
+    """`L3:0=0f;1=f` -> ("L3", {"0": 15, "1": 15}); bandwidth is decimal, masks are hexadecimal."""
+    resource, _, rest = line.strip().partition(":")
+    base = 10 if resource == "MB" else 16
+    domains: dict[str, int | str] = {}
+    for part in rest.split(";"):
+        domain, _, value = part.strip().partition("=")
+        try:
+            domains[domain] = int(value, base)
+        except ValueError:
+            domains[domain] = value
+    return resource, domains
+
+
+def _write_schemata(group: str, lines: list[str]) -> None:
+    if lines:
+        _write(group, "schemata", "".join(f"{line}\n" for line in lines))
+
+
+def _make(group: str) -> None:
+    try:
+        os.mkdir(group, 0o755)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise KernelError("mkdir", f"'{group}'", error.errno or 0, _said(group)) from None
+
+
+def _remove(group: str) -> None:
+    try:
+        os.rmdir(group)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise KernelError("rmdir", f"'{group}'", error.errno or 0) from None
+
+
+def _write(group: str, name: str, text: str) -> None:
+    try:
+        descriptor = os.open(f"{group}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise KernelError(
+            "write", f"{text.strip()!r} to '{group}/{name}'", error.errno or 0, _said(group)
+        ) from None
+
+
+def _said(group: str) -> str:
+    """The kernel explains its last refusal at the root of the tree."""
+    while group not in ("/", ""):
+        try:
+            with open(f"{group}/info/last_cmd_status", encoding="ascii") as file:
+                said = file.read().strip()
+            return "" if said == "ok" else said
+        except OSError:
+            group = os.path.dirname(group)
+    return ""
