@@ -33,13 +33,17 @@ LONGEST_ID = 255
 
 
 def default_root() -> str:
-    """`/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Raises InvalidArgument when that is not set."""
-    if os.geteuid() == 0 and (os.environ.get("USER", "root") == "root" or not in_user_namespace()):
+    """`/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Raises InvalidArgument when that is not set.
+
+    Root of a user namespace is one of the others, unless it says that it is called root.
+    """
+    root = os.geteuid() == 0
+    if root and (os.environ.get("USER") == "root" or not in_user_namespace()):
         return DEFAULT_ROOT
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if not runtime:
+    if not runtime and not root:
         raise InvalidArgument("XDG_RUNTIME_DIR is not set: give --root")
-    return f"{runtime}/pyrunc"
+    return f"{runtime}/pyrunc" if runtime else DEFAULT_ROOT
 
 
 def root_of(given: str | None) -> str:

@@ -12,6 +12,7 @@ import stat
 from _blake2 import blake2b  # hashlib would load OpenSSL
 
 from pyrunc.errors import Unsupported
+from pyrunc.kernel.credential import is_machine_root
 from pyrunc.record import write_bytes
 from pyrunc.seccomp import profile as profiles
 
@@ -68,7 +69,7 @@ def compile(seccomp: Mapping[str, Any], arch: str = "", store: str | None = None
 
 def default_store() -> str:
     """`/run/pyrunc/.seccomp` for root, beneath $XDG_RUNTIME_DIR for others, "" (none) when that is not set."""
-    if os.geteuid() == 0:
+    if is_machine_root():
         return "/run/pyrunc/.seccomp"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     return f"{runtime}/pyrunc/.seccomp" if runtime else ""
