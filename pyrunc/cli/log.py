@@ -19,11 +19,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+# Names in a message may be an image's: they move no cursor and rename no window of who reads it.
+_VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 LEVELS = {"debug": 0, "info": 1, "warning": 2, "warn": 2, "error": 3}
 
 
 def words(error: BaseException) -> str:
-    """An error as the user reads it, one line."""
+    """An error as the user reads it, one line without control characters."""
     if isinstance(error, KernelError):
         where = f"{error.call} {error.subject}" if error.subject else error.call
         note = f" ({error.note})" if error.note else ""
@@ -36,7 +38,7 @@ def words(error: BaseException) -> str:
     else:
         text = f"internal error: {type(error).__name__}: {error}"
     notes = getattr(error, "__notes__", [])
-    return "; ".join([text, *notes]).replace("\n", "; ")
+    return "; ".join([text, *notes]).replace("\n", "; ").translate(_VISIBLE)
 
 
 class Log:
