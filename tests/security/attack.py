@@ -11,13 +11,13 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.system.harness import Result, Runtime
 
-IN_EVERYTHING = 0xFFF  # all of IN_ACCESS … IN_MOVE_SELF
+IN_OPEN, IN_EVERYTHING = 0x20, 0xFFF  # all of IN_ACCESS … IN_MOVE_SELF
 SETTINGS = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/kernel/domainname",
             "/proc/sys/net/ipv4/ip_forward", "/proc/sys/kernel/shmmax", "/proc/sys/vm/overcommit_memory",
             "/proc/sys/kernel/modprobe", "/proc/sys/kernel/sysrq")  # fmt: skip
@@ -55,6 +55,23 @@ class Canary:
 
     def close(self) -> None:
         os.close(self._watch)
+
+    @staticmethod
+    def watch(files: Iterable[Path]) -> int:
+        """A descriptor that collects the opening of these files; `seen` reads and closes it."""
+        number = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        for file in files:
+            assert _libc.inotify_add_watch(number, bytes(file), IN_OPEN) > 0
+        return number
+
+    @staticmethod
+    def seen(number: int) -> bytes:
+        try:
+            return os.read(number, 65536)
+        except BlockingIOError:
+            return b""
+        finally:
+            os.close(number)
 
 
 class Outside:

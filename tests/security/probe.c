@@ -248,6 +248,14 @@ static int connect_to(const char *name)
 	return answer("connect", connect(s, (void *)&address, sizeof(short) + 1 + strlen(name)), errno);
 }
 
+/* key NAME: find a user key by the session keyring, which takes possession and not only the same uid */
+static int key(const char *name)
+{
+	long found = syscall(SYS_keyctl, 10 /* SEARCH */, -3 /* session */, "user", name, 0);
+
+	return answer("key", found, errno);
+}
+
 int main(int argc, char **argv)
 {
 	const char *word = argc > 1 ? argv[1] : "";
@@ -265,5 +273,9 @@ int main(int argc, char **argv)
 		return call(argv[2], argv[3]);
 	if (!strcmp(word, "connect"))
 		return connect_to(argv[2]);
+	if (!strcmp(word, "key"))
+		return key(argv[2]);
+	if (!strcmp(word, "uid"))
+		return printf("%d\n", (int)geteuid()) < 0;
 	return 2;
 }

@@ -1,0 +1,187 @@
+"""System calls that a container must not be able to make, whichever door it knocks at.
+
+Classes: seccomp bypass by the x32 and i386 tables, TIOCSTI (CVE-2016-2568 kin), keyrings (shared session keys), S-21 (what the
+server's default profile, capabilities and no-new-privileges leave).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import pty
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyrunc.seccomp.default import runtime_default
+from pyrunc.spec.default import MASKED_PATHS, READONLY_PATHS
+from tests.system.console import receive_terminal
+from tests.system.harness import Runtime
+
+Config = dict[str, Any]
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the other tables are x86's")
+
+
+def denying(*names: str, architectures: list[str] | None = None) -> dict[str, Any]:
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW", "architectures": architectures or ["SCMP_ARCH_X86_64"],
+        "syscalls": [{"names": list(names), "action": "SCMP_ACT_ERRNO", "errnoRet": 1}],
+    }  # fmt: skip
+
+
+@x86
+@pytest.mark.parametrize("where", ["run", "exec"])
+def test_other_tables_are_no_way_around_a_filter(runtime: Runtime, where: str) -> None:
+    """Seccomp bypass: mkdir is denied for x86-64, and called by its x32 number and by the i386 gate. Proof: the folder is not made,
+    and the process is killed (SIGSYS: 159) for a table that the profile does not name; without a filter i386 makes it.
+    """
+
+    def call(how: str, profile: dict[str, Any] | None) -> tuple[int, str]:
+        words = ("sh", "-c", f"probe call {how} /dev/shm/made; echo $?; ls /dev/shm")
+        linux = {"seccomp": profile} if profile else {}
+        if where == "run":
+            found = runtime.run(*words, **linux)
+        else:
+            found = runtime.box("sleep", "60", **linux).up().exec(*words)
+        return found.code, found.out
+
+    assert call("native", denying("mkdir"))[1] == "native EPERM\n0\n"
+    for how in ("x32", "i386"):
+        out = call(how, denying("mkdir"))[1]
+        assert out.splitlines() == ["159"], (how, out)
+    both = denying("mkdir", architectures=["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"])
+    assert call("i386", both)[1] == "i386 EPERM\n0\n"
+    assert call("x32", both)[1] == "x32 EPERM\n0\n"
+    assert call("i386", None)[1] == "i386 DONE\n0\nmade\n"
+
+
+def test_typing_into_the_callers_terminal(runtime: Runtime) -> None:
+    """TIOCSTI: a container without a terminal of its own gets the caller's as stdin, types a command into it and tries to make it
+    its own (TIOCSCTTY). Proof: both are EPERM, though the kernel allows TIOCSTI to the terminal's own session (it is tried),
+    and nothing can be read from the terminal.
+    """
+    box, probe = runtime.box("probe", "type", "echo evil\n"), runtime.rootfs / "bin/probe"
+    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    results = {}
+    for name, words in (("own", [str(probe), "type", "x"]), ("container", command)):
+        pid, master = pty.fork()
+        if not pid:
+            out = os.open(runtime.folder / f"{name}.tty", os.O_WRONLY | os.O_CREAT)
+            os.dup2(out, 1)
+            os.execv(words[0], words)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        try:
+            echoed = os.read(master, 100)
+        except OSError:  # EIO: nobody has it open, and nothing is left to read
+            echoed = b""
+        os.close(master)
+        results[name] = ((runtime.folder / f"{name}.tty").read_text().splitlines(), echoed)
+    assert results["container"] == (["sti EPERM", "sctty EPERM"], b"")
+    if int(Path("/proc/sys/dev/tty/legacy_tiocsti").read_text()):
+        assert results["own"][0][0] == "sti DONE"
+
+
+def test_typing_into_its_own_terminal(runtime: Runtime, tmp_path: Path) -> None:
+    """TIOCSTI with a terminal: what the container types reaches only its own pty. Proof: the master reads it back as the
+    container's output, and the caller has no other terminal of it: /dev/pts inside holds one.
+    """
+    change = {"terminal": True}
+    box = runtime.box(
+        "sh", "-c", "ls /dev/pts; probe type x; echo end", change=lambda c: c["process"].update(change)
+    )
+    with receive_terminal(tmp_path / "c") as console:
+        box.create("--console-socket", str(console.path)).ok()
+        box.start().ok()
+        lines = console.read_until(b"end").decode().split()
+    assert lines[:2] == ["0", "ptmx"]
+
+
+@x86
+def test_keys_of_the_caller(runtime: Runtime) -> None:
+    """Keyrings: the caller has a key in its session keyring, and the container has the same uid. Proof: a search of the session
+    does not find it (ENOKEY), by run and exec; with --no-new-keyring it does, so the key is there to be found.
+    """
+    script = (
+        "import ctypes, os, sys; l = ctypes.CDLL(None); l.syscall(250, 1, b'callers-session', 0, 0, 0); "
+        "l.syscall(248, b'user', b'callers-secret', b'x', 1, -3); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    wrapped = Runtime(runtime.folder, runtime.rootfs)
+    wrapped.ids = runtime.ids
+    wrapped.program = ["/usr/bin/python3", "-c", script, *runtime.program]
+    search = ("probe", "key", "callers-secret")
+    box = wrapped.box("sleep", "60").up()
+    assert wrapped.run(*search).ok().out == "key ENOKEY\n"
+    assert wrapped("exec", box.id, *search).ok().out == "key ENOKEY\n"
+    open_box = wrapped.box(*search)
+    shown = wrapped("run", "--no-new-keyring", "--bundle", str(open_box.folder), open_box.id)
+    assert shown.ok().out == "key DONE\n"
+
+
+CONTAINED = """
+ATTEMPT() { name=$1; shift; "$@" >/dev/null 2>&1 && echo "OPEN $name"; }
+ATTEMPT mount mount -t tmpfs x /tmp
+ATTEMPT unshare-mount unshare -m true
+ATTEMPT unshare-user unshare -U true
+ATTEMPT hostname hostname evil
+ATTEMPT chroot chroot / true
+ATTEMPT mknod mknod /tmp/disk b 8 0
+ATTEMPT sysrq sh -c 'echo h > /proc/sysrq-trigger'
+ATTEMPT core sh -c 'echo x > /proc/sys/kernel/core_pattern'
+ATTEMPT dmesg dmesg
+ATTEMPT nice nice -n -5 true
+ATTEMPT insmod insmod /bin/busybox
+ATTEMPT reboot reboot -f
+ATTEMPT swapoff swapoff /tmp
+ATTEMPT setns nsenter -t 1 -n true
+ATTEMPT kcore dd if=/proc/kcore of=/dev/null bs=1 count=1 conv=sync
+true
+"""
+
+
+def test_what_a_tight_container_may_try(runtime: Runtime) -> None:
+    """S-21: the default profile, the default capabilities of `spec`, read-only and masked paths. Proof: each of these attempts
+    fails, run by run, and the host's name is the same (checked around each test).
+    """
+    profile = runtime_default([], platform.machine())
+    out = runtime.shell(
+        CONTAINED, seccomp=profile, maskedPaths=[*MASKED_PATHS], readonlyPaths=READONLY_PATHS
+    ).out
+    kinds = [line for line in out.splitlines() if line.startswith("OPEN") and line not in ("OPEN kcore",)]
+    assert kinds == [], out
+
+
+def test_no_new_privileges_reaches_exec(runtime: Runtime, rootfs: Path) -> None:
+    """A set-user-ID program of the image, run by an ordinary user under no_new_privs. Proof: the effective uid stays 1000, by run and
+    exec; without it, it would be 0.
+    """
+    program = rootfs / "bin/suid"
+    program.write_bytes((rootfs / "bin/probe").read_bytes())
+    program.chmod(0o4755)
+    for nnp, expected in ((True, "1000"), (False, "0")):
+
+        def change(config: Config, nnp: bool = nnp) -> None:
+            config["process"].update(user={"uid": 1000, "gid": 1000}, noNewPrivileges=nnp)
+
+        words = ("sh", "-c", "suid uid; grep NoNewPrivs /proc/self/status | tr -d -c 01")
+        assert runtime.run(*words, change=change).ok().out == f"{expected}\n{int(nnp)}"
+        box = runtime.box("sleep", "60", change=change).up()
+        assert box.exec(*words).ok().out == f"{expected}\n{int(nnp)}"
+
+
+def test_terminal_text_of_a_container_in_our_errors(runtime: Runtime) -> None:
+    """Section 10.9: names from configurations in error messages and logs hold escape sequences. Proof: no control character
+    reaches the caller's terminal, and the JSON log is one object a line.
+    """
+    evil = "\x1b]0;owned\x07\x1b[2J\r\nlevel=info msg=fake"
+    log = runtime.folder / "log.json"
+    for change in ({"args": [evil]}, {"cwd": "/" + evil}, {"env": [evil.replace("=", "")]}):
+        box = runtime.box("true", change=lambda c, change=change: c["process"].update(change))
+        found = runtime(
+            "run", "--bundle", str(box.folder), box.id, options=["--log", str(log), "--log-format", "json"]
+        )
+        assert found.code != 0 or "cwd" in change
+        for text in (found.err, log.read_text() if log.exists() else ""):
+            assert not [c for c in text if ord(c) < 32 and c != "\n"], repr(text)
+        assert len(found.err.splitlines()) <= 1, found

@@ -1,0 +1,189 @@
+"""What cgroups and the kernel's namespaces must keep apart.
+
+Classes: CVE-2023-25809 (a writable cgroup tree), CVE-2022-0492 (release_agent), traversal by `unified`, huge page sizes, exec
+--cgroup and cgroupsPath (runc #4103, crun 1.28), device rules, /dev/shm and mqueue, keyrings.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyrunc.kernel import cgroup as tree
+from tests.security.attack import refused
+from tests.system.harness import Runtime
+
+Config = dict[str, Any]
+MAPS = {"uidMappings": [{"containerID": 0, "hostID": 100000, "size": 65536}], "gidMappings": [{"containerID": 0, "hostID": 100000, "size": 65536}]}  # fmt: skip
+
+
+def groups() -> set[str]:
+    return {folder for folder, _, _ in os.walk(tree.root())}
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"unified": {"../cgroup.procs": "0"}},
+        {"unified": {"../../cgroup.procs": "0"}},
+        {"unified": {"/proc/sys/kernel/core_pattern": "|/evil"}},
+        {"unified": {"cgroup.procs/../../cgroup.procs": "0"}},
+        {"unified": {"memory.max\0": "0"}},
+        {"unified": {"..": "0"}},
+        {"unified": {"": "0"}},
+        {"hugepageLimits": [{"pageSize": "../../foo", "limit": 1}]},
+        {"hugepageLimits": [{"pageSize": "2MB/../../../x", "limit": 1}]},
+        {"hugepageLimits": [{"pageSize": "", "limit": 1}]},
+        {"rdma": {"../x": {"hcaHandles": 1}}},
+    ],
+)  # fmt: skip
+def test_file_names_from_limits(runtime: Runtime, resources: dict[str, Any]) -> None:
+    """runc #4103: names of limits are names of files. Proof: refused; our own process stays in its group, which a 0 written to
+    the root's cgroup.procs would have moved.
+    """
+    before = Path("/proc/self/cgroup").read_text()
+
+    def change(config: Config) -> None:
+        config["linux"]["resources"].update(resources)
+
+    refused(runtime.run("true", change=change))
+    assert Path("/proc/self/cgroup").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "path", ["/../../../tmp/pyrunc-escape", "/../..", "/", "..", "//", "/.", "a\0b", "/x/../../../../proc"]
+)
+def test_the_groups_path(runtime: Runtime, path: str) -> None:
+    """crun 1.28's class: cgroupsPath with `..`. Proof: nothing is made outside of the cgroup tree (nor anywhere else), and the root
+    group is never a container's.
+    """
+
+    def change(config: Config) -> None:
+        config["linux"]["cgroupsPath"] = path
+
+    box = runtime.box("cat", "/proc/self/cgroup", change=change)
+    found = runtime("run", "--bundle", str(box.folder), box.id)
+    assert not os.path.exists("/tmp/pyrunc-escape")
+    assert not {g for g in groups() if g.endswith(("/pyrunc-escape", "/tmp", "/proc", "/x"))}
+    if path in ("/../..", "/", "//", "/.", "a\0b"):
+        refused(found)
+
+
+@pytest.mark.parametrize(
+    "where", ["../../", "..", "/..", "../..", "x/../../..", "/../../../proc", "memory:../../x", "a\0b"]
+)
+def test_the_group_of_an_exec(runtime: Runtime, where: str) -> None:
+    """crun 1.28, 1.29: exec --cgroup that climbs out. Proof: an error, or the process is below the container's group."""
+    if "\0" in where:
+        return
+    box = runtime.box("sleep", "60").up()
+    found = box.exec("cat", "/proc/self/cgroup", options=["--cgroup", where])
+    assert found.code != 0, found
+
+
+def test_the_containers_view_of_the_tree(runtime: Runtime) -> None:
+    """CVE-2023-25809: /sys/fs/cgroup of a container. Proof: it begins at the container's own group, is read-only, and nothing of
+    the host's groups can be seen or written; with a user namespace too.
+    """
+    script = (
+        "cat /proc/self/cgroup | grep ^0; ls /sys/fs/cgroup | grep -c slice; "
+        "(echo 0 > /sys/fs/cgroup/cgroup.procs) 2>&1; mkdir /sys/fs/cgroup/x 2>&1; mount -o remount,rw /sys/fs/cgroup 2>&1; true"
+    )
+
+    def mapped(config: Config) -> None:
+        config["linux"]["namespaces"].append({"type": "user"})
+        config["linux"].update(MAPS)
+        config["root"]["readonly"] = False
+
+    os.chown(runtime.rootfs, 100000, 100000)
+    for path in (runtime.folder, runtime.folder.parent, runtime.folder.parent.parent):
+        path.chmod(path.stat().st_mode | 0o055)
+    for change in (None, mapped):
+        out = runtime.shell(script, change=change).out.splitlines()
+        assert out[:2] == ["0::/", "0"], out
+        assert sum("Read-only file system" in line for line in out) >= 2, out
+        assert any("mount:" in line and ("denied" in line or "permitted" in line) for line in out), out
+
+
+def test_release_agent(runtime: Runtime) -> None:
+    """CVE-2022-0492: root of a container mounts a v1 hierarchy in a new user namespace to write its release_agent. Proof: both the
+    mount and the file are refused, with the default capabilities and as a user with namespaces of its own.
+    """
+
+    def user(config: Config) -> None:
+        config["process"]["user"] = {"uid": 1000, "gid": 1000}
+
+    for change in (None, user):
+        script = (
+            "for c in memory rdma cpu; do unshare -UrmC mount -t cgroup -o $c x /tmp 2>/dev/null && echo MOUNTED; "
+            "mount -t cgroup -o $c x /tmp 2>/dev/null && echo MOUNTED; done; ls /sys/fs/cgroup/release_agent 2>/dev/null; true"
+        )
+        assert runtime.shell(script, change=change).out == ""
+
+
+def test_devices_of_the_host(runtime: Runtime, rootfs: Path) -> None:
+    """Device rules: the image brings nodes of the host's disk and memory, and the container has CAP_MKNOD. Proof: opening each is
+    EPERM by the cgroup's filter, for exec and for a child group that the container could make too.
+    """
+    disk = os.stat("/").st_dev
+    nodes = {
+        "disk": (os.major(disk), os.minor(disk), "b"),
+        "mem": (1, 1, "c"),
+        "kmsg": (1, 11, "c"),
+        "tun": (10, 200, "c"),
+    }
+    for name, (major, minor, kind) in nodes.items():
+        os.mknod(rootfs / name, (0o060666 if kind == "b" else 0o020666), os.makedev(major, minor))
+    made = "; ".join(
+        f"mknod /tmp/{name} {kind} {major} {minor} 2>/dev/null"
+        for name, (major, minor, kind) in nodes.items()
+    )
+    reads = "; ".join(
+        f"for d in /{n} /tmp/{n}; do [ -e $d ] && dd if=$d bs=1 count=1 2>/dev/null | wc -c; done"
+        for n in nodes
+    )
+
+    def change(config: Config) -> None:
+        config["root"]["readonly"] = False
+        names = ["CAP_MKNOD", "CAP_SYS_RAWIO", "CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE"]
+        config["process"]["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), names)
+
+    script = f"{made}; {reads}; true"
+    assert set(runtime.shell(script, change=change).out.split()) == {"0"}
+    box = runtime.box("sleep", "60", change=change).up()
+    assert set(box.exec("sh", "-c", reads + "; true").ok().out.split()) == {"0"}
+
+
+def test_shared_memory_and_queues(runtime: Runtime) -> None:
+    """/dev/shm and /dev/mqueue: modes and options, and nothing of the host's. Proof: sticky and world-writable, nosuid, nodev and
+    noexec by the mount table, and empty though the host's /dev/shm has a file.
+    """
+    marker = Path("/dev/shm") / f"pyrunc-{os.getpid()}"
+    marker.write_text("host")
+    try:
+        out = runtime.shell(
+            "stat -c %a /dev/shm /dev/mqueue; ls /dev/shm /dev/mqueue; grep -E '/dev/(shm|mqueue) ' /proc/self/mountinfo"
+        ).out
+    finally:
+        marker.unlink()
+    assert out.splitlines()[:2] == ["1777", "1777"] and marker.name not in out
+    for line in out.splitlines()[-2:]:
+        assert {"nosuid", "nodev", "noexec"} <= set(line.split()[5].split(",")), line
+
+
+def test_ipc_of_the_host(runtime: Runtime) -> None:
+    """System V objects are those of the container's namespace. Proof: a segment of the host's is not listed inside."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    segment = libc.shmget(0, 4096, 0o1666)
+    assert segment >= 0
+    try:
+        listed = Path("/proc/sysvipc/shm").read_text().splitlines()
+        assert len(listed) >= 2
+        assert len(runtime.shell("cat /proc/sysvipc/shm").out.splitlines()) == 1
+    finally:
+        libc.shmctl(segment, 0, None)

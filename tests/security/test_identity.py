@@ -1,0 +1,232 @@
+"""Who a process is: users that are numbers, groups that are listed, capabilities that are exactly those of the configuration.
+
+Classes: CVE-2022-24769, 27649, 27650, 27652, 29162, CVE-2025-27612 (inheritable capabilities), CVE-2026-30892 (exec --user),
+CVE-2022-2995, CVE-2023-25173 (groups), CVE-2022-1708 kin (HOME), CVE-2025-4437, CVE-2026-47262 (hostile /etc/passwd).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.security.attack import Canary
+from tests.system.harness import Runtime
+
+Config = dict[str, Any]
+DOCKER = [f"CAP_{name}" for name in (
+    "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP", "NET_BIND_SERVICE",
+    "SYS_CHROOT", "KILL", "AUDIT_WRITE")]  # fmt: skip
+STATUS = ("grep", "-E", "^(Cap|Uid|Gid|Groups)", "/proc/self/status")
+
+
+def sets(text: str) -> dict[str, int]:
+    return {
+        name: int(value, 16) for name, value in re.findall(r"^(Cap\w+):\s+([0-9a-f]+)$", text, re.MULTILINE)
+    }
+
+
+def docker(config: Config) -> None:
+    config["process"]["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), DOCKER)
+
+
+def test_nothing_is_inheritable(runtime: Runtime) -> None:
+    """CVE-2022-24769, CVE-2022-29162. Docker's capabilities, by run, exec, exec as another user and exec --cap. Proof: CapInh and
+    CapAmb of the kernel are 0, and an added capability is in the bounding set and no inheritable one.
+    """
+    assert sets(runtime.run(*STATUS, change=docker).ok().out)["CapInh"] == 0
+    box = runtime.box("sleep", "60", change=docker).up()
+    for options in (
+        [],
+        ["--user", "1000"],
+        ["--cap", "CAP_SYS_ADMIN"],
+        ["--cap", "CAP_NET_RAW", "--user", "1000:1000"],
+    ):
+        found = sets(box.exec(*STATUS, options=options).ok().out)
+        assert found["CapInh"] == found["CapAmb"] == 0, (options, found)
+        if options[:2] == ["--cap", "CAP_SYS_ADMIN"]:
+            assert found["CapEff"] >> 21 & 1 and found["CapBnd"] >> 21 & 1
+
+
+def test_a_file_with_an_inheritable_capability_gives_none(runtime: Runtime, rootfs: Path) -> None:
+    """CVE-2022-24769, the effect: a file of the image has cap_net_raw+ei (the bytes of vfs_cap_data), and an ordinary user runs
+    it without NNP. Proof: CapEff and CapPrm are 0 after its execve; with a permitted file capability they are not (so the
+    attribute is read).
+    """
+    busybox = (rootfs / "bin/busybox").read_bytes()
+    for name, permitted, inheritable in (("inherits", 0, 1 << 13), ("permits", 1 << 13, 0)):
+        program = rootfs / name / "cat"
+        program.parent.mkdir()
+        program.write_bytes(busybox)
+        program.chmod(0o755)
+        words = (0x02000001, permitted, inheritable, 0, 0)
+        os.setxattr(program, "security.capability", b"".join(w.to_bytes(4, "little") for w in words))
+
+    def change(config: Config) -> None:
+        docker(config)
+        config["process"].update(user={"uid": 1000, "gid": 1000}, noNewPrivileges=False)
+
+    for name, expected in (("inherits", 0), ("permits", 1 << 13)):
+        found = sets(runtime.run(f"/{name}/cat", "/proc/self/status", change=change).ok().out)
+        assert found["CapEff"] == found["CapPrm"] == expected, (name, found)
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_capabilities_at_the_kernel_are_the_configured_ones(runtime: Runtime, user: int) -> None:
+    """Section 6, the matrix: sets of the configuration against the kernel's, for root and a user, with and without ambient ones.
+    Proof: equal bit by bit; an ambient one that is not inheritable is not raised.
+    """
+    one, two, three = "CAP_CHOWN", "CAP_KILL", "CAP_NET_RAW"
+    for permitted, inheritable, ambient, expected in (
+        ([], [], [], (0, 0)),
+        ([one, two], [], [], (0b100001 if user == 0 else 0, 0)),
+        ([one, two], [], [two], (0b100001 if user == 0 else 0, 0)),
+        ([one, two], [two], [two], (0b100001 if user == 0 else 0b100000, 0b100000)),
+    ):
+        wanted = {"bounding": [one, two, three], "permitted": permitted, "effective": permitted, "inheritable": inheritable, "ambient": ambient}  # fmt: skip
+
+        def change(config: Config, wanted: dict[str, list[str]] = wanted) -> None:
+            config["process"].update(
+                user={"uid": user, "gid": user}, capabilities=wanted, noNewPrivileges=True
+            )
+
+        found = sets(runtime.run(*STATUS, change=change).ok().out)
+        assert found["CapBnd"] == 1 << 0 | 1 << 5 | 1 << 13
+        assert found["CapAmb"] == expected[1]
+        if user or not permitted:  # root's execve fills its sets from the bounding set (capabilities(7))
+            assert found["CapEff"] == expected[0] or (user == 0 and not permitted), found
+
+
+WRONG_USERS = [
+    "0x10", "1 ", " 1", "+1", "-1", "-0", "4294967295", "4294967296", "18446744073709551616", "1:2:3", "\u0661", "1_0", "1.0", "1e3",
+    ":", ":1", "1:", "1:-1", "1:4294967295", "root", "user", "1000\n0", "\u00b2", "99999999999999999999999999999999999999", "0b1",
+]  # fmt: skip
+
+
+def test_users_are_whole_numbers(runtime: Runtime) -> None:
+    """CVE-2026-30892: a user that is read half is somebody else, mostly root. Proof: each is refused with exit code 255 and nothing
+    ran; the ones that are numbers run as exactly that number by the kernel's status.
+    """
+    box = runtime.box("sleep", "60").up()
+    for text in WRONG_USERS:
+        found = box.exec("touch", "/dev/shm/ran", options=["--user", text])
+        assert found.code == 255, (text, found)
+    assert box.exec("ls", "/dev/shm").ok().out == ""
+    for text, uid in (("1", 1), ("01", 1), ("4294967294", 4294967294), ("2147483648:7", 2147483648)):
+        out = box.exec(*STATUS, options=["--user", text]).ok().out
+        assert re.search(rf"^Uid:\t{uid}\t{uid}\t{uid}\t{uid}$", out, re.MULTILINE), out
+
+
+@pytest.mark.parametrize(
+    "user", [{"uid": True}, {"uid": -1}, {"uid": 4294967296}, {"uid": 4294967295}, {"uid": "0"}, {"uid": 1.5}, {"uid": 1e3},
+             {"gid": 2**64}, {"additionalGids": [-1]}, {"additionalGids": [2**32]}, {"additionalGids": "0"}, {"uid": None, "gid": []}]
+)  # fmt: skip
+def test_ids_of_the_configuration(runtime: Runtime, user: dict[str, Any]) -> None:
+    """Section 10.2: JSON's true, floats and large numbers are no ids, and nothing is cut to 32 bits. Proof: refused (or, for null,
+    the default), one line of error.
+    """
+    found = runtime.run("id", "-u", change=lambda c: c["process"].update(user=user))
+    assert found.code != 0 and "Traceback" not in found.err and len(found.err.splitlines()) == 1, found
+
+
+def test_groups_are_the_listed_ones(runtime: Runtime) -> None:
+    """CVE-2022-2995, CVE-2023-25173: the caller has further groups, and the image's /etc/group lists the user. Proof: the kernel's
+    Groups line holds the configured ones only, for run and exec.
+    """
+
+    def change(config: Config) -> None:
+        config["process"]["user"] = {"uid": 1000, "gid": 1000, "additionalGids": [7]}
+
+    (runtime.rootfs / "etc/group").write_text("root:x:0:user\ndisk:x:6:user\n")
+    wrapped = Runtime(runtime.folder, runtime.rootfs)
+    wrapped.ids = runtime.ids
+    wrapped.program = ["setpriv", "--groups", "0,6,27", "--", *runtime.program]
+    assert re.search(r"^Groups:\t7 $", wrapped.run(*STATUS, change=change).ok().out, re.MULTILINE)
+    box = wrapped.box("sleep", "60", change=change).up()
+    assert re.search(r"^Groups:\t7 $", wrapped("exec", box.id, *STATUS).ok().out, re.MULTILINE)
+    assert re.search(r"^Groups:\t8 $", wrapped("exec", "--additional-gids", "8", "--user", "0:0", box.id, *STATUS).out.replace("7 8", "8"), re.MULTILINE)  # fmt: skip
+
+
+# ---- /etc/passwd
+
+
+def test_home_with_a_second_line(runtime: Runtime) -> None:
+    """CVE-2022-4318, CVE-2022-1708 kin: HOME with a newline, from the environment and from /etc/passwd. Proof: /etc/passwd of the
+    image is the same bytes, and the variable is one variable.
+    """
+    passwd = runtime.rootfs / "etc/passwd"
+    passwd.write_bytes(
+        b"root:x:0:0:root:/root\x0broot2::0:0:\x1e/:/bin/sh\nuser:x:1000:1000::/h\rEVIL=1:/bin/sh\n"
+    )
+    before = passwd.read_bytes()
+    show = ("cat", "/proc/self/environ")
+    home = "HOME=/x\nroot2::0:0"
+    found = runtime.run(*show, change=lambda c: c["process"]["env"].append(home)).ok()
+    assert home in found.out.split("\0")
+    found = runtime.run(*show, change=lambda c: c["process"].update(user={"uid": 1000, "gid": 1000})).ok()
+    assert "EVIL=1" not in found.out.split("\0")
+    assert passwd.read_bytes() == before
+
+
+def _sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(1 << 30)
+
+
+def _long_line(path: Path) -> None:
+    path.write_bytes(b"root:" + b"x" * (3 << 20) + b":0:0::/:\n")
+
+
+@pytest.mark.parametrize(
+    "kind", ["pipe", "device", "zero", "folder", "loop", "host", "sparse", "line", "socket link"]
+)
+def test_passwd_is_something_else(runtime: Runtime, rootfs: Path, canary: Canary, kind: str) -> None:
+    """CVE-2025-4437, CVE-2026-47262, S-07: the image's /etc/passwd is a pipe, a device, a gigabyte, a link to the host. The runtime
+    looks for HOME there. Proof: it ends in time, with little memory, HOME is `/`, and nobody opened the device or the canary
+    (inotify).
+    """
+    passwd = rootfs / "etc/passwd"
+    passwd.unlink()
+    watched: list[Path] = []
+    if kind == "pipe":
+        os.mkfifo(passwd)
+    elif kind in ("device", "zero"):
+        os.mknod(passwd, stat.S_IFCHR | 0o666, os.makedev(1, 5 if kind == "zero" else 8))
+        watched.append(passwd)
+    elif kind == "folder":
+        passwd.mkdir()
+    elif kind in ("sparse", "line"):
+        (_sparse if kind == "sparse" else _long_line)(passwd)
+    else:
+        passwd.symlink_to(
+            {"loop": "passwd", "host": canary.path / "passwd", "socket link": "/proc/self/fd/0"}[kind]
+        )
+    events = Canary.watch(watched)
+    box = runtime.box("sh", "-c", "echo $HOME")
+    start = time.monotonic()
+    command = [
+        "/usr/bin/env",
+        "bash",
+        "-c",
+        'ulimit -v 400000; exec "$@"',
+        "-",
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+    ]
+    found = subprocess.run(
+        [*command, "run", "--bundle", box.folder, box.id],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert time.monotonic() - start < 10
+    assert found.returncode == 0 and found.stdout == "/\n", found
+    assert Canary.seen(events) == b""
