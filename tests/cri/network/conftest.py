@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,10 @@ from cri_server.network.configuration import builtin_network
 from cri_server.network.model import NetworkResult, PodNetwork
 from cri_server.network.service import Network
 from pyrunc.zygote.client import Zygote
-from tests.kernel.cni.harness import Host, Pod, new_host
+from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, new_host
+
+RESULT = '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"\'"$CNI_NETNS"\'"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'
+ADD_ONLY = '[ "$CNI_COMMAND" = ADD ] || exit 0'
 
 
 @dataclass
@@ -111,3 +116,15 @@ async def node(tmp_path: Path, host: Host) -> AsyncIterator[Node]:
     finally:
         made.network.close()
         await zygote.close()
+
+
+def clean(node: Node) -> bool:
+    veths = {name for name in link_names() if name.startswith("veth")}
+    return not veths and not all_elements() and not node.leases() and not node.remembered()
+
+
+async def until(true: Any, timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)

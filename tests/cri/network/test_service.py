@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-from typing import Any
 
 import pytest
 
@@ -23,17 +22,8 @@ from pyrunc.errors import (
     ResourceExhausted,
     WrongState,
 )
-from tests.cri.network.conftest import Node
+from tests.cri.network.conftest import ADD_ONLY, RESULT, Node, clean, until
 from tests.kernel.cni.harness import all_elements, delete_link, link_names, listen, nft, reach
-
-RESULT = '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"\'"$CNI_NETNS"\'"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'
-ADD_ONLY = '[ "$CNI_COMMAND" = ADD ] || exit 0'
-
-
-def clean(node: Node) -> bool:
-    veths = {name for name in link_names() if name.startswith("veth")}
-    return not veths and not all_elements() and not node.leases() and not node.remembered()
-
 
 # the ordinary life
 
@@ -116,19 +106,6 @@ async def test_attached_twice_is_refused(node: Node) -> None:
         await node.attach(pod)
     assert await node.network.recall(pod.id) == first
     await node.network.check(pod.id)
-
-
-async def test_twenty_pods_at_once(node: Node) -> None:
-    pods = [node.host.pod() for _ in range(20)]
-    results = await asyncio.gather(
-        *(node.attach(pod, port_mappings=(PortMapping(9000 + i, 80),)) for i, pod in enumerate(pods))
-    )
-    assert len({ip for result in results for ip in result.ips}) == 40
-    await asyncio.gather(*(node.network.check(pod.id) for pod in pods))
-    await asyncio.gather(*(node.network.detach(pod.id, pod.path) for pod in pods))
-    for pod in pods:
-        pod.close()
-    await until(lambda: clean(node))
 
 
 # foreign plugins beside ours
@@ -464,59 +441,3 @@ async def test_readiness(node: Node) -> None:
     node.configure({"type": "moody"}, file="15-moody.conflist")
     unready = await node.network.status()
     assert not unready.ready and "not yet" in unready.message
-
-
-def with_ranges_from_kubelet(node: Node) -> None:
-    ipam = {"type": "host-local", "dataDir": str(node.folder / "leases")}
-    node.configure(node.bridge(ipam=ipam, capabilities={"ipRanges": True}, forceAddress=True))
-
-
-async def test_pod_ranges_of_the_node(node: Node) -> None:
-    with_ranges_from_kubelet(node)
-    await node.network.use_pod_ranges(["10.77.0.0/24", "fd77::/64"])
-    assert (await node.attach(node.host.pod())).ips == ("10.77.0.2", "fd77::2")
-    with pytest.raises(InvalidArgument):
-        await node.network.use_pod_ranges(["10.77.0.0/240"])
-
-
-async def test_pod_ranges_outlive_the_server(node: Node) -> None:
-    """kubelet says them to a server once; the next one gives out addresses before kubelet has spoken again."""
-    with_ranges_from_kubelet(node)
-    await node.network.use_pod_ranges(["10.77.0.0/24", " fd77::/64"])
-    await node.attach(node.host.pod())
-    node.restart()
-    assert (await node.attach(node.host.pod())).ips == ("10.77.0.3", "fd77::3")
-    await node.network.use_pod_ranges([""])
-    assert (await node.attach(node.host.pod())).ips == ("10.77.0.4", "fd77::4")
-    await node.network.use_pod_ranges(["10.78.0.0/24"])
-    node.restart()
-    assert (await node.attach(node.host.pod())).ips == ("10.78.0.2",)
-    assert len(node.remembered() - {"pod-ranges"}) == 4
-    assert await node.network.reconcile([pod.id for pod in node.host.pods]) == []
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", '{"version": 1}', '{"version": 1, "subnets": [7]}', '{"version": 1, "subnets": ["x"]}'],
-)
-async def test_damaged_pod_ranges_are_forgotten(
-    node: Node, content: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with_ranges_from_kubelet(node)
-    await node.network.use_pod_ranges(["10.77.0.0/24"])
-    (node.folder / "state" / "pod-ranges").write_text(content)
-    node.restart()
-    assert "pod CIDRs are forgotten" in caplog.text
-    with pytest.raises(PeerError):
-        await node.attach(node.host.pod())
-    await node.network.use_pod_ranges(["10.77.0.0/24"])
-    assert (await node.attach(node.host.pod())).ips == ("10.77.0.2",)
-    node.restart()
-    assert (await node.attach(node.host.pod())).ips == ("10.77.0.3",)
-
-
-async def until(true: Any, timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.01)

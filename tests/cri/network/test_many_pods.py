@@ -1,0 +1,53 @@
+"""Many pods at once: each gets what is its own, and they share few workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from cri_server.network.model import PortMapping
+from pyrunc.errors import PeerError
+from tests.cri.network.conftest import ADD_ONLY, Node, clean, until
+
+
+async def test_twenty_pods_at_once(node: Node) -> None:
+    pods = [node.host.pod() for _ in range(20)]
+    results = await asyncio.gather(
+        *(node.attach(pod, port_mappings=(PortMapping(9000 + i, 80),)) for i, pod in enumerate(pods))
+    )
+    assert len({ip for result in results for ip in result.ips}) == 40
+    await asyncio.gather(*(node.network.check(pod.id) for pod in pods))
+    await asyncio.gather(*(node.network.detach(pod.id, pod.path) for pod in pods))
+    for pod in pods:
+        pod.close()
+    await until(lambda: clean(node))
+
+
+async def test_many_pods_at_once_have_few_workers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    run = node.zygote.run
+    monkeypatch.setattr(
+        node.zygote, "run", lambda *asked, **more: started.append(asked) or run(*asked, **more)
+    )
+    pods = [node.host.pod() for _ in range(30)]
+    await asyncio.gather(*(node.attach(pod) for pod in pods))
+    await asyncio.gather(*(node.network.detach(pod.id, pod.path) for pod in pods))
+    assert 1 <= len(started) <= 4
+
+
+async def test_pods_that_wait_for_a_slow_address_plugin_hold_up_nobody(node: Node) -> None:
+    """Workers that wait long give their places away: the sixth pod is not behind the five."""
+    node.plugin(
+        "slow-ipam", f'{ADD_ONLY}; sleep 3; echo \'{{"cniVersion":"1.1.0","code":99,"msg":"no"}}\'; exit 1'
+    )
+    node.configure(node.bridge(ipam={"type": "slow-ipam"}))
+    slow = [asyncio.ensure_future(node.attach(node.host.pod())) for _ in range(5)]
+    await asyncio.sleep(0.2)
+    node.configure(node.bridge(), file="05-quick.conflist", name="quick")
+    started = time.monotonic()
+    await node.attach(node.host.pod())
+    assert time.monotonic() - started < 2.5
+    assert not any(task.done() for task in slow)
+    assert all(isinstance(found, PeerError) for found in await asyncio.gather(*slow, return_exceptions=True))

@@ -1,0 +1,57 @@
+"""The node's pod CIDRs as kubelet says them: used by plugins that take ranges, remembered when the server restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyrunc.errors import InvalidArgument, PeerError
+from tests.cri.network.conftest import Node
+
+
+def with_ranges_from_kubelet(node: Node) -> None:
+    ipam = {"type": "host-local", "dataDir": str(node.folder / "leases")}
+    node.configure(node.bridge(ipam=ipam, capabilities={"ipRanges": True}, forceAddress=True))
+
+
+async def test_pod_ranges_of_the_node(node: Node) -> None:
+    with_ranges_from_kubelet(node)
+    await node.network.use_pod_ranges(["10.77.0.0/24", "fd77::/64"])
+    assert (await node.attach(node.host.pod())).ips == ("10.77.0.2", "fd77::2")
+    with pytest.raises(InvalidArgument):
+        await node.network.use_pod_ranges(["10.77.0.0/240"])
+
+
+async def test_pod_ranges_outlive_the_server(node: Node) -> None:
+    """kubelet says them to a server once; the next one gives out addresses before kubelet has spoken again."""
+    with_ranges_from_kubelet(node)
+    await node.network.use_pod_ranges(["10.77.0.0/24", " fd77::/64"])
+    await node.attach(node.host.pod())
+    node.restart()
+    assert (await node.attach(node.host.pod())).ips == ("10.77.0.3", "fd77::3")
+    await node.network.use_pod_ranges([""])
+    assert (await node.attach(node.host.pod())).ips == ("10.77.0.4", "fd77::4")
+    await node.network.use_pod_ranges(["10.78.0.0/24"])
+    node.restart()
+    assert (await node.attach(node.host.pod())).ips == ("10.78.0.2",)
+    assert len(node.remembered() - {"pod-ranges"}) == 4
+    assert await node.network.reconcile([pod.id for pod in node.host.pods]) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"version": 1}', '{"version": 1, "subnets": [7]}', '{"version": 1, "subnets": ["x"]}'],
+)
+async def test_damaged_pod_ranges_are_forgotten(
+    node: Node, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_ranges_from_kubelet(node)
+    await node.network.use_pod_ranges(["10.77.0.0/24"])
+    (node.folder / "state" / "pod-ranges").write_text(content)
+    node.restart()
+    assert "pod CIDRs are forgotten" in caplog.text
+    with pytest.raises(PeerError):
+        await node.attach(node.host.pod())
+    await node.network.use_pod_ranges(["10.77.0.0/24"])
+    assert (await node.attach(node.host.pod())).ips == ("10.77.0.2",)
+    node.restart()
+    assert (await node.attach(node.host.pod())).ips == ("10.77.0.3",)
