@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from ipaddress import ip_address, ip_network
 
 from tests.kube.pods import Kube, pod, shell
 from tests.support.cluster import NODE_IP
+from tests.support.cluster_node import POD_SUBNETS
 
 
 def test_host_ports_from_outside_and_from_the_node(kube: Kube) -> None:
@@ -34,6 +36,21 @@ def test_host_ports_from_outside_and_from_the_node(kube: Kube) -> None:
         check=False,
     )
     assert refused.returncode != 0
+
+
+def test_pods_have_addresses_of_both_families(kube: Kube) -> None:
+    """From the plugin's result to the API server, the containers' environment, /etc/hosts and a connection."""
+    addresses = {"name": "IPS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}}
+    script = "mkdir /w; echo $IPS > /w/ips; exec httpd -f -p [::]:80 -h /w"
+    made = kube.run(pod("server", shell(script, env=[addresses])))
+    found = [entry["ip"] for entry in made["status"]["podIPs"]]
+    subnets = [ip_network(subnet) for subnet in POD_SUBNETS]
+    assert [ip_address(ip) in subnet for ip, subnet in zip(found, subnets, strict=True)] == [True, True]
+    assert made["status"]["podIP"] == found[0]
+    kube.run(pod("client"))
+    for host in (found[0], f"[{found[1]}]"):
+        assert kube.sh("client", f"timeout 10 wget -qO- http://{host}/ips") == ",".join(found)
+    assert set(found) <= set(kube.sh("server", "cat /etc/hosts").split())
 
 
 def test_dns_config(kube: Kube) -> None:
