@@ -53,7 +53,7 @@ def run(call: Call, log: Log) -> int:
         return attend(created.pidfd, created.console_fd)
     finally:
         if not call.options["keep"]:
-            _delete(os.path.dirname(state.folder), state.id, True, log)
+            delete_again(state, log)
 
 
 def _await_ready(proxy: Proxy, created: Created, attached: bool, log: Log) -> None:
@@ -78,7 +78,7 @@ def _make(call: Call, log: Log, wishes: Wishes) -> tuple[State, Created]:
 
     options = call.options
     container_id = states.check_id(call.arguments[0])
-    _open_missing_stdio()
+    open_missing_stdio()
     bundle = bundles.load(options["bundle"], options["config"] or "")
     _check_terminal(bundle, options)
     detached = call.verb is not None and (call.verb.name == "create" or options["detach"])
@@ -86,7 +86,7 @@ def _make(call: Call, log: Log, wishes: Wishes) -> tuple[State, Created]:
     def after(state: State, created: Created) -> None:
         for warning in created.warnings:
             log.warning(warning)
-        _hand_out(options, created, detached)
+        hand_out(options, created, detached)
 
     return bundles.make(states.root_of(call.globals["root"]), container_id, bundle, wishes, after)
 
@@ -94,12 +94,10 @@ def _make(call: Call, log: Log, wishes: Wishes) -> tuple[State, Created]:
 def _wishes(call: Call, start_immediately: bool) -> Wishes:
     from pyrunc.lifecycle.bundle import Wishes
 
-    manager = call.globals["cgroup_manager"]
-    if manager not in ("cgroupfs", "systemd", "disabled"):
-        raise InvalidArgument(f"--cgroup-manager {manager!r}: one of cgroupfs, systemd, disabled")
+    driver, with_cgroup = _driver(call)
     return Wishes(
-        driver="systemd" if call.globals["systemd_cgroup"] or manager == "systemd" else "cgroupfs",
-        with_cgroup=manager != "disabled",
+        driver=driver,
+        with_cgroup=with_cgroup,
         missing_controllers=call.globals["missing_controllers"],
         keyring=not call.options["no_new_keyring"],
         preserve_fds=_preserved(call.options["preserve_fds"]),
@@ -108,6 +106,25 @@ def _wishes(call: Call, start_immediately: bool) -> Wishes:
         notify=os.environ.get("NOTIFY_SOCKET", ""),
         trace=_tracer(call.options["trace"]),
     )
+
+
+def cgroup_wishes(call: Call) -> Wishes:
+    """What the words before the verb say, and nothing else."""
+    from pyrunc.lifecycle.bundle import Wishes
+
+    driver, with_cgroup = _driver(call)
+    return Wishes(
+        driver=driver, with_cgroup=with_cgroup, missing_controllers=call.globals["missing_controllers"]
+    )
+
+
+def _driver(call: Call) -> tuple[str, bool]:
+    """The cgroup driver, and whether there is a cgroup at all. Raises InvalidArgument."""
+    manager = call.globals["cgroup_manager"]
+    if manager not in ("cgroupfs", "systemd", "disabled"):
+        raise InvalidArgument(f"--cgroup-manager {manager!r}: one of cgroupfs, systemd, disabled")
+    driver = "systemd" if call.globals["systemd_cgroup"] or manager == "systemd" else "cgroupfs"
+    return driver, manager != "disabled"
 
 
 def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[int, int]]], None] | None:
@@ -145,7 +162,7 @@ def _check_terminal(bundle: Bundle, options: dict[str, Any]) -> None:
         raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
 
 
-def _hand_out(options: dict[str, Any], made: Created | Executed, detached: bool) -> None:
+def hand_out(options: dict[str, Any], made: Created | Executed, detached: bool) -> None:
     """Give the terminal, the pidfd and the pid to whoever asked for them, the pid last."""
     if made.console_fd is not None and detached:
         _send_descriptor(options["console_socket"], made.console_fd, b"/dev/ptmx")
@@ -175,7 +192,7 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
         os.close(there)
 
 
-def _open_missing_stdio() -> None:
+def open_missing_stdio() -> None:
     """Descriptors 0 to 2 that our caller closed become /dev/null, so that no file of ours takes their numbers."""
     for number in range(3):
         try:
@@ -284,6 +301,11 @@ def delete(call: Call, log: Log) -> int:
     return 0
 
 
+def delete_again(state: State, log: Log) -> None:
+    """What ends `run` and `restore` without --detach."""
+    _delete(os.path.dirname(state.folder), state.id, True, log)
+
+
 def _delete(root: str, container_id: str, force: bool, log: Log) -> None:
     from pyrunc.lifecycle.delete import delete as remove
 
@@ -301,7 +323,7 @@ def execute(call: Call, log: Log) -> int:
     from pyrunc.spec.parse import parse
 
     options = call.options
-    _open_missing_stdio()
+    open_missing_stdio()
     found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     _refuse_exec(facts.status(found), options["ignore_paused"])
     document = found.config()
@@ -344,7 +366,7 @@ def execute(call: Call, log: Log) -> int:
     for warning in executed.warnings:
         log.warning(warning)
     attached = not options["detach"]
-    _hand_out(options, executed, not attached or bool(options["console_socket"]))
+    hand_out(options, executed, not attached or bool(options["console_socket"]))
     if not attached:
         return 0
     from pyrunc.lifecycle.run import attend

@@ -119,6 +119,20 @@ _RESOURCES = (
     Option("mem-bw-schema", TEXT, "Intel RDT: line MB of the schemata"),
 )
 
+_IMAGES = (
+    Option("image-path", TEXT, "folder of the images (./checkpoint)", metavar="DIR"),
+    Option("work-path", TEXT, "folder of CRIU's logs", metavar="DIR"),
+    Option("tcp-established", FLAG, "with open TCP connections"),
+    Option("ext-unix-sk", FLAG, "with unix sockets to the outside"),
+    Option("shell-job", FLAG, "with a terminal of somebody else's"),
+    Option("file-locks", FLAG, "with file locks"),
+    Option("lazy-pages", FLAG, "memory follows later"),
+    Option("link-remap", FLAG, "with files that were deleted"),
+    Option("auto-dedup", FLAG, "pages that a later image has are removed from earlier ones"),
+    Option("manage-cgroups-mode", TEXT, "soft, full, strict or ignore", metavar="MODE"),
+    Option("empty-ns", LIST, "network: leave the namespace empty", metavar="NAMESPACE"),
+)
+
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
@@ -211,6 +225,51 @@ VERBS: dict[str, Verb] = {
             options=(
                 Option("interval", TEXT, "time between two", default="5s"),
                 Option("stats", FLAG, "print usage once"),
+            ),
+        ),
+        Verb(
+            "checkpoint",
+            "write a running container to files, by CRIU, and end it",
+            "migrate:checkpoint",
+            options=(
+                *_IMAGES,
+                Option("leave-running", FLAG, "let it run on"),
+                Option("pre-dump", FLAG, "memory only, and let it run on"),
+                Option("parent-path", TEXT, "an earlier pre-dump, relative to the images", metavar="DIR"),
+                Option("page-server", TEXT, "send memory there", metavar="ADDRESS:PORT"),
+                Option(
+                    "status-fd",
+                    TEXT,
+                    "a descriptor that is told when lazy pages can be fetched",
+                    metavar="FD",
+                ),
+                Option("tcp-skip-in-flight", FLAG, "without connections that are being made"),
+            ),
+        ),
+        Verb(
+            "restore",
+            "bring a container back from a checkpoint",
+            "migrate:restore",
+            options=(
+                *_IMAGES,
+                Option(
+                    "bundle b",
+                    TEXT,
+                    "folder with config.json and the root filesystem",
+                    default=".",
+                    metavar="DIR",
+                ),
+                Option("detach d", FLAG, "return when it runs"),
+                Option(
+                    "console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"
+                ),
+                Option("pidfd-socket", TEXT, "unix socket that gets a pidfd of init", metavar="SOCKET"),
+                Option("pid-file", TEXT, "write init's pid there", metavar="FILE"),
+                Option("no-subreaper", FLAG, "do not become a subreaper"),
+                Option("no-pivot", FLAG, "has no effect"),
+                Option("tcp-close", FLAG, "close TCP connections instead of restoring them"),
+                Option("lsm-profile", TEXT, "apparmor:PROFILE or selinux:LABEL", metavar="TYPE:NAME"),
+                Option("lsm-mount-context", TEXT, "SELinux context of mounts", metavar="CONTEXT"),
             ),
         ),
         Verb("features", "print what this runtime can do as JSON", "look:features", ()),

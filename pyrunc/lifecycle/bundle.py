@@ -94,14 +94,18 @@ class Wishes:
 
 
 def make(
-    root: str, container_id: str, bundle: Bundle, wishes: Wishes, after: Callable[[State, Created], None]
+    root: str,
+    container_id: str,
+    bundle: Bundle,
+    wishes: Wishes,
+    after: Callable[[State, Created], None],
+    bear: Callable[[State, Bundle, Wishes], Created] | None = None,
 ) -> tuple[State, Created]:
     """Claim the id, create the process, record it; `after` is the caller's last part, whose failure undoes all as well.
 
-    Raises what `create` raises, AlreadyExists, PeerError for a hook; the poststop hooks have been run then.
+    `bear` makes the process, `create` if it is not given. Raises what that raises, AlreadyExists, PeerError for a hook; the
+    poststop hooks have been run then.
     """
-    from pyrunc.lifecycle.create import create
-
     owner_uid = outer_uid()
     if os.geteuid() != 0:
         from pyrunc.lifecycle.rootless import enter
@@ -116,7 +120,7 @@ def make(
             with states.Lock(state):
                 _write_config(state, bundle)
                 state.save()
-                created = create(_request(state, bundle, wishes))
+                created = (bear or _create)(state, bundle, wishes)
                 undo.push("container", _unmake, state, created)
                 state.cgroup_record = created.cgroup.record() if created.cgroup is not None else None
                 state.complete = True
@@ -127,6 +131,12 @@ def make(
         _run_poststop(state, bundle.spec.hooks)
         raise
     return state, created
+
+
+def _create(state: State, bundle: Bundle, wishes: Wishes) -> Created:
+    from pyrunc.lifecycle.create import create
+
+    return create(_request(state, bundle, wishes))
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:

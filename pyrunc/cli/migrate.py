@@ -1,0 +1,100 @@
+"""The verbs that move a container through CRIU's images: checkpoint, restore."""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.errors import InvalidArgument
+from pyrunc.lifecycle import state as states
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.cli.log import Log
+    from pyrunc.cli.parse import Call
+    from pyrunc.lifecycle.bundle import Bundle, Wishes
+    from pyrunc.lifecycle.create import Created
+    from pyrunc.lifecycle.state import State
+
+
+def checkpoint(call: Call, log: Log) -> int:
+    """`checkpoint --image-path DIR ID`: the container is gone afterwards, unless it is to run on."""
+    from pyrunc.lifecycle.checkpoint import Choices, Dump
+    from pyrunc.lifecycle.checkpoint import checkpoint as dump
+    from pyrunc.lifecycle.delete import destroy
+
+    options = call.options
+    how = Dump(
+        leave_running=options["leave_running"],
+        pre_dump=options["pre_dump"],
+        parent_path=options["parent_path"] or "",
+        page_server=options["page_server"] or "",
+        status_fd=_descriptor(options["status_fd"]),
+        tcp_skip_in_flight=options["tcp_skip_in_flight"],
+    )
+    choices = Choices(**_folders(options))
+    state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    with states.Lock(state):
+        dump(state, choices, how)
+        if not (how.leave_running or how.pre_dump):
+            for warning in destroy(state):
+                log.warning(warning)
+    return 0
+
+
+def restore(call: Call, log: Log) -> int:
+    """`restore --bundle DIR --image-path DIR ID`: with --detach 0, else the program's exit code."""
+    from pyrunc.cli.life import cgroup_wishes, delete_again, hand_out, open_missing_stdio
+    from pyrunc.lifecycle import bundle as bundles
+    from pyrunc.lifecycle.checkpoint import Choices
+    from pyrunc.lifecycle.restore import Labels
+    from pyrunc.lifecycle.restore import restore as bring_back
+
+    options, attached = call.options, not call.options["detach"]
+    container_id = states.check_id(call.arguments[0])
+    open_missing_stdio()
+    if attached and not options["no_subreaper"]:
+        from pyrunc.kernel.reaper import set_child_subreaper
+
+        set_child_subreaper()
+    choices = Choices(**_folders(options))
+    labels = Labels(options["lsm_profile"] or "", options["lsm_mount_context"] or "")
+
+    def bear(state: State, bundle: Bundle, wishes: Wishes) -> Created:
+        return bring_back(state, bundle, wishes, choices, labels)
+
+    def after(state: State, created: Created) -> None:
+        for warning in created.warnings:
+            log.warning(warning)
+        hand_out(options, created, not attached)
+
+    root, bundle = states.root_of(call.globals["root"]), bundles.load(options["bundle"])
+    state, created = bundles.make(root, container_id, bundle, cgroup_wishes(call), after, bear)
+    if not attached:
+        return 0
+    from pyrunc.lifecycle.run import attend
+
+    try:
+        return attend(created.pidfd, created.console_fd)
+    finally:
+        delete_again(state, log)
+
+
+def _folders(options: dict[str, object]) -> dict[str, object]:
+    """The options with absolute folders; the images are in `checkpoint` where nothing else is said."""
+    work = options["work_path"]
+    return {
+        **options,
+        "image_path": os.path.abspath(str(options["image_path"] or "checkpoint")),
+        "work_path": os.path.abspath(str(work)) if work else "",
+    }
+
+
+def _descriptor(text: str | None) -> int | None:
+    """A descriptor of our caller's, by its number. Raises InvalidArgument."""
+    if not text:
+        return None
+    try:
+        os.fstat(int(text))
+    except (ValueError, OSError):
+        raise InvalidArgument(f"--status-fd {text}: descriptor is not open") from None
+    return int(text)

@@ -1,0 +1,281 @@
+"""`checkpoint`: CRIU writes what a container's processes are to files, and by default the container ends with that.
+
+CRIU must know what comes from outside of the container, for it neither saves nor finds that: bind mounts, masked files, and
+network and pid namespaces that were given by path. Standard streams that are pipes are noted beside the images, so that
+`restore` can put others in their places. Source: https://criu.org/External_resources.
+"""
+
+from __future__ import annotations
+
+import os
+from stat import S_ISDIR
+
+from pyrunc import jsontext, record
+from pyrunc.errors import InvalidArgument, NotFound, PeerError, Unsupported
+from pyrunc.kernel.credential import is_machine_root
+from pyrunc.lifecycle import criu
+from pyrunc.lifecycle import status as facts
+from pyrunc.plan.devices import DEFAULT
+from pyrunc.plan.mounts import is_bind, normal
+from pyrunc.spec.parse import parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.lifecycle.criu import Fields, Value
+    from pyrunc.lifecycle.state import State
+    from pyrunc.spec.model import Linux, Spec
+
+DESCRIPTORS = "descriptors.json"
+LOG = "dump.log"
+LOG_LEVEL = 4
+NULL = "/dev/null"  # what stands for a masked file in CRIU's list of external mounts
+NETWORK_KEY, PID_KEY = "extRootNetNS", "extRootPidNS"
+CLONE_NEWNET = 0x40000000
+
+
+class Choices:
+    """What both directions can be told; the names are those of the options. Folders are as the caller wrote them."""
+
+    __slots__ = (
+        "auto_dedup",
+        "empty_network",
+        "ext_unix_sk",
+        "file_locks",
+        "image_path",
+        "lazy_pages",
+        "link_remap",
+        "manage_cgroups_mode",
+        "shell_job",
+        "tcp_close",
+        "tcp_established",
+        "work_path",
+    )
+
+    def __init__(self, **values: object) -> None:
+        self.image_path, self.work_path = str(values["image_path"]), str(values["work_path"])
+        self.manage_cgroups_mode = str(values["manage_cgroups_mode"] or "soft")
+        if self.manage_cgroups_mode not in criu.CGROUP_MODES:
+            raise InvalidArgument(
+                f"--manage-cgroups-mode {self.manage_cgroups_mode!r}: one of {', '.join(criu.CGROUP_MODES)}"
+            )
+        if values["empty_ns"] and set(_list(values["empty_ns"])) != {"network"}:
+            raise InvalidArgument("--empty-ns: only network can be left empty")
+        self.empty_network = bool(values["empty_ns"])
+        self.tcp_established, self.tcp_close = bool(values["tcp_established"]), bool(values.get("tcp_close"))
+        self.ext_unix_sk, self.shell_job = bool(values["ext_unix_sk"]), bool(values["shell_job"])
+        self.file_locks, self.lazy_pages = bool(values["file_locks"]), bool(values["lazy_pages"])
+        self.link_remap, self.auto_dedup = bool(values["link_remap"]), bool(values["auto_dedup"])
+
+    def fields(self) -> list[tuple[int, Value]]:
+        """As CRIU's options, without the folders."""
+        flags = (
+            (criu.TCP_ESTABLISHED, self.tcp_established),
+            (criu.TCP_CLOSE, self.tcp_close),
+            (criu.EXT_UNIX_SK, self.ext_unix_sk),
+            (criu.SHELL_JOB, self.shell_job),
+            (criu.FILE_LOCKS, self.file_locks),
+            (criu.LAZY_PAGES, self.lazy_pages),
+            (criu.LINK_REMAP, self.link_remap),
+            (criu.AUTO_DEDUP, self.auto_dedup),
+        )
+        found: list[tuple[int, Value]] = [(number, True) for number, on in flags if on]
+        if self.empty_network:
+            found.append((criu.EMPTY_NS, CLONE_NEWNET))
+        return [
+            *found,
+            (criu.LOG_LEVEL, LOG_LEVEL),
+            (criu.EXT_MASTERS, True),
+            (criu.ORPHAN_PTS_MASTER, True),
+            (criu.MANAGE_CGROUPS, True),
+            (criu.MANAGE_CGROUPS_MODE, criu.CGROUP_MODES[self.manage_cgroups_mode]),
+        ]
+
+
+class Dump:
+    """What only a dump can be told. `parent_path` is relative to the images; `page_server` is ADDRESS:PORT."""
+
+    __slots__ = ("leave_running", "page_server", "parent_path", "pre_dump", "status_fd", "tcp_skip_in_flight")
+
+    def __init__(
+        self,
+        *,
+        leave_running: bool = False,
+        pre_dump: bool = False,
+        parent_path: str = "",
+        page_server: str = "",
+        status_fd: int | None = None,
+        tcp_skip_in_flight: bool = False,
+    ) -> None:
+        self.leave_running, self.pre_dump, self.parent_path = leave_running, pre_dump, parent_path
+        self.page_server, self.status_fd, self.tcp_skip_in_flight = page_server, status_fd, tcp_skip_in_flight
+
+    def fields(self) -> list[tuple[int, Value]]:
+        """As CRIU's options."""
+        found: list[tuple[int, Value]] = [(criu.LEAVE_RUNNING, True)] if self.leave_running else []
+        if self.pre_dump:
+            found.append((criu.TRACK_MEM, True))
+        if self.parent_path:
+            found += [(criu.PARENT_IMG, self.parent_path), (criu.TRACK_MEM, True)]
+        if self.page_server:
+            address, _, port = self.page_server.rpartition(":")
+            if not address or not port.isdigit():
+                raise InvalidArgument("Use --page-server ADDRESS:PORT to specify page server")
+            found.append((criu.PAGE_SERVER, criu.message([(1, address), (2, int(port))])))
+        if self.tcp_skip_in_flight:
+            found.append((criu.TCP_SKIP_IN_FLIGHT, True))
+        return found
+
+
+def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
+    """Dump the container, whose lock the caller holds. It lives on after a pre-dump and with `leave_running`; else its
+    processes are gone, and the caller deletes it.
+
+    Raises WrongState, Unsupported (rootless), InvalidArgument, NotFound (no criu), PeerError with what CRIU logged.
+    """
+    if not is_machine_root():
+        raise Unsupported("checkpoint needs the machine's root")
+    facts.require(state, (facts.RUNNING, facts.PAUSED), "Container cannot be checkpointed in {status} state")
+    images, work = open_folder(choices.image_path), open_folder(choices.work_path or state.folder)
+    try:
+        _check_parent(images, dump.parent_path)
+        if not dump.pre_dump:
+            record.write_bytes(
+                f"{choices.image_path}/{DESCRIPTORS}", jsontext.dumps(standard_streams(state.pid)).encode()
+            )
+        fds = {4: images, 5: work} | ({6: dump.status_fd} if dump.status_fd is not None else {})
+        with criu.Criu(fds) as session:
+            session.request(
+                criu.PRE_DUMP if dump.pre_dump else criu.DUMP,
+                [
+                    (criu.IMAGES_DIR_FD, 4),
+                    (criu.WORK_DIR_FD, 5),
+                    (criu.LOG_FILE, LOG),
+                    (criu.PID, state.pid),
+                    (criu.ROOT, state.rootfs),
+                    *([(criu.STATUS_FD, 6)] if dump.status_fd is not None else []),
+                    *choices.fields(),
+                    *dump.fields(),
+                    *_group(state),
+                    *configuration_file(state),
+                    *_outside(state),
+                ],
+            )
+    except PeerError as error:
+        raise PeerError(
+            f"{error.message}: {criu.errors_of(choices.work_path or state.folder, LOG)}"
+        ) from None
+    finally:
+        os.close(images)
+        os.close(work)
+
+
+def open_folder(path: str, *, make: bool = True) -> int:
+    """A descriptor of the folder of images or of CRIU's work, made when missing. Raises NotFound."""
+    if make:
+        os.makedirs(path, 0o700, exist_ok=True)
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"{path!r} is no folder") from None
+
+
+def _check_parent(images: int, parent: str) -> None:
+    if parent.startswith("/"):
+        raise InvalidArgument("--parent-path must be relative to the folder of images")
+    if parent:
+        try:
+            os.stat(parent, dir_fd=images)
+        except FileNotFoundError:
+            raise NotFound(f"--parent-path: there is no {parent!r} beside the folder of images") from None
+
+
+def standard_streams(pid: int) -> list[str]:
+    """What descriptors 0 to 2 of a process are, in the words of /proc: `pipe:[12]`, `/dev/null`; empty for a closed one."""
+    found = []
+    for number in range(3):
+        try:
+            found.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+        except OSError:
+            found.append("")
+    return found
+
+
+def configuration_file(state: State) -> Fields:
+    """A file of CRIU's options that an annotation or the administrator gives."""
+    path = state.annotations.get("org.criu.config", "")
+    for candidate in (path,) if path else ("/etc/criu/pyrunc.conf", "/etc/criu/runc.conf"):
+        if os.path.exists(candidate):
+            return [(criu.CONFIG_FILE, candidate)]
+    return []
+
+
+def _group(state: State) -> Fields:
+    group = state.cgroup()
+    return [] if group is None else [(criu.FREEZE_CGROUP, group.directory)]
+
+
+def _outside(state: State) -> Fields:
+    """Mounts and namespaces that CRIU is to leave alone."""
+    spec = parse(state.config())
+    _refuse(spec)
+    fields: list[tuple[int, Value]] = [external_mount(place, place) for place in bound_places(spec)]
+    fields += [external_mount(path, NULL) for path in masked_files(spec.linux, f"/proc/{state.pid}/root")]
+    for kind, name, key in (("network", "net", NETWORK_KEY), ("pid", "pid", PID_KEY)):
+        entry = spec.linux.namespace(kind)
+        if entry is not None and entry.path:
+            inode = os.stat(f"/proc/{state.pid}/ns/{name}").st_ino
+            fields.append((criu.EXTERNAL, f"{name}[{inode}]:{key}"))
+    return fields
+
+
+def external_mount(key: str, value: str) -> tuple[int, Value]:
+    """One entry of CRIU's list: where it is and what it is called in a dump; what it is called and where to get it in a
+    restore."""
+    return criu.EXT_MNT, criu.message([(1, key), (2, value)])
+
+
+def _refuse(spec: Spec) -> None:
+    """Mounts that CRIU could neither save nor find again."""
+    for i, mount in enumerate(spec.mounts):
+        if (
+            mount.type == "overlay"
+            or mount.uid_mappings
+            or "idmap" in mount.options
+            or "ridmap" in mount.options
+        ):
+            raise Unsupported(f"mounts[{i}]: an overlay or an id-mapped mount cannot be checkpointed")
+
+
+def bound(spec: Spec, bundle: str) -> list[tuple[str, str]]:
+    """Mounts that come from the host: their places in the container, and their sources. In a user namespace device files are
+    among them."""
+    found = {
+        normal(mount.destination): os.path.join(bundle, mount.source)
+        for mount in spec.mounts
+        if is_bind(mount)
+    }
+    if spec.linux.namespace("user") is not None and normal("/dev") not in found:
+        listed = (device.path for device in spec.linux.devices)
+        found |= {path: path for path in (*(path for path, _, _ in DEFAULT), *map(normal, listed))}
+    return list(found.items())
+
+
+def bound_places(spec: Spec) -> list[str]:
+    """The places of `bound`."""
+    return [place for place, _ in bound(spec, "")]
+
+
+def masked_files(linux: Linux, root: str) -> list[str]:
+    """Masked paths on which /dev/null is mounted: those that are there and are no folders."""
+    found = []
+    for path in dict.fromkeys(map(normal, linux.masked_paths)):
+        try:
+            if not S_ISDIR(os.stat(root + path).st_mode):
+                found.append(path)
+        except OSError:
+            continue
+    return found
+
+
+def _list(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, tuple | list) else (str(value),)

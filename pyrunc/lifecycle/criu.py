@@ -1,0 +1,235 @@
+"""CRIU, spoken to over its RPC: `criu swrk 3` is spawned with a socket as descriptor 3 and served one request.
+
+Its messages are protobuf; the dozen fields that we need are encoded by hand here, so that nobody loads a protobuf library.
+Source: images/rpc.proto of CRIU, whose names the constants below have, and https://criu.org/RPC.
+"""
+
+from __future__ import annotations
+
+import os
+from _socket import AF_UNIX, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET
+from _socket import socket as _Socket
+from _socket import socketpair as _socketpair
+from struct import Struct
+
+from pyrunc.errors import NotFound, PeerError
+from pyrunc.kernel import fd as _fd
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    Value = bool | int | str | bytes
+    Fields = Iterable[tuple[int, Value]]
+    Notified = Callable[[str, int, tuple[int, ...]], None]
+
+# criu_req_type
+DUMP, RESTORE, PRE_DUMP, NOTIFY = 1, 2, 4, 6
+# criu_req, criu_resp, criu_notify
+_REQ_TYPE, _REQ_OPTS, _REQ_NOTIFY_SUCCESS = 1, 2, 3
+_RESP_TYPE, _RESP_SUCCESS, _RESP_RESTORE, _RESP_NOTIFY, _RESP_ERRNO, _RESP_MESSAGE = 1, 2, 4, 5, 7, 9
+_NOTIFY_SCRIPT, _NOTIFY_PID, _RESTORE_PID = 1, 2, 1
+# criu_opts
+IMAGES_DIR_FD, PID, LEAVE_RUNNING, EXT_UNIX_SK, TCP_ESTABLISHED, SHELL_JOB, FILE_LOCKS = 1, 2, 3, 4, 5, 7, 8
+LOG_LEVEL, LOG_FILE, PAGE_SERVER, NOTIFY_SCRIPTS, ROOT, PARENT_IMG, TRACK_MEM = 9, 10, 11, 12, 13, 14, 15
+AUTO_DEDUP, WORK_DIR_FD, LINK_REMAP, EXT_MNT, MANAGE_CGROUPS, CG_ROOT, RST_SIBLING = (
+    16,
+    17,
+    18,
+    23,
+    24,
+    25,
+    26,
+)
+INHERIT_FD, EXT_MASTERS, MANAGE_CGROUPS_MODE, EXTERNAL, EMPTY_NS, JOIN_NS, FREEZE_CGROUP = (
+    27,
+    30,
+    34,
+    37,
+    38,
+    39,
+    44,
+)
+TCP_SKIP_IN_FLIGHT, LAZY_PAGES, STATUS_FD, ORPHAN_PTS_MASTER, CONFIG_FILE, TCP_CLOSE = 46, 48, 49, 50, 51, 52
+LSM_PROFILE, LSM_MOUNT_CONTEXT = 53, 63
+CGROUP_MODES = {"ignore": 0, "soft": 3, "full": 4, "strict": 5}
+
+SOCKET_NUMBER = 3
+# Callers of a runtime may have no PATH; criu itself looks for nft and iptables in it.
+USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LARGEST_MESSAGE_BYTES = 1 << 16
+_INT = Struct("@i")
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_SHOWN_ERRORS = 5
+
+
+def message(fields: Fields) -> bytes:
+    """A protobuf message: `(field number, value)`; integers may be negative, text and messages are bytes."""
+    encoded = bytearray()
+    for number, value in fields:
+        if isinstance(value, int):
+            encoded += _varint(number << 3 | _VARINT) + _varint(value & (1 << 64) - 1)
+        else:
+            content = os.fsencode(value) if isinstance(value, str) else value
+            encoded += _varint(number << 3 | _BYTES) + _varint(len(content)) + content
+    return bytes(encoded)
+
+
+def decode(content: bytes) -> dict[int, int | bytes]:
+    """The fields of a message by number, the last of each. Raises PeerError for what is no message."""
+    found: dict[int, int | bytes] = {}
+    place = 0
+    while place < len(content):
+        tag, place = _read_varint(content, place)
+        kind = tag & 7
+        if kind == _VARINT:
+            found[tag >> 3], place = _read_varint(content, place)
+            continue
+        if kind == _BYTES:
+            size, place = _read_varint(content, place)
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+        else:
+            raise PeerError(f"criu sent a field of kind {kind}")
+        if place + size > len(content):
+            raise PeerError("criu sent a message that ends too early")
+        found[tag >> 3] = content[place : place + size]
+        place += size
+    return found
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _read_varint(content: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while place < len(content) and shift < 70:
+        byte = content[place]
+        value |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return value, place
+    raise PeerError("criu sent a message that ends too early")
+
+
+class Criu:
+    """One `criu swrk` and what it inherits. A context manager: leaving it ends and reaps the process.
+
+    `fds` {number there: number here} beside stdio and the socket; numbers there begin at 4.
+    """
+
+    __slots__ = ("_socket", "pid")
+
+    def __init__(self, fds: Mapping[int, int], stdio: Sequence[int] = (0, 1, 2)) -> None:
+        ours, theirs = _socketpair(AF_UNIX, SOCK_SEQPACKET, 0)
+        wanted = {**dict(enumerate(stdio)), **fds, SOCKET_NUMBER: theirs.fileno()}
+        copies: list[int] = []
+        try:
+            actions = []
+            for (
+                target,
+                source,
+            ) in wanted.items():  # copies above every target: dup2 overwrites nothing still needed
+                copies.append(copy := _fd.duplicate(source, max(wanted) + 1))
+                actions.append((os.POSIX_SPAWN_DUP2, copy, target))
+            environment = {"PATH": USUAL_PATH, **os.environ}
+            program = _find(environment["PATH"])
+            self.pid = os.posix_spawn(
+                program, ["criu", "swrk", str(SOCKET_NUMBER)], environment, file_actions=actions
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            _fd.close_all(copies)
+        self._socket: _Socket = ours
+
+    def __enter__(self) -> Criu:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+        os.waitpid(self.pid, 0)
+
+    def request(self, kind: int, options: Fields, notified: Notified | None = None) -> int:
+        """Send one request and answer notifications until it is done; the restored process's pid, 0 for a dump.
+
+        `notified(script, pid, descriptors)` is told each notification; the descriptors are closed after it. Raises PeerError.
+        """
+        self._send(message([(_REQ_TYPE, kind), (_REQ_OPTS, message(options))]))
+        while True:
+            answer, fds = self._receive()
+            try:
+                if answer.get(_RESP_TYPE) != NOTIFY:
+                    return _result(answer)
+                told = decode(_bytes(answer.get(_RESP_NOTIFY, b"")))
+                if notified is not None:
+                    script = _bytes(told.get(_NOTIFY_SCRIPT, b"")).decode("ascii", "replace")
+                    notified(script, _int(told.get(_NOTIFY_PID, 0)), fds)
+            finally:
+                _fd.close_all(fds)
+            self._send(message([(_REQ_TYPE, NOTIFY), (_REQ_NOTIFY_SUCCESS, True)]))
+
+    def _send(self, content: bytes) -> None:
+        try:
+            self._socket.send(content)
+        except OSError as error:
+            raise PeerError(f"criu went away: {os.strerror(error.errno or 0)}") from None
+
+    def _receive(self) -> tuple[dict[int, int | bytes], tuple[int, ...]]:
+        try:
+            packet, ancillary, _, _ = self._socket.recvmsg(
+                LARGEST_MESSAGE_BYTES, 4 * 16 + 16, MSG_CMSG_CLOEXEC
+            )
+        except OSError:
+            packet, ancillary = b"", []
+        fds = tuple(
+            number
+            for level, kind, content in ancillary
+            if level == SOL_SOCKET and kind == SCM_RIGHTS
+            for (number,) in _INT.iter_unpack(content[: len(content) // 4 * 4])
+        )
+        if not packet:
+            raise PeerError("criu ended before it answered")
+        return decode(packet), fds
+
+
+def _result(answer: Mapping[int, int | bytes]) -> int:
+    if not answer.get(_RESP_SUCCESS):
+        number, text = _int(answer.get(_RESP_ERRNO, 0)), _bytes(answer.get(_RESP_MESSAGE, b""))
+        why = text.decode("utf-8", "replace") or (os.strerror(number) if number else "no reason given")
+        raise PeerError(f"criu failed: {why.lower()}")
+    restored = decode(_bytes(answer.get(_RESP_RESTORE, b"")))
+    return _int(restored.get(_RESTORE_PID, 0))
+
+
+def _find(path: str) -> str:
+    for folder in path.split(":"):
+        if os.access(f"{folder}/criu", os.X_OK):
+            return f"{folder}/criu"
+    raise NotFound("criu is not in $PATH: a container cannot be checkpointed or restored without it")
+
+
+def _bytes(value: int | bytes) -> bytes:
+    return value if isinstance(value, bytes) else b""
+
+
+def _int(value: int | bytes) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def errors_of(folder: str, log: str) -> str:
+    """The lines of a log that say what went wrong, for a message; empty when there are none."""
+    try:
+        with open(os.path.join(folder, log), "rb") as file:
+            lines = [line.strip().decode("utf-8", "replace") for line in file if b"Error" in line]
+    except OSError:
+        return ""
+    return "; ".join(lines[:_SHOWN_ERRORS])
