@@ -162,10 +162,10 @@ class State:
 def claim(root: str, container_id: str) -> str:
     """Make the container's folder, which takes the id. Raises AlreadyExists; the other container is not touched."""
     check_id(container_id)
-    os.makedirs(root, 0o711, exist_ok=True)
+    os.makedirs(root, 0o700, exist_ok=True)
     folder = f"{root}/{container_id}"
     try:
-        os.mkdir(folder, 0o711)
+        os.mkdir(folder, 0o700)
     except FileExistsError:
         raise AlreadyExists(f"container with given ID already exists: {container_id}") from None
     return folder
