@@ -38,8 +38,13 @@ def loads(text: str | bytes) -> Any:
     start = len(text) - len(text.lstrip(WHITE))
     try:
         value, end = _scan(text, start)
-    except StopIteration:
+    except (
+        StopIteration,
+        SystemError,
+    ):  # the latter where the scanner wants an exception of a module that is not there
         return _words_of_the_standard_library(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if text[end:].strip(WHITE):
         return _words_of_the_standard_library(text)
     return value
@@ -53,7 +58,10 @@ def dumps(value: object) -> str:
 def _words_of_the_standard_library(text: str) -> Any:
     import json
 
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _refuse(value: object) -> object:

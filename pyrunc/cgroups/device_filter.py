@@ -100,6 +100,8 @@ def allowed(rules: Sequence[Rule], kind: int, major: int, minor: int, bits: int)
 
 def program(devices: Sequence[Mapping[str, Any]]) -> bytes:
     """eBPF instructions for the caller's rules and the defaults. Raises InvalidSpec."""
+    if isinstance(devices, str) or any(not hasattr(rule, "get") for rule in devices):
+        raise InvalidSpec("linux.resources.devices", "must be a list of objects")
     from pyrunc.kernel.bpf import INSTRUCTION
 
     code = assemble([*parse(devices), *DEFAULTS])
