@@ -1,0 +1,256 @@
+"""What is asked for, exactly or not at all: huge, malformed and ambiguous configurations, names with path tricks, hostile files.
+
+Classes: CVE-2021-43784 (a length that overflows), section 10.2 (Python's leniency with numbers), 10.10 (sizes), S-19 (files that
+are pipes and devices), container ids, annotations (CVE-2024-3154 is in test_server).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.security.attack import bind, refused
+from tests.system.harness import Runtime
+
+Config = dict[str, Any]
+
+
+def clean(found: Any) -> None:
+    """Refused, in one line, and by a check and not by an accident."""
+    refused(found)
+    assert "Traceback" not in found.err and "internal error" not in found.err, found
+    assert len(found.err.strip().splitlines()) == 1, found
+
+
+def test_seventy_thousand_mappings(runtime: Runtime) -> None:
+    """CVE-2021-43784. A map so long that a 16-bit length overflows, in which the rest would be read as other attributes (no
+    namespaces). Proof: a clean error (the kernel takes 340 lines), nothing ran.
+    """
+    lines = [{"containerID": n, "hostID": 100000 + n, "size": 1} for n in range(70000)]
+
+    def change(config: Config) -> None:
+        config["linux"]["namespaces"].append({"type": "user"})
+        config["linux"].update(uidMappings=lines, gidMappings=lines)
+
+    clean(runtime.run("touch", "/dev/shm/ran", change=change))
+
+
+def test_large_strings_arrive_whole(runtime: Runtime) -> None:
+    """CVE-2021-43784's other fields: environment, arguments, annotations, working directory, sources. Proof: what is below the
+    kernel's limits arrives byte by byte; what is above is a clean error; the namespaces are the container's own either way.
+    """
+    fits, many = "x" * 131000, [f"V{n}={'y' * 1000}" for n in range(1000)]
+    found = runtime.run(
+        "sh",
+        "-c",
+        "echo ${#BIG} $V999 | cut -c1-20; readlink /proc/self/ns/net",
+        change=lambda c: c["process"]["env"].extend([f"BIG={fits}", *many]),
+    )
+    size, text, namespace = found.ok().out.split()
+    assert (int(size), text[:5]) == (len(fits), "yyyyy") and namespace != os.readlink("/proc/self/ns/net")
+    for changes in (
+        {"args": ["true", "z" * 200000]},
+        {"env": ["A=" + "z" * (4 << 20)]},
+        {"cwd": "/" + "c" * 5000},
+    ):
+        clean(runtime.run("true", change=lambda c, changes=changes: c["process"].update(changes)))
+    clean(runtime.run("true", change=lambda c: c["mounts"].append(bind("/" + "s" * (1 << 20), "/x"))))
+    runtime.run("true", change=lambda c: c.update(annotations={"a": "n" * (1 << 20)})).ok()
+
+
+@pytest.mark.parametrize(
+    "path", ["process/args/0", "process/cwd", "process/env/0", "hostname", "mounts/0/destination", "mounts/0/source", "root/path",
+             "linux/cgroupsPath", "mounts/1/options/0", "mounts/0/type", "linux/namespaces/0/path"]
+)  # fmt: skip
+def test_nul_in_any_text(runtime: Runtime, path: str) -> None:
+    """A NUL ends a string for the kernel but not for a check in Python. Proof: refused, wherever it stands."""
+
+    def change(config: Config) -> None:
+        target: Any = config
+        *parents, last = (int(p) if p.isdigit() else p for p in path.split("/"))
+        for name in parents:
+            target = target[name]
+        value = target[last] if isinstance(last, int) else target.get(last, "/x")
+        target[last] = f"{value}\0/../../etc"
+
+    clean(runtime.run("true", change=change))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": NaN}', '{"a": Infinity}', "[" * 100000, '{"a":' * 100000, "{}x", "", "\0", '{"a": 1e999}', "\ufeff{}",
+        '{"a": ' + "9" * 5000 + "}", '"\\ud800"', "[]", "null", '"text"', "{" + '"a":1,' * 10 + "}",
+    ],
+)  # fmt: skip
+def test_a_configuration_that_is_no_object(runtime: Runtime, text: str) -> None:
+    """Section 10.2, 10.10: what Python's JSON would take or recurse into. Proof: a clean error."""
+    box = runtime.box("true")
+    (box.folder / "config.json").write_text(text)
+    clean(box.create())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("process/noNewPrivileges", "true"), ("process/noNewPrivileges", 1), ("process/terminal", "false"), ("root/readonly", 1),
+        ("process/args", "sh"), ("mounts", {}), ("process/rlimits", [{"type": "RLIMIT_NOFILE", "soft": -1, "hard": 2**65}]),
+        ("process/rlimits", [{"type": "RLIMIT_NOFILE", "soft": True, "hard": True}]), ("linux/maskedPaths", "/proc"),
+        ("linux/namespaces", "mount"), ("process/capabilities", []), ("process/capabilities/inheritable", "CAP_SYS_ADMIN"),
+        ("process/oomScoreAdj", 10**30), ("process/oomScoreAdj", 1.5), ("linux/seccomp", []), ("linux/resources/devices", "a"),
+        ("linux/devices", [{"path": "/dev/x", "type": "c", "major": 2**40, "minor": 0}]), ("linux/readonlyPaths", [1]),
+        ("linux/devices", [{"path": "/dev/x", "type": "c", "major": -1, "minor": 0}]), ("hostname", 1), ("process/user", []),
+        ("linux/maskedPaths", [["/proc"]]), ("linux/resources/pids", {"limit": "1"}), ("process/env", {"A": "b"}),
+    ],
+)  # fmt: skip
+def test_values_of_the_wrong_kind(runtime: Runtime, path: str, value: Any) -> None:
+    """Section 10.2: `true` is no number, 1 is no truth, and nothing is cut to 32 bits or taken letter by letter. Proof: refused; a
+    protection that was asked for in the wrong way is never silently off.
+    """
+
+    def change(config: Config) -> None:
+        target: Any = config
+        *parents, last = path.split("/")
+        for name in parents:
+            target = target.setdefault(name, {})
+        target[last] = value
+
+    clean(runtime.run("true", change=change))
+
+
+def test_a_key_that_is_given_twice(runtime: Runtime) -> None:
+    """Ambiguous JSON: the last of two equal keys counts, as for every other reader of the file (Go, C), so no checker before us
+    sees another value than we do. Proof: the program that runs is the last one's.
+    """
+    box = runtime.box("true")
+    text = (box.folder / "config.json").read_text()
+    (box.folder / "config.json").write_text(
+        text.replace('"args": ["true"]', '"args": ["echo", "first"], "args": ["echo", "last"]')
+    )
+    assert runtime("run", "--bundle", str(box.folder), box.id).ok().out == "last\n"
+
+
+IDS = [
+    "../x",
+    "..",
+    ".",
+    "",
+    "a/b",
+    "/abs",
+    "a\nb",
+    "-x",
+    "--root",
+    "a b",
+    "\x1b[2J",
+    "\u00e9",
+    "a" * 256,
+    "x;reboot",
+    "$(x)",
+    "*",
+    "a\\b",
+    "%2e%2e",
+    "..\u2215x",
+]
+
+
+def test_names_of_containers(runtime: Runtime, tmp_path: Path) -> None:
+    """Names with path tricks, by every verb. Proof: exit code not 0, the state folder and the one above have nothing new, no
+    traceback; an id that is good works.
+    """
+    box = runtime.box("true")
+    runtime.root.mkdir()
+    before = sorted(os.listdir(tmp_path))
+    for bad in IDS:
+        found = runtime("create", "--bundle", str(box.folder), bad)
+        assert found.code != 0 and "Traceback" not in found.err, (bad, found)
+    for verb in ("state", "start", "delete", "kill", "ps", "pause", "resume"):
+        for bad in ("../x", "..", "a/../../b"):
+            found = runtime(verb, bad)
+            assert found.code != 0 and "Traceback" not in found.err, (verb, bad, found)
+    assert os.listdir(runtime.root) == []
+    assert [n for n in sorted(os.listdir(tmp_path)) if not n.endswith((".out", ".err"))] == [
+        n for n in before if not n.endswith((".out", ".err"))
+    ]
+
+
+@pytest.mark.parametrize("kind", ["device", "folder", "loop"])
+def test_files_of_the_bundle_and_options(runtime: Runtime, tmp_path: Path, kind: str) -> None:
+    """S-19: config.json and --process as an endless device, a folder, a circle of links. Proof: an error in time, with bounded
+    memory (300 MB of address space).
+    """
+    place = tmp_path / "what"
+    if kind == "folder":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/zero" if kind == "device" else place)
+    box, other = runtime.box("sleep", "60").up(), runtime.box("true")
+    (other.folder / "config.json").unlink()
+    (other.folder / "config.json").symlink_to(place)
+    for words in (
+        ["create", "--bundle", str(other.folder), other.id],
+        ["exec", "--process", str(place), box.id],
+    ):
+        command = [
+            "bash",
+            "-c",
+            'ulimit -v 300000; exec "$@"',
+            "-",
+            *runtime.program,
+            "--root",
+            str(runtime.root),
+            *words,
+        ]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        assert found.returncode != 0 and "Traceback" not in found.stderr, found
+
+
+def test_a_state_folder_that_was_tampered_with(runtime: Runtime) -> None:
+    """Section 10.8: a state.json that names another process (a pid that was used again). Proof: kill and delete do not signal it,
+    because its start time is another one.
+    """
+    victim = subprocess.Popen(["sleep", "60"])
+    try:
+        box = runtime.box("sleep", "60").up()
+        path = runtime.root / box.id / "state.json"
+        state = json.loads(path.read_text())
+        real = box.pid
+        key = next(k for k, v in state.items() if v == real)
+        state[key] = victim.pid
+        path.write_text(json.dumps(state))
+        runtime("kill", box.id, "KILL")
+        assert runtime("state", box.id).ok().json["status"] == "stopped"
+        runtime("exec", box.id, "true").fails("", code=255)
+        assert victim.poll() is None
+        state[key] = real
+        path.write_text(json.dumps(state))
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_modes_of_the_state(runtime: Runtime) -> None:
+    """CVE-2021-41103's class for the command line, under umask 0. Proof: the state folder and what is in it are the owner's only;
+    nobody can connect to the start socket.
+    """
+    box = runtime.box("true")
+    before = os.umask(0)
+    try:
+        box.create().ok()
+    finally:
+        os.umask(before)
+    wrong = [
+        str(p) for p in [runtime.root, *runtime.root.rglob("*")] if p.is_dir() and p.stat().st_mode & 0o077
+    ]
+    assert wrong == []
+    found = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--clear-groups", "ls", runtime.root / box.id],
+        capture_output=True,
+        check=False,
+    )
+    assert found.returncode != 0
+    box.start().ok()
