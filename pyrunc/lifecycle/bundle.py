@@ -259,6 +259,8 @@ def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], None]]:
 
 def _unmake(state: State, created: Created) -> None:
     """Kill and reap the process, remove its cgroup."""
+    from pyrunc.lifecycle.delete import leave_caches
+
     if facts.signal(state, 9):
         facts.wait_dead(state, 10.0)
     try:
@@ -268,6 +270,7 @@ def _unmake(state: State, created: Created) -> None:
     if created.cgroup is not None:
         created.cgroup.kill()
         created.cgroup.remove()
+    leave_caches(state)
 
 
 def _run_poststop(state: State, hooks: Hooks) -> None:

@@ -20,8 +20,9 @@ from pyrunc.lifecycle.descriptors import (
     open_cgroup,
     open_namespaces,
     open_start_socket,
+    refuse_settings_of_the_host,
 )
-from pyrunc.lifecycle.idmaps import write_maps
+from pyrunc.lifecycle.idmaps import maps_of_namespace, write_maps
 from pyrunc.lifecycle.sources import open_root, open_sources
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
@@ -93,11 +94,11 @@ def create(request: CreateRequest) -> Created:
 
     The start socket and the cgroup are removed again on failure, the process is killed and reaped.
     """
-    spec = request.spec
-    check(spec)
+    check(request.spec)
     with Undo() as undo, Descriptors() as descriptors:
+        request = _with_namespaces(request, descriptors)
+        spec = request.spec
         load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
-        open_namespaces(spec.linux, descriptors)
         open_root(request, descriptors)
         inside = findings.inside(spec)
         open_sources(request, descriptors, inside)
@@ -141,10 +142,10 @@ def create(request: CreateRequest) -> Created:
 
 def preview(request: CreateRequest) -> Plan:
     """The plan that `create` would carry out now. Nothing is made: the detached mounts that are looked at go away again."""
-    spec = request.spec
-    check(spec)
+    check(request.spec)
     with Descriptors() as descriptors:
-        open_namespaces(spec.linux, descriptors)
+        request = _with_namespaces(request, descriptors)
+        spec = request.spec
         open_root(request, descriptors)
         inside = findings.inside(spec)
         open_sources(request, descriptors, inside)
@@ -177,6 +178,23 @@ def _plan(
         pivot=request.pivot,
         keep_groups=request.keep_groups,
     )
+
+
+def _with_namespaces(request: CreateRequest, descriptors: Descriptors) -> CreateRequest:
+    """Open the namespaces that are joined; the request with the id maps that a joined user namespace really has."""
+    spec = request.spec
+    open_namespaces(spec.linux, descriptors)
+    refuse_settings_of_the_host(spec, descriptors)
+    user = spec.linux.namespace("user")
+    joined = descriptors.numbers.get("namespace:user")
+    if user is None or joined is None:
+        return request
+    maps = maps_of_namespace(user.path, joined)
+    asked = spec.linux.uid_mappings, spec.linux.gid_mappings
+    if any(asked) and list(map(set, asked)) != list(map(set, maps)):
+        raise InvalidSpec("linux.uidMappings", f"are not those of the user namespace {user.path}")
+    linux = spec.linux.replace(uid_mappings=maps[0], gid_mappings=maps[1])
+    return request.replace(spec=spec.replace(linux=linux))
 
 
 def _hook_folder(request: CreateRequest) -> str:

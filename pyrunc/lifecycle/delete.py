@@ -52,7 +52,7 @@ def destroy(state: State) -> list[str]:
     if group is not None:
         group.kill()
         group.remove()
-    _leave_caches(state)
+    leave_caches(state)
     states.remove(state)
     if not hooks:
         return []
@@ -61,7 +61,8 @@ def destroy(state: State) -> list[str]:
     return programs.run_all(hooks, "poststop", facts.oci_state(state, facts.STOPPED))
 
 
-def _leave_caches(state: State) -> None:
+def leave_caches(state: State) -> None:
+    """Remove what resctrl has of this container alone. Raises KernelError."""
     try:
         asked = (state.config().get("linux") or {}).get("intelRdt")
     except (Error, ValueError):

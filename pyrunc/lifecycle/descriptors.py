@@ -10,11 +10,12 @@ from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
 from _socket import socket as _Socket
 from errno import EPERM
 
-from pyrunc.errors import KernelError
+from pyrunc.errors import InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.lifecycle import facts
 from pyrunc.plan.model import LoadFilter
 from pyrunc.plan.namespaces import KERNEL_NAMES
+from pyrunc.spec.check import settings_by_namespace
 from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.spec.model import Linux
+    from pyrunc.spec.model import Linux, Spec
     from pyrunc.undo import Undo
 
 START_SOCKET = "start.sock"
@@ -62,6 +63,17 @@ def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
         if entry.path:
             number = open_namespace(entry.path, KERNEL_NAMES[entry.type])
             descriptors.take(f"namespace:{entry.type}", number)
+
+
+def refuse_settings_of_the_host(spec: Spec, descriptors: Descriptors) -> None:
+    """A namespace that is joined may be the host's own: then its names, settings and links are too. Raises InvalidSpec."""
+    for kind, path in settings_by_namespace(spec).items():
+        joined = descriptors.numbers.get(f"namespace:{kind}")
+        if joined is None:
+            continue
+        ours = os.stat(f"/proc/thread-self/ns/{KERNEL_NAMES[kind]}").st_ino
+        if os.fstat(joined).st_ino == ours:
+            raise InvalidSpec(path, f"needs a {kind} namespace other than the host's")
 
 
 def open_cgroup(

@@ -13,6 +13,7 @@ from pyrunc.errors import KernelError, NotFound, WrongState
 from pyrunc.lifecycle import birth, facts, findings
 from pyrunc.lifecycle.create import set_limits
 from pyrunc.lifecycle.descriptors import Descriptors, compiled_filter
+from pyrunc.lifecycle.idmaps import maps_of_process
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.program.errors import OperationFailed
@@ -111,7 +112,7 @@ def executing(request: ExecRequest) -> Generator[int, None, Executed]:
     load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
     home = "" if findings.has_home(process) else _home(request)
     if not process.terminal:
-        findings.give_stdio(spec.replace(process=process), request.stdio)
+        findings.give_stdio(_with_maps(spec, request.pid).replace(process=process), request.stdio)
     try:
         return (yield from _run(request, load_filter, home, None))
     except OperationFailed as error:
@@ -120,6 +121,15 @@ def executing(request: ExecRequest) -> Generator[int, None, Executed]:
         if request.cgroup is None or error.errno not in (EBUSY, ENOENT) or error.call != "clone":
             raise
         return (yield from _run(request, load_filter, home, _current_group(request.pid)))
+
+
+def _with_maps(spec: Spec, pid: int) -> Spec:
+    """A configuration that only names its user namespace does not say its maps; the container's process does."""
+    linux = spec.linux
+    if linux.namespace("user") is None or linux.uid_mappings:
+        return spec
+    uids, gids = maps_of_process(pid)
+    return spec.replace(linux=linux.replace(uid_mappings=uids, gid_mappings=gids))
 
 
 def _run(

@@ -15,12 +15,13 @@ from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.launch import launch
 from pyrunc.program.model import PID
+from pyrunc.spec.model import IdMap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyrunc.spec.model import IdMap
+    Maps = tuple[tuple[IdMap, ...], tuple[IdMap, ...]]
 
 SIGKILL = 9
 
@@ -39,6 +40,37 @@ def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
             raise KernelError("write", f"{name} {text.split()}", error.errno or 0) from None
 
 
+def maps_of_process(pid: int) -> Maps:
+    """The uid and gid maps of the user namespace in which a process lives, as we see them. Raises KernelError."""
+    return _map_of(pid, "uid_map"), _map_of(pid, "gid_map")
+
+
+def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
+    """The same for a namespace. `path` is where it was opened: when that is a process's, nobody needs to enter it."""
+    parts = path.split("/")
+    if parts[:2] == ["", "proc"] and parts[3:] == ["ns", "user"] and parts[2].isdigit():
+        maps = maps_of_process(int(parts[2]))
+        if os.stat(path).st_ino == os.fstat(namespace_fd).st_ino:
+            return maps
+    a = Assembler()
+    macros.prologue(a)
+    a.sys("setns", 3, CLONE_NEWUSER)
+    macros.fork_parent(a, 0)
+    a.wait()
+    a.exit(0)
+    with _Waiting(a, {3: namespace_fd}) as waiting:
+        return maps_of_process(waiting)
+
+
+def _map_of(pid: int, name: str) -> tuple[IdMap, ...]:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            rows = [[int(word) for word in line.split()] for line in (file.readall() or b"").splitlines()]
+    except OSError as error:
+        raise KernelError("open", f"'/proc/{pid}/{name}'", error.errno or 0) from None
+    return tuple([IdMap(*row) for row in rows])
+
+
 def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
     """A descriptor of a new user namespace with these maps; nobody lives in it. The caller closes it."""
     a = Assembler()
@@ -46,14 +78,27 @@ def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
     macros.fork_parent(a, CLONE_NEWUSER)
     a.wait()
     a.exit(0)
-    running = launch(a.program())
-    pid = 0
-    try:
-        pid = running.expect(PID).value
+    with _Waiting(a, {}) as pid:
         write_maps(pid, uids, gids)
         return open_namespace(f"/proc/{pid}/ns/user", "user")
-    finally:
-        running.close()
-        if pid:
-            os.kill(pid, SIGKILL)
-            os.waitpid(pid, 0)
+
+
+class _Waiting:
+    """While this lasts the process that a program clones waits; gives its pid."""
+
+    def __init__(self, a: Assembler, fds: dict[int, int]) -> None:
+        self._running, self._pid = launch(a.program(), fds=fds), 0
+
+    def __enter__(self) -> int:
+        try:
+            self._pid = self._running.expect(PID).value
+        except BaseException:
+            self.__exit__()
+            raise
+        return self._pid
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+        if self._pid:
+            os.kill(self._pid, SIGKILL)
+            os.waitpid(self._pid, 0)

@@ -11,7 +11,7 @@ import os
 from errno import EEXIST
 
 from pyrunc.abi.clone import NAMESPACES
-from pyrunc.errors import InvalidSpec, KernelError
+from pyrunc.errors import KernelError
 from pyrunc.kernel.link import IFA_F_PERMANENT, IFF_UP, RT_SCOPE_UNIVERSE, Routing
 from pyrunc.kernel.namespace import open_namespace, open_own, setns
 
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 def move(devices: Mapping[str, str], pid: int) -> None:
     """Move each link (name here -> name there) into the network namespace of `pid`, and set it up.
 
-    Raises InvalidSpec when that is our own namespace, KernelError.
+    Raises KernelError.
     """
     there = open_namespace(f"/proc/{pid}/ns/net", "net")
     try:
-        if os.fstat(there).st_ino == os.stat("/proc/thread-self/ns/net").st_ino:
-            raise InvalidSpec("linux.netDevices", "need a network namespace other than the host's")
         with Routing() as outside, _open_routing_in(there) as inside:
             for name, wanted in devices.items():
                 _move_one(outside, inside, there, name, wanted)

@@ -233,26 +233,39 @@ def sysctl_path(key: str) -> str:
     return key.translate({ord("."): "/", ord("/"): "."})
 
 
-def _sysctl(key: str, value: str, linux: Linux) -> None:
-    """Only settings that a namespace of the container owns; a value is one line (CVE-2022-0811)."""
+def sysctl_namespace(key: str) -> str:
+    """The type of namespace that owns a setting. Raises InvalidSpec when none does, or it is not a setting's name."""
     at = f"linux.sysctl.{key}"
     parts = sysctl_path(key).split("/")
     if any(part in ("", ".", "..") for part in parts):
         raise InvalidSpec(at, "is not the name of a setting")
-    if "\n" in value:
-        raise InvalidSpec(at, "the value must be one line")
     dotted = ".".join(parts)
     if dotted in IPC_SYSCTLS or dotted.startswith("fs.mqueue."):
-        needed = "ipc"
-    elif parts[0] == "net":
-        needed = "network"
-    elif dotted == "kernel.domainname":
-        needed = "uts"
-    elif parts[0] == "user":
-        needed = "user"
-    elif dotted == "kernel.hostname":
+        return "ipc"
+    if dotted == "kernel.hostname":
         raise InvalidSpec(at, "use the hostname property")
-    else:
+    owners = {"net": "network", "user": "user"}
+    owner = "uts" if dotted == "kernel.domainname" else owners.get(parts[0])
+    if owner is None:
         raise InvalidSpec(at, "is not a setting of a namespace")
+    return owner
+
+
+def _sysctl(key: str, value: str, linux: Linux) -> None:
+    """Only settings that a namespace of the container owns; a value is one line (CVE-2022-0811)."""
+    needed = sysctl_namespace(key)
+    if "\n" in value:
+        raise InvalidSpec(f"linux.sysctl.{key}", "the value must be one line")
     if linux.namespace(needed) is None:
-        raise InvalidSpec(at, f"needs a {needed} namespace of its own")
+        raise InvalidSpec(f"linux.sysctl.{key}", f"needs a {needed} namespace of its own")
+
+
+def settings_by_namespace(spec: Spec) -> dict[str, str]:
+    """Type of namespace -> the JSON path of something that is set in it: nothing of this may reach the host's."""
+    found = {sysctl_namespace(key): f"linux.sysctl.{key}" for key in spec.linux.sysctl}
+    for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
+        if name:
+            found["uts"] = key
+    if spec.linux.net_devices:
+        found["network"] = "linux.netDevices"
+    return found
