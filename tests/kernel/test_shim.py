@@ -331,7 +331,7 @@ async def test_a_client_that_never_reads_does_not_hold_up_the_others(pod: TestPo
     deaf = await ShimClient.connect(pod.sandbox)
     asyncio.get_running_loop().remove_reader(deaf._peer._socket)
     for _ in range(3000):
-        deaf._put(b'{"id":1,"call":"state"}')
+        deaf._peer.tell({"id": 1, "call": "state"})
     await pod.run("a", "exit 0")
     await pod.exited("a")
     deaf.close()
