@@ -2,6 +2,7 @@
 
     serve(arguments, fds)      a worker: answers requests on a socket until that is closed
     execute(arguments, fds)    become a foreign plugin's executable
+    install(arguments, fds)    write ours as executables, for foreign ones that delegate to them
 
 A worker is a fork that stays: forking anew and touching copied pages costs more than a plugin's work (measured: 6 ms for a
 new fork, 3 for a worker that has done it before). Consecutive plugins of a chain are one request. Requests and answers
@@ -63,6 +64,18 @@ def execute(arguments: dict[str, Any], fds: Sequence[int]) -> int:
     except OSError as error:
         print(f"cannot execute {program}: {error.strerror}", file=sys.stderr)
     return 127
+
+
+def install(arguments: dict[str, Any], fds: Sequence[int]) -> int:
+    """Write our plugins into the folder `arguments["folder"]`."""
+    from cni_plugins.install import install as write
+
+    try:
+        write(arguments["folder"])
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,14 @@
 """Runs a network's plugins in order: ours in workers, several in one request; an executable of `bin_dir` wins.
 
+A foreign plugin may delegate to others (flannel to `bridge` and `host-local`), which it looks for in CNI_PATH: the last folder
+there has ours as executables, written before the first foreign plugin runs.
+
 Everything that comes back is judged by `cni_plugins.protocol`: a plugin's answer is another program's output.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -41,10 +45,16 @@ class _Step:
 
 
 class PluginRunner:
-    """Runs plugins for one server. `bin_dirs` are searched in order; `scope` is a word that is this server's alone."""
+    """Runs plugins for one server. `bin_dirs` are searched in order; `own_dir` is for executables of ours, made here;
+    `scope` is a word that is this server's alone.
+    """
 
-    def __init__(self, errands: Errands, bin_dirs: tuple[str, ...], timeout_s: float, scope: str) -> None:
+    def __init__(
+        self, errands: Errands, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
+    ) -> None:
         self._errands, self._bin_dirs, self._timeout_s, self._scope = errands, bin_dirs, timeout_s, scope
+        self._own_dir, self._path = own_dir, (*bin_dirs, own_dir)
+        self._installing, self._installed = asyncio.Lock(), False
         self._workers = Workers(errands)
 
     def close(self) -> None:
@@ -130,7 +140,7 @@ class PluginRunner:
     async def _for_network(
         self, command: str, network: NetworkList, valid: list[dict[str, str]] | None, timeout_s: float
     ) -> None:
-        call = Call(command=command, path=self._bin_dirs)
+        call = Call(command=command, path=self._path)
         newest = version.at_least(network.cni_version, "1.1.0")
         for plugin in network.plugins:
             step = self._step(plugin, plugin_input(network, plugin, valid_attachments=valid))
@@ -147,7 +157,7 @@ class PluginRunner:
             netns=netns_path,
             ifname=IFNAME,
             arguments=attachment.arguments,
-            path=self._bin_dirs,
+            path=self._path,
         )
 
     def _steps(self, attachment: Attachment, previous: Result | None) -> list[_Step]:
@@ -225,6 +235,7 @@ class PluginRunner:
         if not step.program:
             raise PeerError(f"there is no CNI plugin {step.kind!r} in {':'.join(self._bin_dirs)}")
         environment = {"PATH": _PATH, **_environment(call)}
+        await self._install_ours()
         done = await self._errands.run(
             "cni_plugins.errand:execute",
             {"program": step.program, "environment": environment},
@@ -242,6 +253,18 @@ class PluginRunner:
                 ) from None
             raise _refused(step.kind, call.command, refused)
         return done
+
+    async def _install_ours(self) -> None:
+        """Once per server: another version may have left executables that lead to its own code. Raises PeerError."""
+        async with self._installing:
+            if self._installed:
+                return
+            done = await self._errands.run(
+                "cni_plugins.errand:install", {"folder": self._own_dir}, timeout_s=_HOUSEKEEPING_TIMEOUT_S
+            )
+            if done.exit_code != 0:
+                raise PeerError(f"cannot write plugins into {self._own_dir}: {_words(done.stderr)}")
+            self._installed = True
 
 
 def _groups(steps: list[_Step]) -> Iterator[tuple[bool, list[_Step]]]:

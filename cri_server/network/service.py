@@ -57,7 +57,9 @@ class Network:
         self._configuration = Configuration(conf_dir, default)
         self._attachments = Attachments(state_dir)
         scope = hashlib.sha256(os.path.abspath(state_dir).encode()).hexdigest()[:8]
-        self._plugins = PluginRunner(errands, tuple(p for p in bin_dir.split(":") if p), timeout_s, scope)
+        folders = tuple(p for p in bin_dir.split(":") if p)
+        own = os.path.join(os.path.abspath(state_dir), "bin")
+        self._plugins = PluginRunner(errands, folders, own, timeout_s, scope)
         self._pod_ranges = PodRanges(state_dir)
         self._turns = _Turns()
         self._status: tuple[float, str, Readiness] | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -95,7 +94,7 @@ class Node:
 
     def remembered(self) -> set[str]:
         folder = self.folder / "state"
-        return {n.removesuffix(".json") for n in os.listdir(folder)} if folder.exists() else set()
+        return {path.stem for path in folder.glob("*.json")}
 
     def leases(self) -> set[str]:
         return {p.name for p in self.folder.glob("leases/*/*") if p.name[0].isdigit() or ":" in p.name}

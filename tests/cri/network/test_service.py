@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from cni_plugins.net import host_rules, netns
+from cni_plugins.net import host_rules
 from cri_server.network.model import PortMapping
 from pyrunc.errors import (
     AlreadyExists,
@@ -73,7 +73,7 @@ async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
         "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=pod0;K8S_POD_UID=u-1",
         "CNI_IFNAME=eth0",
         f"CNI_NETNS={pod.path}",
-        f"CNI_PATH={node.folder}/bin",
+        f"CNI_PATH={node.folder}/bin:{node.folder}/state/bin",
     ):
         assert line in log.splitlines()
     given = json.loads(log[: log.rindex("}") + 1])["runtimeConfig"]
@@ -106,62 +106,6 @@ async def test_attached_twice_is_refused(node: Node) -> None:
         await node.attach(pod)
     assert await node.network.recall(pod.id) == first
     await node.network.check(pod.id)
-
-
-# foreign plugins beside ours
-
-
-async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
-    node.plugin(
-        "tune",
-        f"cat >$LOG; {ADD_ONLY}; python3 -c 'import json;print(json.dumps(json.load(open(\"'$LOG'\"))[\"prevResult\"]))'",
-    )
-    node.configure(
-        node.bridge(), {"type": "tune"}, {"type": "portmap", "capabilities": {"portMappings": True}}
-    )
-    pod = node.host.pod()
-    assert (await node.attach(pod, port_mappings=(PortMapping(8080, 80),))).ips == ("10.88.0.2",)
-    await node.network.check(pod.id)
-    await node.network.detach(pod.id, pod.path)
-    assert all_elements() == []
-
-
-async def test_an_executable_of_the_same_name_wins(node: Node) -> None:
-    node.plugin("bridge", f"{ADD_ONLY}; echo '{RESULT}'")
-    node.configure(node.bridge())
-    pod = node.host.pod()
-    assert (await node.attach(pod)).ips == ("10.9.9.9",)
-    with (
-        netns.inside(pod.fd),
-        listen(pod.fd, "127.0.0.1", 80) as server,
-    ):  # loopback is up whoever the plugins are
-        assert reach(pod.fd, "127.0.0.1", 80, server)
-
-
-async def test_our_bridge_runs_a_foreign_address_plugin(node: Node) -> None:
-    node.plugin(
-        "my-ipam",
-        f'echo "$CNI_COMMAND" >>$LOG; {ADD_ONLY}; echo \'{{"cniVersion":"1.1.0","ips":[{{"address":"10.7.0.5/24"}}]}}\'',
-    )
-    node.configure(node.bridge(ipam={"type": "my-ipam"}))
-    pod = node.host.pod()
-    result = await node.attach(pod)
-    assert result.ips == ("10.7.0.5",) and result.raw["ips"][0]["gateway"] == "10.7.0.1"
-    await node.network.detach(pod.id, pod.path)
-    assert node.log().split() == ["ADD", "DEL"]
-
-
-async def test_our_own_installed_executables_need_not_be_run(node: Node) -> None:
-    from cni_plugins.install import install
-
-    install(str(node.folder / "bin"))
-    node.configure(node.bridge())
-    started = time.monotonic()
-    await node.attach(node.host.pod())
-    assert time.monotonic() - started < 5
-    assert not any(
-        node.network._plugins._program(kind) for kind in ("bridge", "host-local", "portmap", "loopback")
-    )
 
 
 # misbehaviour (S-17, R-25)

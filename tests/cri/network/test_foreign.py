@@ -1,0 +1,82 @@
+"""Foreign plugins beside ours: before and behind them, in place of them, and above them as delegators."""
+
+from __future__ import annotations
+
+import time
+
+from cni_plugins.net import netns
+from cri_server.network.model import PortMapping
+from tests.cri.network.conftest import ADD_ONLY, RESULT, Node, clean, until
+from tests.kernel.cni.harness import all_elements, listen, reach
+
+
+async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
+    node.plugin(
+        "tune",
+        f"cat >$LOG; {ADD_ONLY}; python3 -c 'import json;print(json.dumps(json.load(open(\"'$LOG'\"))[\"prevResult\"]))'",
+    )
+    node.configure(
+        node.bridge(), {"type": "tune"}, {"type": "portmap", "capabilities": {"portMappings": True}}
+    )
+    pod = node.host.pod()
+    assert (await node.attach(pod, port_mappings=(PortMapping(8080, 80),))).ips == ("10.88.0.2",)
+    await node.network.check(pod.id)
+    await node.network.detach(pod.id, pod.path)
+    assert all_elements() == []
+
+
+async def test_an_executable_of_the_same_name_wins(node: Node) -> None:
+    node.plugin("bridge", f"{ADD_ONLY}; echo '{RESULT}'")
+    node.configure(node.bridge())
+    pod = node.host.pod()
+    assert (await node.attach(pod)).ips == ("10.9.9.9",)
+    with (
+        netns.inside(pod.fd),
+        listen(pod.fd, "127.0.0.1", 80) as server,
+    ):  # loopback is up whoever the plugins are
+        assert reach(pod.fd, "127.0.0.1", 80, server)
+
+
+async def test_our_bridge_runs_a_foreign_address_plugin(node: Node) -> None:
+    node.plugin(
+        "my-ipam",
+        f'echo "$CNI_COMMAND" >>$LOG; {ADD_ONLY}; echo \'{{"cniVersion":"1.1.0","ips":[{{"address":"10.7.0.5/24"}}]}}\'',
+    )
+    node.configure(node.bridge(ipam={"type": "my-ipam"}))
+    pod = node.host.pod()
+    result = await node.attach(pod)
+    assert result.ips == ("10.7.0.5",) and result.raw["ips"][0]["gateway"] == "10.7.0.1"
+    await node.network.detach(pod.id, pod.path)
+    assert node.log().split() == ["ADD", "DEL"]
+
+
+async def test_a_foreign_plugin_delegates_to_ours(node: Node) -> None:
+    """Like flannel: nothing but the foreign plugin is in the folder of plugins, ours are found in CNI_PATH all the same."""
+    delegate = "for d in $(echo $CNI_PATH | tr : ' '); do [ ! -x $d/bridge ] || exec $d/bridge; done; exit 9"
+    node.plugin("meta", f"echo $CNI_COMMAND >>$LOG; {delegate}")
+    node.configure(node.bridge(type="meta"))
+    pod, other = node.host.pod(), node.host.pod()
+    assert (await node.attach(pod)).ips == ("10.88.0.2",)
+    node.restart()
+    assert (await node.attach(other)).ips == ("10.88.0.3",)
+    with listen(pod.fd, "0.0.0.0", 80) as server:
+        assert reach(other.fd, "10.88.0.2", 80, server) == "10.88.0.3"
+    await node.network.check(pod.id)
+    for each in (pod, other):
+        await node.network.detach(each.id, each.path)
+        each.close()
+    assert node.log().split() == ["ADD", "ADD", "CHECK", "DEL", "DEL"]
+    await until(lambda: clean(node))
+
+
+async def test_our_own_installed_executables_need_not_be_run(node: Node) -> None:
+    from cni_plugins.install import install
+
+    install(str(node.folder / "bin"))
+    node.configure(node.bridge())
+    started = time.monotonic()
+    await node.attach(node.host.pod())
+    assert time.monotonic() - started < 5
+    assert not any(
+        node.network._plugins._program(kind) for kind in ("bridge", "host-local", "portmap", "loopback")
+    )
