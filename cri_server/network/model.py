@@ -41,7 +41,8 @@ class PodNetwork:
     """What `Network.attach` needs to know about a pod.
 
     `netns_path` names its network namespace: `/proc/<pid>/fd/<n>` or a bind mount. Port mappings with host port 0 are
-    ignored. Without `bandwidth` the annotations `kubernetes.io/{ingress,egress}-bandwidth` are used.
+    ignored. Without `bandwidth` the annotations `kubernetes.io/{ingress,egress}-bandwidth` are used. `cgroup_path` is the
+    pod's cgroup as kubelet calls it (capability cgroupPath).
     """
 
     sandbox_id: str

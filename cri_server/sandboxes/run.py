@@ -192,27 +192,31 @@ async def end_holder(work: Work) -> None:
 
 
 async def attach_network(work: Work) -> None:
-    sandbox, config = work.sandbox, work.config
+    sandbox = work.sandbox
     if sandbox.host_network:
         sandbox.network = "host"
         return
-    dns = config.dns_config
-    result = await work.services.network.attach(
-        PodNetwork(
-            sandbox_id=sandbox.id,
-            name=config.metadata.name,
-            namespace=config.metadata.namespace,
-            uid=config.metadata.uid,
-            netns_path=sandbox.netns_path,
-            port_mappings=_port_mappings(config),
-            dns=Dns(tuple(dns.servers), tuple(dns.searches), tuple(dns.options))
-            if config.HasField("dns_config")
-            else None,
-            annotations=dict(config.annotations),
-            cgroup_path=sandbox.cgroups_path,
-        )
-    )
+    result = await work.services.network.attach(pod_network(sandbox))
     sandbox.network, sandbox.ips = "attached", list(result.ips)
+
+
+def pod_network(sandbox: Sandbox) -> PodNetwork:
+    """What the network is told about a pod. Its cgroup is the one that kubelet made for it, not the holder's below that."""
+    config = sandbox.config
+    dns = config.dns_config
+    return PodNetwork(
+        sandbox_id=sandbox.id,
+        name=config.metadata.name,
+        namespace=config.metadata.namespace,
+        uid=config.metadata.uid,
+        netns_path=sandbox.netns_path,
+        port_mappings=_port_mappings(config),
+        dns=Dns(tuple(dns.servers), tuple(dns.searches), tuple(dns.options))
+        if config.HasField("dns_config")
+        else None,
+        annotations=dict(config.annotations),
+        cgroup_path=config.linux.cgroup_parent,
+    )
 
 
 def _port_mappings(config: api.PodSandboxConfig) -> tuple[PortMapping, ...]:

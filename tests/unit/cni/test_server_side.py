@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from cni_plugins.protocol.config import parse_list_object
 from cni_plugins.protocol.result import Result
+from cri_server.api import api_pb2 as api
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import bandwidth_of, capability_arguments, cni_arguments
 from cri_server.network.configuration import Configuration, builtin_network
 from cri_server.network.model import Bandwidth, Dns, PodNetwork, PortMapping
+from cri_server.sandboxes.run import pod_network
+from cri_server.store.model import Sandbox
 from pyrunc.errors import InvalidArgument
 from pyrunc.record import DamagedRecord
 
@@ -144,6 +147,27 @@ def test_arguments_that_kubernetes_plugins_expect() -> None:
     assert dict(cni_arguments(pod()))["K8S_POD_INFRA_CONTAINER_ID"] == "s1"
     with pytest.raises(InvalidArgument):
         cni_arguments(pod(uid="u;K8S_POD_NAME=other"))
+
+
+def test_a_pods_configuration_as_its_network() -> None:
+    config = api.PodSandboxConfig(
+        metadata=api.PodSandboxMetadata(name="web", uid="u", namespace="default"),
+        annotations={"kubernetes.io/egress-bandwidth": "1M"},
+        dns_config=api.DNSConfig(servers=["10.0.0.1"], options=["ndots:5"]),
+        port_mappings=[
+            api.PortMapping(host_port=80, container_port=8080, protocol=api.SCTP, host_ip="192.0.2.1"),
+            api.PortMapping(host_port=0, container_port=81),
+        ],
+    )
+    config.linux.cgroup_parent = "kubepods-podx.slice"
+    sandbox = Sandbox("s1", config, "", 1, "boot", "kubepods-podx.slice", "kubepods-podx.slice:cri-pyrunc:s1")
+    sandbox.netns_path = "/x"
+    assert pod_network(sandbox) == pod(
+        port_mappings=(PortMapping(80, 8080, "sctp", "192.0.2.1"),),
+        dns=Dns(("10.0.0.1",), (), ("ndots:5",)),
+        annotations={"kubernetes.io/egress-bandwidth": "1M"},
+        cgroup_path="kubepods-podx.slice",
+    )
 
 
 # what is remembered
