@@ -180,11 +180,12 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
 def _birth(linux: Linux, cgroup: bool, sync: Collection[str], pinned: bool) -> list[Op]:
     """Joined namespaces, then the process in its new ones, then what only they need."""
     new = namespaces.new(linux)
-    ops = namespaces.joins(linux)
+    ops, late = namespaces.joins(linux)
     time = linux.namespace("time")
     if time is not None and not time.path:
         ops.append(model.OffsetClocks(tuple((c, o.secs, o.nanosecs) for c, o in linux.time_offsets.items())))
     ops.append(model.Clone(new, cgroup))
+    ops += late
     ops += _sync("born", sync)
     if pinned:
         ops.append(model.SetAffinity())

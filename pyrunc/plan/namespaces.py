@@ -27,11 +27,20 @@ KERNEL_NAMES = {
 }
 
 
-def joins(linux: Linux) -> list[Op]:
-    """One operation for each namespace that is given by path, the user namespace last."""
+def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
+    """One operation for each namespace that is given by path, the user namespace last: before and after the birth.
+
+    The cgroup namespace comes after it: with nsdelegate, as systemd mounts the tree, it is a border that no process may be
+    moved across from inside (cgroup-v2.rst, "Delegation"). Not so for the root of a new user namespace, who may not join it.
+    """
+    user = linux.namespace("user")
+    late = "" if user is not None and not user.path else "cgroup"
     paths = [entry for entry in linux.namespaces if entry.path]
     paths.sort(key=lambda entry: entry.type == "user")
-    return [Join(KERNEL_NAMES[entry.type], f"namespace:{entry.type}") for entry in paths]
+    found: tuple[list[Op], list[Op]] = [], []
+    for entry in paths:
+        found[entry.type == late].append(Join(KERNEL_NAMES[entry.type], f"namespace:{entry.type}"))
+    return found
 
 
 def new(linux: Linux) -> tuple[str, ...]:

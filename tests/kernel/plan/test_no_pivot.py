@@ -36,7 +36,9 @@ def test_nobody_gets_a_procfs_without_its_masks(box: Box, pivot: bool) -> None:
     script = "unshare -U -r -m -p -f busybox mount -t {0} {0} /tmp 2>&1; true"
     assert "permission denied" in box.run(f"busybox {script.format('proc')}", pivot=pivot)
     box.linux["maskedPaths"] = ["/sys/power"]
-    assert "permission denied" in box.run(f"busybox {script.replace('-p -f', '-n').format('sysfs')}", pivot=pivot)
+    assert "permission denied" in box.run(
+        f"busybox {script.replace('-p -f', '-n').format('sysfs')}", pivot=pivot
+    )
 
 
 def test_masks_and_read_only_roots_hold(box: Box) -> None:
