@@ -67,4 +67,6 @@ class Paths:
             self.images,
         ):
             path.mkdir(parents=True, exist_ok=True)
-            os.chmod(path, 0o711 if path in (self.root, self.state) else 0o700)
+            # The state directory may hold the socket, which a group may have been given; images and records are nobody's
+            # business (CVE-2021-41103, CVE-2024-25621).
+            os.chmod(path, 0o711 if path == self.state else 0o700)
