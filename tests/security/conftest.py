@@ -5,6 +5,7 @@ The ledger of tests/conftest.py knows other folders only, so this one asks it it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -98,19 +99,27 @@ def outside_is_as_before() -> Iterator[None]:
     assert Outside() == before
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """One CRI server for all tests of the folder, on folders of its own and without a network for pods."""
+    """A CRI server on folders that somebody made before it, for all to write to, under umask 0."""
     set_child_subreaper(False)
-    with Server(network=False) as made:
+    made = Server(network=False)
+    for folder in (made.root, made.state):
+        folder.mkdir()
+        folder.chmod(0o777)
+    before = os.umask(0)
+    try:
+        made.__enter__()
+    finally:
+        os.umask(before)
+    with contextlib.ExitStack() as stack:
+        stack.push(made)
         made.load_image()
         yield made
+    set_child_subreaper(True)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def host_pod(server: Server) -> str:
     """A pod on the host's network."""
     return server.run_pod(server.pod_config("victim"), host_network=True)
-
-
-os.environ.setdefault("LC_ALL", "C")

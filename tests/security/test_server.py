@@ -1,0 +1,503 @@
+"""The CRI server against hostile images, callers' texts and neighbours on the node.
+
+Classes: CVE-2020-15257 (sockets), CVE-2021-41103 and CVE-2024-25621 (modes), CVE-2024-40635, CVE-2026-46680, CVE-2026-47262 and
+CVE-2025-4437 (users), CVE-2022-0811 (sysctls), CVE-2022-1708 and CVE-2022-31030 (output), CVE-2022-4318 (HOME), CVE-2024-3154
+(annotations), CVE-2024-5154 and CVE-2025-0750 (paths of logs and of /etc), CVE-2022-23648 (volumes), CVE-2024-21626 (WORKDIR),
+CVE-2026-53488 (labels). Unpacking layers is attacked in tests/cri/images/test_hostile.py, the streaming server in
+tests/cri/streaming/test_hostile.py, plugins in tests/unit/cni and tests/cri/network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.images import build
+from tests.cri.server_harness import Server, code_of, message_of
+from tests.security.attack import Canary
+from tests.support.processes import wait_until
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+CLIMB = "../../../../../../../../../../.."
+ACCOUNTS = "root:x:0:0:root:/root:/bin/sh\n"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def pod(server: Server, host_pod: str) -> str:
+    return host_pod
+
+
+@pytest.fixture(autouse=True)
+def containers_are_removed(server: Server) -> Iterator[None]:
+    yield
+    for container in server.containers():
+        server.remove_container(container.id)
+
+
+def image(server: Server, files: dict[str, Any] | None = None, **config: Any) -> api.ImageSpec:
+    """A busybox image with these files on top and this configuration, loaded."""
+    name = f"registry.test/hostile:{next(_numbers)}"
+    layers = [*build.busybox().layers, *([build.layer(files)] if files else [])]
+    server.load_image(
+        build.docker_archive({name: build.image(layers, {"Env": ["PATH=/bin"], "Cmd": ["sh"], **config})})
+    )
+    return api.ImageSpec(image=name)
+
+
+def asked(server: Server, *command: str, **changes: Any) -> api.ContainerConfig:
+    """A container of a name and with a log of its own."""
+    number = next(_numbers)
+    changes.setdefault("log_path", f"c{number}.log")
+    config = server.container_config(command or ("sleep", "3600"), **changes)
+    config.metadata.name = f"c{number}"
+    return config
+
+
+def outcome(server: Server, pod: str, *command: str, **changes: Any) -> tuple[int, list[str]]:
+    """Exit code and log of a container; -1 and the message when it cannot be made or started."""
+    try:
+        container = server.launch(pod, asked(server, *command, **changes))
+    except grpc.RpcError as error:
+        return -1, [f"{error.code().name}: {error.details()}"]  # type: ignore[attr-defined]
+    exit_code = server.wait_exit(container).exit_code
+    return exit_code, server.log_lines(container)
+
+
+def context(**fields: Any) -> api.LinuxContainerConfig:
+    return api.LinuxContainerConfig(security_context=api.LinuxContainerSecurityContext(**fields))
+
+
+# ---- the node
+
+
+def test_no_abstract_sockets(server: Server, pod: str) -> None:
+    """CVE-2020-15257. A container on the host's network sees the abstract sockets of everybody there. Proof: the kernel's list in
+    its network namespace (which is the server's) holds none, and no socket of ours can be reached by a path of the container.
+    """
+    code, lines = outcome(server, pod, "cat", "/proc/net/unix")
+    assert code == 0 and len(lines) > 2, "the server's own sockets must be in the list"
+    assert not [line for line in lines if "@" in line]
+    assert outcome(server, pod, "ls", str(server.socket))[0] != 0
+
+
+def test_nobody_else_reaches_sockets_and_folders(server: Server, pod: str) -> None:
+    """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621, S-11, S-12. The folders were there before, mode 0777, and the server was
+    started under umask 0. Proof: for uid 65534 every connect and every listing is EACCES; no folder has more than 0711.
+    """
+    container = server.launch(pod, asked(server))
+    folders = [server.root, server.state, *(p for p in server.state.rglob("*") if p.is_dir()),
+               *(p for p in server.root.glob("*/") if p.is_dir()), *(server.root / "containers").glob("*")]  # fmt: skip
+    assert not [
+        f"{p} {p.stat().st_mode:o}" for p in folders if p.stat().st_mode & 0o077 and p != server.state
+    ]
+    assert server.state.stat().st_mode & 0o777 == 0o711
+    sockets = [server.socket, *server.state.rglob("*.sock")]
+    assert len(sockets) >= 2
+    script = (
+        "import os, socket, sys\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "for path in sys.argv[1:]:\n"
+        " kind = socket.SOCK_STREAM if path.endswith('cri.sock') else socket.SOCK_SEQPACKET\n"
+        " try:\n  os.chdir(os.path.dirname(path))\n  socket.socket(socket.AF_UNIX, kind).connect(os.path.basename(path))\n  print(path)\n"
+        " except PermissionError: pass\n"
+    )
+    server.folder.chmod(0o755)
+    try:
+        found = subprocess.run(
+            ["python3", "-c", script, *map(str, sockets)], capture_output=True, text=True, check=True
+        )
+        listing = subprocess.run(
+            [
+                "setpriv",
+                "--reuid",
+                "65534",
+                "--clear-groups",
+                "ls",
+                server.root,
+                server.root / "containers" / container,
+            ],
+            capture_output=True,
+            check=False,
+        )
+    finally:
+        server.folder.chmod(0o700)
+    assert found.stdout == "" and listing.returncode != 0 and listing.stdout == b""
+
+
+def test_secrets_and_control_characters_stay_out_of_the_log(server: Server, pod: str) -> None:
+    """Section 10.9, S-06: values of environment variables, and names with escape sequences. Proof: the server's log holds neither."""
+    evil = "\x1b[2Jevil\x07"
+    secret = f"secret-{os.urandom(8).hex()}"
+    config = asked(
+        server,
+        *["true"],
+        envs=[api.KeyValue(key="PASSWORD", value=secret.encode())],
+        annotations={evil: evil},
+        labels={"a": evil},
+    )
+    config.metadata.name = f"c{evil}"
+    try:
+        server.wait_exit(server.launch(pod, config))
+    except grpc.RpcError as error:
+        assert error.code() == INVALID  # type: ignore[attr-defined]
+    code_of(lambda: server.create(pod, asked(server, *["true"], image=api.ImageSpec(image=f"{evil}:1"))))
+    code_of(lambda: server.status(evil))
+    text = server.log.read_text()
+    assert secret not in text
+    assert not [line for line in text.splitlines() if any(ord(c) < 32 and c != "\t" for c in line)]
+
+
+# ---- who
+
+
+NUMBERS = ["1000", "4294967296", "2147483648", "99999999999999999999", "9" * 60, "01000"]
+
+
+def test_numeric_users_are_never_names(server: Server, pod: str) -> None:
+    """CVE-2024-40635, CVE-2026-46680. The image's /etc/passwd has accounts whose *names* are these numbers and whose uid is 0, and
+    its USER, or the caller, asks for the number. Proof: by the kernel's status inside it is that number, or CreateContainer
+    is INVALID_ARGUMENT; never uid 0, which kubelet's runAsNonRoot took it not to be.
+    """
+    passwd = ACCOUNTS + "".join(f"{n}:x:0:0::/root:/bin/sh\n" for n in NUMBERS)
+    group = "root:x:0:\n" + "".join(f"{n}:x:0:\n" for n in NUMBERS)
+    show = ("grep", "-E", "^(Uid|Gid):", "/proc/self/status")
+    files = {"etc/passwd": passwd, "etc/group": group}
+    for number in NUMBERS:
+        spec = image(server, files, User=number)
+        code, lines = outcome(server, pod, *show, image=spec)
+        assert (code == -1 and "INVALID" in lines[0]) or re.match(rf"Uid:\t{int(number)}\t", lines[0]), (
+            number,
+            lines,
+        )
+    spec = image(server, files, User="1:1000")
+    assert outcome(server, pod, *show, image=spec)[1][1].startswith("Gid:\t1000\t")
+    for fields in ({"run_as_user": api.Int64Value(value=1000)}, {"run_as_username": "1000"}):
+        code, lines = outcome(server, pod, *show, image=spec, linux=context(**fields))
+        assert code == 0 and lines[0].startswith("Uid:\t1000\t"), (fields, lines)
+
+
+def test_hostile_account_files(server: Server, pod: str, canary: Canary) -> None:
+    """CVE-2026-47262, CVE-2025-4437, S-07. /etc/passwd as a pipe, a device, a link to the host, a link to a magic link, a million
+    short lines. Proof: an answer in time, the server's memory grows by less than 64 MiB, the canary saw nobody, and names
+    that only the host's file has are not found.
+    """
+    before = resident(server)
+    hostile = {
+        "pipe": build.Node(kind=tarfile.FIFOTYPE), "device": build.Node(kind=tarfile.CHRTYPE, device=(1, 5), mode=0o666),
+        "host": build.symlink(f"{CLIMB}{canary.path}/passwd"), "absolute": build.symlink(str(canary.path / "passwd")),
+        "magic": build.symlink("/proc/self/fd/0"), "loop": build.symlink("passwd"), "huge": b"a:a:0:0\n" * 1_000_000,
+    }  # fmt: skip
+    for name, node in hostile.items():
+        spec = image(server, {"etc/passwd": node, "etc/group": node}, User="canary")
+        begin = time.monotonic()
+        code, lines = outcome(server, pod, "true", image=spec)
+        assert code == -1 and "INVALID_ARGUMENT" in lines[0], (name, lines)
+        assert time.monotonic() - begin < 8
+    assert resident(server) - before < 64 << 20
+
+
+def resident(server: Server) -> int:
+    return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())[0]) * 1024
+
+
+def test_home_with_a_second_line(server: Server, pod: str) -> None:
+    """CVE-2022-4318. HOME, by the caller and by the image, holds a line of /etc/passwd. Proof: the container's /etc/passwd is the
+    image's.
+    """
+    evil = "/x\nroot2::0:0::/:/bin/sh"
+    spec = image(server, {"etc/passwd": ACCOUNTS}, Env=["PATH=/bin", f"HOME={evil}"])
+    for envs in ([], [api.KeyValue(key="HOME", value=evil.encode())]):
+        code, lines = outcome(server, pod, "cat", "/etc/passwd", image=spec, envs=envs)
+        assert code == -1 or "\n".join(lines) + "\n" == ACCOUNTS, lines
+
+
+def test_capabilities_and_groups(server: Server, pod: str) -> None:
+    """CVE-2022-27652, CVE-2022-2995, CVE-2023-25173. Proof: CapInh is 0 for the container and for ExecSync, also with added
+    capabilities and as a user; the groups are those that were asked for, not the server's.
+    """
+    show = "grep -E '^(CapInh|CapAmb|Groups)' /proc/self/status"
+    for fields in (
+        {},
+        {"capabilities": api.Capability(add_capabilities=["SYS_ADMIN"])},
+        {"run_as_user": api.Int64Value(value=1000)},
+    ):
+        container = server.launch(pod, asked(server, linux=context(**fields)))
+        out = server.output(container, "sh", "-c", show)
+        assert "CapInh:\t0000000000000000" in out and "CapAmb:\t0000000000000000" in out, out
+        assert re.search(r"Groups:\t0? ?$", out, re.MULTILINE), out
+        assert (
+            server.output(container, "sh", "-c", "cat /proc/1/status | grep CapInh")
+            == "CapInh:\t0000000000000000\n"
+        )
+
+
+# ---- what is asked for
+
+
+def test_annotations_are_no_orders(server: Server, pod: str) -> None:
+    """CVE-2024-3154, CVE-2026-53492's kin: annotations of pod and container that a runtime or systemd would carry out. Proof: the
+    specification that is run holds none of them, and the container runs as if they were not there.
+    """
+    orders = {
+        "org.systemd.property.ExecStartPre": "'/bin/sh'", "run.oci.delegate-cgroup": "../..", "run.oci.hooks.stderr": "/etc/x",
+        "run.oci.mount_context_type": "x", "io.kubernetes.cri-o.userns-mode": "host", "io.podman.annotations.label": "disable",
+        "org.criu.config": "/etc/evil", "run.oci.systemd.subgroup": "..", "module.wasm.image/variant": "compat",
+    }  # fmt: skip
+    other = server.run_pod(server.pod_config(annotations=orders), host_network=True)
+    container = server.launch(other, asked(server, *["sleep", "60"], annotations=orders))
+    spec = json.loads((server.state / "containers" / container / "config.json").read_text())
+    assert not set(orders) & set(spec["annotations"])
+    server.stop_pod(other)
+    server.remove_pod(other)
+
+
+def test_labels_of_an_image_are_nobodys(server: Server, pod: str) -> None:
+    """CVE-2026-53488: LABELs of the image that look like the server's own (a log to a program). Proof: the container's labels and
+    annotations are the caller's only, and its log is where the caller said.
+    """
+    labels = {
+        "io.kubernetes.cri.container-type": "sandbox",
+        "containerd.io/restart.loguri": "binary:///bin/sh",
+        "pyrunc.log_path": "/etc/evil",
+    }
+    container = server.launch(pod, asked(server, *["true"], image=image(server, Labels=labels)))
+    status = server.wait_exit(container)
+    assert not set(labels) & (set(status.labels) | set(status.annotations))
+    spec = json.loads((server.state / "containers" / container / "config.json").read_text())
+    assert spec["annotations"]["io.kubernetes.cri.container-type"] == "container"
+    assert status.log_path.startswith(str(server.logs))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../../tmp/x", "/etc/passwd", "a/../../b", "binary:///bin/sh", "x\0y", "..", "c/../../../x", "\n"],
+)
+def test_log_paths(server: Server, pod: str, path: str) -> None:
+    """CVE-2025-0750, CVE-2026-53488: log paths that climb or name a program. Proof: refused, or a file below the pod's log folder."""
+    try:
+        container = server.create(pod, asked(server, *["true"], log_path=path))
+    except (grpc.RpcError, ValueError):
+        return
+    real = os.path.realpath(server.status(container).log_path)
+    assert real.startswith(str(server.logs) + "/"), real
+
+
+def test_a_link_where_the_log_goes(server: Server, pod: str, canary: Canary) -> None:
+    """CVE-2024-5154, CVE-2025-0750: a pod that may write to the node's logs leaves a link in place of a log that is to be made, or is
+    reopened after rotation. Proof: the start fails, reopening fails, and the canary that the link leads to saw nobody.
+    """
+    folder = Path(server.status(server.create(pod, asked(server))).log_path).parent
+    (folder / "linked.log").symlink_to(canary.path / "passwd")
+    code, lines = outcome(server, pod, "echo", "into the canary", log_path="linked.log")
+    assert code != 0, lines
+    container = server.launch(
+        pod, asked(server, *["sh", "-c", "while sleep 0.1; do echo x; done"], log_path="plain.log")
+    )
+    (folder / "plain.log").unlink()
+    (folder / "plain.log").symlink_to(canary.path / "ptmx")
+    with pytest.raises(grpc.RpcError):
+        server.runtime.ReopenContainerLog(api.ReopenContainerLogRequest(container_id=container), timeout=5)
+
+
+@pytest.mark.parametrize("field", ["name", "namespace", "uid"])
+def test_names_of_pods_with_path_tricks(server: Server, field: str) -> None:
+    """CVE-2025-0750: metadata of a pod in paths. Proof: nothing is made outside of the server's folders (nor with such a name in
+    them), whether it is refused or not.
+    """
+    text = f"{CLIMB}/tmp/pyrunc-escaped-{field}"
+    config = server.pod_config("tricks")
+    setattr(config.metadata, field, text)
+    try:
+        made = server.run_pod(config, host_network=True)
+    except grpc.RpcError as error:
+        assert error.code() == INVALID  # type: ignore[attr-defined]
+    else:
+        server.stop_pod(made)
+        server.remove_pod(made)
+    assert not os.path.lexists(f"/tmp/pyrunc-escaped-{field}")
+    assert not list(server.folder.rglob("*escaped*"))
+
+
+def test_sysctls_of_a_pod(server: Server) -> None:
+    """CVE-2022-0811 (cr8escape) by CRI. Proof: INVALID_ARGUMENT, and core_pattern is the same (checked around each test)."""
+    for sysctls in (
+        {"kernel.shm_rmid_forced": "1+kernel.core_pattern=|/evil"}, {"kernel/core_pattern": "|/evil"}, {"net.ipv4..//../kernel/core_pattern": "x"},
+        {"kernel.shm_rmid_forced": "1\nkernel.core_pattern=x"}, {"kernel.core_pattern": "|/evil"}, {"net/../kernel/core_pattern": "x"},
+    ):  # fmt: skip
+        config = server.pod_config("sysctls", linux=api.LinuxPodSandboxConfig(sysctls=sysctls))
+        with pytest.raises(grpc.RpcError):
+            server.run_pod(config, host_network=True)
+
+
+# ---- what an image says
+
+
+@pytest.mark.parametrize(
+    "cwd", ["/proc/self/fd/7", "/proc/self/fd/5/../../..", "/link", "../../..", "/proc/1/root/../.."]
+)
+def test_the_working_directory_of_an_image(server: Server, pod: str, canary: Canary, cwd: str) -> None:
+    """CVE-2024-21626 by WORKDIR, and by ExecSync's container. Proof: it does not start, or the canary of the host cannot be reached
+    from there by `..` and saw nobody.
+    """
+    spec = image(server, {"link": build.symlink("/proc/self/fd/8")}, WorkingDir=cwd)
+    code, lines = outcome(
+        server, pod, "sh", "-c", f"cat {CLIMB}{canary.path}/passwd 2>/dev/null; pwd -P", image=spec
+    )
+    assert not any("canary" in line for line in lines if not line.startswith(("INV", "NOT"))), lines
+    assert code != 0 or lines[-1].startswith("/"), lines
+
+
+@pytest.mark.parametrize("target", ["{canary}", CLIMB + "{canary}", "/proc/self/root{canary}"])
+def test_etc_and_mount_points_of_an_image_are_links(
+    server: Server, pod: str, canary: Canary, target: str
+) -> None:
+    """CVE-2024-5154, CVE-2022-23648, S-08: /etc, a volume's place and /var/run/secrets of the image are links to the host. Proof: the
+    canary saw nobody; a mount that was asked for shows its own content or there is no container.
+    """
+    link = build.symlink(target.format(canary=canary.path))
+    spec = image(
+        server, {"etc": link, "data": link, "var/run": link}, Volumes={f"{CLIMB}/etc": {}, "/data": {}}
+    )
+    source = server.folder / "volume"
+    source.mkdir(exist_ok=True)
+    (source / "file").write_text("mine\n")
+    mounts = [
+        api.Mount(container_path=p, host_path=str(source))
+        for p in ("/data/x", "/var/run/secrets/y", f"/{CLIMB}/data/z")
+    ]
+    code, lines = outcome(server, pod, "cat", "/data/x/file", image=spec, mounts=mounts)
+    assert code != 0 or lines == ["mine"], lines
+
+
+def test_an_image_over_proc(server: Server, pod: str) -> None:
+    """CVE-2019-16884, CVE-2023-28642 by CRI: mounts at and inside /proc, /proc as a link of the image. Proof: no such container runs."""
+    source = server.folder / "fake"
+    (source / "self/attr").mkdir(parents=True, exist_ok=True)
+    for place in ("/proc", "/proc/self", "/proc/sys/kernel", "/data"):
+        spec = image(server, {"data": build.symlink("/proc/sys")})
+        code, lines = outcome(
+            server, pod, "true", image=spec, mounts=[api.Mount(container_path=place, host_path=str(source))]
+        )
+        assert code in (-1, 128), (place, code, lines)
+    code, _ = outcome(server, pod, "true", image=image(server, {"proc": build.symlink("/tmp")}))
+    assert code in (-1, 128)
+
+
+def test_an_entrypoint_that_is_ourselves(server: Server, pod: str) -> None:
+    """CVE-2019-5736 by CRI: the image's entrypoint is /proc/self/exe, or a script that it interprets; ExecSync too. Proof: no
+    interpreter of the host runs (126 is the launcher's word for a program that it was not given).
+    """
+    script = build.Node(b"#!/proc/self/exe\n", mode=0o755)
+    spec = image(server, {"evil": script})
+    for command in ("/evil", "/proc/self/exe"):
+        assert outcome(server, pod, command, image=spec)[0] in (-1, 125, 126, 127, 128)
+    container = server.launch(pod, asked(server, image=spec))
+    assert server.exec(container, "/evil").exit_code not in (0, 1)
+
+
+# ---- limits
+
+
+def test_endless_output_of_an_exec(server: Server, pod: str) -> None:
+    """CVE-2022-1708, CVE-2022-31030. `yes` by ExecSync. Proof: the answer is cut below gRPC's 16 MiB, and the server grows by less
+    than four times that.
+    """
+    container, before, peak = server.launch(pod, asked(server)), resident(server), 0
+    future = server.runtime.ExecSync.future(
+        api.ExecSyncRequest(container_id=container, cmd=["sh", "-c", "yes | head -c 40000000"], timeout=20)
+    )
+    while not future.done():
+        peak = max(peak, resident(server))
+        time.sleep(0.02)
+    answer = future.result()
+    assert len(answer.stdout) <= 16 << 20 and answer.stdout.startswith(b"y\ny\n")
+    assert peak - before < 64 << 20
+
+
+def test_profiles_that_are_no_files(server: Server, pod: str) -> None:
+    """S-19: seccomp profiles as a pipe, a device and a folder. Proof: INVALID_ARGUMENT at once."""
+    pipe = server.folder / "pipe"
+    if not pipe.exists():
+        os.mkfifo(pipe)
+    for path in (str(pipe), "/dev/zero", "/tmp", "/proc/kmsg"):
+        profile = api.SecurityProfile(profile_type=api.SecurityProfile.Localhost, localhost_ref=path)
+        begin = time.monotonic()
+        assert (
+            code_of(lambda p=profile: server.create(pod, asked(server, linux=context(seccomp=p)))) == INVALID
+        )  # type: ignore[misc]
+        assert time.monotonic() - begin < 2
+
+
+def test_the_namespaces_of_another_pod(server: Server, pod: str) -> None:
+    """S-22: a container that asks for the process namespace of a container in another pod. Proof: refused."""
+    mine = server.launch(pod, asked(server))
+    other = server.run_pod(host_network=True)
+    options = api.NamespaceOption(pid=api.TARGET, target_id=mine, network=api.NODE)
+    config = asked(server, linux=context(namespace_options=options))
+    assert code_of(lambda: server.create(other, config)) in (INVALID, grpc.StatusCode.NOT_FOUND)
+    server.stop_pod(other)
+    server.remove_pod(other)
+
+
+def test_tokens_of_streams(server: Server, pod: str) -> None:
+    """S-13: the token of an exec, used for another kind, twice, or guessed by a container on the host's network. Proof: no such
+    request is upgraded (404 or the like), and unknown and used ones look the same.
+    """
+    container = server.launch(pod, asked(server))
+    url = server.runtime.Exec(api.ExecRequest(container_id=container, cmd=["true"], stdout=True)).url
+    assert len(url.rpartition("/")[2]) >= 22, "at least 128 bits"
+    _, _, place, path = url.split("/", 3)
+    host, _, port = place.partition(":")
+    kind, _, token = path.partition("/")
+
+    def answer(path: str) -> str:
+        lines = [
+            f"POST /{path} HTTP/1.1",
+            f"Host: {place}",
+            "Connection: Upgrade",
+            "Upgrade: SPDY/3.1",
+            "X-Stream-Protocol-Version: v4.channel.k8s.io",
+            "Content-Length: 0",
+        ]
+        request = "".join(f"{line}\\r\\n" for line in [*lines, ""])
+        return server.output(
+            container, "sh", "-c", f"printf '{request}' | timeout 2 nc {host} {port} | head -1; true"
+        ).strip()
+
+    wrong = [
+        f"attach/{token}",
+        f"portforward/{token}",
+        f"{kind}/{token[:-1]}{'A' if token[-1] != 'A' else 'B'}",
+        f"{kind}/",
+        f"{kind}//{token}",
+        f"x/../{kind}/{token}",
+    ]
+    refusals = {answer(guess) for guess in wrong}
+    assert refusals and all(re.match(r"HTTP/1.1 40[0-9]", text) for text in refusals), refusals
+    assert answer(path).startswith("HTTP/1.1 101"), "the right token must work, or nothing was tried"
+    assert answer(path) in refusals
+    request = api.PortForwardRequest(pod_sandbox_id=pod, port=[70000])
+    assert "port" in message_of(lambda: server.runtime.PortForward(request))
+
+
+def test_the_shim_holds_nothing_that_a_container_can_reach(server: Server, pod: str) -> None:
+    """S-10 by CRI: descriptors inside a container and an ExecSync. Proof: the kernel's list is 0, 1, 2."""
+    container = server.launch(pod, asked(server, *["sh", "-c", "cd /proc/self/fd; echo *; sleep 60"]))
+    assert wait_until(lambda: server.log_lines(container), 5)
+    assert (
+        server.log_lines(container)[0].split()[:3] == ["0", "1", "2"]
+        and len(server.log_lines(container)[0].split()) <= 4
+    )
+    assert len(server.output(container, "sh", "-c", "cd /proc/self/fd; echo *").split()) <= 4
