@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from pyrunc import jsontext
-from pyrunc.errors import InvalidArgument, InvalidSpec
+from pyrunc.errors import InvalidArgument
 from pyrunc.lifecycle import state as states
+from pyrunc.spec.shape import RESOURCES, shaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,6 +61,5 @@ def _read(path: str) -> dict[str, Any]:
         resources = jsontext.loads(text)
     except ValueError as error:
         raise InvalidArgument(f"--resources {path}: not JSON: {error}") from None
-    if not isinstance(resources, dict):
-        raise InvalidSpec("linux.resources", "must be a JSON object")
-    return resources
+    found: dict[str, Any] = shaped(resources, RESOURCES, "linux.resources")
+    return found

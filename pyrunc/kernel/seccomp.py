@@ -117,12 +117,12 @@ class Compiler:
 
 def number(name: str) -> int:
     """The native number (or libseccomp's pseudo number) of a syscall; UNKNOWN_SYSCALL when the library has no such name."""
-    return int(_lib().seccomp_syscall_resolve_name(name.encode()))
+    return int(_lib().seccomp_syscall_resolve_name(os.fsencode(name)))
 
 
 def number_on(audit: int, name: str) -> int:
     """The number on an architecture; negative when it does not have the call."""
-    return int(_lib().seccomp_syscall_resolve_name_arch(audit, name.encode()))
+    return int(_lib().seccomp_syscall_resolve_name_arch(audit, os.fsencode(name)))
 
 
 def version() -> str:

@@ -29,6 +29,7 @@ from pyrunc.spec.model import (
     TimeOffset,
     User,
 )
+from pyrunc.spec.shape import NOT_PLAIN, RESOURCES, SECCOMP, is_plain, shaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -205,11 +206,11 @@ def _linux(o: Object, path: str) -> Linux:
             for name, v in _named(o, "netDevices", path)
         },
         _text(o, "cgroupsPath", path),
-        _raw(o, "resources", path),
+        _shaped(o, "resources", path, RESOURCES),
         _raw(o, "intelRdt", path),
         _object(o, "memoryPolicy", path, _memory_policy),
         _texts_by_name(o, "sysctl", path),
-        _raw(o, "seccomp", path),
+        _shaped(o, "seccomp", path, SECCOMP),
         _text(o, "rootfsPropagation", path),
         _texts(o, "maskedPaths", path),
         _texts(o, "readonlyPaths", path),
@@ -269,8 +270,8 @@ def _text(o: Object, key: str, path: str, required: bool = False) -> str:
 def _checked_text(value: object, path: str, key: str) -> str:
     if type(value) is not str:
         raise InvalidSpec(_at(path, key), "must be a string")
-    if "\0" in value:
-        raise InvalidSpec(_at(path, key), "must not contain a NUL byte")
+    if not is_plain(value):
+        raise InvalidSpec(_at(path, key), NOT_PLAIN)
     return value
 
 
@@ -281,7 +282,7 @@ def _texts(o: Object, key: str, path: str) -> tuple[str, ...]:
     if type(values) is not list:
         raise InvalidSpec(_at(path, key), "must be a list")
     for i, value in enumerate(values):
-        if type(value) is not str or "\0" in value:
+        if type(value) is not str or not is_plain(value):
             _checked_text(value, path, f"{key}[{i}]")
     return tuple(values)
 
@@ -343,6 +344,14 @@ def _raw(o: Object, key: str, path: str) -> Object | None:
     if value is not None and type(value) is not dict:
         raise InvalidSpec(_at(path, key), "must be an object")
     return value
+
+
+def _shaped(o: Object, key: str, path: str, shape: object) -> Object | None:
+    value = o.get(key)
+    if value is None:
+        return None
+    found: Object = shaped(value, shape, _at(path, key))
+    return found
 
 
 def _object(o: Object, key: str, path: str, read: Callable[[Object, str], T]) -> T | None:

@@ -1,0 +1,101 @@
+"""Types and ranges of `linux.resources` and `linux.seccomp`, whose meaning is the business of the cgroup and seccomp folders.
+
+They stay JSON objects; what these folders get has the shape that is written down here, without nulls. Unknown properties stay
+unlooked at. Source: runtime-spec schema/defs-linux.json and config-linux.json.
+"""
+
+from __future__ import annotations
+
+from pyrunc.errors import InvalidSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TEXT, FLAG = "a string", "true or false"
+INT64, UINT64 = (-(1 << 63), (1 << 63) - 1), (0, (1 << 64) - 1)
+UINT32, UINT16 = (0, (1 << 32) - 1), (0, (1 << 16) - 1)
+ANY = "*"
+"""The key that stands for all names of a map."""
+
+# A device number has 32 bits; a negative one stands for all, as in runc.
+_DEVICE = {"major": (-(1 << 63), (1 << 32) - 1), "minor": (-(1 << 63), (1 << 32) - 1)}
+_THROTTLE = [{**_DEVICE, "rate": UINT64}]
+RESOURCES = {
+    "devices": [{**_DEVICE, "allow": FLAG, "type": TEXT, "access": TEXT}],
+    "memory": {
+        "limit": INT64, "reservation": INT64, "swap": INT64, "kernel": INT64, "kernelTCP": INT64, "swappiness": UINT64,
+        "disableOOMKiller": FLAG, "useHierarchy": FLAG, "checkBeforeUpdate": FLAG,
+    },
+    "cpu": {
+        "shares": UINT64, "quota": INT64, "burst": UINT64, "period": UINT64, "realtimeRuntime": INT64,
+        "realtimePeriod": UINT64, "cpus": TEXT, "mems": TEXT, "idle": INT64,
+    },
+    "pids": {"limit": INT64},
+    "blockIO": {
+        "weight": UINT16, "leafWeight": UINT16, "weightDevice": [{**_DEVICE, "weight": UINT16, "leafWeight": UINT16}],
+        "throttleReadBpsDevice": _THROTTLE, "throttleWriteBpsDevice": _THROTTLE,
+        "throttleReadIOPSDevice": _THROTTLE, "throttleWriteIOPSDevice": _THROTTLE,
+    },
+    "hugepageLimits": [{"pageSize": TEXT, "limit": UINT64}],
+    "network": {"classID": UINT32, "priorities": [{"name": TEXT, "priority": UINT32}]},
+    "rdma": {ANY: {"hcaHandles": UINT32, "hcaObjects": UINT32}},
+    "unified": {ANY: TEXT},
+}  # fmt: skip
+SECCOMP = {
+    "defaultAction": TEXT, "defaultErrnoRet": UINT32, "architectures": [TEXT], "flags": [TEXT],
+    "listenerPath": TEXT, "listenerMetadata": TEXT,
+    "syscalls": [
+        {
+            "names": [TEXT], "action": TEXT, "errnoRet": UINT32,
+            "args": [{"index": UINT32, "value": UINT64, "valueTwo": UINT64, "op": TEXT}],
+        }
+    ],
+}  # fmt: skip
+
+
+def shaped(value: Any, shape: Any, path: str) -> Any:
+    """`value` without nulls. Raises InvalidSpec with the JSON path of what has another shape."""
+    if type(shape) is tuple:
+        if type(value) is not int:
+            raise InvalidSpec(path, "must be an integer")
+        if not shape[0] <= value <= shape[1]:
+            raise InvalidSpec(path, f"{value} is not between {shape[0]} and {shape[1]}")
+        return value
+    if type(shape) is list:
+        if type(value) is not list:
+            raise InvalidSpec(path, "must be a list")
+        return [shaped(item, shape[0], f"{path}[{i}]") for i, item in enumerate(value)]
+    if type(shape) is dict:
+        if type(value) is not dict:
+            raise InvalidSpec(path, "must be an object")
+        others = shape.get(ANY)
+        return {
+            key: item if (wanted := shape.get(key, others)) is None else shaped(item, wanted, f"{path}.{key}")
+            for key, item in value.items()
+            if item is not None
+        }
+    if shape == FLAG:
+        if type(value) is not bool:
+            raise InvalidSpec(path, "must be true or false")
+    elif type(value) is not str:
+        raise InvalidSpec(path, "must be a string")
+    elif not is_plain(value):
+        raise InvalidSpec(path, NOT_PLAIN)
+    return value
+
+
+NOT_PLAIN = "must not contain a NUL byte or half a surrogate pair"
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text can be told to the kernel. Bytes that are no UTF-8 stand in it as surrogate escapes, and can."""
+    if "\0" in text:
+        return False
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
