@@ -13,25 +13,23 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
-
 from cri_server import events, node, notify
-from cri_server.api import api_pb2_grpc
 from cri_server.config import Config
 from cri_server.containers.sessions import Sessions
 from cri_server.events import Events
 from cri_server.images.service import ImageService as Images
 from cri_server.network.configuration import builtin_network
 from cri_server.network.service import Network
+from cri_server.rpc import methods
 from cri_server.rpc.admin import Admin
 from cri_server.rpc.image import ImageService
 from cri_server.rpc.runtime import RuntimeService
+from cri_server.rpc.server import Server
 from cri_server.sandboxes import status
 from cri_server.services import Services
 from cri_server.shims import Shims
@@ -45,7 +43,6 @@ from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 
-MESSAGE_LIMIT_BYTES = 32 << 20
 RECONCILE_INTERVAL_S = 10.0
 THREADS = 32
 SHIM_MODULES = ["pyrunc.shim.main"]
@@ -53,11 +50,6 @@ ERRAND_MODULES = [
     "cri_server.errands",
     "cri_server.images.unpack",
     "cni_plugins.errand",
-]
-OPTIONS = [
-    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.so_reuseport", 0),
 ]
 
 
@@ -188,35 +180,13 @@ async def open_streaming(
 async def open_grpc(
     config: Config, services: Services, streaming: StreamingServer, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Listen on the unix socket, root only."""
-    server = grpc.aio.server(options=OPTIONS)
-    api_pb2_grpc.add_RuntimeServiceServicer_to_server(RuntimeService(services, streaming), server)  # type: ignore[no-untyped-call]
-    api_pb2_grpc.add_ImageServiceServicer_to_server(ImageService(services), server)  # type: ignore[no-untyped-call]
-    server.add_generic_rpc_handlers((Admin(services).handler(),))
-    path = config.socket_path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _unlink_stale(path)
-    before = os.umask(0o117)
-    try:
-        server.add_insecure_port(config.server.listen)
-    finally:
-        os.umask(before)
+    """Listen on the unix socket."""
+    calls = methods.table(
+        RuntimeService=RuntimeService(services, streaming), ImageService=ImageService(services)
+    )
+    server = Server(config.socket_path, {**calls, **Admin(services).table()})
     await server.start()
-    stack.callback(path.unlink, missing_ok=True)
     stack.push_async_callback(server.stop, config.server.shutdown_timeout_s)
-
-
-def _unlink_stale(path: Path) -> None:
-    """Remove the socket of a dead server. Raises WrongState when a living one listens there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except FileNotFoundError:
-            return
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-    raise WrongState(f"another server listens at {path}")
 
 
 @contextlib.contextmanager

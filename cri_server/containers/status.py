@@ -1,4 +1,4 @@
-"""ContainerStatus and ListContainers: messages from the index, without touching the disk."""
+"""ContainerStatus and ListContainers: messages from the index, without touching the disk, kept in their wire form."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers.spec import signals
+from cri_server.encoded import entry, tag
 from cri_server.services import Services
 from cri_server.store.model import Container
 from pyrunc import record
 from pyrunc.errors import Error
 
+LISTED = tag(api.ListContainersResponse, "containers")  # and of StreamContainersResponse
+STATUS = tag(api.ContainerStatusResponse, "status")
 
-def of(services: Services, container: Container) -> api.ContainerStatus:
+
+def of(container: Container) -> api.ContainerStatus:
     """The status message."""
     config = container.config
     status = api.ContainerStatus(
@@ -72,12 +76,28 @@ def listed(container: Container) -> api.Container:
     )
 
 
-async def answer(services: Services, reference: str, verbose: bool) -> api.ContainerStatusResponse:
-    """Raises NotFound."""
+def wire(container: Container) -> bytes:
+    """The status message's wire form."""
+    facts = (container.state, container.started_at_ns, container.exit, container.resources)
+    return container.kept_status.get(facts, lambda: of(container).SerializeToString())
+
+
+def listed_wire(container: Container) -> bytes:
+    """The list entry as a field of a list's wire form."""
+    facts = (container.state,)
+    return container.kept_entry.get(facts, lambda: entry(LISTED, listed(container).SerializeToString()))
+
+
+def answer(services: Services, reference: str) -> bytes:
+    """ContainerStatusResponse, not verbose. Raises NotFound."""
+    return entry(STATUS, wire(services.index.containers.get(reference)))
+
+
+def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
+    """The verbose answer. Raises NotFound."""
     container = services.index.containers.get(reference)
-    response = api.ContainerStatusResponse(status=of(services, container))
-    if verbose:
-        response.info["info"] = json.dumps(_info(services, container))
+    response = api.ContainerStatusResponse(status=of(container))
+    response.info["info"] = json.dumps(_info(services, container))
     return response
 
 

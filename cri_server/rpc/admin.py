@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from cri_server.rpc import private
-from cri_server.rpc.codes import answers
+from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
 from pyrunc.errors import InvalidArgument
 
@@ -19,8 +17,7 @@ class Admin:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    @answers
-    async def load_image(self, request: dict[str, Any], context: Any) -> dict[str, Any]:
+    async def load_image(self, request: dict[str, Any]) -> dict[str, Any]:
         """{"path": absolute, "name": reference or missing} -> {"images": [{"id", "repo_tags"}]}."""
         path, name = request.get("path"), request.get("name")
         if not isinstance(path, str) or not path.startswith("/"):
@@ -30,9 +27,7 @@ class Admin:
         images = await self._services.images.load(Path(path), name)
         return {"images": [{"id": i.id, "repo_tags": i.repo_tags} for i in images]}
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def table(self) -> Table:
         """What the gRPC server takes."""
-        method = grpc.unary_unary_rpc_method_handler(
-            self.load_image, request_deserializer=private.decode, response_serializer=private.encode
-        )
-        return grpc.method_handlers_generic_handler(private.SERVICE, {private.LOAD_IMAGE: method})
+        call = Method(private.LOAD_IMAGE, private.decode, self.load_image, private.encode)
+        return {private.path(private.LOAD_IMAGE).encode(): call}

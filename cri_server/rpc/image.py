@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
-from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.api import api_pb2_grpc
 from cri_server.images.service import Auth, Image
-from cri_server.rpc.codes import answers, streams
 from cri_server.rpc.runtime import batches
 from cri_server.services import Services
 from pyrunc.errors import InvalidArgument
@@ -32,27 +29,22 @@ def message(image: Image) -> api.Image:
     return result
 
 
-class ImageService(api_pb2_grpc.ImageServiceServicer):
-    """The servicer."""
+class ImageService:
+    """The calls."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    @answers
-    async def ListImages(self, request: api.ListImagesRequest, context: Any) -> api.ListImagesResponse:
+    async def ListImages(self, request: api.ListImagesRequest) -> api.ListImagesResponse:
         found = await self._services.images.list(request.filter.image.image or None)
         return api.ListImagesResponse(images=[message(i) for i in found])
 
-    @streams
-    async def StreamImages(
-        self, request: api.StreamImagesRequest, context: Any
-    ) -> AsyncIterator[api.StreamImagesResponse]:
+    async def StreamImages(self, request: api.StreamImagesRequest) -> AsyncIterator[api.StreamImagesResponse]:
         found = await self._services.images.list(request.filter.image.image or None)
         for batch in batches(found):
             yield api.StreamImagesResponse(images=[message(i) for i in batch])
 
-    @answers
-    async def ImageStatus(self, request: api.ImageStatusRequest, context: Any) -> api.ImageStatusResponse:
+    async def ImageStatus(self, request: api.ImageStatusRequest) -> api.ImageStatusResponse:
         response = api.ImageStatusResponse()
         image = await self._services.images.status(_reference(request.image))
         if image is not None:
@@ -62,8 +54,7 @@ class ImageService(api_pb2_grpc.ImageServiceServicer):
                 response.info["info"] = json.dumps({"user": image.user, "labels": config.labels})
         return response
 
-    @answers
-    async def PullImage(self, request: api.PullImageRequest, context: Any) -> api.PullImageResponse:
+    async def PullImage(self, request: api.PullImageRequest) -> api.PullImageResponse:
         asked = request.auth
         auth = Auth(
             username=asked.username,
@@ -76,13 +67,11 @@ class ImageService(api_pb2_grpc.ImageServiceServicer):
         identifier = await self._services.images.pull(_reference(request.image), None if auth.empty else auth)
         return api.PullImageResponse(image_ref=identifier)
 
-    @answers
-    async def RemoveImage(self, request: api.RemoveImageRequest, context: Any) -> api.RemoveImageResponse:
+    async def RemoveImage(self, request: api.RemoveImageRequest) -> api.RemoveImageResponse:
         await self._services.images.remove(_reference(request.image))
         return api.RemoveImageResponse()
 
-    @answers
-    async def ImageFsInfo(self, request: api.ImageFsInfoRequest, context: Any) -> api.ImageFsInfoResponse:
+    async def ImageFsInfo(self, request: api.ImageFsInfoRequest) -> api.ImageFsInfoResponse:
         usage = await self._services.images.fs_info()
         found = api.FilesystemUsage(timestamp=usage.timestamp_ns)
         found.fs_id.mountpoint = os.fspath(usage.mountpoint)

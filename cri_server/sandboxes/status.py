@@ -1,4 +1,7 @@
-"""PodSandboxStatus and ListPodSandbox: messages from the index, without touching the disk; and events with both."""
+"""PodSandboxStatus and ListPodSandbox: messages from the index, without touching the disk; and events with both.
+
+Answers are joined from the wire forms that sandboxes and containers keep.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,14 @@ import json
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import status as container_status
+from cri_server.encoded import VARINT, entry, tag, varint
 from cri_server.services import Services
 from cri_server.store.model import Sandbox
+
+LISTED = tag(api.ListPodSandboxResponse, "items")  # and of StreamPodSandboxesResponse
+STATUS = tag(api.PodSandboxStatusResponse, "status")
+CONTAINER_STATUS = tag(api.PodSandboxStatusResponse, "containers_statuses")
+TIMESTAMP = tag(api.PodSandboxStatusResponse, "timestamp", VARINT)
 
 
 def of(sandbox: Sandbox) -> api.PodSandboxStatus:
@@ -45,16 +54,33 @@ def listed(sandbox: Sandbox) -> api.PodSandbox:
     )
 
 
-async def answer(services: Services, reference: str, verbose: bool) -> api.PodSandboxStatusResponse:
-    """The status with those of its containers. Raises NotFound."""
+def wire(sandbox: Sandbox) -> bytes:
+    """The status message's wire form."""
+    facts = (sandbox.state, sandbox.config, tuple(sandbox.ips))
+    return sandbox.kept_status.get(facts, lambda: of(sandbox).SerializeToString())
+
+
+def listed_wire(sandbox: Sandbox) -> bytes:
+    """The list entry as a field of a list's wire form."""
+    facts = (sandbox.state, sandbox.config)
+    return sandbox.kept_entry.get(facts, lambda: entry(LISTED, listed(sandbox).SerializeToString()))
+
+
+def answer(services: Services, reference: str) -> bytes:
+    """PodSandboxStatusResponse, not verbose: the status with those of the containers. Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
-    response = api.PodSandboxStatusResponse(
-        status=of(sandbox),
-        containers_statuses=[container_status.of(services, c) for c in services.index.containers_of(sandbox)],
-        timestamp=services.events.now_ns(),
-    )
-    if verbose:
-        response.info["info"] = json.dumps(await _info(services, sandbox))
+    statuses = [
+        entry(CONTAINER_STATUS, container_status.wire(c)) for c in services.index.containers_of(sandbox)
+    ]
+    timestamp = TIMESTAMP + varint(services.events.now_ns())
+    return b"".join([entry(STATUS, wire(sandbox)), *statuses, timestamp])
+
+
+async def describe(services: Services, reference: str) -> api.PodSandboxStatusResponse:
+    """The verbose answer. Raises NotFound."""
+    sandbox = services.index.sandboxes.get(reference)
+    response = api.PodSandboxStatusResponse.FromString(answer(services, reference))
+    response.info["info"] = json.dumps(await _info(services, sandbox))
     return response
 
 
@@ -81,7 +107,7 @@ def event(services: Services, sandbox: Sandbox, about: str, kind: int) -> api.Co
         container_id=about,
         container_event_type=kind,  # type: ignore[arg-type]
         pod_sandbox_status=of(sandbox),
-        containers_statuses=[container_status.of(services, c) for c in containers],
+        containers_statuses=[container_status.of(c) for c in containers],
         created_at=services.events.now_ns(),
     )
 

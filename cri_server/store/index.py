@@ -82,7 +82,7 @@ class Index:
         return [
             s
             for s in _candidates(self.sandboxes, reference)
-            if (state is None or s.state == state) and has_labels(s.config.labels, labels)
+            if (state is None or s.state == state) and (not labels or has_labels(s.config.labels, labels))
         ]
 
     def select_containers(
@@ -102,7 +102,7 @@ class Index:
             for c in _candidates(self.containers, reference)
             if (state is None or c.state == state)
             and (owner is None or c.sandbox_id == owner.id)
-            and has_labels(c.config.labels, labels)
+            and (not labels or has_labels(c.config.labels, labels))
         ]
 
 
@@ -113,6 +113,6 @@ def _candidates(shelf: Shelf[Object], reference: str) -> Iterable[Object]:
     return [found] if found is not None else []
 
 
-def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str] | None) -> bool:
+def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Whether every wanted pair is there, exactly."""
-    return not wanted or all(key in labels and labels[key] == value for key, value in wanted.items())
+    return all(key in labels and labels[key] == value for key, value in wanted.items())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.encoded import Kept
 from cri_server.locks import Gate
 from cri_server.store.facts import Process
 from pyrunc.record import DamagedRecord
@@ -56,6 +57,8 @@ class Sandbox:
     holder_alive: bool = False
     reachable: bool = False
     gate: Gate = field(default_factory=Gate)
+    kept_entry: Kept = field(default_factory=Kept)
+    kept_status: Kept = field(default_factory=Kept)
 
     @property
     def name(self) -> SandboxName:
@@ -183,6 +186,8 @@ class Container:
     starting: bool = False  # an exit meanwhile is told by the start, after its own event
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    kept_entry: Kept = field(default_factory=Kept)
+    kept_status: Kept = field(default_factory=Kept)
 
     @property
     def name(self) -> ContainerName:

@@ -1,0 +1,521 @@
+"""One HTTP/2 connection, the server's side (RFC 9113), as a state machine: bytes in, events out, bytes out; no I/O.
+
+`receive` never raises for what a peer sends. An error of one stream resets that stream; after an error of the connection
+comes `Failed`, and nothing that follows is looked at. What a peer can make this side hold or do is bounded by `Limits`:
+its header blocks, its open streams, and an allowance for each kind of frame that costs us more than the peer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cri_server.http2 import frames, hpack
+from cri_server.http2.allowance import Allowance
+from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
+from cri_server.http2.fields import malformed
+from cri_server.http2.frames import HEAD, HEAD_BYTES, WORD, ErrorCode, Setting
+from cri_server.http2.hpack import BadBlock, Decoder
+from cri_server.http2.sending import Outgoing, Overflow, Sender
+
+REMEMBERED = 1024  # streams that this side reset, on which the peer may not know it yet
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one connection may ask for.
+
+    `streams`: open at once, those whose work still goes on after a reset included. `header_list_bytes`: of one request, as
+    SETTINGS_MAX_HEADER_LIST_SIZE counts; beyond it the request is refused. `header_block_bytes` and `header_frames`: of
+    one block on the wire; beyond them the connection is. `window_bytes`: what may be on its way to us in all.
+    `resets`, `controls`: allowances (burst, per second) for streams that end by a reset of the peer (CVE-2023-44487) or by
+    an error of it (CVE-2025-8671), and for frames that ask for nothing (PING, SETTINGS, empty DATA and the like).
+    """
+
+    streams: int = 1000
+    header_list_bytes: int = 16 << 10
+    header_block_bytes: int = 64 << 10
+    header_frames: int = 16
+    window_bytes: int = 16 << 20
+    resets: tuple[int, int] = (400, 100)
+    controls: tuple[int, int] = (2000, 500)
+
+
+REFUND = 10  # frames that ask for nothing, for each request: a client measures its bandwidth with PINGs
+SETTINGS_COST = 20  # they touch every open stream
+SMALL_UPDATE_BYTES = 1024  # a window's update below this is one of those frames, too
+
+
+class _Broken(Exception):
+    """The connection cannot go on."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code, self.reason = code, reason
+
+
+class _Stream:
+    """An open stream."""
+
+    __slots__ = ("out", "receiving", "sending", "window_bytes")
+
+    def __init__(self, out: Outgoing, receiving: bool) -> None:
+        self.out, self.receiving, self.sending = out, receiving, True
+        self.window_bytes = frames.WINDOW_BYTES
+
+
+class _Block:
+    """A header block that CONTINUATION frames complete."""
+
+    __slots__ = ("count", "data", "ended", "stream_id")
+
+    def __init__(self, stream_id: int, ended: bool, data: bytes) -> None:
+        self.stream_id, self.ended, self.data, self.count = stream_id, ended, bytearray(data), 1
+
+
+class Connection:
+    """The state. Call `receive` with what came and send what `data_to_send` returns, after that and after any other call."""
+
+    def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits or Limits()
+        self.failed = self.leaving = False
+        # Streams that are closed while the owner's work for them goes on: one for each `Reset`, until it says otherwise.
+        self.held = 0
+        self._streams: dict[int, _Stream] = {}
+        self._reset: OrderedDict[int, None] = OrderedDict()
+        self._last_id = 0
+        self._partial = bytearray()
+        self._wanted = len(frames.PREFACE)  # bytes that the next step needs
+        self._greeted = self._settled = False
+        self._block: _Block | None = None
+        self._decoder = Decoder()
+        self._window_bytes, self._consumed_bytes = self.limits.window_bytes, 0
+        self._resets = Allowance(*self.limits.resets, clock)
+        self._controls = Allowance(*self.limits.controls, clock)
+        self._sender = Sender()
+        self._prefix = hpack.EMPTY_TABLE
+        self._events: list[Event] = []
+        self._greet()
+
+    def _greet(self) -> None:
+        self._sender.control(
+            frames.settings(
+                {
+                    Setting.MAX_CONCURRENT_STREAMS: self.limits.streams,
+                    Setting.MAX_HEADER_LIST_SIZE: self.limits.header_list_bytes,
+                }
+            )
+        )
+        extra = self.limits.window_bytes - frames.WINDOW_BYTES
+        if extra > 0:
+            self._sender.control(frames.window_update(0, extra))
+
+    @property
+    def streams(self) -> int:
+        """How many are open."""
+        return len(self._streams)
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for the peer's windows."""
+        return self._sender.queued_bytes
+
+    # -- what is received
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take bytes of any length, in any cut; return what they mean, in order."""
+        if self.failed:
+            return []
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                return []
+            data = bytes(self._partial)
+            self._partial.clear()
+        try:
+            at = self._read(data)
+            if at < len(data):
+                self._partial += data[at:] if at else data
+        except _Broken as broken:
+            self._fail(broken.code, broken.reason)
+        except Overflow:
+            self._fail(ErrorCode.FLOW_CONTROL_ERROR, "a window beyond 2^31-1")
+        if self._sender.drained:
+            self._note_drained()
+        events, self._events = self._events, []
+        return events
+
+    def _read(self, data: bytes) -> int:
+        """Handle whole frames; how many bytes they were."""
+        at, end = 0, len(data)
+        if not self._greeted:
+            preface = frames.PREFACE
+            if data[: len(preface)] != preface[:end]:
+                raise _Broken(ErrorCode.PROTOCOL_ERROR, "it does not begin as HTTP/2 does")
+            if end < len(preface):
+                return 0
+            self._greeted, at = True, len(preface)
+        unpack = HEAD.unpack_from
+        while end - at >= HEAD_BYTES:
+            high, low, kind, flags, stream_id = unpack(data, at)
+            length = high << 8 | low
+            if length > frames.FRAME_LIMIT_BYTES:
+                raise _Broken(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+            begin = at + HEAD_BYTES
+            if end - begin < length:
+                self._wanted = HEAD_BYTES + length
+                return at
+            at = begin + length
+            self._frame(kind, flags, stream_id & frames.STREAM_MAX, data[begin:at])
+        self._wanted = HEAD_BYTES
+        return at
+
+    def _frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
+        if self._block is not None:
+            self._continuation(kind, flags, stream_id, body)
+        elif kind == frames.DATA and self._settled:
+            self._data(flags, stream_id, body)
+        elif kind == frames.HEADERS and self._settled:
+            self._headers(flags, stream_id, body)
+        elif kind == frames.SETTINGS:
+            self._settings(flags, stream_id, body)
+        elif not self._settled:
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        elif kind == frames.WINDOW_UPDATE:
+            self._window_update(stream_id, body)
+        elif kind == frames.PING:
+            self._ping(flags, stream_id, body)
+        elif kind == frames.RST_STREAM:
+            self._rst_stream(stream_id, body)
+        elif kind == frames.GOAWAY:
+            _check_size(stream_id == 0 and len(body) >= 2 * WORD.size, "GOAWAY")
+            self._charge()
+        elif kind == frames.PRIORITY:
+            _check_size(stream_id != 0 and len(body) == 5, "PRIORITY")
+            self._charge()
+        elif kind in (frames.PUSH_PROMISE, frames.CONTINUATION):
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, f"a frame of kind {kind} out of place")
+        else:
+            self._charge()  # kinds that this side does not know are ignored (section 4.1)
+
+    # -- requests
+
+    def _data(self, flags: int, stream_id: int, body: bytes) -> None:
+        size = len(body)
+        self._consume(size)
+        if flags & frames.PADDED:
+            body = _unpadded(body)
+        ended = bool(flags & frames.END_STREAM)
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._data_of_no_stream(stream_id)
+            return
+        if not stream.receiving:
+            self._stream_error(stream_id, ErrorCode.STREAM_CLOSED)
+            return
+        stream.window_bytes -= size
+        if stream.window_bytes < 0:
+            self._stream_error(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        if not body and not ended:
+            self._charge()
+            return
+        self._events.append(Data(stream_id, body, ended))
+        if ended:
+            self._ended_receiving(stream_id, stream)
+
+    def _consume(self, size: int) -> None:
+        """What comes is taken off the socket at once: the connection's window is there to be opened again."""
+        self._window_bytes -= size
+        if self._window_bytes < 0:
+            raise _Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+        self._consumed_bytes += size
+        if self._consumed_bytes > self.limits.window_bytes // 2:
+            self._sender.control(frames.window_update(0, self._consumed_bytes))
+            self._window_bytes += self._consumed_bytes
+            self._consumed_bytes = 0
+
+    def _data_of_no_stream(self, stream_id: int) -> None:
+        if stream_id in self._reset or self._is_ignored(stream_id):
+            return
+        if stream_id == 0 or stream_id > self._last_id or not stream_id & 1:
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, f"data for stream {stream_id}, which was never opened")
+        raise _Broken(ErrorCode.STREAM_CLOSED, f"data for stream {stream_id}, which has ended")
+
+    def _headers(self, flags: int, stream_id: int, body: bytes) -> None:
+        if not stream_id & 1:
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, f"headers of stream {stream_id}")
+        if flags & frames.PADDED:
+            body = _unpadded(body)
+        if flags & frames.WITH_PRIORITY:
+            _check_size(len(body) >= 5, "HEADERS")
+            body = body[5:]
+        ended = bool(flags & frames.END_STREAM)
+        if flags & frames.END_HEADERS:
+            self._request(stream_id, ended, body)
+        else:
+            self._block = _Block(stream_id, ended, body)
+
+    def _continuation(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
+        block = self._block
+        assert block is not None
+        if kind != frames.CONTINUATION or stream_id != block.stream_id:
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, "a header block is cut by another frame")
+        block.data += body
+        block.count += 1
+        limits = self.limits
+        if len(block.data) > limits.header_block_bytes or block.count > limits.header_frames:
+            raise _Broken(
+                ErrorCode.ENHANCE_YOUR_CALM, f"headers of {len(block.data)} bytes in {block.count} frames"
+            )
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._request(stream_id, block.ended, bytes(block.data))
+
+    def _request(self, stream_id: int, ended: bool, block: bytes) -> None:
+        """A whole header block: it is decoded in any case, for the tables must stay the same on both sides."""
+        try:
+            fields = self._decoder.decode(block, self.limits.header_list_bytes)
+        except BadBlock as error:
+            raise _Broken(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
+        if stream_id <= self._last_id:
+            self._trailers(stream_id, ended)
+            return
+        if self.leaving:
+            return
+        self._last_id = stream_id
+        self._controls.refund(REFUND)
+        if len(self._streams) + self.held >= self.limits.streams:
+            self._refuse(stream_id, ErrorCode.REFUSED_STREAM)
+        elif fields is not None and malformed(fields):
+            self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._streams[stream_id] = _Stream(self._sender.open(stream_id), not ended)
+            self._events.append(Opened(stream_id, fields, ended))
+
+    def _trailers(self, stream_id: int, ended: bool) -> None:
+        """Headers behind a body mean nothing to us but its end."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if stream_id not in self._reset:
+                raise _Broken(ErrorCode.STREAM_CLOSED, f"headers of stream {stream_id}, which has ended")
+        elif not stream.receiving:
+            self._stream_error(stream_id, ErrorCode.STREAM_CLOSED)
+        elif not ended:
+            self._stream_error(stream_id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._events.append(Data(stream_id, b"", True))
+            self._ended_receiving(stream_id, stream)
+
+    def _refuse(self, stream_id: int, code: ErrorCode) -> None:
+        """Reset a stream that is not opened."""
+        self._remember(stream_id)
+        self._sender.control(frames.rst_stream(stream_id, code))
+        self._charge_reset()
+
+    def _stream_error(self, stream_id: int, code: ErrorCode) -> None:
+        """The peer is wrong on an open stream."""
+        self._refuse(stream_id, code)
+        self._close(stream_id)
+        self._events.append(Reset(stream_id, code))
+        self.held += 1
+
+    # -- control
+
+    def _settings(self, flags: int, stream_id: int, body: bytes) -> None:
+        if stream_id:
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+        if flags & frames.ACK:
+            _check_size(not body and self._settled, "SETTINGS")
+            self._charge()
+            return
+        _check_size(len(body) % frames.SETTING.size == 0, "SETTINGS")
+        self._charge(SETTINGS_COST)
+        values = dict(
+            frames.SETTING.iter_unpack(body)
+        )  # of a setting that is named twice the last value counts
+        # First: what a wider window lets out may not come before the word that it is known.
+        self._sender.control(frames.SETTINGS_ACK)
+        self._apply(values)
+        if not self._settled:
+            self._settled = True
+            self._events.append(Ready())
+
+    def _apply(self, values: dict[int, int]) -> None:
+        if values.get(Setting.ENABLE_PUSH, 0) > 1:
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH")
+        frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._sender.frame_bytes)
+        if not frames.FRAME_LIMIT_BYTES <= frame_bytes <= frames.FRAME_LIMIT_MAX_BYTES:
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE")
+        self._sender.frame_bytes = frame_bytes
+        window_bytes = values.get(Setting.INITIAL_WINDOW_SIZE)
+        if window_bytes is not None:
+            if window_bytes > frames.WINDOW_MAX_BYTES:
+                raise Overflow
+            self._sender.change_initial(window_bytes, [s.out for s in self._streams.values()])
+
+    def _window_update(self, stream_id: int, body: bytes) -> None:
+        _check_size(len(body) == WORD.size, "WINDOW_UPDATE")
+        increment = WORD.unpack(body)[0] & frames.WINDOW_MAX_BYTES
+        if increment < SMALL_UPDATE_BYTES:
+            self._charge()
+        if stream_id == 0:
+            if not increment:
+                raise _Broken(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            self._sender.widen(increment)
+            return
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._check_was_open(stream_id, "WINDOW_UPDATE")
+            return
+        try:
+            if not increment:
+                self._stream_error(stream_id, ErrorCode.PROTOCOL_ERROR)
+            else:
+                self._sender.widen_stream(stream.out, increment)
+        except Overflow:
+            self._stream_error(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+
+    def _ping(self, flags: int, stream_id: int, body: bytes) -> None:
+        if stream_id:
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+        _check_size(len(body) == 8, "PING")
+        self._charge()
+        if not flags & frames.ACK:
+            self._sender.control(frames.pong(body))
+
+    def _rst_stream(self, stream_id: int, body: bytes) -> None:
+        _check_size(len(body) == WORD.size, "RST_STREAM")
+        if stream_id in self._streams:
+            self._close(stream_id)
+            self._events.append(Reset(stream_id, WORD.unpack(body)[0]))
+            self.held += 1
+            self._charge_reset()
+        else:
+            self._check_was_open(stream_id, "RST_STREAM")
+            self._charge()
+
+    def _is_ignored(self, stream_id: int) -> bool:
+        """Whether the stream came after the GOAWAY that tells of the last one."""
+        return self.leaving and stream_id > self._last_id
+
+    def _check_was_open(self, stream_id: int, what: str) -> None:
+        if self._is_ignored(stream_id):
+            return
+        if stream_id == 0 or stream_id > self._last_id or not stream_id & 1:
+            raise _Broken(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which was never opened")
+
+    def _charge(self, tokens: int = 1) -> None:
+        if not self._controls.spend(tokens):
+            raise _Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+
+    def _charge_reset(self) -> None:
+        if not self._resets.spend():
+            raise _Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many streams that were opened and reset")
+
+    # -- the ends of streams and of the connection
+
+    def _ended_receiving(self, stream_id: int, stream: _Stream) -> None:
+        stream.receiving = False
+        if not stream.sending and not stream.out.queued:
+            del self._streams[stream_id]
+
+    def _close(self, stream_id: int) -> None:
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            self._sender.forget(stream.out)
+
+    def _remember(self, stream_id: int) -> None:
+        self._reset[stream_id] = None
+        if len(self._reset) > REMEMBERED:
+            self._reset.popitem(last=False)
+
+    def _note_drained(self) -> None:
+        for stream_id in self._sender.drained:
+            stream = self._streams.get(stream_id)
+            if stream is None or stream.out.queued:
+                continue
+            if stream.sending:
+                self._events.append(Drained(stream_id))
+            else:
+                self._sent_all(stream_id, stream)
+        self._sender.drained.clear()
+
+    def _sent_all(self, stream_id: int, stream: _Stream) -> None:
+        """The answer is complete. A request that is not has become of no use (section 8.1)."""
+        del self._streams[stream_id]
+        if stream.receiving:
+            self._remember(stream_id)
+            self._sender.control(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
+
+    def _fail(self, code: ErrorCode, reason: str) -> None:
+        self.failed = True
+        for stream_id in list(self._streams):
+            self._close(stream_id)
+        self._partial.clear()
+        self._block = None
+        self._sender.control(frames.goaway(self._last_id, code, reason.encode()))
+        self._events.append(Failed(code, reason))
+
+    # -- what is sent
+
+    def data_to_send(self) -> bytes:
+        """The frames that may go out now."""
+        return self._sender.take()
+
+    def is_open(self, stream_id: int) -> bool:
+        """Whether something can still be sent on the stream."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and stream.sending
+
+    def send_headers(self, stream_id: int, block: bytes, *, end: bool = False) -> None:
+        """A block of literals, which fits into a frame; with `end` it is the last of the stream. Only while `is_open`."""
+        stream = self._streams[stream_id]
+        if self._prefix:
+            block, self._prefix = self._prefix + block, b""
+        self._sender.headers(stream.out, block, end=end)
+        if end:
+            stream.sending = False
+            if not stream.out.queued:
+                self._sent_all(stream_id, stream)
+
+    def send_data(self, stream_id: int, payload: bytes) -> bool:
+        """A part of the body; whether it has left: else `Drained` comes when it has. Only while `is_open`."""
+        out = self._streams[stream_id].out
+        self._sender.data(out, payload)
+        self._sender.drained.clear()
+        return not out.queued
+
+    def credit(self, stream_id: int, increment: int) -> None:
+        """Let the peer send so many more bytes on the stream than the 65535 that it begins with."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.receiving:
+            stream.window_bytes += increment
+            self._sender.control(frames.window_update(stream_id, increment))
+
+    def reset(self, stream_id: int, code: ErrorCode) -> None:
+        """End a stream in both directions; nothing happens if it has ended."""
+        if stream_id in self._streams:
+            self._close(stream_id)
+            self._remember(stream_id)
+            self._sender.control(frames.rst_stream(stream_id, code))
+
+    def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
+        """Take no more streams; those that are open go on. The peer may try later ones elsewhere."""
+        if not self.leaving:
+            self.leaving = True
+            self._sender.control(frames.goaway(self._last_id, code, reason.encode()))
+
+
+def _unpadded(body: bytes) -> bytes:
+    """Without the length of the padding and the padding."""
+    if not body or body[0] >= len(body):
+        raise _Broken(ErrorCode.PROTOCOL_ERROR, "padding that is longer than its frame")
+    return body[1 : len(body) - body[0]]
+
+
+def _check_size(right: bool, name: str) -> None:
+    if not right:
+        raise _Broken(ErrorCode.FRAME_SIZE_ERROR, f"{name} of a wrong size or place")

@@ -1,0 +1,174 @@
+"""Header compression (RFC 7541): a decoder that is quick for the blocks of gRPC clients, and literals to answer with.
+
+A gRPC client repeats its headers as references to the dynamic table, so that decoding is one list access per header; the Go
+client adds an entry with each call (its deadline), for which reason whole blocks cannot be remembered. What we send uses
+no table at all: `EMPTY_TABLE`, sent once, settles that for good.
+"""
+
+from __future__ import annotations
+
+from cri_server.http2.huffman import BadHuffman
+from cri_server.http2.huffman import decode as decode_huffman
+
+Field = tuple[bytes, bytes]
+
+TABLE_LIMIT_BYTES = 4096  # SETTINGS_HEADER_TABLE_SIZE, which we leave at its initial value
+ENTRY_OVERHEAD_BYTES = 32  # section 4.1
+INTEGER_LIMIT = 1 << 32
+EMPTY_TABLE = b"\x20"  # a size update to 0: an encoder that keeps no table
+STATUS_200 = b"\x88"
+
+# fmt: off
+STATIC: tuple[tuple[str, str], ...] = (
+    (":authority", ""), (":method", "GET"), (":method", "POST"), (":path", "/"), (":path", "/index.html"),
+    (":scheme", "http"), (":scheme", "https"), (":status", "200"), (":status", "204"), (":status", "206"),
+    (":status", "304"), (":status", "400"), (":status", "404"), (":status", "500"), ("accept-charset", ""),
+    ("accept-encoding", "gzip, deflate"), ("accept-language", ""), ("accept-ranges", ""), ("accept", ""),
+    ("access-control-allow-origin", ""), ("age", ""), ("allow", ""), ("authorization", ""), ("cache-control", ""),
+    ("content-disposition", ""), ("content-encoding", ""), ("content-language", ""), ("content-length", ""),
+    ("content-location", ""), ("content-range", ""), ("content-type", ""), ("cookie", ""), ("date", ""), ("etag", ""),
+    ("expect", ""), ("expires", ""), ("from", ""), ("host", ""), ("if-match", ""), ("if-modified-since", ""),
+    ("if-none-match", ""), ("if-range", ""), ("if-unmodified-since", ""), ("last-modified", ""), ("link", ""),
+    ("location", ""), ("max-forwards", ""), ("proxy-authenticate", ""), ("proxy-authorization", ""), ("range", ""),
+    ("referer", ""), ("refresh", ""), ("retry-after", ""), ("server", ""), ("set-cookie", ""),
+    ("strict-transport-security", ""), ("transfer-encoding", ""), ("user-agent", ""), ("vary", ""), ("via", ""),
+    ("www-authenticate", ""),
+)
+# fmt: on
+_STATIC: list[Field | None] = [None, *((name.encode(), value.encode()) for name, value in STATIC)]
+_FIRST_DYNAMIC = len(_STATIC)
+
+
+class BadBlock(Exception):
+    """Not a header block; the tables of both sides differ from here on."""
+
+
+class Decoder:
+    """One connection's decoding side. The table is one list: the static entries, then the dynamic ones, newest first."""
+
+    __slots__ = ("_limit_bytes", "_size_bytes", "_table")
+
+    def __init__(self) -> None:
+        self._table = list(_STATIC)
+        self._size_bytes, self._limit_bytes = 0, TABLE_LIMIT_BYTES
+
+    def decode(self, block: bytes, list_limit_bytes: int) -> list[Field] | None:
+        """The fields of `block`; None when they are longer than `list_limit_bytes` (counted as the table does).
+
+        Raises BadBlock. Memory is bounded by the block: a reference to an entry costs a pointer.
+        """
+        fields: list[Field] = []
+        size_bytes = at = 0
+        table, end = self._table, len(block)
+        try:
+            while at < end:
+                octet = block[at]
+                at += 1
+                if octet >= 0x80:
+                    index = octet & 0x7F
+                    if index == 0x7F:
+                        index, at = _integer(block, at, 0x7F)
+                    field = table[index]
+                    if field is None:
+                        raise BadBlock("index 0")
+                elif octet >= 0x20 and octet < 0x40:
+                    if fields or size_bytes:
+                        raise BadBlock("a size update after a field")
+                    at = self._resize(block, at, octet)
+                    continue
+                else:
+                    field, at = self._literal(block, at, octet)
+                size_bytes += len(field[0]) + len(field[1]) + ENTRY_OVERHEAD_BYTES
+                if size_bytes <= list_limit_bytes:
+                    fields.append(field)
+        except IndexError:
+            raise BadBlock("an index that is not in the table, or a block that ends early") from None
+        except BadHuffman as error:
+            raise BadBlock(str(error)) from None
+        return fields if size_bytes <= list_limit_bytes else None
+
+    def _literal(self, block: bytes, at: int, octet: int) -> tuple[Field, int]:
+        """A literal field; with the second bit set it becomes the table's newest entry."""
+        mask = 0x3F if octet & 0x40 else 0x0F
+        index = octet & mask
+        if index == mask:
+            index, at = _integer(block, at, mask)
+        if index:
+            known = self._table[index]
+            assert known is not None
+            name = known[0]
+        else:
+            name, at = _string(block, at)
+        value, at = _string(block, at)
+        field = (name, value)
+        if octet & 0x40:
+            self._insert(field)
+        return field, at
+
+    def _insert(self, field: Field) -> None:
+        self._size_bytes += _size(field)
+        self._table.insert(_FIRST_DYNAMIC, field)
+        self._evict()
+
+    def _evict(self) -> None:
+        while self._size_bytes > self._limit_bytes:
+            oldest = self._table.pop()
+            assert oldest is not None
+            self._size_bytes -= _size(oldest)
+
+    def _resize(self, block: bytes, at: int, octet: int) -> int:
+        size = octet & 0x1F
+        if size == 0x1F:
+            size, at = _integer(block, at, 0x1F)
+        if size > TABLE_LIMIT_BYTES:
+            raise BadBlock(f"a table of {size} bytes")
+        self._limit_bytes = size
+        self._evict()
+        return at
+
+
+def _size(field: Field) -> int:
+    return len(field[0]) + len(field[1]) + ENTRY_OVERHEAD_BYTES
+
+
+def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
+    """The rest of an integer whose prefix was all ones (section 5.1). Raises IndexError at the block's end."""
+    shift = 0
+    while True:
+        octet = block[at]
+        at += 1
+        value += (octet & 0x7F) << shift
+        shift += 7
+        if value > INTEGER_LIMIT or shift > 35:
+            raise BadBlock("an integer that is too large")
+        if octet < 0x80:
+            return value, at
+
+
+def _string(block: bytes, at: int) -> tuple[bytes, int]:
+    octet = block[at]
+    at += 1
+    length = octet & 0x7F
+    if length == 0x7F:
+        length, at = _integer(block, at, 0x7F)
+    end = at + length
+    if end > len(block):
+        raise BadBlock("a string that goes beyond its block")
+    text = block[at:end]
+    return (decode_huffman(text) if octet & 0x80 else text), end
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A field that touches no table: literal without indexing, new name (section 6.2.2)."""
+    return b"\x00" + _prefixed(name) + _prefixed(value)
+
+
+def _prefixed(text: bytes) -> bytes:
+    if len(text) < 0x7F:
+        return bytes([len(text)]) + text
+    rest, octets = len(text) - 0x7F, bytearray([0x7F])
+    while rest >= 0x80:
+        octets.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    octets.append(rest)
+    return bytes(octets) + text

@@ -1,0 +1,394 @@
+"""One client's connection: bytes from the socket to calls, answers of calls to bytes.
+
+What can be answered at once is, in the same pass that read the request; everything else is a task of its own, which a reset,
+a deadline, the end of the connection or of the server cancels. A client that does not read is not read either, and what it
+lets pile up is bounded: by the streams it may have open, and in all by `OUTPUT_LIMIT_BYTES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from types import AsyncGeneratorType, CoroutineType
+from typing import TYPE_CHECKING, Any, cast
+
+from cri_server.http2.connection import Connection
+from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
+from cri_server.http2.frames import ErrorCode
+from cri_server.rpc import codes, wire
+from cri_server.rpc.codes import CallFailed, Code
+from cri_server.rpc.methods import Method
+from cri_server.rpc.wire import Incoming, NotGrpc
+
+if TYPE_CHECKING:
+    from cri_server.rpc.server import Server
+
+OUTPUT_LIMIT_BYTES = 2 * wire.MESSAGE_LIMIT_BYTES
+FLUSH_S = 5.0  # how long a connection that is being closed may take to read what was written
+LARGE_BYTES = 64 << 10  # requests longer than this count against what the server holds of all clients
+
+
+class Call:
+    """A call that is not answered yet."""
+
+    __slots__ = (
+        "deadline_s", "held", "incoming", "method", "queued", "reserved_bytes", "started", "stream_id", "streaming",
+        "task", "timer", "waiter",
+    )  # fmt: skip
+
+    def __init__(self, stream_id: int, method: Method, incoming: Incoming, deadline_s: float | None) -> None:
+        self.stream_id, self.method, self.incoming, self.deadline_s = stream_id, method, incoming, deadline_s
+        self.timer: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.streaming = False
+        self.started = False  # whether the head of the answer was sent
+        self.held = False  # whether it counts as open though its stream is closed
+        self.queued = False  # whether a message waits for the client's window
+        self.waiter: asyncio.Future[None] | None = None
+        self.reserved_bytes = 0
+
+
+class Link(asyncio.BufferedProtocol):
+    """The protocol of one connection of `server`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._connection = Connection(server.limits)
+        self._calls: dict[int, Call] = {}
+        self._opened: list[Call] = []  # in this pass
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        # Ends the connection when the client does not greet, and later when it does not take the last answers.
+        self._patience: asyncio.TimerHandle | None = None
+        self.active_s, self.served = self._loop.time(), False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would miss it."""
+        return not self._calls and not self._connection.held
+
+    # -- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._patience = self._loop.call_later(self._server.greeting_s, self._transport.abort)
+        self._flush()
+        self._server.joined(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._be_patient()
+        self._connection.failed = True
+        self._drop_calls()
+        self._server.left(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._server.buffer
+
+    def buffer_updated(self, size: int) -> None:
+        self.active_s = self._loop.time()
+        for event in self._connection.receive(bytes(self._server.buffer[:size])):
+            self._take(event)
+        if self._opened:
+            self._watch_opened()
+        self._flush()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        for call in list(self._calls.values()):
+            self._wake(call)
+
+    def _flush(self) -> None:
+        """Send what the connection has to say."""
+        data, transport = self._connection.data_to_send(), self._transport
+        if transport is None or transport.is_closing():
+            return
+        if data:
+            transport.write(data)
+        if transport.get_write_buffer_size() + self._connection.queued_bytes > OUTPUT_LIMIT_BYTES:
+            self._server.complain(
+                f"a client does not read: {OUTPUT_LIMIT_BYTES} bytes wait for it, it is cut off"
+            )
+            transport.abort()
+        elif self._connection.leaving and self.idle:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Close when what was written has been read, or cannot be."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            self._be_patient()
+            self._patience = self._loop.call_later(FLUSH_S, transport.abort)
+            transport.close()
+
+    # -- the connection's events
+
+    def _take(self, event: Event) -> None:
+        if type(event) is Data:
+            call = self._calls.get(event.stream_id)
+            if call is not None:
+                self._data(call, event.data, event.ended)
+        elif type(event) is Opened:
+            self._request(event)
+        elif type(event) is Reset:
+            self._connection.held -= 1
+            self._drop(event.stream_id)
+        elif type(event) is Drained:
+            call = self._calls.get(event.stream_id)
+            if call is not None:
+                call.queued = False
+                self._wake(call)
+        elif type(event) is Ready:
+            self._be_patient()
+        elif type(event) is Failed:
+            self._server.complain(f"a client is cut off: {ErrorCode(event.code).name}: {event.reason}")
+            self._flush()
+            self._drop_calls()
+            self._leave()
+
+    def _be_patient(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    # -- requests
+
+    def _request(self, event: Opened) -> None:
+        if not self._connection.is_open(event.stream_id):
+            return  # reset in the same breath
+        if event.fields is None:
+            limit = self._server.limits.header_list_bytes
+            self._end(event.stream_id, False, Code.RESOURCE_EXHAUSTED, f"headers of more than {limit} bytes")
+            return
+        try:
+            head = wire.parse_head(event.fields)
+            method = self._server.methods.get(head.path)
+            if method is None:
+                path = head.path[:200].decode("utf-8", "replace")
+                raise CallFailed(Code.UNIMPLEMENTED, f"there is no call {path}")
+        except NotGrpc as other:
+            self._connection.send_headers(event.stream_id, wire.not_grpc_block(other.http_status), end=True)
+            return
+        except CallFailed as failed:
+            self._end(event.stream_id, False, failed.code, failed.message)
+            return
+        deadline_s = None if head.timeout_s is None else self._loop.time() + head.timeout_s
+        call = Call(event.stream_id, method, Incoming(head.encoding), deadline_s)
+        self._calls[event.stream_id] = call
+        self.served = True
+        self._opened.append(call)
+        if event.ended:
+            self._data(call, b"", True)
+
+    def _data(self, call: Call, data: bytes, ended: bool) -> None:
+        if call.task is not None or not self._connection.is_open(call.stream_id):
+            return
+        if ended and call.incoming.length is None:
+            payload = wire.whole_message(data)
+            if payload is not None:
+                self._start(call, payload)
+                return
+        try:
+            credit = call.incoming.add(data)
+            if credit:
+                self._reserve(call, call.incoming.length or 0)
+                self._connection.credit(call.stream_id, credit)
+            if ended:
+                self._start(call, call.incoming.finish())
+        except CallFailed as failed:
+            self._fail(call, failed)
+
+    def _reserve(self, call: Call, size: int) -> None:
+        """Count a large request against what all clients may have under way. Raises CallFailed."""
+        if not self._server.reserve(size):
+            raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many large requests at once")
+        call.reserved_bytes = size
+
+    def _watch_opened(self) -> None:
+        """Deadlines of what this pass has not answered."""
+        for call in self._opened:
+            if call.deadline_s is not None and self._calls.get(call.stream_id) is call:
+                call.timer = self._loop.call_at(call.deadline_s, self._expire, call)
+        self._opened.clear()
+
+    # -- answers
+
+    def _start(self, call: Call, payload: bytes) -> None:
+        """Decode the request and answer it, or start the task that will."""
+        method = call.method
+        try:
+            request = method.decode(payload)
+        except Exception as error:
+            self._fail(call, CallFailed(Code.INTERNAL, f"the request cannot be decoded: {error}"))
+            return
+        try:
+            found = method.answer(request)
+            if type(found) is CoroutineType:
+                self._begin(call, found, self._unary(call, found))
+            elif type(found) is AsyncGeneratorType:
+                self._begin(call, found, self._stream(call, found))
+            else:
+                self._answer(call, found)
+        except Exception as error:
+            self._fail(call, error)
+
+    def _begin(self, call: Call, work: Any, answering: Coroutine[Any, Any, None]) -> None:
+        if not self._server.started():
+            answering.close()
+            if type(work) is CoroutineType:
+                work.close()
+            raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many calls at once")
+        call.streaming = type(work) is AsyncGeneratorType
+        call.task = self._loop.create_task(answering)
+
+    async def _unary(self, call: Call, work: Awaitable[Any]) -> None:
+        try:
+            self._answer(call, await work)
+        except Exception as error:
+            self._fail(call, error)
+        finally:
+            self._ended(call)
+
+    async def _stream(self, call: Call, replies: AsyncGenerator[Any, None]) -> None:
+        try:
+            async for reply in replies:
+                await self._send(call, reply)
+            self._finish(call, Code.OK, "")
+        except Exception as error:
+            self._fail(call, error)
+        finally:
+            await replies.aclose()
+            self._ended(call)
+
+    def _ended(self, call: Call) -> None:
+        """The call's task is done. One that was cancelled by nobody who has answered is answered now."""
+        self._server.ended()
+        if self._calls.get(call.stream_id) is call:
+            self._finish(call, Code.CANCELLED, "the call was cancelled")
+        if call.held:
+            self._connection.held -= 1
+        self._flush()
+
+    def _answer(self, call: Call, reply: Any) -> None:
+        stream_id, connection = call.stream_id, self._connection
+        if not connection.is_open(stream_id):
+            return
+        payload = self._encoded(call, reply)
+        connection.send_headers(stream_id, wire.HEAD_BLOCK)
+        connection.send_data(stream_id, wire.message(payload))
+        connection.send_headers(stream_id, wire.OK_BLOCK, end=True)
+        self._remove(call)
+
+    def _encoded(self, call: Call, reply: Any) -> bytes:
+        payload: bytes = reply if type(reply) is bytes else call.method.encode(reply)
+        if len(payload) > wire.MESSAGE_LIMIT_BYTES:
+            text = f"the answer of {len(payload)} bytes is longer than {wire.MESSAGE_LIMIT_BYTES}"
+            raise CallFailed(Code.RESOURCE_EXHAUSTED, text)
+        return payload
+
+    async def _send(self, call: Call, reply: Any) -> None:
+        """A message of a stream; returns when the client has taken it."""
+        if not self._connection.is_open(call.stream_id):
+            raise asyncio.CancelledError
+        payload = self._encoded(call, reply)
+        if not call.started:
+            call.started = True
+            self._connection.send_headers(call.stream_id, wire.HEAD_BLOCK)
+        call.queued = not self._connection.send_data(call.stream_id, wire.message(payload))
+        self._flush()
+        if call.queued or self._paused:
+            call.waiter = self._loop.create_future()
+            await call.waiter
+
+    def _wake(self, call: Call) -> None:
+        waiter = call.waiter
+        if waiter is not None and not call.queued and not self._paused:
+            call.waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        codes.report(call.method.name, error)
+        self._finish(call, codes.code_of(error), codes.message_of(error))
+
+    def _finish(self, call: Call, code: Code, message: str) -> None:
+        self._end(call.stream_id, call.started, code, message)
+        self._remove(call)
+
+    def _end(self, stream_id: int, started: bool, code: Code, message: str) -> None:
+        """Send the status, behind the head of an answer or, if there is none, in it."""
+        if self._connection.is_open(stream_id):
+            block = wire.status_block(code, message)
+            self._connection.send_headers(stream_id, block if started else wire.HEAD_BLOCK + block, end=True)
+
+    # -- calls that end before they are answered
+
+    def _expire(self, call: Call) -> None:
+        self._cancel(call, Code.DEADLINE_EXCEEDED, "the deadline has passed")
+        self._flush()
+
+    def _cancel(self, call: Call, code: Code, message: str) -> None:
+        """Tell the client, then end the task."""
+        self._finish(call, code, message)
+        self._stop(call)
+
+    def _drop(self, stream_id: int) -> None:
+        """The stream is no more."""
+        call = self._calls.get(stream_id)
+        if call is not None:
+            self._remove(call)
+            self._stop(call)
+
+    def _drop_calls(self) -> None:
+        for stream_id in list(self._calls):
+            self._drop(stream_id)
+
+    def _stop(self, call: Call) -> None:
+        """What is left of the call counts as an open stream until it has ended."""
+        if call.task is not None:
+            call.held = True
+            self._connection.held += 1
+            call.task.cancel()
+
+    def _remove(self, call: Call) -> None:
+        self._calls.pop(call.stream_id, None)
+        if call.timer is not None:
+            call.timer.cancel()
+        if call.reserved_bytes:
+            self._server.release(call.reserved_bytes)
+            call.reserved_bytes = 0
+
+    # -- the server's side
+
+    def drain(self) -> None:
+        """Take no more calls; streams that would go on for ever end now, other calls may end by themselves."""
+        self._connection.go_away()
+        for call in list(self._calls.values()):
+            if call.streaming or call.task is None:
+                self._cancel(call, Code.UNAVAILABLE, "the server is stopping")
+        self._flush()
+
+    def stop(self) -> None:
+        """End what is left."""
+        for call in list(self._calls.values()):
+            self._cancel(call, Code.UNAVAILABLE, "the server is stopping")
+        self._flush()
+        self._leave()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def evict(self) -> None:
+        """Make room for a new connection; a gRPC client connects again when it needs to."""
+        self._connection.go_away()
+        self._flush()

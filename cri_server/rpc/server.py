@@ -1,0 +1,154 @@
+"""The gRPC server on a unix socket: accepts connections, keeps what all of them together may hold, ends them in order.
+
+At the limit of connections the one that has been idle for longest makes room, so that a flood of silent ones keeps nobody
+out; a gRPC client connects again when it needs to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import time
+from pathlib import Path
+
+from cri_server.http2.connection import Limits
+from cri_server.rpc.link import Link
+from cri_server.rpc.methods import Table
+from pyrunc.errors import WrongState
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 512
+CONNECTIONS_LIMIT = 1024
+CALLS_LIMIT = 8192  # tasks of all connections
+LARGE_LIMIT_BYTES = 256 << 20  # requests of all connections that are longer than a stream's first window
+READ_BYTES = 16 << 10  # of one connection before it is another one's turn
+GREETING_S = 10.0
+COMPLAINT_INTERVAL_S = 10.0
+SOCKET_MODE = 0o660
+
+
+class Server:
+    """Answers the calls of `methods` on the socket at `path`. What links share is public; they are its only users."""
+
+    def __init__(
+        self, path: Path, methods: Table, *, limits: Limits | None = None, greeting_s: float = GREETING_S
+    ) -> None:
+        self.methods, self.limits, self.greeting_s = methods, limits or Limits(), greeting_s
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        self._path = path
+        self._links: set[Link] = set()
+        self._listener: asyncio.Server | None = None
+        self._connections_limit = connections_limit()
+        self._calls = self._large_bytes = 0
+        self._complained_s, self._unsaid = -COMPLAINT_INTERVAL_S, 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def start(self) -> None:
+        """Listen, for root only. Raises WrongState when a living server listens there, OSError."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        _unlink_stale(self._path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            before = os.umask(0o777 & ~SOCKET_MODE)
+            try:
+                sock.bind(str(self._path))
+            finally:
+                os.umask(before)
+            loop = asyncio.get_running_loop()
+            self._listener = await loop.create_unix_server(lambda: Link(self), sock=sock, backlog=BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def stop(self, timeout_s: float) -> None:
+        """Take no more calls, let those that run end for `timeout_s`, then cancel them; remove the socket."""
+        if self._listener is None:
+            return
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+        for link in list(self._links):
+            link.drain()
+        for wait_s, end in ((timeout_s, Link.stop), (1.0, Link.abort)):
+            try:
+                await asyncio.wait_for(self._empty.wait(), wait_s)
+                return
+            except TimeoutError:
+                for link in list(self._links):
+                    end(link)
+
+    # -- for links
+
+    def joined(self, link: Link) -> None:
+        """A connection was accepted; at the limit another one goes, or this one when all others are busy."""
+        if len(self._links) >= self._connections_limit:
+            candidates = (other for other in self._links if other.idle)
+            idle = min(candidates, key=lambda other: (other.served, other.active_s), default=link)
+            self.complain(
+                f"{len(self._links)} connections are the limit: the one that was idle for longest is closed"
+            )
+            self._links.discard(idle)
+            idle.evict()
+        self._links.add(link)
+        self._empty.clear()
+
+    def left(self, link: Link) -> None:
+        """A connection has ended."""
+        self._links.discard(link)
+        if not self._links:
+            self._empty.set()
+
+    def started(self) -> bool:
+        """A task wants to start: whether it may."""
+        if self._calls >= CALLS_LIMIT:
+            return False
+        self._calls += 1
+        return True
+
+    def ended(self) -> None:
+        """A task that had started has ended."""
+        self._calls -= 1
+
+    def reserve(self, size: int) -> bool:
+        """A large request of `size` bytes is coming: whether there is room."""
+        if self._large_bytes + size > LARGE_LIMIT_BYTES:
+            return False
+        self._large_bytes += size
+        return True
+
+    def release(self, size: int) -> None:
+        """A large request has been answered or dropped."""
+        self._large_bytes -= size
+
+    def complain(self, text: str) -> None:
+        """Log what clients do wrong, but not for each of thousands."""
+        now_s = time.monotonic()
+        if now_s - self._complained_s < COMPLAINT_INTERVAL_S:
+            self._unsaid += 1
+            return
+        unsaid = f" (and {self._unsaid} complaints before it)" if self._unsaid else ""
+        log.warning("%s%s", text, unsaid)
+        self._complained_s, self._unsaid = now_s, 0
+
+
+def connections_limit() -> int:
+    """A quarter of the descriptors that this process may have, at most `CONNECTIONS_LIMIT`."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_LIMIT if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS_LIMIT, soft // 4))
+
+
+def _unlink_stale(path: Path) -> None:
+    """Remove the socket of a dead server. Raises WrongState when a living one listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise WrongState(f"another server listens at {path}")

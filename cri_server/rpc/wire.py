@@ -1,0 +1,183 @@
+"""gRPC as it looks inside of HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md): heads, messages with a prefix, statuses. No I/O."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+
+from cri_server.http2 import frames, hpack
+from cri_server.http2.hpack import Field
+from cri_server.rpc.codes import CallFailed, Code
+
+PREFIX_BYTES = 5  # compressed flag, length
+MESSAGE_LIMIT_BYTES = 32 << 20
+# What a status may take of the client's limit for headers, which is 8 KiB in gRPC's C core.
+STATUS_MESSAGE_LIMIT_BYTES = 6 << 10
+UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+ENCODINGS = (b"identity", b"gzip")
+
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
+_ESCAPED = re.compile(rb"[^ -$&-~]")
+
+HEAD_BLOCK = hpack.STATUS_200 + hpack.literal(b"content-type", b"application/grpc")
+OK_BLOCK = hpack.literal(b"grpc-status", b"0")
+ACCEPTED_BLOCK = hpack.literal(b"grpc-accept-encoding", b",".join(ENCODINGS))
+
+
+class NotGrpc(Exception):
+    """A request of another protocol: what HTTP answers."""
+
+    def __init__(self, http_status: int) -> None:
+        super().__init__(http_status)
+        self.http_status = http_status
+
+
+@dataclass(slots=True)
+class Head:
+    """What a request's fields say. `timeout_s` is None when the client waits for as long as it takes."""
+
+    path: bytes
+    timeout_s: float | None
+    encoding: bytes
+
+
+def parse_head(fields: list[Field]) -> Head:
+    """Raises NotGrpc, and CallFailed for a timeout that cannot be read."""
+    path = method = content_type = b""
+    encoding, timeout_s = b"identity", None
+    for name, value in fields:
+        if name == b":path":
+            path = value
+        elif name == b"grpc-timeout":
+            timeout_s = parse_timeout_s(value)
+        elif name == b"content-type":
+            content_type = value
+        elif name == b":method":
+            method = value
+        elif name == b"grpc-encoding":
+            encoding = value
+    if method != b"POST":
+        raise NotGrpc(405)
+    if not content_type.startswith(b"application/grpc"):
+        raise NotGrpc(415)
+    return Head(path, timeout_s, encoding)
+
+
+def parse_timeout_s(text: bytes) -> float:
+    """`100m` and so on, in seconds. Raises CallFailed."""
+    match = _TIMEOUT.fullmatch(text)
+    if match is None:
+        raise CallFailed(Code.INTERNAL, f"grpc-timeout {text[:20]!r} is malformed")
+    return int(match[1]) * UNIT_S[match[2]]
+
+
+def not_grpc_block(http_status: int) -> bytes:
+    """The header block that answers what is not gRPC."""
+    return hpack.literal(b":status", b"%d" % http_status)
+
+
+def status_block(code: Code, message: str) -> bytes:
+    """The fields that end a call. A long message is cut."""
+    if code == Code.OK:
+        return OK_BLOCK
+    block = hpack.literal(b"grpc-status", b"%d" % code)
+    if message:
+        block += hpack.literal(b"grpc-message", escape(message))
+    return block
+
+
+def escape(message: str) -> bytes:
+    """UTF-8, percent-encoded but for the printable part of ASCII, at most `STATUS_MESSAGE_LIMIT_BYTES` long."""
+    raw = message.encode("utf-8", "replace")
+    whole = _ESCAPED.sub(lambda found: b"%%%02X" % found[0][0], raw)
+    if len(whole) <= STATUS_MESSAGE_LIMIT_BYTES:
+        return whole
+    cut = whole[: STATUS_MESSAGE_LIMIT_BYTES - 3]
+    broken = cut.rfind(b"%", -2)
+    cut = cut[:broken] if broken >= 0 else cut
+    while (last := cut[-3:])[:1] == b"%" and int(last[1:], 16) >= 0x80:  # an UTF-8 sequence that may be cut
+        cut = cut[:-3]
+        if int(last[1:], 16) >= 0xC0:
+            break
+    return cut + b"..."
+
+
+def message(payload: bytes) -> bytes:
+    """`payload` with its prefix, uncompressed."""
+    return b"\0" + len(payload).to_bytes(4, "big") + payload
+
+
+def whole_message(body: bytes) -> bytes | None:
+    """The payload when `body` is one uncompressed message and nothing else: nearly every request comes so."""
+    if (
+        len(body) >= PREFIX_BYTES
+        and not body[0]
+        and int.from_bytes(body[1:5], "big") == len(body) - PREFIX_BYTES
+    ):
+        return body[PREFIX_BYTES:]
+    return None
+
+
+class Incoming:
+    """The one message of a request, as it comes in parts."""
+
+    __slots__ = ("_body", "_compressed", "_encoding", "_limit_bytes", "length")
+
+    def __init__(self, encoding: bytes, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
+        self._body = bytearray()
+        self._encoding, self._limit_bytes, self._compressed = encoding, limit_bytes, False
+        self.length: int | None = None  # of the message on the wire, once it is known
+
+    def add(self, data: bytes) -> int:
+        """Take a part. Returns, once, by how much the message is longer than the window that each stream begins with.
+
+        Raises CallFailed: too long, a second message, an encoding that is not known.
+        """
+        self._body += data
+        credit = 0
+        if self.length is None and len(self._body) >= PREFIX_BYTES:
+            self.length = int.from_bytes(self._body[1:5], "big")
+            self._check_prefix(self._body[0], self.length)
+            credit = max(0, self.length + PREFIX_BYTES - frames.WINDOW_BYTES)
+        if self.length is not None and len(self._body) > self.length + PREFIX_BYTES:
+            raise CallFailed(Code.UNIMPLEMENTED, "more than one message in the request")
+        return credit
+
+    def _check_prefix(self, flag: int, length: int) -> None:
+        if flag > 1:
+            raise CallFailed(Code.INTERNAL, f"compressed flag {flag}")
+        self._compressed = bool(flag)
+        if self._compressed and self._encoding not in ENCODINGS:
+            raise CallFailed(Code.UNIMPLEMENTED, f"grpc-encoding {self._encoding[:20]!r} is not supported")
+        if self._compressed and self._encoding == b"identity":
+            raise CallFailed(Code.INTERNAL, "a compressed message without grpc-encoding")
+        if length > self._limit_bytes:
+            raise self._too_long(length)
+
+    def _too_long(self, length: int) -> CallFailed:
+        return CallFailed(
+            Code.RESOURCE_EXHAUSTED, f"a message of {length} bytes is longer than {self._limit_bytes}"
+        )
+
+    def finish(self) -> bytes:
+        """The message, when the client has ended its side. Raises CallFailed."""
+        if not self._body:
+            raise CallFailed(Code.UNIMPLEMENTED, "no message in the request")
+        if self.length is None or len(self._body) < self.length + PREFIX_BYTES:
+            raise CallFailed(Code.INTERNAL, "the request ends within its message")
+        payload = bytes(memoryview(self._body)[PREFIX_BYTES:])
+        return self._inflate(payload) if self._compressed else payload
+
+    def _inflate(self, payload: bytes) -> bytes:
+        """One gzip member, at most as long as a message may be."""
+        unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        try:
+            found = unpacker.decompress(payload, self._limit_bytes + 1)
+        except zlib.error as error:
+            raise CallFailed(Code.INTERNAL, f"gzip: {error}") from None
+        if len(found) > self._limit_bytes:
+            raise self._too_long(len(found))
+        if not unpacker.eof or unpacker.unused_data:
+            raise CallFailed(Code.INTERNAL, "gzip: not one whole member")
+        return found

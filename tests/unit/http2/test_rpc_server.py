@@ -1,0 +1,538 @@
+"""The server on its socket, with calls of its own: gRPC clients as users, and clients that stall, flood or leave.
+
+`Calls` says what a handler may be: a plain answer, a coroutine, a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import logging
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import hpack
+import pytest
+
+from cri_server.http2 import frames
+from cri_server.http2.connection import Limits
+from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
+from cri_server.rpc import server as server_module
+from cri_server.rpc import wire
+from cri_server.rpc.methods import Method
+from cri_server.rpc.server import Server
+from pyrunc.errors import NotFound, WrongState
+
+HELLO = frames.PREFACE + frames.settings({})
+FIELDS = [
+    (":method", "POST"), (":scheme", "http"), (":authority", "localhost"), ("content-type", "application/grpc"),
+    ("te", "trailers"),
+]  # fmt: skip
+
+
+class Calls:
+    """What is served. `ended` lists the calls whose work was cancelled or done."""
+
+    def __init__(self) -> None:
+        self.started, self.ended = 0, 0
+        self.gate = asyncio.Event()
+
+    def echo(self, request: bytes) -> bytes:
+        return request
+
+    async def later(self, request: bytes) -> bytes:
+        await asyncio.sleep(0.01)
+        return request
+
+    async def wait(self, request: bytes) -> bytes:
+        self.started += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.ended += 1
+        return request
+
+    def fail(self, request: bytes) -> bytes:
+        raise NotFound("no such thing: ü%\n")
+
+    async def fail_later(self, request: bytes) -> bytes:
+        raise ZeroDivisionError("a bug")
+
+    async def count(self, request: bytes) -> AsyncIterator[bytes]:
+        self.started += 1
+        try:
+            for number in range(int(request)):
+                yield b"%d" % number
+        finally:
+            self.ended += 1
+
+    async def flood(self, request: bytes) -> AsyncIterator[bytes]:
+        self.started += 1
+        try:
+            while True:
+                self.sent = getattr(self, "sent", 0) + 1
+                yield b"x" * int(request)
+        finally:
+            self.ended += 1
+
+    async def fail_midway(self, request: bytes) -> AsyncIterator[bytes]:
+        yield b"one"
+        raise NotFound("gone")
+
+    def large(self, request: bytes) -> bytes:
+        return b"x" * int(request)
+
+    def table(self) -> dict[bytes, Method]:
+        names = [n for n in vars(Calls) if not n.startswith("_") and n != "table"]
+        return {f"/t.T/{n}".encode(): Method(n, bytes, getattr(self, n), bytes) for n in names}
+
+
+class World:
+    """A server, its calls and a gRPC channel to it."""
+
+    def __init__(self, folder: Path, limits: Limits | None, greeting_s: float) -> None:
+        self.calls = Calls()
+        self.path = folder / "s.sock"
+        self.server = Server(self.path, self.calls.table(), limits=limits, greeting_s=greeting_s)
+        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        self.channel = grpc.aio.insecure_channel(f"unix:{self.path}", options=options)
+
+    async def __aenter__(self) -> World:
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.channel.close(None)
+        await self.server.stop(0.2)
+        assert not self.path.exists()
+
+    async def call(self, name: str, request: bytes = b"", **options: Any) -> bytes:
+        return bytes(await self.unary(name)(request, **options))
+
+    def unary(self, name: str) -> Any:
+        return self.channel.unary_unary(f"/t.T/{name}", bytes, bytes)
+
+    def stream(self, name: str, request: bytes) -> Any:
+        return self.channel.unary_stream(f"/t.T/{name}", bytes, bytes)(request)
+
+
+@pytest.fixture
+def open_world(tmp_path: Path) -> Any:
+    """A World by its limits."""
+
+    def make(*, greeting_s: float = 10.0, **limits: Any) -> World:
+        return World(tmp_path, replace(Limits(), **limits), greeting_s)
+
+    return make
+
+
+@pytest.fixture
+async def world(open_world: Any) -> AsyncIterator[World]:
+    async with open_world() as world:
+        yield world
+
+
+async def code_of(call: Any) -> tuple[grpc.StatusCode, str | None]:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return failed.value.code(), failed.value.details()
+
+
+async def until(condition: Any, timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# ---- as gRPC clients see it
+
+
+async def test_answers(world: World) -> None:
+    assert await world.call("echo", b"at once") == b"at once"
+    assert await world.call("later", b"in a while") == b"in a while"
+    found = await asyncio.gather(*(world.call("later" if n % 2 else "echo", b"%d" % n) for n in range(500)))
+    assert found == [b"%d" % n for n in range(500)]
+    assert [bytes(m) async for m in world.stream("count", b"1000")] == [b"%d" % n for n in range(1000)]
+    assert [m async for m in world.stream("count", b"0")] == []
+
+
+@pytest.mark.parametrize("size", [65530, 65531, 16 << 20, 32 << 20])
+async def test_large_messages(world: World, size: int) -> None:
+    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    assert await world.call("echo", body) == body
+
+
+async def test_messages_that_are_too_large(world: World) -> None:
+    limit = wire.MESSAGE_LIMIT_BYTES
+    code, text = await code_of(world.call("echo", b"x" * (limit + 1)))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and str(limit) in str(text)
+    code, _ = await code_of(world.call("large", b"%d" % (limit + 1)))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(await world.call("large", b"%d" % limit)) == limit
+
+
+async def test_errors(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    assert await code_of(world.call("fail")) == (grpc.StatusCode.NOT_FOUND, "no such thing: ü%\n")
+    assert (await code_of(world.call("nothing")))[0] == grpc.StatusCode.UNIMPLEMENTED
+    assert "Traceback" not in caplog.text
+    code, text = await code_of(world.call("fail_later"))
+    assert (
+        code == grpc.StatusCode.INTERNAL and text == "ZeroDivisionError: a bug" and "Traceback" in caplog.text
+    )
+    stream = world.stream("fail_midway", b"")
+    assert await stream.read() == b"one"
+    assert await code_of(stream.read()) == (grpc.StatusCode.NOT_FOUND, "gone")
+
+
+async def test_gzip(world: World) -> None:
+    call = world.unary("echo")
+    assert await call(b"x" * 10_000, compression=grpc.Compression.Gzip) == b"x" * 10_000
+    code, _ = await code_of(call(b"x" * 10_000, compression=grpc.Compression.Deflate))
+    assert code == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_deadlines(world: World) -> None:
+    assert (await code_of(world.call("wait", timeout=0.1)))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: world.calls.ended == 1)
+    stream = world.channel.unary_stream("/t.T/flood", bytes, bytes)(b"10", timeout=0.2)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        async for _ in stream:
+            pass
+    assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: world.calls.ended == 2)
+
+
+async def test_cancelled_calls_end_their_work(world: World) -> None:
+    calls = [world.unary("wait")(b"") for _ in range(50)]
+    await until(lambda: world.calls.started == 50)
+    for call in calls:
+        call.cancel()
+    await until(lambda: world.calls.ended == 50)
+    stream = world.stream("flood", b"1000")
+    await stream.read()
+    stream.cancel()
+    await until(lambda: world.calls.ended == 51)
+    assert await world.call("echo", b"still") == b"still"
+    assert world.server._calls == 0
+
+
+async def test_a_slow_reader_stops_its_stream_only(world: World) -> None:
+    stream = world.stream("flood", b"10000")
+    await stream.read()
+    sent = -1
+    while world.calls.sent != sent:
+        sent = world.calls.sent
+        await asyncio.sleep(0.2)
+    assert sent * 10_000 < 64 << 20
+    assert await world.call("echo", b"others") == b"others"
+    for _ in range(sent):
+        await stream.read()
+    assert world.calls.sent > sent
+    stream.cancel()
+
+
+async def test_stopping_lets_calls_end_and_ends_streams(open_world: Any) -> None:
+    async with open_world() as world:
+        waiting = asyncio.ensure_future(world.call("wait", b"w"))
+        stream = world.stream("flood", b"10")
+        await stream.read()
+        await until(lambda: world.calls.started == 2)
+        stopping = asyncio.create_task(world.server.stop(5))
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            while True:
+                await stream.read()
+        assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
+        world.calls.gate.set()
+        assert await waiting == b"w"
+        await asyncio.wait_for(stopping, 2)
+
+
+async def test_stopping_does_not_wait_for_ever(open_world: Any) -> None:
+    async with open_world() as world:
+        waiting = asyncio.ensure_future(world.call("wait"))
+        await until(lambda: world.calls.started == 1)
+        await asyncio.wait_for(world.server.stop(0.1), 2)
+        assert (await code_of(waiting))[0] == grpc.StatusCode.UNAVAILABLE
+        await until(lambda: world.calls.ended == 1)
+
+
+async def test_a_living_server_keeps_its_socket(world: World, tmp_path: Path) -> None:
+    with pytest.raises(WrongState):
+        await Server(world.path, {}).start()
+    assert world.path.stat().st_mode & 0o777 == 0o660
+    stale = tmp_path / "stale.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(stale))
+    other = Server(stale, world.calls.table())
+    await other.start()
+    await other.stop(1)
+
+
+# ---- as others see it
+
+
+class Raw(asyncio.Protocol):
+    """A client made of bytes."""
+
+    def __init__(self, world: World) -> None:
+        self._path = world.path
+        self.encoder = hpack.Encoder()
+        self.heard = bytearray()
+        self.lost, self._writable = asyncio.Event(), asyncio.Event()
+        self._writable.set()
+
+    async def __aenter__(self) -> Raw:
+        loop = asyncio.get_running_loop()
+        self.transport, _ = await loop.create_unix_connection(lambda: self, str(self._path))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.transport.abort()
+        await self.lost.wait()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost.set()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def head(self, stream_id: int, name: str, *more: tuple[str, str]) -> bytes:
+        """The headers of a call."""
+        block = self.encoder.encode([*FIELDS[:3], (":path", f"/t.T/{name}"), *FIELDS[3:], *more])
+        return head(len(block), frames.HEADERS, END_HEADERS, stream_id) + block
+
+    def call(self, stream_id: int, name: str, body: bytes = b"", *more: tuple[str, str]) -> bytes:
+        """The frames of a whole call."""
+        return self.head(stream_id, name, *more) + last(stream_id, wire.message(body))
+
+    async def frames(self) -> list[tuple[int, int, int, bytes]]:
+        """All that has come when the server has closed: kind, flags, stream, body."""
+        await asyncio.wait_for(self.lost.wait(), 10)
+        found, at = [], 0
+        while at < len(self.heard):
+            high, low, kind, flags, stream_id = frames.HEAD.unpack_from(self.heard, at)
+            begin = at + frames.HEAD_BYTES
+            at = begin + (high << 8 | low)
+            found.append((kind, flags, stream_id, bytes(self.heard[begin:at])))
+        return found
+
+    async def statuses(self, name: str = "grpc-status") -> dict[int, str]:
+        """A field of the last headers of each stream, when we have said that no more comes and the server has closed."""
+        self.transport.write_eof()
+        decoder = hpack.Decoder()
+        found = [
+            (s, {str(n): str(v) for n, v in decoder.decode(body)})
+            for kind, _, s, body in await self.frames()
+            if kind == frames.HEADERS
+        ]
+        return {stream_id: fields[name] for stream_id, fields in found if name in fields}
+
+    async def parting(self) -> ErrorCode:
+        """The code of the GOAWAY that comes before the end."""
+        body = [body for kind, _, _, body in await self.frames() if kind == frames.GOAWAY][-1]
+        return ErrorCode(struct.unpack(">I", body[4:8])[0])
+
+    async def send(self, data: bytes) -> None:
+        """Write and let the server read; that it has gone is no error."""
+        if not self.lost.is_set():
+            self.transport.write(data)
+            await self._writable.wait()
+        await asyncio.sleep(0)
+
+
+def last(stream_id: int, body: bytes) -> bytes:
+    """The frame that ends a request."""
+    return head(len(body), frames.DATA, END_STREAM, stream_id) + body
+
+
+@pytest.fixture
+async def raw(world: World) -> AsyncIterator[Raw]:
+    async with Raw(world) as raw:
+        yield raw
+
+
+async def test_a_client_that_goes_takes_its_calls_with_it(world: World) -> None:
+    async with Raw(world) as raw:
+        await raw.send(HELLO + raw.call(1, "wait") + raw.call(3, "wait") + raw.call(5, "flood", b"1000"))
+        await until(lambda: world.calls.started == 3)
+    await until(lambda: world.calls.ended == 3 and not world.server._links)
+
+
+async def test_a_byte_at_a_time(world: World, raw: Raw) -> None:
+    for byte in HELLO + raw.call(1, "echo", b"slow"):
+        await raw.send(bytes([byte]))
+    await until(lambda: wire.OK_BLOCK in raw.heard)
+    raw.transport.write_eof()
+    kinds = [(kind, stream_id) for kind, _, stream_id, _ in await raw.frames()]
+    assert kinds[-3:] == [(frames.HEADERS, 1), (frames.DATA, 1), (frames.HEADERS, 1)]
+
+
+async def test_other_protocols_than_grpc(world: World, raw: Raw) -> None:
+    get = raw.encoder.encode([(":method", "GET"), (":scheme", "http"), (":path", "/")])
+    form = raw.encoder.encode([*FIELDS[:3], (":path", "/t.T/echo"), ("content-type", "text/plain")])
+    await raw.send(HELLO)
+    for stream_id, block in ((1, get), (3, form)):
+        await raw.send(head(len(block), frames.HEADERS, END_HEADERS | END_STREAM, stream_id) + block)
+    assert await raw.statuses(":status") == {1: "405", 3: "415"}
+
+
+async def test_requests_that_are_not_one_message(world: World, raw: Raw) -> None:
+    bodies = {1: b"", 3: b"\0\0\0", 5: wire.message(b"a") * 2, 7: b"\0\0\0\0\5abc", 9: b"\7\0\0\0\0"}
+    await raw.send(HELLO)
+    for stream_id, body in bodies.items():
+        await raw.send(raw.head(stream_id, "echo") + last(stream_id, body))
+    assert await raw.statuses() == {1: "12", 3: "13", 5: "12", 7: "13", 9: "13"}
+
+
+async def test_deadlines_that_are_malformed_or_have_passed(world: World, raw: Raw) -> None:
+    await raw.send(HELLO + raw.call(1, "wait", b"", ("grpc-timeout", "soon")))
+    await raw.send(raw.call(3, "wait", b"", ("grpc-timeout", "0n")))
+    await raw.send(raw.head(5, "echo", ("grpc-timeout", "50m")))  # the request never ends
+    await until(lambda: not world.server._links or raw.heard.count(b"grpc-status") == 3)
+    assert await raw.statuses() == {1: "13", 3: "4", 5: "4"}
+    await until(lambda: world.calls.ended == world.calls.started)
+
+
+async def test_streams_reset_in_the_same_breath_are_not_worked_for(world: World, raw: Raw) -> None:
+    await raw.send(HELLO)
+    for number in range(1, 200, 2):
+        await raw.send(raw.call(number, "wait") + frames.rst_stream(number, ErrorCode.CANCEL))
+    assert await world.call("echo", b"served") == b"served"
+    assert world.calls.started == 0
+
+
+async def test_rapid_reset(world: World, raw: Raw) -> None:
+    """Each stream is worked for before its reset comes."""
+    await raw.send(HELLO)
+    for number in range(1, 4001, 2):
+        await raw.send(raw.call(number, "wait"))
+        await raw.send(frames.rst_stream(number, ErrorCode.CANCEL))
+    assert await world.call("echo", b"served") == b"served"
+    assert await raw.parting() == ErrorCode.ENHANCE_YOUR_CALM
+    await until(lambda: world.calls.ended == world.calls.started)
+    assert 0 < world.calls.started < 1500
+
+
+async def test_work_that_ignores_its_reset_counts_as_an_open_stream(open_world: Any) -> None:
+    async with open_world(streams=5) as world:
+        free = asyncio.Event()
+
+        async def stubborn(request: bytes) -> bytes:
+            world.calls.started += 1
+            try:
+                await free.wait()
+            except asyncio.CancelledError:
+                await free.wait()
+            return b""
+
+        world.server.methods[b"/t.T/stubborn"] = Method("stubborn", bytes, stubborn, bytes)
+        async with Raw(world) as raw:
+            await raw.send(HELLO)
+            for number in range(1, 41, 2):
+                await raw.send(raw.call(number, "stubborn"))
+                await asyncio.sleep(0.01)
+                await raw.send(frames.rst_stream(number, ErrorCode.CANCEL))
+            assert world.calls.started == 5
+            free.set()
+            await until(lambda: world.server._calls == 0)
+            await raw.send(raw.call(101, "echo", b"again"))
+            assert await raw.statuses() == {101: "0"}
+
+
+async def test_answers_that_nobody_makes_room_for_are_bounded(
+    world: World, raw: Raw, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A window of 0: answers wait, and beyond the limit the client is cut off."""
+    await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
+    for number in range(1, 12, 2):
+        await raw.send(raw.call(number, "large", b"%d" % (16 << 20)))
+    assert not [kind for kind, *_ in await raw.frames() if kind == frames.DATA]
+    assert "does not read" in caplog.text
+    assert await world.call("echo", b"served") == b"served"
+
+
+async def test_a_client_that_does_not_read_is_not_read(world: World, raw: Raw) -> None:
+    """Calls and pings without end: the buffers of the socket fill, and that is all."""
+    raw.transport.pause_reading()
+    await raw.send(HELLO)
+    ping = head(8, frames.PING, 0, 0) + bytes(8)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2):
+            for number in range(1, 200_000, 2):
+                await raw.send(raw.call(number, "large", b"1000") + ping)
+    assert not raw.lost.is_set()
+    assert await world.call("echo", b"served") == b"served"
+    raw.transport.resume_reading()
+    await until(lambda: len(raw.heard) > 1000)
+
+
+async def test_who_does_not_greet_is_sent_away(open_world: Any) -> None:
+    async with open_world(greeting_s=0.1) as world, Raw(world) as silent, Raw(world) as half:
+        await half.send(HELLO[:-1])
+        await silent.frames(), await half.frames()
+        assert await world.call("echo", b"served") == b"served"
+        await asyncio.sleep(0.2)
+        assert await world.call("echo", b"still") == b"still"
+
+
+async def test_garbage(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(50):
+        async with Raw(world) as raw:
+            await raw.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await raw.parting() == ErrorCode.PROTOCOL_ERROR
+    assert await world.call("echo", b"served") == b"served"
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+
+
+async def test_the_longest_idle_connection_makes_room(
+    open_world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTIONS_LIMIT", 10)
+    async with open_world() as world:
+        assert await world.call("echo", b"first") == b"first"
+        waiting = asyncio.ensure_future(world.call("wait", b"w"))
+        await until(lambda: world.calls.started == 1)
+        async with contextlib.AsyncExitStack() as stack:
+            silent = [await stack.enter_async_context(Raw(world)) for _ in range(100)]
+            await until(lambda: sum(not s.lost.is_set() for s in silent) == 9)
+            assert await world.call("echo", b"served") == b"served"
+            world.calls.gate.set()
+            assert await waiting == b"w"
+        assert "10 connections are the limit" in caplog.text
+
+
+async def test_a_gzip_bomb(world: World, raw: Raw) -> None:
+    packed = gzip.compress(b"\0" * (100 << 20))
+    body = b"\1" + len(packed).to_bytes(4, "big") + packed
+    await raw.send(HELLO + raw.head(1, "echo", ("grpc-encoding", "gzip")))
+    parts = [body[begin : begin + 16384] for begin in range(0, len(body), 16384)]
+    for part in parts[:-1]:
+        await raw.send(head(len(part), frames.DATA, 0, 1) + part)
+    await raw.send(last(1, parts[-1]))
+    assert await raw.statuses() == {1: "8"}
+
+
+async def test_large_requests_of_all_clients_together_are_bounded(world: World, raw: Raw) -> None:
+    await raw.send(HELLO)
+    prefix = b"\0" + (30 << 20).to_bytes(4, "big")
+    for number in range(1, 41, 2):
+        await raw.send(raw.head(number, "echo") + head(len(prefix), frames.DATA, 0, number) + prefix)
+    await until(lambda: raw.heard.count(b"grpc-status") == 12)
+    assert world.server._large_bytes == 8 * (30 << 20)
+    statuses = await raw.statuses()
+    assert set(statuses.values()) == {"8"} and len(statuses) == 12
+    await until(lambda: world.server._large_bytes == 0)
