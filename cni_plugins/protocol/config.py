@@ -1,6 +1,6 @@
 """Configurations: the list that an administrator writes, and what one plugin of it gets on stdin.
 
-A runtime loads a list (`parse_list`) and derives each plugin's input (`plugin_input`): the list's name and version, the
+A runtime loads a list (`parse_list_object`) and derives each plugin's input (`plugin_input`): the list's name and version, the
 capability arguments that the plugin asked for, the result so far. A plugin reads its input with `PluginConfig.parse`.
 Unknown keys are kept: they belong to the plugin.
 """
@@ -39,7 +39,7 @@ class PluginConfig:
 
     @classmethod
     def from_object(cls, value: dict[str, Any]) -> PluginConfig:
-        """The same for a decoded object."""
+        """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises CniError 1 or 7."""
         name, kind, cni_version = (
             value.get("name"),
             value.get("type"),
@@ -125,13 +125,8 @@ class NetworkList:
         }
 
 
-def parse_list(content: bytes) -> NetworkList:
-    """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises CniError 1, 6 or 7."""
-    return parse_list_object(decode_object(content, "the configuration"))
-
-
 def parse_list_object(value: dict[str, Any]) -> NetworkList:
-    """The same for a decoded object."""
+    """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises CniError 1 or 7."""
     name = value.get("name")
     if not isinstance(name, str) or not name:
         raise CniError(INVALID_CONFIG, "name: missing or not a string")
@@ -148,6 +143,20 @@ def parse_list_object(value: dict[str, Any]) -> NetworkList:
         disable_check=_flag(value, "disableCheck"),
         disable_gc=_flag(value, "disableGC"),
     )
+
+
+def plugin_folder(value: dict[str, Any]) -> str:
+    """The folder beside a list's file whose plugins are appended to its own (spec 1.1.0): it is called like the network.
+
+    Empty for a lone plugin's configuration and with `loadOnlyInlinedPlugins`. Raises CniError 7.
+    """
+    if ("type" in value and "plugins" not in value) or _flag(value, "loadOnlyInlinedPlugins"):
+        return ""
+    name = value.get("name")
+    if not isinstance(name, str):
+        return ""
+    check_name(name)
+    return name
 
 
 def plugin_input(

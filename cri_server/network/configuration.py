@@ -1,4 +1,5 @@
-"""The folder of network configurations: the lexically first valid file of it is the node's network.
+"""The folder of network configurations: the lexically first valid file of it is the node's network, with the plugins in the
+folder of the network's name appended.
 
 Reading is cheap enough to be done for every pod: names, sizes and times are compared, files are parsed when they change.
 """
@@ -10,7 +11,13 @@ from dataclasses import dataclass
 from ipaddress import ip_network as parse_network
 from typing import Any
 
-from cni_plugins.protocol.config import LIMIT_BYTES, NetworkList, parse_list, parse_list_object
+from cni_plugins.protocol.config import (
+    LIMIT_BYTES,
+    NetworkList,
+    decode_object,
+    parse_list_object,
+    plugin_folder,
+)
 from cni_plugins.protocol.errors import CniError
 from pyrunc.errors import InvalidArgument
 
@@ -45,15 +52,17 @@ class Configuration:
         except OSError as error:
             return self._fallback([f"{self._folder}: {error.strerror}"])
         if signature != self._signature:
-            self._found, self._signature = self._load([entry[0] for entry in signature]), signature
+            names = [entry[0] for entry in signature if "/" not in entry[0]]
+            self._found, self._signature = self._load(names), signature
         return self._found
 
     def _sign(self) -> _Signature:
         found = []
         for entry in os.scandir(self._folder) if os.path.isdir(self._folder) else ():
             if entry.name.endswith(_ENDINGS) and entry.is_file():
-                stat = entry.stat()
-                found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+                found.append(_described(entry))
+            elif entry.is_dir():
+                found += [_described(e, entry.name) for e in os.scandir(entry) if _is_plugin(e)]
         return tuple(sorted(found))
 
     def _load(self, names: list[str]) -> Found:
@@ -61,19 +70,42 @@ class Configuration:
         for name in names:
             path = os.path.join(self._folder, name)
             try:
-                with open(path, "rb") as file:
-                    return Found(parse_list(file.read(LIMIT_BYTES + 1)), path, "")
+                return Found(parse_list_object(self._with_more_plugins(_read_object(path))), path, "")
             except CniError as error:
                 problems.append(f"{name}: {error.message}")
             except OSError as error:
                 problems.append(f"{name}: {error.strerror}")
         return self._fallback(problems)
 
+    def _with_more_plugins(self, value: dict[str, Any]) -> dict[str, Any]:
+        """A configuration with the plugins of its folder behind its own. Raises CniError, OSError."""
+        own, name = value.get("plugins", []), plugin_folder(value)
+        folder = os.path.join(self._folder, name)
+        if not name or not isinstance(own, list) or not os.path.isdir(folder):
+            return value
+        names = sorted(entry.name for entry in os.scandir(folder) if _is_plugin(entry))
+        more = [_read_object(os.path.join(folder, each)) for each in names]
+        return {**value, "plugins": [*own, *more]} if more else value
+
     def _fallback(self, problems: list[str]) -> Found:
         if self._default is not None:
             return Found(parse_list_object(self._default), "built in", "")
         empty = f"no network configuration (*.conflist, *.conf, *.json) in {self._folder}"
         return Found(None, "", "; ".join(problems) or empty)
+
+
+def _is_plugin(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".conf") and entry.is_file()
+
+
+def _described(entry: os.DirEntry[str], folder: str = "") -> tuple[str, int, int, int]:
+    stat = entry.stat()
+    return os.path.join(folder, entry.name), stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _read_object(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return decode_object(file.read(LIMIT_BYTES + 1), os.path.basename(path))
 
 
 def builtin_network(

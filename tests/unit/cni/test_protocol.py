@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from cni_plugins.protocol import version
 from cni_plugins.protocol.call import Call, format_arguments, parse_arguments
-from cni_plugins.protocol.config import PluginConfig, parse_list, plugin_input
+from cni_plugins.protocol.config import (
+    NetworkList,
+    PluginConfig,
+    decode_object,
+    parse_list_object,
+    plugin_input,
+)
 from cni_plugins.protocol.errors import CniError, from_json
 from cni_plugins.protocol.result import Result
 
@@ -39,6 +45,10 @@ FULL: dict[str, Any] = {
         "options": ["ndots:5"],
     },
 }
+
+
+def parse_list(content: bytes) -> NetworkList:
+    return parse_list_object(decode_object(content, "the configuration"))
 
 
 def as_object(content: dict[str, Any]) -> bytes:

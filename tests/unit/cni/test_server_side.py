@@ -67,6 +67,37 @@ def test_the_folder_is_parsed_again_only_when_it_changed(tmp_path: Path) -> None
     assert found.current() is found.current()
 
 
+def kinds(found: Configuration) -> list[str]:
+    network = found.current().network
+    assert network is not None, found.current().problem
+    return [str(plugin["type"]) for plugin in network.plugins]
+
+
+def test_plugins_in_the_networks_folder_are_appended(tmp_path: Path) -> None:
+    """CNI 1.1.0; the folder may be the only source, and a change in it is a change of the network."""
+    write(tmp_path, "10-a.conflist", NETWORK)
+    found = Configuration(str(tmp_path), None)
+    assert kinds(found) == ["bridge"]
+    (tmp_path / "net").mkdir()
+    (tmp_path / "other").mkdir()
+    write(tmp_path, "other/1.conf", {"type": "wrong"})
+    write(tmp_path, "net/20-b.conf", {"type": "portmap"})
+    write(tmp_path, "net/10-a.conf", {"type": "tuning"})
+    write(tmp_path, "net/05-a.conflist", {"type": "wrong"})
+    assert kinds(found) == ["bridge", "tuning", "portmap"]
+    write(tmp_path, "10-a.conflist", {**NETWORK, "loadOnlyInlinedPlugins": True})
+    assert kinds(found) == ["bridge"]
+    write(tmp_path, "10-a.conflist", {"cniVersion": "1.1.0", "name": "net"})
+    assert kinds(found) == ["tuning", "portmap"]
+    write(tmp_path, "10-a.conflist", {"cniVersion": "1.0.0", "name": "net", "type": "lone"})
+    assert kinds(found) == ["lone"]
+    write(tmp_path, "10-a.conflist", NETWORK)
+    write(tmp_path, "net/20-b.conf", "{")
+    assert found.current().network is None and "20-b.conf" in found.current().problem
+    write(tmp_path, "10-a.conflist", {**NETWORK, "name": "../net"})
+    assert found.current().network is None and "name" in found.current().problem
+
+
 def test_the_default_stands_in_for_an_empty_folder(tmp_path: Path) -> None:
     found = Configuration(str(tmp_path / "missing"), builtin_network("/leases"))
     assert found.current().network.name == "pyrunc"  # type: ignore[union-attr]
