@@ -9,6 +9,7 @@ from __future__ import annotations
 from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.cgroups.scope_properties import ANNOTATION
 from pyrunc.errors import Error
+from pyrunc.lifecycle.findings import KEEP_GROUPS
 from pyrunc.plan import mounts
 from pyrunc.seccomp import profile
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "time", "user", "uts")
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
-BINDS = ("bind", "rbind", "idmap", "ridmap")
-UNSAFE = ("bundle", ANNOTATION)
+BINDS = ("bind", "rbind")
+UNSAFE = ("bundle", ANNOTATION, KEEP_GROUPS)
 VERSION_MIN, VERSION_MAX = "1.0.0", "1.3.0"
 
 
@@ -37,10 +38,10 @@ def features() -> dict[str, Any]:
             "seccomp": _seccomp(),
             "apparmor": {"enabled": True},
             "selinux": {"enabled": True},
-            "intelRdt": {"enabled": False},
+            "intelRdt": {"enabled": True, "schemata": True, "monitoring": True},
             "memoryPolicy": _memory_policy(),
             "mountExtensions": {"idmap": {"enabled": True}},
-            "netDevices": {"enabled": False},
+            "netDevices": {"enabled": True},
         },
         "annotations": _versions(),
         "potentiallyUnsafeConfigAnnotations": [*UNSAFE],
@@ -49,7 +50,14 @@ def features() -> dict[str, Any]:
 
 def mount_options() -> list[str]:
     """All options that are understood (not the filesystems' own), sorted."""
-    single = {*mounts.ATTRIBUTES, *mounts.PROPAGATION, *mounts.SUPERBLOCK, *mounts.IGNORED, *BINDS}
+    single = {
+        *mounts.ATTRIBUTES,
+        *mounts.PROPAGATION,
+        *mounts.SUPERBLOCK,
+        *mounts.IGNORED,
+        *mounts.EXTENSIONS,
+        *BINDS,
+    }
     return sorted(single | {f"r{name}" for name in mounts.ATTRIBUTES})
 
 

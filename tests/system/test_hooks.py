@@ -1,0 +1,168 @@
+"""All six kinds of hooks of one container: order, state, place, time limits, and what a failure of each does."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.harness import Box, Result, Runtime, eventually
+
+KINDS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+
+
+def hook(text: str, **more: Any) -> dict[str, Any]:
+    return {"path": "/bin/busybox", "args": ["sh", "-c", text], "env": ["PATH=/bin"], **more}
+
+
+def with_hooks(runtime: Runtime, shared: Path, *args: str, **kinds: list[dict[str, Any]]) -> Box:
+    """A container with these hooks, and the folder `shared` at the same path inside."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["hooks"] = kinds
+        config["mounts"].append({"destination": str(shared), "type": "bind", "source": str(shared), "options": ["rbind"]})  # fmt: skip
+        config["annotations"] = {"org.example/x": "y"}
+        config["root"]["readonly"] = False
+
+    return runtime.box(*(args or ("sleep", "1000")), change=change)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+def noting(shared: Path, kind: str, number: int = 0) -> dict[str, Any]:
+    return hook(
+        f"echo {kind}{number} >> {shared}/order; cat > {shared}/{kind}{number}; readlink /proc/self/ns/mnt > {shared}/ns-{kind}{number}"
+    )
+
+
+def test_order_states_and_places(runtime: Runtime, shared: Path) -> None:
+    box = with_hooks(
+        runtime, shared, "sh", "-c", f"echo program >> {shared}/order; exec sleep 1000",
+        **{kind: [noting(shared, kind, 0), noting(shared, kind, 1)] for kind in KINDS},
+    )  # fmt: skip
+    box.create().ok()
+    early = ["poststart0", "poststart1"] if not runtime.is_pyrunc else []  # runc runs them at create
+    order = (shared / "order").read_text().split()
+    assert order == [f"{kind}{number}" for kind in KINDS[:3] for number in (0, 1)] + early
+    box.start().ok()
+    pid, inside = box.pid, os.readlink(f"/proc/{box.pid}/ns/mnt")
+    eventually(lambda: "program" in (shared / "order").read_text())
+    order = (shared / "order").read_text().split()[6 + len(early) :]
+    assert order[:2] == ["startContainer0", "startContainer1"]
+    assert sorted(early + order[2:]) == ["poststart0", "poststart1", "program"]
+    box.kill("KILL")
+    box.gone()
+    box.delete().ok()
+    assert (shared / "order").read_text().split()[-2:] == ["poststop0", "poststop1"]
+    after_start = "running" if runtime.is_pyrunc else "created"
+    statuses = ("creating", "creating", "creating", "created", after_start, "stopped")
+    for kind, status in zip(KINDS, statuses, strict=True):
+        for number in (0, 1):
+            told = json.loads((shared / f"{kind}{number}").read_text())
+            assert told["id"] == box.id and told["bundle"] == str(box.folder)
+            assert told["annotations"] == {"org.example/x": "y"}
+            assert told["ociVersion"]
+            assert told["status"] == status, kind
+            expected = 1 if kind in ("createContainer", "startContainer") else pid
+            assert (told.get("pid") or None) == (None if kind == "poststop" else expected), kind
+            place = (shared / f"ns-{kind}{number}").read_text().strip()
+            in_container = kind in ("createContainer", "startContainer")
+            assert (place == inside) == in_container, kind
+            assert in_container or place == os.readlink("/proc/self/ns/mnt")
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("how", ["exit", "time"])
+def test_a_failure_of_create(runtime: Runtime, shared: Path, kind: str, how: str) -> None:
+    bad = hook("echo why >&2; exit 7") if how == "exit" else hook("exec sleep 30", timeout=1)
+    later = hook(f"touch {shared}/later")
+    box = with_hooks(runtime, shared, **{kind: [bad, later], "poststop": [noting(shared, "poststop")]})
+    began = time.monotonic()
+    failed = box.create().fails()
+    assert time.monotonic() - began < 15
+    _words(failed, kind, how)
+    assert not (shared / "later").exists()
+    assert "does not exist" in runtime("state", box.id).err
+    if runtime.is_pyrunc:  # runtime.md, "Lifecycle", step 13
+        assert json.loads((shared / "poststop0").read_text())["status"] == "stopped"
+
+
+def _words(failed: Result, kind: str, how: str) -> None:
+    assert f"error running {kind} hook #0" in failed.err
+    assert ("exit status 7" if how == "exit" else "") in failed.err
+    if how == "exit":
+        assert "stderr: why" in failed.err
+
+
+@pytest.mark.parametrize("how", ["exit", "time"])
+def test_a_failure_of_start(runtime: Runtime, shared: Path, how: str) -> None:
+    bad = hook("exit 7") if how == "exit" else hook("exec sleep 30", timeout=1)
+    box = with_hooks(runtime, shared, "sh", "-c", f"touch {shared}/ran", startContainer=[bad, hook(f"touch {shared}/later")])  # fmt: skip
+    box.create().ok()
+    began = time.monotonic()
+    failed = box.start()
+    assert time.monotonic() - began < 15
+    if runtime.is_pyrunc:
+        failed.fails("error running startContainer hook #0")
+    box.gone()
+    assert not (shared / "ran").exists() and not (shared / "later").exists()
+
+
+def test_a_failure_after_start_ends_the_container(runtime: Runtime, shared: Path) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("since runtime-spec 1.3; runc keeps the container")
+    box = with_hooks(
+        runtime, shared, poststart=[hook("exit 3"), hook(f"touch {shared}/later")], poststop=[noting(shared, "poststop")]
+    )  # fmt: skip
+    box.create().ok()
+    pid = box.pid
+    box.start().fails("error running poststart hook #0: exit status 3")
+    assert not (shared / "later").exists()
+    assert (shared / "poststop0").exists()
+    assert not Path(f"/proc/{pid}/root/bin").exists()
+    assert "does not exist" in runtime("state", box.id).err
+
+
+def test_a_failure_after_the_end_is_only_told(runtime: Runtime, shared: Path) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("runc's delete fails, and runs no further hook")
+    box = with_hooks(runtime, shared, "true", poststop=[hook("exit 3"), noting(shared, "poststop")]).up()
+    box.gone()
+    box.delete().ok()
+    assert (shared / "poststop0").exists()
+
+
+def test_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
+    """Exactly what the configuration says; without an environment there is none, but a startContainer hook has the program's."""
+    plain = {"path": "/bin/busybox", "args": ["env"]}
+    to_file = {
+        "path": "/bin/busybox",
+        "args": ["sh", "-c", f"/bin/busybox env > {shared}/env"],
+        "env": ["A=b c", "E="],
+    }
+    inherits = {"path": "/bin/busybox", "args": ["sh", "-c", f"/bin/busybox env > {shared}/inherited"]}
+    box = with_hooks(runtime, shared, createRuntime=[plain, to_file], startContainer=[inherits])
+    box.up()
+    found = set((shared / "env").read_text().split("\n"))
+    assert {"A=b c", "E="} <= found
+    assert not any(line.startswith(("PATH=/usr/local/sbin", "HOME=", "PYTEST")) for line in found)
+    assert "TERM=xterm" in (shared / "inherited").read_text().split("\n")
+
+
+def test_a_daemon_of_a_hook_holds_nobody_up(runtime: Runtime, shared: Path) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("runc waits for the end of the hook's output")
+    box = with_hooks(runtime, shared, "true", createRuntime=[hook(f"sleep 5 & echo $! > {shared}/pid")])
+    began = time.monotonic()
+    box.up()
+    assert time.monotonic() - began < 4
+    os.kill(int((shared / "pid").read_text()), 9)
