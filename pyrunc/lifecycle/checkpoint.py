@@ -8,7 +8,7 @@ network and pid namespaces that were given by path. Standard streams that are pi
 from __future__ import annotations
 
 import os
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 
 from pyrunc import jsontext, record
 from pyrunc.errors import InvalidArgument, NotFound, PeerError, Unsupported
@@ -138,10 +138,9 @@ def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
     images, work = open_folder(choices.image_path), open_folder(choices.work_path or state.folder)
     try:
         _check_parent(images, dump.parent_path)
+        streams = standard_streams(state.pid)
         if not dump.pre_dump:
-            record.write_bytes(
-                f"{choices.image_path}/{DESCRIPTORS}", jsontext.dumps(standard_streams(state.pid)).encode()
-            )
+            record.write_bytes(f"{choices.image_path}/{DESCRIPTORS}", jsontext.dumps(streams).encode())
         fds = {4: images, 5: work} | ({6: dump.status_fd} if dump.status_fd is not None else {})
         with criu.Criu(fds) as session:
             session.request(
@@ -158,6 +157,7 @@ def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
                     *_group(state),
                     *configuration_file(state),
                     *_outside(state),
+                    *((criu.EXTERNAL, name) for name in dict.fromkeys(streams) if name.startswith("file[")),
                 ],
             )
     except PeerError as error:
@@ -190,14 +190,31 @@ def _check_parent(images: int, parent: str) -> None:
 
 
 def standard_streams(pid: int) -> list[str]:
-    """What descriptors 0 to 2 of a process are, in the words of /proc: `pipe:[12]`, `/dev/null`; empty for a closed one."""
-    found = []
-    for number in range(3):
-        try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-        except OSError:
-            found.append("")
-    return found
+    """What descriptors 0 to 2 of a process are, in the words of /proc: `pipe:[12]`, `/dev/null`; empty for a closed one.
+
+    A file of a mount that the container does not have is called as CRIU calls it: `file[mount:inode]`, both in hex.
+    """
+    own = {line.split(b" ", 1)[0] for line in _read(f"/proc/{pid}/mountinfo").splitlines()}
+    return [_stream(pid, number, own) for number in range(3)]
+
+
+def _stream(pid: int, number: int, own: set[bytes]) -> str:
+    path = f"/proc/{pid}/fd/{number}"
+    try:
+        status = os.stat(path)
+        if S_ISREG(status.st_mode):
+            facts = dict(line.split(b":") for line in _read(f"/proc/{pid}/fdinfo/{number}").splitlines()[:4])
+            mount = facts[b"mnt_id"].strip()
+            if mount not in own:
+                return f"file[{int(mount):x}:{status.st_ino:x}]"
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall() or b""
 
 
 def configuration_file(state: State) -> Fields:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DUMP, RESTORE, PRE_DUMP, NOTIFY = 1, 2, 4, 6
 # criu_req, criu_resp, criu_notify
 _REQ_TYPE, _REQ_OPTS, _REQ_NOTIFY_SUCCESS = 1, 2, 3
-_RESP_TYPE, _RESP_SUCCESS, _RESP_RESTORE, _RESP_NOTIFY, _RESP_ERRNO, _RESP_MESSAGE = 1, 2, 4, 5, 7, 9
+_RESP_TYPE, _RESP_SUCCESS, _RESP_RESTORE, _RESP_NOTIFY, _RESP_ERRNO = 1, 2, 4, 5, 7
 _NOTIFY_SCRIPT, _NOTIFY_PID, _RESTORE_PID = 1, 2, 1
 # criu_opts
 IMAGES_DIR_FD, PID, LEAVE_RUNNING, EXT_UNIX_SK, TCP_ESTABLISHED, SHELL_JOB, FILE_LOCKS = 1, 2, 3, 4, 5, 7, 8
@@ -202,10 +202,10 @@ class Criu:
 
 
 def _result(answer: Mapping[int, int | bytes]) -> int:
+    """The restored pid. The message that CRIU gives is the first error it logged, often a harmless one: the log has all."""
     if not answer.get(_RESP_SUCCESS):
-        number, text = _int(answer.get(_RESP_ERRNO, 0)), _bytes(answer.get(_RESP_MESSAGE, b""))
-        why = text.decode("utf-8", "replace") or (os.strerror(number) if number else "no reason given")
-        raise PeerError(f"criu failed: {why.lower()}")
+        number = _int(answer.get(_RESP_ERRNO, 0))
+        raise PeerError(f"criu failed: {os.strerror(number).lower()}" if number else "criu failed")
     restored = decode(_bytes(answer.get(_RESP_RESTORE, b"")))
     return _int(restored.get(_RESTORE_PID, 0))
 
@@ -232,4 +232,4 @@ def errors_of(folder: str, log: str) -> str:
             lines = [line.strip().decode("utf-8", "replace") for line in file if b"Error" in line]
     except OSError:
         return ""
-    return "; ".join(lines[:_SHOWN_ERRORS])
+    return "; ".join(lines[-_SHOWN_ERRORS:])

@@ -7,7 +7,7 @@ user's home; and the owner of stdio.
 from __future__ import annotations
 
 import os
-from errno import EPERM, EROFS
+from errno import EINVAL, EPERM, EROFS
 from stat import S_ISCHR, S_ISDIR
 
 from pyrunc.errors import KernelError
@@ -138,7 +138,11 @@ def give_stdio(spec: Spec, stdio: tuple[int, int, int]) -> None:
         try:
             os.fchown(number, owner, -1)
         except OSError as error:
-            if error.errno not in (EPERM, EROFS):
+            if error.errno not in (
+                EINVAL,
+                EPERM,
+                EROFS,
+            ):  # EINVAL: an id that is not mapped, which setresuid will tell
                 raise KernelError("fchown", f"stdio {number}", error.errno or 0) from None
 
 

@@ -66,7 +66,9 @@ def restore(state: State, bundle: Bundle, wishes: Wishes, choices: Choices, labe
         raise Unsupported("restore needs the machine's root")
     work_path = choices.work_path or state.folder
     with Undo() as undo, Descriptors() as descriptors:
-        _own_root(state.rootfs)  # before folders are opened: CRIU mounts in its own, which must be in its namespace
+        _own_root(
+            state.rootfs
+        )  # before folders are opened: CRIU mounts in its own, which must be in its namespace
         descriptors.take("images", dumps.open_folder(choices.image_path, make=False))
         descriptors.take("work", dumps.open_folder(work_path))
         _open_namespaces(bundle.spec, descriptors)
@@ -230,20 +232,22 @@ def _options(
             fields.append((criu.JOIN_NS, names))
     fields += [
         (criu.INHERIT_FD, criu.message([(1, stream), (2, number)]))
-        for number, stream in enumerate(_streams(choices.image_path))
-        if stream.startswith("pipe:")
+        for stream, number in _streams(choices.image_path).items()
+        if stream.startswith(("pipe:", "file["))
     ]
     return [*fields, *_cgroup_roots(criu_pid)]
 
 
-def _streams(images: str) -> list[str]:
-    """What descriptors 0 to 2 were when the container was dumped."""
+def _streams(images: str) -> dict[str, int]:
+    """What descriptors 0 to 2 were when the container was dumped -> the one of ours that takes its place."""
     try:
         with open(f"{images}/{dumps.DESCRIPTORS}", "rb") as file:
             found = jsontext.loads(file.read(MOST_STREAMS_BYTES))
     except FileNotFoundError:
         raise NotFound(f"{images} holds no checkpoint: there is no {dumps.DESCRIPTORS}") from None
-    return [str(stream) for stream in found][:3] if isinstance(found, list) else []
+    if not isinstance(found, list):
+        return {}
+    return {str(stream): 2 - i for i, stream in enumerate(reversed(found[:3]))}
 
 
 def _cgroup_roots(pid: int) -> Fields:
