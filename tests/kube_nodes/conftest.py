@@ -39,6 +39,7 @@ def flannel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for node in cluster.nodes:
             running.install(node)
         cluster.up([images.busybox()], network={})
+        assert not any(cluster.is_ready(node) for node in cluster.nodes), "Ready without a network"
         running.start()
         yield running
     finally:

@@ -76,6 +76,11 @@ def neighbours(node: Node, device: str) -> dict[str, str]:
     return {n["dst"]: n["lladdr"] for n in _table(node, f"ip -j neigh show dev {device}") if "lladdr" in n}
 
 
+def leases(node: Node) -> set[str]:
+    """The addresses that our host-local has given out for flannel's network."""
+    return {path.name for path in (node.folder / "leases" / "cbr0").glob("10.*")}
+
+
 def _table(node: Node, command: str) -> list[dict[str, Any]]:
     text = node.output(command)
     found: list[dict[str, Any]] = json.loads(text) if text.strip() else []
