@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
 
 CONFIG, STATE, START_SOCKET = "config.json", "state.json", "start.sock"
-DEFAULT_ROOT = "/run/pyrunc"
+NAME = "pyrunc"
+DEFAULT_ROOT = f"/run/{NAME}"
 FIRST = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+-")
 FOLLOWING = FIRST | {"."}
 LONGEST_ID = 255
@@ -43,7 +44,7 @@ def default_root() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not runtime and not root:
         raise InvalidArgument("XDG_RUNTIME_DIR is not set: give --root")
-    return f"{runtime}/pyrunc" if runtime else DEFAULT_ROOT
+    return f"{runtime}/{NAME}" if runtime else DEFAULT_ROOT
 
 
 def root_of(given: str | None) -> str:
@@ -162,13 +163,23 @@ class State:
 def claim(root: str, container_id: str) -> str:
     """Make the container's folder, which takes the id. Raises AlreadyExists; the other container is not touched."""
     check_id(container_id)
-    os.makedirs(root, 0o700, exist_ok=True)
+    _make_root(root)
     folder = f"{root}/{container_id}"
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         raise AlreadyExists(f"container with given ID already exists: {container_id}") from None
     return folder
+
+
+def _make_root(root: str) -> None:
+    """A user's own root is sticky: what cleans $XDG_RUNTIME_DIR of files that nobody used for hours leaves such ones alone
+    (XDG Base Directory Specification)."""
+    if os.path.isdir(root):
+        return
+    os.makedirs(root, 0o700, exist_ok=True)
+    if root == f"{os.environ.get('XDG_RUNTIME_DIR', '')}/{NAME}":
+        os.chmod(root, 0o1700)
 
 
 def find(root: str, container_id: str) -> State:
