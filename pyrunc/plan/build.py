@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyrunc.abi import mount as mounts_abi
 from pyrunc.errors import InvalidSpec
 from pyrunc.plan import devices, identity, model, mounts, namespaces, paths
-from pyrunc.spec.check import sysctl_path
+from pyrunc.spec.check import cpu_list, sysctl_path
 from pyrunc.spec.model import CpuAffinity
 
 TYPE_CHECKING = False
@@ -88,7 +88,7 @@ def build_exec(
     ops += identity.before(process, host, restrict_oom_score_adj)
     affinity = process.exec_cpu_affinity or CpuAffinity()
     if affinity.initial:
-        ops.append(model.SetAffinity(identity.cpu_list(affinity.initial, "process.execCPUAffinity.initial")))
+        ops.append(model.SetAffinity(cpu_list(affinity.initial, "process.execCPUAffinity.initial")))
     kinds = namespaces.own(linux)
     # The cgroup namespace comes after the birth in its cgroup: with nsdelegate, as systemd mounts the tree, a namespace is
     # a border that no process may be moved across from inside (cgroup-v2.rst, "Delegation"; clone3 says ENOENT).
@@ -100,7 +100,7 @@ def build_exec(
         ops.append(model.JoinProcess(("cgroup",), "container"))
     ops += _sync("born", sync)
     if affinity.final:
-        ops.append(model.SetAffinity(identity.cpu_list(affinity.final, "process.execCPUAffinity.final")))
+        ops.append(model.SetAffinity(cpu_list(affinity.final, "process.execCPUAffinity.final")))
     elif host.pinned and not affinity.initial:
         ops.append(model.SetAffinity())
     ops.append(model.NewSession())

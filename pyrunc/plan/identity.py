@@ -11,7 +11,7 @@ from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.abi.process import IOPRIO_CLASSES, SCHED_FLAGS
 from pyrunc.errors import InvalidSpec
 from pyrunc.plan import model
-from pyrunc.spec.check import MEMORY_FLAGS, PERSONALITIES
+from pyrunc.spec.check import MEMORY_FLAGS, PERSONALITIES, cpu_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,19 +168,3 @@ def memory_policy(policy: MemoryPolicy) -> Op:
     for flag in policy.flags:
         flags |= MEMORY_FLAGS[flag]
     return model.SetMemoryPolicy(policy.mode, flags, nodes)
-
-
-def cpu_list(text: str, path: str) -> tuple[int, ...]:
-    """`0-3,7` -> (0, 1, 2, 3, 7); cpuset(7), "List format". Raises InvalidSpec."""
-    found: set[int] = set()
-    for part in text.replace(" ", "").split(","):
-        first, dash, last = part.partition("-")
-        if not part and not text.strip():
-            continue
-        last = last if dash else first
-        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
-            raise InvalidSpec(path, f"{text!r} is not a list such as 0-3,7")
-        if not int(first) <= int(last) < 65536:
-            raise InvalidSpec(path, f"{part} is not a range")
-        found.update(range(int(first), int(last) + 1))
-    return tuple(sorted(found))

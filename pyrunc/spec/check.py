@@ -79,6 +79,10 @@ def check_process(process: Process, path: str = "process") -> None:
             raise InvalidSpec(at, f"soft limit {limit.soft} is above hard limit {limit.hard}")
         seen.add(limit.type)
     _scheduling(process, path)
+    affinity = process.exec_cpu_affinity
+    if affinity is not None:
+        cpu_list(affinity.initial, f"{path}.execCPUAffinity.initial")
+        cpu_list(affinity.final, f"{path}.execCPUAffinity.final")
 
 
 def _scheduling(process: Process, path: str) -> None:
@@ -101,6 +105,22 @@ def _scheduling(process: Process, path: str) -> None:
             raise InvalidSpec(f"{path}.ioPriority.class", f"unknown class {io.klass!r}")
         if not 0 <= io.priority <= 7:
             raise InvalidSpec(f"{path}.ioPriority.priority", f"{io.priority} is not between 0 and 7")
+
+
+def cpu_list(text: str, path: str) -> tuple[int, ...]:
+    """`0-3,7` -> (0, 1, 2, 3, 7); cpuset(7), "List format". Raises InvalidSpec."""
+    found: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        first, dash, last = part.partition("-")
+        if not part and not text.strip():
+            continue
+        last = last if dash else first
+        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+            raise InvalidSpec(path, f"{text!r} is not a list such as 0-3,7")
+        if not int(first) <= int(last) < 65536:
+            raise InvalidSpec(path, f"{part} is not a range")
+        found.update(range(int(first), int(last) + 1))
+    return tuple(sorted(found))
 
 
 def check_namespaces(linux: Linux) -> None:

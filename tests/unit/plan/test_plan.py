@@ -13,11 +13,12 @@ from pyrunc.errors import InvalidSpec
 from pyrunc.plan import build as plans
 from pyrunc.plan import lower as lowering
 from pyrunc.plan import model, mounts
-from pyrunc.plan.identity import cpu_list, environment
+from pyrunc.plan.identity import environment
 from pyrunc.plan.lower import lower
 from pyrunc.plan.lower_process import candidates
 from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
 from pyrunc.plan.show import LINES, line, show
+from pyrunc.spec.check import cpu_list
 from pyrunc.spec.default import default
 from pyrunc.spec.model import CpuAffinity, Mount, Namespace, Process
 from pyrunc.spec.parse import parse

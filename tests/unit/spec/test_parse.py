@@ -130,6 +130,8 @@ def test_not_an_object(document: object) -> None:
         ("process.scheduler", {"policy": "SCHED_OTHER", "priority": 3}, "process.scheduler.priority"),
         ("process.scheduler", {"policy": "SCHED_FIFO", "runtime": 3}, "process.scheduler"),
         ("process.scheduler", {"policy": "SCHED_FIFO", "flags": ["X"]}, "process.scheduler.flags[0]"),
+        ("process.execCPUAffinity", {"initial": "0-"}, "process.execCPUAffinity.initial"),
+        ("process.execCPUAffinity", {"final": "a"}, "process.execCPUAffinity.final"),
         ("process.ioPriority", {"class": "IOPRIO_CLASS_NO"}, "process.ioPriority.class"),
         ("process.ioPriority", {"class": "IOPRIO_CLASS_RT", "priority": 8}, "process.ioPriority.priority"),
         ("linux.namespaces", [{"type": "pid"}, {"type": "pid"}], "linux.namespaces[1].type"),

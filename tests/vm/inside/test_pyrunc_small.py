@@ -1,0 +1,46 @@
+"""A container with very little memory: nothing of the runtime is charged to it, so its program is what has to fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.vm.inside.test_pyrunc_limits import MIB, Container
+
+
+@pytest.mark.parametrize("limit_bytes", [6 * MIB, 2 * MIB, MIB])
+def test_it_starts_and_takes_an_exec(tmp_path: Path, limit_bytes: int) -> None:
+    box = Container(tmp_path)
+    memory = {"limit": limit_bytes, "swap": limit_bytes}
+    try:
+        box.start("/bin/busybox", "sleep", "100", resources={"memory": memory, "pids": {"limit": 2}})
+        assert int(box.read("memory.max")) == limit_bytes
+        assert box.pyrunc("exec", box.id, "/bin/busybox", "echo", "hi").stdout == "hi\n"
+        events = dict(line.split() for line in box.read("memory.events").splitlines())
+        assert events["oom_kill"] == "0"
+        assert int(box.read("memory.peak")) <= limit_bytes
+    finally:
+        box.pyrunc("delete", "--force", box.id)
+
+
+def test_what_does_not_fit_is_killed(tmp_path: Path) -> None:
+    box = Container(tmp_path)
+    script = "x=0123456789abcdef; while :; do x=$x$x; done"
+    try:
+        box.start("/bin/busybox", "sh", "-c", f"sleep 1; ({script}); sleep 100", resources={"memory": {"limit": 6 * MIB, "swap": 6 * MIB}})  # fmt: skip
+        group = box.group
+
+        def kills() -> str:
+            return dict(line.split() for line in (group / "memory.events").read_text().splitlines())[
+                "oom_kill"
+            ]
+
+        import time
+
+        deadline = time.monotonic() + 60
+        while kills() == "0":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        box.pyrunc("delete", "--force", box.id)
