@@ -58,11 +58,15 @@ def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[s
             "egressRate": bandwidth.egress_rate,
             "egressBurst": bandwidth.egress_burst,
         }
-    if pod_ranges:
-        offered["ipRanges"] = [[{"subnet": subnet}] for subnet in pod_ranges]
     if pod.cgroup_path:
         offered["cgroupPath"] = pod.cgroup_path
+    offered |= node_capabilities(pod_ranges)
     return {name: value for name, value in offered.items() if value}
+
+
+def node_capabilities(pod_ranges: tuple[str, ...]) -> dict[str, Any]:
+    """The part that is the same for all pods of the node: the ranges that kubelet said."""
+    return {"ipRanges": [[{"subnet": subnet}] for subnet in pod_ranges]} if pod_ranges else {}
 
 
 def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -113,10 +113,13 @@ class PluginRunner:
             for step in () if ours else group:
                 await self._run_foreign(call, step)
 
-    async def status(self, network: NetworkList, timeout_s: float) -> None:
-        """STATUS of every plugin of a network of 1.1.0. Raises PeerError where one is not ready."""
+    async def status(self, network: NetworkList, capabilities: Mapping[str, Any], timeout_s: float) -> None:
+        """STATUS of every plugin of a network of 1.1.0. Raises PeerError where one is not ready.
+
+        capabilities: what does not depend on a pod; a plugin that takes its ranges from us is not ready without them.
+        """
         if version.at_least(network.cni_version, "1.1.0"):
-            await self._for_network("STATUS", network, None, timeout_s)
+            await self._for_network("STATUS", network, None, timeout_s, capabilities)
 
     async def collect(self, network: NetworkList, attachments: list[Attachment]) -> None:
         """GC: of our plugins for every version, of foreign ones for networks of 1.1.0."""
@@ -138,12 +141,18 @@ class PluginRunner:
         return int((await self._ask(request, _HOUSEKEEPING_TIMEOUT_S))["restored"])
 
     async def _for_network(
-        self, command: str, network: NetworkList, valid: list[dict[str, str]] | None, timeout_s: float
+        self,
+        command: str,
+        network: NetworkList,
+        valid: list[dict[str, str]] | None,
+        timeout_s: float,
+        capabilities: Mapping[str, Any] | None = None,
     ) -> None:
         call = Call(command=command, path=self._path)
         newest = version.at_least(network.cni_version, "1.1.0")
         for plugin in network.plugins:
-            step = self._step(plugin, plugin_input(network, plugin, valid_attachments=valid))
+            value = plugin_input(network, plugin, capabilities=capabilities, valid_attachments=valid)
+            step = self._step(plugin, value)
             if not step.program:
                 step.input["cniVersion"] = version.LATEST
                 await self._ours(call, [step], None, network, loopback=False, timeout_s=timeout_s)

@@ -22,7 +22,7 @@ from cni_plugins.protocol.call import check_identifier
 from cni_plugins.protocol.config import NetworkList
 from cni_plugins.protocol.errors import CniError
 from cri_server.network.attachments import Attachment, Attachments
-from cri_server.network.capabilities import capability_arguments, cni_arguments
+from cri_server.network.capabilities import capability_arguments, cni_arguments, node_capabilities
 from cri_server.network.chain import IFNAME, PluginRunner
 from cri_server.network.configuration import Configuration
 from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readiness
@@ -32,6 +32,7 @@ from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerE
 
 _NOT_READY = "NetworkPluginNotReady"
 _STATUS_TTL_S = 10.0
+_UNREADY_TTL_S = 2.0
 _STATUS_TIMEOUT_S = 3.0
 
 
@@ -85,7 +86,7 @@ class Network:
         self._configuration.replace_default(default)
 
     async def status(self) -> Readiness:
-        """The condition `NetworkReady`; cheap, asks the plugins' STATUS at most every ten seconds."""
+        """The condition `NetworkReady`; cheap, asks the plugins' STATUS at most every ten seconds, or two while not ready."""
         found = self._configuration.current()
         if found.network is None:
             return Readiness(False, _NOT_READY, found.problem)
@@ -93,9 +94,11 @@ class Network:
         if missing:
             return Readiness(False, _NOT_READY, f"{found.source}: there is no CNI plugin {missing[0]!r}")
         async with self._status_lock:
-            now, key = time.monotonic(), f"{found.source} {found.network}"
-            if self._status is None or self._status[1] != key or now - self._status[0] > _STATUS_TTL_S:
-                self._status = (now, key, await self._ask_status(found.network))
+            now, ranges = time.monotonic(), self._pod_ranges.subnets
+            key = f"{found.source} {found.network} {ranges}"
+            if self._status is None or self._status[1] != key or now > self._status[0]:
+                ready = await self._ask_status(found.network, node_capabilities(ranges))
+                self._status = (now + (_STATUS_TTL_S if ready.ready else _UNREADY_TTL_S), key, ready)
             return self._status[2]
 
     async def attach(self, pod: PodNetwork) -> NetworkResult:
@@ -170,9 +173,9 @@ class Network:
             problems += failed
         return problems + await self._restore()
 
-    async def _ask_status(self, network: NetworkList) -> Readiness:
+    async def _ask_status(self, network: NetworkList, capabilities: dict[str, Any]) -> Readiness:
         try:
-            await self._plugins.status(network, _STATUS_TIMEOUT_S)
+            await self._plugins.status(network, capabilities, _STATUS_TIMEOUT_S)
         except (Error, OSError) as error:
             return Readiness(False, _NOT_READY, str(error))
         return Readiness(True)

@@ -21,6 +21,17 @@ async def test_pod_ranges_of_the_node(node: Node) -> None:
         await node.network.use_pod_ranges(["10.77.0.0/240"])
 
 
+async def test_the_network_is_ready_once_the_ranges_are_known(node: Node) -> None:
+    """kubelet starts no pod before, but says the ranges; the answer is a new one at once."""
+    with_ranges_from_kubelet(node)
+    unready = await node.network.status()
+    assert not unready.ready and "neither ranges nor a subnet" in unready.message
+    await node.network.use_pod_ranges(["10.77.0.0/24"])
+    assert (await node.network.status()).ready
+    node.restart()
+    assert (await node.network.status()).ready
+
+
 async def test_pod_ranges_outlive_the_server(node: Node) -> None:
     """kubelet says them to a server once; the next one gives out addresses before kubelet has spoken again."""
     with_ranges_from_kubelet(node)

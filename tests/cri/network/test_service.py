@@ -385,3 +385,8 @@ async def test_readiness(node: Node) -> None:
     node.configure({"type": "moody"}, file="15-moody.conflist")
     unready = await node.network.status()
     assert not unready.ready and "not yet" in unready.message
+    node.plugin("moody", "exit 0")
+    started = time.monotonic()
+    while not (await node.network.status()).ready:
+        assert time.monotonic() - started < 4, "the old answer is kept too long"
+        await asyncio.sleep(0.1)
