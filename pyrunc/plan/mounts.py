@@ -122,6 +122,8 @@ def operations(
     destination = normal(mount.destination)
     if destination == "/":
         raise InvalidSpec(f"{path}.destination", "the root cannot be mounted over")
+    if is_remount(mount):
+        return (_remount(options, destination, path),)
     _refuse_inside_proc(mount, destination, options.bind, path)
     if is_tree(mount):
         peer = _keeps_peers(options, linux)
@@ -137,7 +139,7 @@ def operations(
 def finishing(mount: Mount) -> Op | None:
     """What comes after everything was put into the mount: a tmpfs, and whatever is at /dev, become read-only late."""
     options = Options(mount.options)
-    if not options.set & _RO or options.bind:
+    if not options.set & _RO or options.bind or is_remount(mount):
         return None
     destination = normal(mount.destination)
     return ChangeMount(destination, _RO) if mount.type == "tmpfs" or destination == "/dev" else None
@@ -161,7 +163,12 @@ def is_bind(mount: Mount) -> bool:
 def is_tree(mount: Mount) -> bool:
     """Whether the caller makes it, as a detached mount: binds, overlays, whose layers may be many and lie anywhere, and a
     tmpfs that begins as a copy."""
-    return mount.type == "overlay" or is_bind(mount) or copies_up(mount)
+    return (mount.type == "overlay" or is_bind(mount) or copies_up(mount)) and not is_remount(mount)
+
+
+def is_remount(mount: Mount) -> bool:
+    """Whether it only changes what is mounted there already."""
+    return "remount" in mount.options
 
 
 def copies_up(mount: Mount) -> bool:
@@ -204,6 +211,12 @@ def _tree(
     )
 
 
+def _remount(options: Options, destination: str, path: str) -> Op:
+    if options.data or options.propagation or options.rset or options.rclear or options.extensions:
+        raise InvalidSpec(f"{path}.options", "a remount changes the mount's own flags only")
+    return ChangeMount(destination, options.set, options.clear)
+
+
 def _keeps_peers(options: Options, linux: Linux) -> bool:
     """Whether mounts go both ways between host and container: when the mount is to be shared, and the root too.
 
@@ -223,6 +236,7 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     private_copy = linux.rootfs_propagation in ("private", "rprivate")
     return (
         is_bind(mount)
+        and not is_remount(mount)
         and source.startswith("/")
         and not source.startswith("/proc/")
         and not _keeps_peers(options, linux)

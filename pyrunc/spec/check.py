@@ -170,6 +170,8 @@ def _mount(mount: Mount, spec: Spec, path: str) -> None:
         raise InvalidSpec(f"{path}.options", "only bind mounts can be mapped to other ids")
     if idmap and not mount.uid_mappings and spec.linux.namespace("user") is None:
         raise InvalidSpec(f"{path}.options", "idmap needs mappings or a user namespace")
+    if "remount" in options:
+        return
     if bind and not mount.source:
         raise InvalidSpec(f"{path}.source", "a bind mount needs one")
     if not bind and not mount.type:

@@ -108,6 +108,27 @@ def test_the_last_of_two_counts_and_words_without_effect_are_taken(box: Box, tmp
     assert found["/t"][0] == "rw,relatime"
 
 
+def test_remount_changes_what_is_there(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/file").touch()
+    box.bind(tmp_path / "data", "/t", "rbind", "rprivate", "suid", "dev", "relatime")
+    box.add_mount("/t", "", "remount", "bind", "ro", "noexec", kind="")
+    box.add_mount("/dev/shm", "shm", "remount", "ro", "exec", kind="tmpfs")
+    found = mounts(box.run("test -e /t/file; cat /proc/self/mountinfo"))
+    assert found["/t"][0] == "ro,noexec,relatime"
+    assert found["/dev/shm"][0] == "ro,nosuid,nodev,relatime"
+    for options, words in ((["size=1k"], "own flags only"), (["rro"], "own flags only")):
+        box.config["mounts"][-1]["options"] = ["remount", *options]
+        with pytest.raises(InvalidSpec, match=words):
+            box.run("true")
+
+
+def test_nothing_to_remount(box: Box) -> None:
+    box.add_mount("/tmp", "", "remount", "ro", kind="")
+    with pytest.raises(KernelError, match="remount '/tmp'"):
+        box.run("true")
+
+
 @pytest.mark.parametrize(
     ("option", "shown"), [("sync", "sync"), ("dirsync", "dirsync"), ("lazytime", "lazytime")]
 )
