@@ -101,18 +101,10 @@ def _dead(pid: int) -> bool:
 
 def test_delete_takes_the_leftovers_of_a_shared_pid_namespace(runtime: Runtime) -> None:
     kinds = [{"type": kind} for kind in ("mount", "network", "ipc", "uts")]
-    box = runtime.box("sh", "-c", "sleep 73 & sleep 0.3", namespaces=kinds).up()
-    eventually(
-        lambda: (
-            len(
-                runtime("ps", "-f", "json", box.id).json
-                if runtime("ps", "-f", "json", box.id).code == 0
-                else []
-            )
-            >= 2
-        )
-    )
+    box = runtime.box("sh", "-c", "sleep 73 & wait", namespaces=kinds).up()
+    eventually(lambda: len(runtime("ps", "-f", "json", box.id).ok().json) == 2)
     pids = runtime("ps", "-f", "json", box.id).ok().json
+    runtime("kill", box.id, "TERM").ok()
     box.gone()
     box.delete("--force").ok()
     eventually(lambda: all(_dead(pid) for pid in pids))
