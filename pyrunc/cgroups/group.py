@@ -18,7 +18,7 @@ from pyrunc.kernel.credential import is_machine_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
     from typing import Any
 
     from pyrunc.cgroups.scope import Placeholder
@@ -28,6 +28,7 @@ SIGKILL = 9
 MKDIR_ATTEMPTS = 16
 FREEZE_TIMEOUT_S = 10.0
 REMOVE_TIMEOUT_S = 5.0
+UNMANAGED_BY_SYSTEMD = frozenset({"hugetlb", "misc", "rdma"})
 
 
 class Cgroup:
@@ -110,6 +111,17 @@ class Cgroup:
             tree.make(directory)
         if (tree.read(directory, "cgroup.type") or "").strip() == "domain invalid":
             tree.write(directory, "cgroup.type", "threaded")
+
+    def hand_down_unmanaged(self) -> None:
+        """Hand down what systemd leaves alone, from the root to this group: with every other controller it follows its units.
+
+        runc does it, and kubelet above a pod's slice; inside that slice it is the runtime's turn. Left alone, every container
+        of a node with huge pages fails, for kubelet names a limit for each of their sizes.
+        """
+        directory = tree.root()
+        for name in self.path.strip("/").split("/"):
+            _hand_down(directory, UNMANAGED_BY_SYSTEMD)
+            directory += "/" + name
 
     def open_directory(self) -> int:
         """A descriptor for CLONE_INTO_CGROUP. The caller closes it."""
@@ -294,12 +306,14 @@ def _owners(threads: str) -> str:
     return " ".join(found)
 
 
-def _hand_down(directory: str) -> None:
-    """Enable every controller that the group has for its children: all at once, else one by one; the limit's own write
-    tells about what could not be (a group with processes, a controller in use on v1)."""
+def _hand_down(directory: str, only: Set[str] | None = None) -> None:
+    """Enable every controller that the group has (of `only`) for its children: all at once, else one by one; the limit's own
+    write tells about what could not be (a group with processes, a controller in use on v1)."""
     wanted = set(tree.controllers(directory)) - set(
         (tree.read(directory, "cgroup.subtree_control") or "").split()
     )
+    if only is not None:
+        wanted &= only
     if not wanted:
         return
     try:

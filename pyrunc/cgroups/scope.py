@@ -64,6 +64,8 @@ def start(group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str,
         with Systemd() as systemd:
             systemd.start_transient(group.unit, [*_frame(group, placeholder), *wanted])
             group.path = systemd.control_group(group.unit) or group.path
+        if is_machine_root():
+            group.hand_down_unmanaged()
         reach(group)
     except BaseException:
         if placeholder is not None:

@@ -48,6 +48,8 @@ class Server:
         config.linux.security_context.namespace_options.network = api.NODE
         config.linux.security_context.namespace_options.pid = api.CONTAINER
         unified = resources.pop("unified", {})
+        for size, limit in resources.pop("huge_pages", {}).items():
+            config.linux.resources.hugepage_limits.add(page_size=size, limit=limit)
         for field, value in resources.items():
             setattr(config.linux.resources, field, value)
         config.linux.resources.unified.update(unified)
@@ -106,7 +108,7 @@ def test_the_driver_is_what_was_asked_for(server: Server) -> None:
 def test_limits_are_in_the_kernels_files(server: Server) -> None:
     container = server.container(
         "sleep 1000", memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000, cpu_shares=512,
-        cpuset_cpus="0", unified={"memory.high": str(60 * MIB)},
+        cpuset_cpus="0", unified={"memory.high": str(60 * MIB)}, huge_pages={"2MB": 4 * MIB},
     )  # fmt: skip
     group = server.group(container)
     assert group.parent.name in ("limits.slice", "limits")
@@ -114,6 +116,9 @@ def test_limits_are_in_the_kernels_files(server: Server) -> None:
     assert (group / "memory.swap.max").read_text().strip() == "0"
     assert (group / "memory.high").read_text().strip() == str(60 * MIB)
     assert (group / "cpu.max").read_text().strip() == "50000 100000"
+    assert (group / "hugetlb.2MB.max").read_text().strip() == str(
+        4 * MIB
+    )  # systemd does not hand this controller down
     assert (group / "cpuset.cpus.effective").read_text().strip() == "0"
     assert 1 < int((group / "cpu.weight").read_text()) < 100
     resources = server.status(container).status.resources.linux
