@@ -10,50 +10,22 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from cri_server.http2 import frames, hpack
-from cri_server.http2.allowance import Allowance
 from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
 from cri_server.http2.fields import malformed
-from cri_server.http2.frames import HEAD, HEAD_BYTES, WORD, ErrorCode, Setting
+from cri_server.http2.frames import WORD, ErrorCode, Setting
 from cri_server.http2.hpack import BadBlock, Decoder
+from cri_server.http2.limits import Allowance, Limits
+from cri_server.http2.reading import Broken, Reader, check_size, unpadded
 from cri_server.http2.sending import Outgoing, Overflow, Sender
 
 REMEMBERED = 1024  # streams that this side reset, on which the peer may not know it yet
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one connection may ask for.
-
-    `streams`: open at once, those whose work still goes on after a reset included. `header_list_bytes`: of one request, as
-    SETTINGS_MAX_HEADER_LIST_SIZE counts; beyond it the request is refused. `header_block_bytes` and `header_frames`: of
-    one block on the wire; beyond them the connection is. `window_bytes`: what may be on its way to us in all.
-    `resets`, `controls`: allowances (burst, per second) for streams that end by a reset of the peer (CVE-2023-44487) or by
-    an error of it (CVE-2025-8671), and for frames that ask for nothing (PING, SETTINGS, empty DATA and the like).
-    """
-
-    streams: int = 1000
-    header_list_bytes: int = 16 << 10
-    header_block_bytes: int = 64 << 10
-    header_frames: int = 16
-    window_bytes: int = 16 << 20
-    resets: tuple[int, int] = (400, 100)
-    controls: tuple[int, int] = (2000, 500)
-
-
 REFUND = 10  # frames that ask for nothing, for each request: a client measures its bandwidth with PINGs
 SETTINGS_COST = 20  # they touch every open stream
 SMALL_UPDATE_BYTES = 1024  # a window's update below this is one of those frames, too
-
-
-class _Broken(Exception):
-    """The connection cannot go on."""
-
-    def __init__(self, code: ErrorCode, reason: str) -> None:
-        super().__init__(code, reason)
-        self.code, self.reason = code, reason
 
 
 class _Stream:
@@ -86,9 +58,8 @@ class Connection:
         self._streams: dict[int, _Stream] = {}
         self._reset: OrderedDict[int, None] = OrderedDict()
         self._last_id = 0
-        self._partial = bytearray()
-        self._wanted = len(frames.PREFACE)  # bytes that the next step needs
-        self._greeted = self._settled = False
+        self._reader = Reader()
+        self._settled = False
         self._block: _Block | None = None
         self._decoder = Decoder()
         self._window_bytes, self._consumed_bytes = self.limits.window_bytes, 0
@@ -128,17 +99,10 @@ class Connection:
         """Take bytes of any length, in any cut; return what they mean, in order."""
         if self.failed:
             return []
-        if self._partial:
-            self._partial += data
-            if len(self._partial) < self._wanted:
-                return []
-            data = bytes(self._partial)
-            self._partial.clear()
         try:
-            at = self._read(data)
-            if at < len(data):
-                self._partial += data[at:] if at else data
-        except _Broken as broken:
+            for kind, flags, stream_id, body in self._reader.read(data):
+                self._frame(kind, flags, stream_id, body)
+        except Broken as broken:
             self._fail(broken.code, broken.reason)
         except Overflow:
             self._fail(ErrorCode.FLOW_CONTROL_ERROR, "a window beyond 2^31-1")
@@ -146,31 +110,6 @@ class Connection:
             self._note_drained()
         events, self._events = self._events, []
         return events
-
-    def _read(self, data: bytes) -> int:
-        """Handle whole frames; how many bytes they were."""
-        at, end = 0, len(data)
-        if not self._greeted:
-            preface = frames.PREFACE
-            if data[: len(preface)] != preface[:end]:
-                raise _Broken(ErrorCode.PROTOCOL_ERROR, "it does not begin as HTTP/2 does")
-            if end < len(preface):
-                return 0
-            self._greeted, at = True, len(preface)
-        unpack = HEAD.unpack_from
-        while end - at >= HEAD_BYTES:
-            high, low, kind, flags, stream_id = unpack(data, at)
-            length = high << 8 | low
-            if length > frames.FRAME_LIMIT_BYTES:
-                raise _Broken(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-            begin = at + HEAD_BYTES
-            if end - begin < length:
-                self._wanted = HEAD_BYTES + length
-                return at
-            at = begin + length
-            self._frame(kind, flags, stream_id & frames.STREAM_MAX, data[begin:at])
-        self._wanted = HEAD_BYTES
-        return at
 
     def _frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
         if self._block is not None:
@@ -182,7 +121,7 @@ class Connection:
         elif kind == frames.SETTINGS:
             self._settings(flags, stream_id, body)
         elif not self._settled:
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         elif kind == frames.WINDOW_UPDATE:
             self._window_update(stream_id, body)
         elif kind == frames.PING:
@@ -190,13 +129,13 @@ class Connection:
         elif kind == frames.RST_STREAM:
             self._rst_stream(stream_id, body)
         elif kind == frames.GOAWAY:
-            _check_size(stream_id == 0 and len(body) >= 2 * WORD.size, "GOAWAY")
+            check_size(stream_id == 0 and len(body) >= 2 * WORD.size, "GOAWAY")
             self._charge()
         elif kind == frames.PRIORITY:
-            _check_size(stream_id != 0 and len(body) == 5, "PRIORITY")
+            check_size(stream_id != 0 and len(body) == 5, "PRIORITY")
             self._charge()
         elif kind in (frames.PUSH_PROMISE, frames.CONTINUATION):
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, f"a frame of kind {kind} out of place")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, f"a frame of kind {kind} out of place")
         else:
             self._charge()  # kinds that this side does not know are ignored (section 4.1)
 
@@ -206,7 +145,7 @@ class Connection:
         size = len(body)
         self._consume(size)
         if flags & frames.PADDED:
-            body = _unpadded(body)
+            body = unpadded(body)
         ended = bool(flags & frames.END_STREAM)
         stream = self._streams.get(stream_id)
         if stream is None:
@@ -230,7 +169,7 @@ class Connection:
         """What comes is taken off the socket at once: the connection's window is there to be opened again."""
         self._window_bytes -= size
         if self._window_bytes < 0:
-            raise _Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
         self._consumed_bytes += size
         if self._consumed_bytes > self.limits.window_bytes // 2:
             self._sender.control(frames.window_update(0, self._consumed_bytes))
@@ -241,16 +180,16 @@ class Connection:
         if stream_id in self._reset or self._is_ignored(stream_id):
             return
         if stream_id == 0 or stream_id > self._last_id or not stream_id & 1:
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, f"data for stream {stream_id}, which was never opened")
-        raise _Broken(ErrorCode.STREAM_CLOSED, f"data for stream {stream_id}, which has ended")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, f"data for stream {stream_id}, which was never opened")
+        raise Broken(ErrorCode.STREAM_CLOSED, f"data for stream {stream_id}, which has ended")
 
     def _headers(self, flags: int, stream_id: int, body: bytes) -> None:
         if not stream_id & 1:
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, f"headers of stream {stream_id}")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, f"headers of stream {stream_id}")
         if flags & frames.PADDED:
-            body = _unpadded(body)
+            body = unpadded(body)
         if flags & frames.WITH_PRIORITY:
-            _check_size(len(body) >= 5, "HEADERS")
+            check_size(len(body) >= 5, "HEADERS")
             body = body[5:]
         ended = bool(flags & frames.END_STREAM)
         if flags & frames.END_HEADERS:
@@ -262,12 +201,12 @@ class Connection:
         block = self._block
         assert block is not None
         if kind != frames.CONTINUATION or stream_id != block.stream_id:
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, "a header block is cut by another frame")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "a header block is cut by another frame")
         block.data += body
         block.count += 1
         limits = self.limits
         if len(block.data) > limits.header_block_bytes or block.count > limits.header_frames:
-            raise _Broken(
+            raise Broken(
                 ErrorCode.ENHANCE_YOUR_CALM, f"headers of {len(block.data)} bytes in {block.count} frames"
             )
         if flags & frames.END_HEADERS:
@@ -279,7 +218,7 @@ class Connection:
         try:
             fields = self._decoder.decode(block, self.limits.header_list_bytes)
         except BadBlock as error:
-            raise _Broken(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
+            raise Broken(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
         if stream_id <= self._last_id:
             self._trailers(stream_id, ended)
             return
@@ -300,7 +239,7 @@ class Connection:
         stream = self._streams.get(stream_id)
         if stream is None:
             if stream_id not in self._reset:
-                raise _Broken(ErrorCode.STREAM_CLOSED, f"headers of stream {stream_id}, which has ended")
+                raise Broken(ErrorCode.STREAM_CLOSED, f"headers of stream {stream_id}, which has ended")
         elif not stream.receiving:
             self._stream_error(stream_id, ErrorCode.STREAM_CLOSED)
         elif not ended:
@@ -326,12 +265,12 @@ class Connection:
 
     def _settings(self, flags: int, stream_id: int, body: bytes) -> None:
         if stream_id:
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
         if flags & frames.ACK:
-            _check_size(not body and self._settled, "SETTINGS")
+            check_size(not body and self._settled, "SETTINGS")
             self._charge()
             return
-        _check_size(len(body) % frames.SETTING.size == 0, "SETTINGS")
+        check_size(len(body) % frames.SETTING.size == 0, "SETTINGS")
         self._charge(SETTINGS_COST)
         values = dict(
             frames.SETTING.iter_unpack(body)
@@ -345,10 +284,10 @@ class Connection:
 
     def _apply(self, values: dict[int, int]) -> None:
         if values.get(Setting.ENABLE_PUSH, 0) > 1:
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH")
         frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._sender.frame_bytes)
         if not frames.FRAME_LIMIT_BYTES <= frame_bytes <= frames.FRAME_LIMIT_MAX_BYTES:
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE")
         self._sender.frame_bytes = frame_bytes
         window_bytes = values.get(Setting.INITIAL_WINDOW_SIZE)
         if window_bytes is not None:
@@ -357,13 +296,13 @@ class Connection:
             self._sender.change_initial(window_bytes, [s.out for s in self._streams.values()])
 
     def _window_update(self, stream_id: int, body: bytes) -> None:
-        _check_size(len(body) == WORD.size, "WINDOW_UPDATE")
+        check_size(len(body) == WORD.size, "WINDOW_UPDATE")
         increment = WORD.unpack(body)[0] & frames.WINDOW_MAX_BYTES
         if increment < SMALL_UPDATE_BYTES:
             self._charge()
         if stream_id == 0:
             if not increment:
-                raise _Broken(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+                raise Broken(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             self._sender.widen(increment)
             return
         stream = self._streams.get(stream_id)
@@ -380,14 +319,14 @@ class Connection:
 
     def _ping(self, flags: int, stream_id: int, body: bytes) -> None:
         if stream_id:
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
-        _check_size(len(body) == 8, "PING")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+        check_size(len(body) == 8, "PING")
         self._charge()
         if not flags & frames.ACK:
             self._sender.control(frames.pong(body))
 
     def _rst_stream(self, stream_id: int, body: bytes) -> None:
-        _check_size(len(body) == WORD.size, "RST_STREAM")
+        check_size(len(body) == WORD.size, "RST_STREAM")
         if stream_id in self._streams:
             self._close(stream_id)
             self._events.append(Reset(stream_id, WORD.unpack(body)[0]))
@@ -405,15 +344,15 @@ class Connection:
         if self._is_ignored(stream_id):
             return
         if stream_id == 0 or stream_id > self._last_id or not stream_id & 1:
-            raise _Broken(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which was never opened")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which was never opened")
 
     def _charge(self, tokens: int = 1) -> None:
         if not self._controls.spend(tokens):
-            raise _Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
 
     def _charge_reset(self) -> None:
         if not self._resets.spend():
-            raise _Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many streams that were opened and reset")
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many streams that were opened and reset")
 
     # -- the ends of streams and of the connection
 
@@ -454,7 +393,6 @@ class Connection:
         self.failed = True
         for stream_id in list(self._streams):
             self._close(stream_id)
-        self._partial.clear()
         self._block = None
         self._sender.control(frames.goaway(self._last_id, code, reason.encode()))
         self._events.append(Failed(code, reason))
@@ -507,15 +445,3 @@ class Connection:
         if not self.leaving:
             self.leaving = True
             self._sender.control(frames.goaway(self._last_id, code, reason.encode()))
-
-
-def _unpadded(body: bytes) -> bytes:
-    """Without the length of the padding and the padding."""
-    if not body or body[0] >= len(body):
-        raise _Broken(ErrorCode.PROTOCOL_ERROR, "padding that is longer than its frame")
-    return body[1 : len(body) - body[0]]
-
-
-def _check_size(right: bool, name: str) -> None:
-    if not right:
-        raise _Broken(ErrorCode.FRAME_SIZE_ERROR, f"{name} of a wrong size or place")

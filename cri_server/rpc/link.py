@@ -61,7 +61,7 @@ class Link(asyncio.BufferedProtocol):
         self._paused = False
         # Ends the connection when the client does not greet, and later when it does not take the last answers.
         self._patience: asyncio.TimerHandle | None = None
-        self.active_s, self.served = self._loop.time(), False
+        self.active_s, self._served = self._loop.time(), False
 
     @property
     def idle(self) -> bool:
@@ -183,7 +183,9 @@ class Link(asyncio.BufferedProtocol):
         deadline_s = None if head.timeout_s is None else self._loop.time() + head.timeout_s
         call = Call(event.stream_id, method, Incoming(head.encoding), deadline_s)
         self._calls[event.stream_id] = call
-        self.served = True
+        if not self._served:
+            self._served = True
+            self._server.spoke(self)
         self._opened.append(call)
         if event.ended:
             self._data(call, b"", True)

@@ -14,14 +14,14 @@ import socket
 import time
 from pathlib import Path
 
-from cri_server.http2.connection import Limits
+from cri_server.http2.limits import Limits
 from cri_server.rpc.link import Link
 from cri_server.rpc.methods import Table
 from pyrunc.errors import WrongState
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 512
+BACKLOG, ACCEPT_AT_ONCE = 512, 32
 CONNECTIONS_LIMIT = 1024
 CALLS_LIMIT = 8192  # tasks of all connections
 LARGE_LIMIT_BYTES = 256 << 20  # requests of all connections that are longer than a stream's first window
@@ -41,6 +41,7 @@ class Server:
         self.buffer = memoryview(bytearray(READ_BYTES))
         self._path = path
         self._links: set[Link] = set()
+        self._silent: dict[Link, None] = {}  # those that have made no call yet, oldest first
         self._listener: asyncio.Server | None = None
         self._connections_limit = connections_limit()
         self._calls = self._large_bytes = 0
@@ -60,7 +61,10 @@ class Server:
             finally:
                 os.umask(before)
             loop = asyncio.get_running_loop()
-            self._listener = await loop.create_unix_server(lambda: Link(self), sock=sock, backlog=BACKLOG)
+            self._listener = await loop.create_unix_server(
+                lambda: Link(self), sock=sock, backlog=ACCEPT_AT_ONCE
+            )
+            sock.listen(BACKLOG)  # asyncio takes its figure for both, and would go beyond the limit in one go
         except BaseException:
             sock.close()
             raise
@@ -86,19 +90,33 @@ class Server:
     def joined(self, link: Link) -> None:
         """A connection was accepted; at the limit another one goes, or this one when all others are busy."""
         if len(self._links) >= self._connections_limit:
-            candidates = (other for other in self._links if other.idle)
-            idle = min(candidates, key=lambda other: (other.served, other.active_s), default=link)
-            self.complain(
-                f"{len(self._links)} connections are the limit: the one that was idle for longest is closed"
-            )
-            self._links.discard(idle)
+            count = len(self._links)
+            self.complain(f"{count} connections are the limit: the one that was idle for longest is closed")
+            idle = self._longest_idle() or link
+            self._discard(idle)
             idle.evict()
         self._links.add(link)
+        self._silent[link] = None
         self._empty.clear()
+
+    def _longest_idle(self) -> Link | None:
+        """One that has never made a call, before all others."""
+        if self._silent:
+            return next(iter(self._silent))
+        candidates = [link for link in self._links if link.idle]
+        return min(candidates, key=lambda link: link.active_s, default=None)
+
+    def _discard(self, link: Link) -> None:
+        self._links.discard(link)
+        self._silent.pop(link, None)
+
+    def spoke(self, link: Link) -> None:
+        """A connection makes its first call."""
+        self._silent.pop(link, None)
 
     def left(self, link: Link) -> None:
         """A connection has ended."""
-        self._links.discard(link)
+        self._discard(link)
         if not self._links:
             self._empty.set()
 

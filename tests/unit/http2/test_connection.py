@@ -17,10 +17,11 @@ import hpack
 import pytest
 
 from cri_server.http2 import frames
-from cri_server.http2.connection import Connection, Limits
+from cri_server.http2.connection import Connection
 from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
 from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
 from cri_server.http2.hpack import STATUS_200, literal
+from cri_server.http2.limits import Limits
 
 REQUEST = [
     (":method", "POST"), (":scheme", "http"), (":path", "/runtime.v1.RuntimeService/Version"),

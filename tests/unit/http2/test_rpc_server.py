@@ -22,8 +22,8 @@ import hpack
 import pytest
 
 from cri_server.http2 import frames
-from cri_server.http2.connection import Limits
 from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
+from cri_server.http2.limits import Limits
 from cri_server.rpc import server as server_module
 from cri_server.rpc import wire
 from cri_server.rpc.methods import Method

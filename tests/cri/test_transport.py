@@ -1,0 +1,416 @@
+"""Clients that attack the running server over its socket, while a client that behaves is served.
+
+What one connection may cost is tested in tests/unit/http2; here it is the server's processor, memory and descriptors, and the
+time that others wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import hpack
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.http2 import frames
+from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
+from cri_server.rpc import wire
+from tests.cri.server_harness import Server, code_of
+from tests.support.processes import wait_until
+
+HELLO = frames.PREFACE + frames.settings({})
+PATH = "/runtime.v1.RuntimeService/"
+FIELDS = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+]
+# What others wait meanwhile, 19 times of 20 and ever; the client that measures it shares an interpreter with the attackers.
+WAIT_LIMIT_S, LONGEST_WAIT_S = 0.2, 3.0
+GROWTH_LIMIT_KIB = 96 << 10
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(network=False) as server:
+        server.load_image()
+        server.launch(server.run_pod(host_network=True))
+        yield server
+
+
+class Witness:
+    """A client that asks all the time."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self.waits_s: list[float] = []
+        self.errors: list[str] = []
+
+    def __enter__(self) -> Witness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._over.wait(0.005):
+            begin = time.monotonic()
+            try:
+                assert len(self._server.containers()) == 1
+            except (grpc.RpcError, AssertionError) as error:
+                self.errors.append(str(error))
+            self.waits_s.append(time.monotonic() - begin)
+
+
+@contextlib.contextmanager
+def served(server: Server) -> Iterator[None]:
+    """While inside, another client is served well; at the end the server is as it was before."""
+    server.containers()
+    descriptors, memory_kib = count_descriptors(server), resident_kib(server)
+    with Witness(server) as witness:
+        begin = time.monotonic()
+        yield
+        time.sleep(max(0.0, 1.0 - (time.monotonic() - begin)))
+    assert not witness.errors, witness.errors[:3]
+    waits = sorted(witness.waits_s)
+    assert waits[len(waits) * 95 // 100] < WAIT_LIMIT_S and waits[-1] < LONGEST_WAIT_S, (
+        len(waits),
+        waits[-5:],
+    )
+    assert wait_until(lambda: count_descriptors(server) <= descriptors, 10), count_descriptors(server)
+    assert resident_kib(server) - memory_kib < GROWTH_LIMIT_KIB
+    assert "Traceback" not in server.log.read_text()
+
+
+def count_descriptors(server: Server) -> int:
+    return len(os.listdir(f"/proc/{server.pid}/fd"))
+
+
+def resident_kib(server: Server) -> int:
+    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+class Client:
+    """A connection made of bytes."""
+
+    def __init__(self, server: Server, greeting: bytes = HELLO) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(server.socket))
+        self.socket.settimeout(20)
+        self.encoder = hpack.Encoder()
+        self.heard = bytearray()
+        self.send(greeting)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> bool:
+        """False when the server has gone."""
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def call(self, stream_id: int, name: str, message: bytes = b"") -> bytes:
+        block = self.block(name)
+        body = wire.message(message)
+        return (
+            head(len(block), frames.HEADERS, END_HEADERS, stream_id)
+            + block
+            + head(len(body), frames.DATA, END_STREAM, stream_id)
+            + body
+        )
+
+    def block(self, name: str) -> bytes:
+        return bytes(self.encoder.encode([*FIELDS[:3], (":path", PATH + name), FIELDS[3]]))
+
+    def parting(self) -> ErrorCode | None:
+        """Read to the end: the code of the GOAWAY."""
+        with contextlib.suppress(ConnectionResetError):
+            while data := self.socket.recv(1 << 20):
+                self.heard += data
+        code, at = None, 0
+        while at + frames.HEAD_BYTES <= len(self.heard):
+            high, low, kind, _, _ = frames.HEAD.unpack_from(self.heard, at)
+            at += frames.HEAD_BYTES + (high << 8 | low)
+            if kind == frames.GOAWAY:
+                code = ErrorCode(int.from_bytes(self.heard[at - (high << 8 | low) + 4 :][:4], "big"))
+        return code
+
+
+def rapid_resets(client: Client, number: int) -> bytes:
+    stream_id = 2 * number + 1
+    return client.call(stream_id, "ListContainers") + frames.rst_stream(stream_id, ErrorCode.CANCEL)
+
+
+def continuations(client: Client, number: int) -> bytes:
+    if not number:
+        return head(0, frames.HEADERS, 0, 1)
+    return head(1, frames.CONTINUATION, 0, 1) + b"\x82"
+
+
+def headers_without_end(client: Client, number: int) -> bytes:
+    return head(16384, frames.CONTINUATION if number else frames.HEADERS, 0, 1) + b"\x82" * 16384
+
+
+def pings(client: Client, number: int) -> bytes:
+    return head(8, frames.PING, 0, 0) + bytes(8)
+
+
+def settings_frames(client: Client, number: int) -> bytes:
+    return frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: number})
+
+
+def empty_data(client: Client, number: int) -> bytes:
+    begin = b""
+    if not number:
+        block = client.block("Version")
+        begin = head(len(block), frames.HEADERS, END_HEADERS, 1) + block
+    return begin + head(0, frames.DATA, 0, 1)
+
+
+def tiny_windows(client: Client, number: int) -> bytes:
+    return frames.window_update(0, 1)
+
+
+FLOODS = [rapid_resets, continuations, headers_without_end, pings, settings_frames, empty_data, tiny_windows]
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_floods(server: Server, flood: Callable[[Client, int], bytes]) -> None:
+    """Each of many connections is ended long before its flood is over."""
+    with served(server):
+        for _ in range(5):
+            with Client(server) as client:
+                part = b""
+                for number in range(100_000):
+                    part += flood(client, number)
+                    if len(part) > 8192 or not number:
+                        if not client.send(part):
+                            break
+                        part = b""
+                else:
+                    raise AssertionError("all of it was taken")
+                assert client.parting() == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_header_bomb(server: Server) -> None:
+    """One large entry, referred to thousands of times in each request: refused, one by one, at no cost of memory."""
+    with served(server), Client(server) as client:
+        for stream_id in range(1, 201, 2):
+            block = client.block("Version") + client.encoder.encode([("x-bomb", "x" * 4000)])
+            block += b"\xbe" * 12_000  # the newest entry again and again: 48 MB of headers
+            if not client.send(head(len(block), frames.HEADERS, END_HEADERS | END_STREAM, stream_id) + block):
+                break
+        assert client.send(client.call(203, "Version"))
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.parting() is None
+        assert client.heard.count(b"headers of more than") == 100
+        assert wire.OK_BLOCK in client.heard
+
+
+def test_garbage(server: Server) -> None:
+    chance = random.Random(16)
+    before = server.log.read_text().count("a client is cut off")
+    with served(server):
+        for _ in range(300):
+            with Client(server, chance.randbytes(chance.randrange(24, 4000))) as client:
+                client.parting()
+    assert server.log.read_text().count("a client is cut off") - before <= 5
+
+
+def test_right_frames_with_wrong_bits(server: Server) -> None:
+    chance = random.Random(61)
+    with served(server):
+        for _ in range(200):
+            with Client(server) as client:
+                wires = bytearray(b"".join(client.call(n, "ListContainers") for n in range(1, 21, 2)))
+                for _ in range(chance.randrange(1, 6)):
+                    wires[chance.randrange(len(wires))] ^= 1 << chance.randrange(8)
+                client.send(bytes(wires))
+                client.socket.shutdown(socket.SHUT_WR)
+                client.parting()
+
+
+def test_windows_of_nothing(server: Server) -> None:
+    """Streams whose answers may never be sent, on many connections; they cost what the answers are long."""
+    greeting = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
+    with served(server), contextlib.ExitStack() as stack:
+        for _ in range(20):
+            client = stack.enter_context(Client(server, greeting))
+            for number in range(1, 4001, 2):
+                client.send(client.call(number, "ListContainers"))
+
+
+def test_clients_that_never_read(server: Server) -> None:
+    """They are not read either when the socket is full, and keep what they have not read to themselves."""
+    with served(server), contextlib.ExitStack() as stack:
+        for _ in range(10):
+            client = stack.enter_context(Client(server))
+            client.socket.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                for number in range(1, 100_000, 2):
+                    client.socket.sendall(client.call(number, "ListContainers"))
+                raise AssertionError("all of it was taken")
+
+
+def test_events_that_nobody_reads(server: Server) -> None:
+    with served(server), contextlib.ExitStack() as stack:
+        for _ in range(50):
+            client = stack.enter_context(Client(server))
+            client.send(client.call(1, "GetContainerEvents"))
+        container = server.containers()[0]
+        for _ in range(5):
+            assert server.exec(container.id, "true").exit_code == 0
+
+
+def test_half_open_connections(server: Server) -> None:
+    """Some that say nothing, some that stop within a frame: they are there, and that is all."""
+    with served(server), contextlib.ExitStack() as stack:
+        for number in range(200):
+            client = stack.enter_context(Client(server, HELLO[: number % (len(HELLO) + 1)]))
+            if number % (len(HELLO) + 1) == len(HELLO):
+                client.send(client.call(1, "ListContainers")[: number % 60])
+        time.sleep(2)
+
+
+def test_thousands_of_connections(server: Server) -> None:
+    """At the limit the longest idle one makes room, so that those who have something to ask get in."""
+    count = 3000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard == resource.RLIM_INFINITY or hard > count + 500
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 500), hard))
+    try:
+        with served(server), contextlib.ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(Client(server))
+            assert count_descriptors(server) < 1200
+            with grpc.insecure_channel(f"unix://{server.socket}", options=[("late", 1)]) as late:
+                version = late.unary_unary(
+                    f"{PATH}Version", request_serializer=bytes, response_deserializer=bytes
+                )
+                assert version(b"", timeout=5, wait_for_ready=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "connections are the limit" in server.log.read_text()
+
+
+def test_many_attackers_at_once(server: Server) -> None:
+    with served(server):
+        threads = [
+            threading.Thread(target=_flood_until_ended, args=(server, flood))
+            for flood in FLOODS
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def _flood_until_ended(server: Server, flood: Callable[[Client, int], bytes]) -> None:
+    with Client(server) as client:
+        for number in range(100_000):
+            if not client.send(flood(client, number)):
+                return
+
+
+# ---- clients that behave
+
+
+def test_large_messages_both_ways(server: Server) -> None:
+    """16 MiB each: an id that is not one, and the output of a command."""
+    wrong = api.ContainerStatusRequest(container_id="x" * ((16 << 20) - 100))
+    assert code_of(lambda: server.runtime.ContainerStatus(wrong, timeout=20)) == grpc.StatusCode.NOT_FOUND
+    container = server.containers()[0].id
+    answer = server.exec(container, "sh", "-c", f"head -c {15 << 20} /dev/zero")
+    assert answer.exit_code == 0 and len(answer.stdout) == 15 << 20
+
+
+def test_hundreds_of_calls_at_once(server: Server) -> None:
+    container = server.containers()[0].id
+    calls = [
+        server.runtime.ExecSync.future(
+            api.ExecSyncRequest(container_id=container, cmd=["true"], timeout=30), timeout=60
+        )
+        if n % 20 == 0
+        else server.runtime.ContainerStatus.future(
+            api.ContainerStatusRequest(container_id=container), timeout=60
+        )
+        for n in range(800)
+    ]
+    for call in calls:
+        call.result()
+
+
+def test_cancelled_calls(server: Server) -> None:
+    """The work of a cancelled ExecSync ends; the connection goes on."""
+    container = server.containers()[0].id
+    request = api.ExecSyncRequest(container_id=container, cmd=["sleep", "987"], timeout=60)
+    calls = [server.runtime.ExecSync.future(request, timeout=60) for _ in range(10)]
+    wait_until(lambda: server.output(container, "ps").count("sleep 987") == 10, 10)
+    for call in calls:
+        call.cancel()
+    assert wait_until(lambda: "sleep 987" not in server.output(container, "ps"), 10)
+
+
+def test_what_is_kept_encoded_follows_the_facts(server: Server) -> None:
+    """Lists and statuses through a container's life, each compared with the other."""
+    pod = server.run_pod(host_network=True)
+    try:
+        config = server.container_config(labels={"a": "b"}, annotations={"c": "d"})
+        container = server.create(pod, config)
+        seen = [_state(server, pod, container)]
+        server.start_container(container)
+        seen.append(_state(server, pod, container))
+        limits = api.LinuxContainerResources(cpu_shares=77)
+        change = api.UpdateContainerResourcesRequest(container_id=container, linux=limits)
+        server.runtime.UpdateContainerResources(change, timeout=10)
+        assert server.status(container).resources.linux.cpu_shares == 77
+        server.stop_container(container)
+        seen.append(_state(server, pod, container))
+        assert seen == [api.CONTAINER_CREATED, api.CONTAINER_RUNNING, api.CONTAINER_EXITED]
+        assert server.status(container).exit_code == 137 and server.status(container).finished_at
+        assert [p.state for p in server.pods(id=pod)] == [api.SANDBOX_READY]
+        server.stop_pod(pod)
+        assert (
+            [p.state for p in server.pods(id=pod)] == [api.SANDBOX_NOTREADY] == [server.pod_status(pod).state]
+        )
+    finally:
+        server.stop_pod(pod)
+        server.remove_pod(pod)
+    assert not server.pods(id=pod)
+
+
+def _state(server: Server, pod: str, container: str) -> int:
+    """The state, which all answers agree on, with the rest of what they say."""
+    status = server.status(container)
+    verbose = api.ContainerStatusRequest(container_id=container, verbose=True)
+    assert server.runtime.ContainerStatus(verbose, timeout=10).status == status
+    (listed,) = server.containers(id=container)
+    request = api.StreamContainersRequest(filter=api.ContainerFilter(id=container))
+    ((streamed,),) = [m.containers for m in server.runtime.StreamContainers(request, timeout=10)]
+    of_pod = server.runtime.PodSandboxStatus(api.PodSandboxStatusRequest(pod_sandbox_id=pod), timeout=10)
+    assert of_pod.timestamp and list(of_pod.containers_statuses) == [status] and streamed == listed
+    for field in ("id", "metadata", "state", "created_at", "labels", "annotations", "image_ref", "image_id"):
+        assert getattr(listed, field) == getattr(status, field), field
+    return int(status.state)
