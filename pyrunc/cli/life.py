@@ -1,11 +1,12 @@
-"""The verbs of a container's life: create, start, run, state, kill, delete, exec."""
+"""The verbs of a container's life: create, start, run, state, kill, delete."""
 
 from __future__ import annotations
 
 import os
 
 from pyrunc import jsontext, record
-from pyrunc.errors import Error, InvalidArgument, InvalidSpec, KernelError, WrongState
+from pyrunc.cli.handover import hand_out, open_missing_stdio, preserved
+from pyrunc.errors import Error, InvalidArgument, InvalidSpec, WrongState
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle import status as facts
 
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
     from pyrunc.cli.log import Log
     from pyrunc.cli.parse import Call
-    from pyrunc.lifecycle.birth import Born
     from pyrunc.lifecycle.bundle import Bundle, Wishes
     from pyrunc.lifecycle.create import Created
-    from pyrunc.lifecycle.exec import Executed
     from pyrunc.lifecycle.notify import Proxy
     from pyrunc.lifecycle.state import State
     from pyrunc.plan.model import Plan
@@ -100,7 +99,7 @@ def _wishes(call: Call, start_immediately: bool) -> Wishes:
         with_cgroup=with_cgroup,
         missing_controllers=call.globals["missing_controllers"],
         keyring=not call.options["no_new_keyring"],
-        preserve_fds=_preserved(call.options["preserve_fds"]),
+        preserve_fds=preserved(call.options["preserve_fds"]),
         start_immediately=start_immediately,
         pivot=not call.options["no_pivot"],
         notify=os.environ.get("NOTIFY_SOCKET", ""),
@@ -139,19 +138,6 @@ def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[int, int]]]
     return write
 
 
-def _preserved(count: int) -> tuple[int, ...]:
-    """Descriptors 3 and up that go into the container, socket activation's first. Raises InvalidArgument."""
-    if os.environ.get("LISTEN_FDS", "").isdigit():
-        count += int(os.environ["LISTEN_FDS"])
-    numbers = tuple(range(3, 3 + count))
-    for number in numbers:
-        try:
-            os.fstat(number)
-        except OSError:
-            raise InvalidArgument(f"--preserve-fds: descriptor {number} is not open") from None
-    return numbers
-
-
 def _check_terminal(bundle: Bundle, options: dict[str, Any]) -> None:
     process = bundle.spec.process
     wanted = process is not None and process.terminal
@@ -160,45 +146,6 @@ def _check_terminal(bundle: Bundle, options: dict[str, Any]) -> None:
         raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
     if options["console_socket"] and not (wanted and detached):
         raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
-
-
-def hand_out(options: dict[str, Any], made: Created | Executed, detached: bool) -> None:
-    """Give the terminal, the pidfd and the pid to whoever asked for them, the pid last."""
-    if made.console_fd is not None and detached:
-        _send_descriptor(options["console_socket"], made.console_fd, b"/dev/ptmx")
-        os.close(made.console_fd)
-    if options["pidfd_socket"]:
-        _send_descriptor(options["pidfd_socket"], made.pidfd, b"pidfd")
-    if options["pid_file"]:
-        path = os.path.abspath(options["pid_file"])
-        record.write_bytes(path, str(made.pid).encode(), mode=0o644)
-
-
-def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
-    """One message with the descriptor to a stream socket, whose path may be longer than an address takes."""
-    import array
-    from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket
-
-    folder, file = os.path.split(os.path.abspath(path))
-    there = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
-    try:
-        connection.connect(f"/proc/self/fd/{there}/{file}")
-        connection.sendmsg([name], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))])
-    except OSError as error:
-        raise KernelError("connect", f"to the socket '{path}'", error.errno or 0) from None
-    finally:
-        connection.close()
-        os.close(there)
-
-
-def open_missing_stdio() -> None:
-    """Descriptors 0 to 2 that our caller closed become /dev/null, so that no file of ours takes their numbers."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.dup2(os.open("/dev/null", os.O_RDWR), number)
 
 
 def start(call: Call, log: Log) -> int:
@@ -311,82 +258,3 @@ def _delete(root: str, container_id: str, force: bool, log: Log) -> None:
 
     for warning in remove(root, container_id, force):
         log.warning(warning)
-
-
-def execute(call: Call, log: Log) -> int:
-    """`exec ID COMMAND...` or `exec --process FILE ID`: with --detach 0, else the program's exit code."""
-    from pyrunc.cli.process import asked
-    from pyrunc.lifecycle.exec import ExecRequest, merged
-    from pyrunc.lifecycle.exec import execute as enter
-    from pyrunc.lifecycle.findings import keeps_groups
-    from pyrunc.spec.check import check_process
-    from pyrunc.spec.parse import parse
-
-    options = call.options
-    open_missing_stdio()
-    found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    _refuse_exec(facts.status(found), options["ignore_paused"])
-    document = found.config()
-    spec = parse(document)
-    process = merged(spec, asked(document.get("process") or {}, options, call.arguments[1:]))
-    check_process(process)
-    if process.terminal and options["detach"] and not options["console_socket"]:
-        raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
-    pidfd = facts.open_process(found)
-    if pidfd is None:
-        raise WrongState("cannot exec in a stopped container")
-
-    def listener(born: Born) -> None:
-        from pyrunc.lifecycle.listener import send
-
-        send(born, spec, facts.oci_state(found, facts.RUNNING))
-
-    group = _exec_cgroup(found, options["cgroup"])
-    if group is not None:
-        group.reach()
-    if os.geteuid() != 0:
-        from pyrunc.lifecycle.rootless import join
-
-        spec = join(found.pid, spec)
-    executed = enter(
-        ExecRequest(
-            found.pid,
-            pidfd,
-            spec,
-            process,
-            cgroup=group,
-            preserve_fds=_preserved(options["preserve_fds"]),
-            keyring=found.keyring,
-            id=found.id,
-            bundle=found.bundle,
-            keep_groups=keeps_groups(spec),
-            parts={"listener": listener} if (spec.linux.seccomp or {}).get("listenerPath") else {},
-        )
-    )
-    for warning in executed.warnings:
-        log.warning(warning)
-    attached = not options["detach"]
-    hand_out(options, executed, not attached or bool(options["console_socket"]))
-    if not attached:
-        return 0
-    from pyrunc.lifecycle.run import attend
-
-    return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
-
-
-def _refuse_exec(status: str, ignore_paused: bool) -> None:
-    if status in (facts.STOPPED, facts.CREATING):
-        raise WrongState("cannot exec in a stopped container")
-    if status == facts.PAUSED and not ignore_paused:
-        raise WrongState("cannot exec in a paused container (use --ignore-paused to override)")
-
-
-def _exec_cgroup(found: State, below: str | None) -> Any:
-    group = found.cgroup()
-    if group is None or not below:
-        return group
-    from pyrunc.cgroups.group import Cgroup
-
-    if ".." in below.split("/") or "\0" in below:
-        raise InvalidArgument(f"bad sub cgroup path: {below}")
-    return Cgroup(f"{group.path}/{below.strip('/')}".rstrip("/"), group.driver, group.slice, group.unit)

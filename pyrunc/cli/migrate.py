@@ -43,7 +43,8 @@ def checkpoint(call: Call, log: Log) -> int:
 
 def restore(call: Call, log: Log) -> int:
     """`restore --bundle DIR --image-path DIR ID`: with --detach 0, else the program's exit code."""
-    from pyrunc.cli.life import cgroup_wishes, delete_again, hand_out, open_missing_stdio
+    from pyrunc.cli.handover import hand_out, open_missing_stdio
+    from pyrunc.cli.life import cgroup_wishes, delete_again
     from pyrunc.lifecycle import bundle as bundles
     from pyrunc.lifecycle.checkpoint import Choices
     from pyrunc.lifecycle.restore import Labels

@@ -173,7 +173,7 @@ VERBS: dict[str, Verb] = {
         Verb(
             "exec",
             "run another program in a container",
-            "life:execute",
+            "execute:execute",
             ("ID", "COMMAND..."),
             (
                 Option("process p", TEXT, "the process as JSON", metavar="FILE"),

@@ -11,8 +11,6 @@ from errno import EACCES, EISDIR, ENOENT, ENOTDIR
 
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
 from pyrunc.kernel.process import stat
-from pyrunc.plan.build import SYNC_POINTS
-from pyrunc.plan.lower_process import NO_PROGRAM
 from pyrunc.program.errors import OperationFailed
 from pyrunc.program.launch import launch
 from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STATUS, TIME
@@ -177,6 +175,8 @@ def _answer(
     elif message.tag == STATUS:
         raise hook_failed(message.value, message.extra)
     elif message.tag == PROGRESS:
+        from pyrunc.plan.build import SYNC_POINTS  # an exec that runs a kept program has no use for plans
+
         parts[SYNC_POINTS[message.value]](born)
         running.release()
     elif message.tag == LISTENER:
@@ -199,6 +199,8 @@ def hook_failed(index: int, wait_status: int) -> PeerError:
 
 def worded(error: OperationFailed, args: Sequence[str]) -> Error:
     """What callers of a runtime match: the texts of exec.LookPath and of execve(2)."""
+    from pyrunc.plan.lower_process import NO_PROGRAM
+
     if error.mark != NO_PROGRAM:
         return error
     name = args[0]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.lifecycle.birth import Born
+    from pyrunc.plan.lower import Lowered
     from pyrunc.plan.model import LoadFilter
     from pyrunc.spec.model import Process, Spec
 
@@ -37,7 +38,8 @@ class ExecRequest(Value):
     """What `execute` needs: the container's first process and configuration, and what is to run (see `merged`).
 
     `cgroup` None: stay in the caller's. `stdio` stay the caller's and are not used with a terminal. `id` and `bundle` are
-    what a seccomp agent is told; `id` names the group of intelRdt too.
+    what a seccomp agent is told; `id` names the group of intelRdt too. `keep` gets the program and its warnings when it did
+    its work alone, without a part of its parent.
     """
 
     pid: int
@@ -54,6 +56,7 @@ class ExecRequest(Value):
     id: str = ""
     bundle: str = ""
     keep_groups: bool = False
+    keep: Callable[[Lowered, tuple[str, ...]], object] | None = None
 
 
 class Executed(Value):
@@ -157,8 +160,9 @@ def _run(
             keep_groups=request.keep_groups,
         )
         try:
+            lowered = lower(plan)
             born = yield from birth.bearing(
-                lower(plan),
+                lowered,
                 descriptors.numbers,
                 undo,
                 stdio=request.stdio,
@@ -171,6 +175,8 @@ def _run(
                 raise WrongState("the container is not running") from None
             raise
         undo.commit()
+    if request.keep is not None and not parts and not process.terminal and group is None:
+        request.keep(lowered, plan.warnings)
     return Executed(born.pid, born.pidfd, born.start_time, born.console_fd, plan.warnings)
 
 

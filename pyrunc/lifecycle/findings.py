@@ -130,7 +130,11 @@ def give_stdio(spec: Spec, stdio: tuple[int, int, int]) -> None:
     process = spec.process
     if process is None or process.terminal:
         return
-    owner = host_id(process.user.uid, spec.linux.uid_mappings)
+    give_to(host_id(process.user.uid, spec.linux.uid_mappings), stdio)
+
+
+def give_to(owner: int, stdio: tuple[int, int, int]) -> None:
+    """Make `owner`, an id of the host, the owner of descriptors that are not /dev/null. KernelError."""
     for number in stdio:
         status = os.fstat(number)
         if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == NULL):

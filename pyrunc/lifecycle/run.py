@@ -10,8 +10,6 @@ import select
 from _signal import SIG_DFL, pidfd_send_signal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 
-from pyrunc.kernel import terminal
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,6 +106,8 @@ class _Terminal:
 
     def _resize(self) -> None:
         if self._is_terminal:
+            from pyrunc.kernel import terminal
+
             terminal.set_size(self._master, *terminal.size(0))
 
     def _loop(self) -> None:

@@ -22,7 +22,6 @@ from struct import Struct
 
 from pyrunc.errors import DeadlineExceeded, Error, KernelError
 from pyrunc.kernel import fd as _fd
-from pyrunc.kernel import mount as _mount
 from pyrunc.program.errors import failure
 from pyrunc.program.model import FAILURE, PID, REFUSED, Program
 
@@ -291,5 +290,7 @@ def _open_executable(path: str) -> int:
     except KernelError as error:
         if error.errno != EACCES:
             raise
+        from pyrunc.kernel import mount as _mount
+
         # vm.memfd_noexec=2 refuses executable memfds (kernel, Documentation/userspace-api/mfd_noexec.rst).
         return _mount.open_read_only_clone(path)

@@ -24,7 +24,10 @@ KNOWN: dict[str, tuple[set[int], str]] = {
     "hooks_stdin": ({1}, "expects prestart to be told created; the specification says creating"),
     "misc_props": ({1}, "its bundle lacks the program that it names"),
     "process_rlimits": ({13}, "the checker, built by a newer Go, raises its own RLIMIT_NOFILE"),
-    "start": ({7, 8}, "its last case is the wrong way round: start without a process has to succeed, and to end"),
+    "start": (
+        {7, 8},
+        "its last case is the wrong way round: start without a process has to succeed, and to end",
+    ),
 }
 # Programs that only say whether they went through (`1..0`): pass is no "error" in the output.
 SILENT = ("poststart", "poststop", "poststop_fail")

@@ -156,3 +156,61 @@ def test_the_inits_move_to_a_subgroup_does_not_stop_exec(runtime: Runtime, box: 
     (leaf / "cgroup.procs").write_text(str(box.pid))
     box.exec("true").ok()
     eventually(lambda: box.status == "running")
+
+
+# -- the same again: the second time a program that was kept runs, which must not be seen
+
+
+def kept(box: Box) -> list[str]:
+    folder = box.runtime.root / box.id / "programs"
+    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_the_same_command_again_does_the_same(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60").up()
+    script = "id -u; id -G; pwd; echo $HOME; grep -E 'Cap|Seccomp|NoNew|Umask|Groups' /proc/self/status; cat /proc/self/cgroup"
+    options = ["--user", "7:8", "-g", "9", "--cwd", "/tmp", "-e", "A=b", "--cap", "CAP_KILL"]
+    first, second, third = (box.exec("sh", "-c", script, options=options).ok().out for _ in range(3))
+    assert first == second == third and first.splitlines()[::2][:2] == ["7", "/tmp"]
+    assert box.exec("sh", "-c", "exit 7").code == box.exec("sh", "-c", "exit 7").code == 7
+    if runtime.is_pyrunc:
+        assert len(kept(box)) == 2
+
+
+def test_what_a_kept_program_was_made_from_may_change(runtime: Runtime, tmp_path: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["root"]["readonly"] = False
+        config["mounts"].append({"destination": "/etc", "type": "tmpfs", "source": "tmpfs"})
+
+    box = runtime.box("sleep", "60", change=change).up()
+    home = lambda: box.exec("sh", "-c", "echo $HOME").ok().out.strip()  # noqa: E731
+    assert home() == home() == "/"
+    box.exec("sh", "-c", "echo root:x:0:0::/there:/bin/sh >/etc/passwd").ok()
+    assert home() == home() == "/there"
+    process = tmp_path / "process.json"
+    for cwd in ("/tmp", "/dev", "/tmp"):
+        process.write_text(json.dumps({"args": ["/bin/pwd"], "cwd": cwd, "user": {"uid": 0, "gid": 0}}))
+        assert box.exec(options=["--process", str(process)]).ok().out.strip() == cwd
+
+
+def test_a_kept_program_that_fails_is_worded_as_ever(runtime: Runtime) -> None:
+    box = runtime.box(
+        "sleep",
+        "60",
+        change=lambda c: c["mounts"].append({"destination": "/tmp", "type": "tmpfs", "source": "t"}),
+    ).up()
+    box.exec("sh", "-c", "echo '#!/bin/sh' >/tmp/x; echo echo ran >>/tmp/x; chmod +x /tmp/x").ok()
+    assert box.exec("/tmp/x").ok().out == box.exec("/tmp/x").ok().out == "ran\n"
+    box.exec("rm", "/tmp/x").ok()
+    box.exec("/tmp/x").fails("no such file or directory", code=255)
+
+
+def test_kept_programs_are_few_and_go_with_the_container(runtime: Runtime) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("a store of ours")
+    box = runtime.box("sleep", "60").up()
+    for number in range(20):
+        box.exec("true", str(number)).ok()
+    assert 1 <= len(kept(box)) <= 16
+    box.delete("--force").ok()
+    assert not (runtime.root / box.id).exists()

@@ -1,0 +1,122 @@
+"""The verb exec."""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.cli.handover import hand_out, open_missing_stdio, preserved
+from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.lifecycle import again
+from pyrunc.lifecycle import state as states
+from pyrunc.lifecycle import status as facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyrunc.cli.log import Log
+    from pyrunc.cli.parse import Call
+    from pyrunc.lifecycle.birth import Born
+    from pyrunc.lifecycle.exec import Executed
+    from pyrunc.lifecycle.state import State
+    from pyrunc.plan.lower import Lowered
+
+
+def execute(call: Call, log: Log) -> int:
+    """`exec ID COMMAND...` or `exec --process FILE ID`: with --detach 0, else the program's exit code."""
+    options = call.options
+    open_missing_stdio()
+    found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    _refuse_exec(facts.status(found), options["ignore_paused"])
+    pidfd = facts.open_process(found)
+    if pidfd is None:
+        raise WrongState("cannot exec in a stopped container")
+    key = again.key(found, options, call.arguments[1:])
+    executed = _again(found, pidfd, key, log) or _whole_way(call, found, pidfd, key, log)
+    attached = not options["detach"]
+    hand_out(options, executed, not attached or bool(options["console_socket"]))
+    if not attached:
+        return 0
+    from pyrunc.lifecycle.run import attend
+
+    return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
+
+
+def _again(found: State, pidfd: int, key: bytes | None, log: Log) -> Born | None:
+    program = None if key is None else again.recall(found, key)
+    born = None if program is None else again.execute(found, pidfd, program)
+    if program is not None and born is not None:
+        for warning in program.warnings:
+            log.warning(warning)
+    return born
+
+
+def _whole_way(call: Call, found: State, pidfd: int, key: bytes | None, log: Log) -> Executed:
+    from pyrunc.cli.process import asked
+    from pyrunc.lifecycle.exec import ExecRequest, merged
+    from pyrunc.lifecycle.exec import execute as enter
+    from pyrunc.lifecycle.findings import host_id, keeps_groups
+    from pyrunc.spec.check import check_process
+    from pyrunc.spec.parse import parse
+
+    options, document = call.options, found.config()
+    spec = parse(document)
+    process = merged(spec, asked(document.get("process") or {}, options, call.arguments[1:]))
+    check_process(process)
+    if process.terminal and options["detach"] and not options["console_socket"]:
+        raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
+
+    def listener(born: Born) -> None:
+        from pyrunc.lifecycle.listener import send
+
+        send(born, spec, facts.oci_state(found, facts.RUNNING))
+
+    def keep(lowered: Lowered, warnings: tuple[str, ...]) -> None:
+        user = spec.linux.namespace("user")
+        if key is not None and (user is None or spec.linux.uid_mappings):
+            again.remember(found, key, lowered, host_id(process.user.uid, spec.linux.uid_mappings), warnings)
+
+    group = _exec_cgroup(found, options["cgroup"])
+    if group is not None:
+        group.reach()
+    if os.geteuid() != 0:
+        from pyrunc.lifecycle.rootless import join
+
+        spec = join(found.pid, spec)
+    executed = enter(
+        ExecRequest(
+            found.pid,
+            pidfd,
+            spec,
+            process,
+            cgroup=group,
+            preserve_fds=preserved(options["preserve_fds"]),
+            keyring=found.keyring,
+            id=found.id,
+            bundle=found.bundle,
+            keep_groups=keeps_groups(spec),
+            parts={"listener": listener} if (spec.linux.seccomp or {}).get("listenerPath") else {},
+            keep=keep,
+        )
+    )
+    for warning in executed.warnings:
+        log.warning(warning)
+    return executed
+
+
+def _refuse_exec(status: str, ignore_paused: bool) -> None:
+    if status in (facts.STOPPED, facts.CREATING):
+        raise WrongState("cannot exec in a stopped container")
+    if status == facts.PAUSED and not ignore_paused:
+        raise WrongState("cannot exec in a paused container (use --ignore-paused to override)")
+
+
+def _exec_cgroup(found: State, below: str | None) -> Any:
+    group = found.cgroup()
+    if group is None or not below:
+        return group
+    from pyrunc.cgroups.group import Cgroup
+
+    if ".." in below.split("/") or "\0" in below:
+        raise InvalidArgument(f"bad sub cgroup path: {below}")
+    return Cgroup(f"{group.path}/{below.strip('/')}".rstrip("/"), group.driver, group.slice, group.unit)

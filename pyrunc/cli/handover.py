@@ -1,0 +1,68 @@
+"""Descriptors and pids that pass between us and our caller: what a container gets of ours, and who gets the container's."""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc import record
+from pyrunc.errors import InvalidArgument, KernelError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyrunc.lifecycle.birth import Born
+    from pyrunc.lifecycle.create import Created
+    from pyrunc.lifecycle.exec import Executed
+
+
+def preserved(count: int) -> tuple[int, ...]:
+    """Descriptors 3 and up that go into the container, socket activation's first. Raises InvalidArgument."""
+    if os.environ.get("LISTEN_FDS", "").isdigit():
+        count += int(os.environ["LISTEN_FDS"])
+    numbers = tuple(range(3, 3 + count))
+    for number in numbers:
+        try:
+            os.fstat(number)
+        except OSError:
+            raise InvalidArgument(f"--preserve-fds: descriptor {number} is not open") from None
+    return numbers
+
+
+def hand_out(options: dict[str, Any], made: Born | Created | Executed, detached: bool) -> None:
+    """Give the terminal, the pidfd and the pid to whoever asked for them, the pid last."""
+    if made.console_fd is not None and detached:
+        _send_descriptor(options["console_socket"], made.console_fd, b"/dev/ptmx")
+        os.close(made.console_fd)
+    if options["pidfd_socket"]:
+        _send_descriptor(options["pidfd_socket"], made.pidfd, b"pidfd")
+    if options["pid_file"]:
+        path = os.path.abspath(options["pid_file"])
+        record.write_bytes(path, str(made.pid).encode(), mode=0o644)
+
+
+def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
+    """One message with the descriptor to a stream socket, whose path may be longer than an address takes."""
+    import array
+    from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket
+
+    folder, file = os.path.split(os.path.abspath(path))
+    there = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+    try:
+        connection.connect(f"/proc/self/fd/{there}/{file}")
+        connection.sendmsg([name], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))])
+    except OSError as error:
+        raise KernelError("connect", f"to the socket '{path}'", error.errno or 0) from None
+    finally:
+        connection.close()
+        os.close(there)
+
+
+def open_missing_stdio() -> None:
+    """Descriptors 0 to 2 that our caller closed become /dev/null, so that no file of ours takes their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open("/dev/null", os.O_RDWR), number)

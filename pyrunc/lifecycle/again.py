@@ -1,0 +1,171 @@
+"""An exec of what this container has executed before: its program is on file, and nothing needs to be parsed, planned or lowered.
+
+Probes run the same command every few seconds. A program holds no pids and no descriptors, so it can be run again as long as all
+that it was made from is the same; that is its `key`: the container's configuration, the request, our own rights, the file in
+which the user's home is looked up, this version of ours. Programs lie in the container's folder and go with it. Only plain
+requests take this way: no terminal, no extra descriptors, nothing for the parent to do while the process is on its way.
+
+A failure here is no answer: nothing of the command has run then, and the whole way is gone, which has the words.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+from _imp import source_hash
+from errno import ENOENT
+
+from pyrunc import record
+from pyrunc.errors import KernelError
+from pyrunc.kernel.credential import is_machine_root
+from pyrunc.lifecycle import birth
+from pyrunc.program.errors import OperationFailed
+from pyrunc.undo import Undo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from pyrunc.lifecycle.birth import Born
+    from pyrunc.lifecycle.state import State
+
+FOLDER, AT_MOST = "programs", 16
+DESCRIPTORS = {"container", "cgroup"}
+BUNDLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "pyrunc-bundle")
+# What of the options says how the process is made; the others are about us.
+ASKED = (
+    "additional_gids", "apparmor", "cap", "cwd", "env", "no_new_privs", "process_label", "user", "restrict_oom_score_adj",
+)  # fmt: skip
+OURS = (b"CapPrm:", b"CapBnd:", b"Cpus_allowed:", b"NoNewPrivs:")
+
+
+class Program:
+    """Bytes that the launcher takes, in place of a `program.model.Program`."""
+
+    __slots__ = (
+        "_encoded",
+        "arch",
+        "calls",
+        "lines",
+        "notes",
+        "numbers",
+        "owner",
+        "pid_op",
+        "program",
+        "warnings",
+    )
+
+    def __init__(
+        self, encoded: bytes, pid_op: int, numbers: dict[str, int], owner: int, warnings: tuple[str, ...]
+    ) -> None:
+        self._encoded, self.pid_op, self.numbers, self.owner, self.warnings = (
+            encoded,
+            pid_op,
+            numbers,
+            owner,
+            warnings,
+        )
+        self.program, self.arch = self, ""
+        self.calls, self.lines, self.notes = (), (), {}  # type: tuple[str, ...], tuple[Any, ...], dict[int, Any]
+
+    def __len__(self) -> int:
+        return 0
+
+    def encode(self) -> bytes:
+        return self._encoded
+
+
+def key(state: State, options: Mapping[str, Any], arguments: Sequence[str]) -> bytes | None:
+    """All that the program is made from; None when the request is none for this way."""
+    if options["tty"] or options["preserve_fds"] or options["cgroup"] or "LISTEN_FDS" in os.environ:
+        return None
+    if not is_machine_root():
+        return None
+    asked = b""
+    if options["process"]:
+        with open(options["process"], "rb", buffering=0) as file:
+            asked = file.readall() or b""
+    with open("/proc/self/status", "rb", buffering=0) as file:
+        ours = [line for line in (file.readall() or b"").splitlines() if line.startswith(OURS)]
+    with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
+        ours.append(file.readall() or b"")
+    config, bundle = _identity(f"{state.folder}/config.json"), _identity(BUNDLE)
+    home = _identity(f"/proc/{state.pid}/root/etc/passwd")
+    wanted = [options.get(name) for name in ASKED]
+    parts = (config, bundle, home, ours, wanted, [*arguments], asked, state.pid, state.keyring)
+    return repr(parts).encode("utf-8", "surrogatepass")
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    """Of a file's content: a change makes another one. Empty when there is no such file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _path(state: State, wanted: bytes) -> str:
+    return f"{state.folder}/{FOLDER}/{source_hash(0, wanted).hex()}"
+
+
+def recall(state: State, wanted: bytes) -> Program | None:
+    """The program with this key."""
+    try:
+        with open(_path(state, wanted), "rb", buffering=0) as file:
+            found = marshal.loads(file.readall() or b"")
+    except FileNotFoundError:
+        return None
+    except (EOFError, ValueError, TypeError):
+        return None  # written by another Python
+    return Program(*found[1:]) if found[0] == wanted else None
+
+
+def remember(state: State, wanted: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]) -> None:
+    """Keep a program that did its work. `owner`: the host's id of the user that gets stdio."""
+    if not set(lowered.numbers) <= DESCRIPTORS or lowered.program.pid_op is None:
+        return
+    folder, path = f"{state.folder}/{FOLDER}", _path(state, wanted)
+    content = (wanted, lowered.program.encode(), lowered.program.pid_op, lowered.numbers, owner, warnings)
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        kept = os.listdir(folder)
+        if len(kept) >= AT_MOST:
+            for name in kept:
+                os.unlink(f"{folder}/{name}")
+        record.write_bytes(path, marshal.dumps(content))
+    except OSError:
+        pass  # the container was deleted meanwhile, or another exec keeps its own
+
+
+def execute(state: State, pidfd: int, program: Program) -> Born | None:
+    """Run it in the container behind `pidfd`; None when that did not come to execve. The descriptors are the caller's."""
+    _give_stdio(program.owner)
+    opened = {"container": os.dup(pidfd)}
+    try:
+        if "cgroup" in program.numbers:
+            group = state.cgroup()
+            if group is None:
+                return None
+            opened["cgroup"] = group.open_directory()
+        with Undo() as undo:
+            born = birth.bear(program, opened, undo, stdio=(0, 1, 2), args=("",))  # type: ignore[arg-type]
+            undo.commit()
+            return born
+    except OperationFailed:
+        return None
+    except KernelError as error:
+        if error.errno == ENOENT:  # its cgroup is gone
+            return None
+        raise
+    finally:
+        for number in opened.values():
+            os.close(number)
+
+
+def _give_stdio(owner: int) -> None:
+    if any(os.fstat(number).st_uid != owner for number in range(3)):
+        from pyrunc.lifecycle.findings import give_to
+
+        give_to(owner, (0, 1, 2))
