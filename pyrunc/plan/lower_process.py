@@ -291,7 +291,7 @@ def load_filter(low: Lowering, op: m.LoadFilter) -> None:
 def candidates(args: Sequence[str], env: Sequence[str]) -> list[str]:
     """The paths that execvp(3) tries for args[0], with the PATH of `env`."""
     name = args[0]
-    if "/" in name:
+    if "/" in name or not name:  # execve says ENOENT of an empty path, as execvp(3) does of an empty name
         return [name]
     path = next((v[5:] for v in env if v.startswith("PATH=")), DEFAULT_PATH)
     return [f"{entry or '.'}/{name}" for entry in path.split(":")]

@@ -1,0 +1,66 @@
+"""Descriptors of a service manager, and others, in a container: at the same numbers, with the words of sd_listen_fds(3)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.system.harness import Result, Runtime
+
+
+@contextmanager
+def files(folder: Path, count: int) -> Iterator[list[int]]:
+    """That many open files, each with its number in it, at 3 and up in whoever gets them."""
+    numbers = []
+    for index in range(count):
+        path = folder / f"file{index}"
+        path.write_text(f"content{index}\n")
+        numbers.append(os.open(path, os.O_RDONLY))
+    try:
+        yield numbers
+    finally:
+        for number in numbers:
+            os.close(number)
+
+
+def run(runtime: Runtime, folder: Path, script: str, listen: int, more: int, options: str = "") -> Result:
+    """`run` by a shell that puts the files at 3 and up and says that the activation is for the runtime itself."""
+    box = runtime.box("sh", "-c", script)
+    words = [*runtime.program, "--root", str(runtime.root), "run", *options.split(), "--bundle", str(box.folder), box.id]  # fmt: skip
+    with files(folder, listen + more) as numbers:
+        moves = " ".join(f"{3 + i}<&{number}" for i, number in enumerate(numbers))
+        listening = f"LISTEN_FDS={listen} LISTEN_PID=$$ " if listen else ""
+        shell = f"{listening}exec {' '.join(words)} {moves}"
+        program, runtime.program = runtime.program, ["bash", "-c", f"{shell} #"]
+        try:
+            return runtime(pass_fds=numbers)
+        finally:
+            runtime.program = program
+
+
+def test_sockets_of_a_service_manager(runtime: Runtime, tmp_path: Path) -> None:
+    script = "echo $LISTEN_FDS $LISTEN_PID; cat <&3; cat <&4; ls /proc/self/fd | wc -l"
+    found = run(runtime, tmp_path, script, 2, 0).ok()
+    assert found.out.split() == ["2", "1", "content0", "content1", "6"]
+
+
+def test_more_descriptors(runtime: Runtime, tmp_path: Path) -> None:
+    found = run(runtime, tmp_path, "echo x$LISTEN_FDS; cat <&3; cat <&4", 0, 2, "--preserve-fds 2").ok()
+    assert found.out.split() == ["x", "content0", "content1"]
+
+
+def test_both(runtime: Runtime, tmp_path: Path) -> None:
+    script = "echo $LISTEN_FDS; cat <&3; cat <&4; cat <&5"
+    found = run(runtime, tmp_path, script, 1, 2, "--preserve-fds 2").ok()
+    assert found.out.split() == ["1", "content0", "content1", "content2"]
+
+
+def test_others_stay_outside(runtime: Runtime, tmp_path: Path) -> None:
+    found = run(runtime, tmp_path, "ls /proc/self/fd | wc -l; echo x$LISTEN_FDS", 0, 2).ok()
+    assert found.out.split() == ["4", "x"]
+
+
+def test_a_descriptor_that_is_not_there(runtime: Runtime, tmp_path: Path) -> None:
+    run(runtime, tmp_path, "true", 0, 1, "--preserve-fds 40").fails("")
