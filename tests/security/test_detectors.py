@@ -1,0 +1,145 @@
+"""Attacks that cannot succeed prove nothing: here each defence is taken out of a copy of the program, and its test must fail.
+
+A mutation is a piece of source text and what replaces it; where the text is no longer there, that fails too. What cannot be
+taken out with one edit was tried on runc 1.1.5 of Debian (it fails test_dev.py::test_dev_is_a_link, CVE-2026-41579, and
+test_dev.py::test_null_is_something_else[file], CVE-2025-31133), which PYRUNC_RUNTIME=runc repeats.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+IGNORED = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info", "build", "kube", "vm", "bench")
+Edit = tuple[str, str, str]
+
+PROC_CHECK = 'macros.require(low.a, kind, "ne", mnt.PROC_SUPER_MAGIC, EPERM, note)'
+TREE_CHECK = 'macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)'
+INODE_CHECK = 'macros.require(a, inode, "eq", INODE_OF_PROC, EPERM, note)'
+NULL_CHECK = 'macros.require_device(low.a, low.null, 1, 3, "/dev/null")'
+CLOSE_CGROUP = 'low.close(low.numbers["cgroup"])'
+LOWER = "pyrunc/plan/lower_process.py"
+MOUNTS = "pyrunc/plan/lower_mount.py"
+
+MUTATIONS: dict[str, tuple[list[Edit], str]] = {
+    "destinations are opened by path": (
+        [("pyrunc/program/macros.py", "IN_ROOT = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS", "IN_ROOT = 0"),
+         ("pyrunc/program/macros.py", "BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS", "BENEATH = 0")],
+        "test_mounts.py::test_a_folder_that_is_swapped_while_it_is_mounted_on"),
+    "links in destinations lead out": (
+        [("pyrunc/program/macros.py", "IN_ROOT = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS", "IN_ROOT = 0"),
+         ("pyrunc/program/macros.py", "BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS", "BENEATH = 0")],
+        "test_dev.py::test_dev_is_a_link"),
+    "procfs goes where a link leads": (
+        [("pyrunc/plan/lowering.py", "f.O_PATH | self.o_directory | self.o_nofollow, 0, IN_ROOT | f.RESOLVE_NO_SYMLINKS", "f.O_PATH | self.o_directory, 0, IN_ROOT")],
+        "test_procfs.py::test_a_link_in_place_of_the_directory"),
+    "mounts land inside procfs": ([(MOUNTS, PROC_CHECK, "")], "test_procfs.py::test_a_volume_that_a_link_puts_into_proc"),
+    "anything is bound to /proc": ([(MOUNTS, TREE_CHECK, ""), (MOUNTS, INODE_CHECK, "")], "test_procfs.py::test_a_volume_over_proc"),
+    "sysctls by the container's /proc": (
+        [(LOWER, 'low.numbers["proc"], f"sys/{op.path}", how', 'f.AT_FDCWD, f"/proc/sys/{op.path}", low.how(f.O_WRONLY, 0, 0)')],
+        "test_procfs.py::test_sysctls_do_not_pass_through_the_containers_proc"),
+    "sysctl values of several lines": ([("pyrunc/spec/check.py", 'if "\\n" in value:', "if False:")], "test_procfs.py::test_values_that_hold_a_second_setting"),
+    "any null is good": ([(MOUNTS, NULL_CHECK, ""), (MOUNTS, 'macros.require_device(low.a, opened, 1, 3, "/dev/null")', "")],
+                         "test_dev.py::test_null_is_something_else"),
+    "any null is good, the race": ([(MOUNTS, NULL_CHECK, ""), (MOUNTS, 'macros.require_device(low.a, opened, 1, 3, "/dev/null")', "")],
+                                   "test_dev.py::test_null_that_is_swapped"),
+    "the console follows a link": ([(MOUNTS, "place = _console_place(low)", 'place = low.place("/dev/console", False)')], "test_dev.py::test_console_is_a_link"),
+    "any device is the default one": ([(MOUNTS, "_same_device(low, op, folder, name, kind)", "pass")], "test_dev.py::test_a_default_device_is_there_already"),
+    "newcomers are dumpable": ([("pyrunc/program/macros.py", 'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)', 'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)')],
+                               "test_newcomer.py::test_nobody_looks_into_what_waits_for_start"),
+    "newcomers are dumpable, exec": ([("pyrunc/program/macros.py", 'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)', 'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)')],
+                                     "test_newcomer.py::test_nobody_looks_into_what_enters"),
+    "the group's folder stays open": ([(LOWER, CLOSE_CGROUP, "pass"), (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass")],
+                                      "test_descriptors.py::test_what_waits_for_start_holds_nothing_of_the_host"),
+    "the group's folder stays open, exec": ([(LOWER, CLOSE_CGROUP, "pass")], "test_descriptors.py::test_what_enters_holds_nothing_of_the_host"),
+    "getcwd is not asked": ([(LOWER, CLOSE_CGROUP, "pass"), (LOWER, 'macros.require(a, first, "eq", ord("/"), ENOENT, OUTSIDE)', "")],
+                            "test_descriptors.py::test_the_working_directory_of_an_exec"),
+    "nothing is closed before execve": ([(LOWER, "macros.close_all_from(a, first, keep, may_fail=low.filtered)", "pass"), (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass")],
+                                        "test_descriptors.py::test_three_descriptors_and_no_more"),
+    "the launcher is its file": ([("pyrunc/program/launch.py", 'return _fd.open_sealed_executable("pyrunc:launcher", content)', "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)")],
+                                 "test_executable.py::test_what_waits_for_start_is_a_sealed_memfd"),
+    "the launcher is its file, the exploit": ([("pyrunc/program/launch.py", 'return _fd.open_sealed_executable("pyrunc:launcher", content)', "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)")],
+                                              "test_executable.py::test_overwriting_through_another_process"),
+    "the group list is the caller's": ([("pyrunc/plan/identity.py", "ops.append(model.SetGroups(user.additional_gids))", "pass")], "test_identity.py::test_groups_are_the_listed_ones"),
+    "everything is inheritable": ([("pyrunc/plan/identity.py", "_mask(effective) & held, held, _mask(inheritable), tuple(ambient)", "_mask(effective) & held, held, held, tuple(ambient)")],
+                                  "test_identity.py::test_nothing_is_inheritable"),
+    "file capabilities are inherited": ([("pyrunc/plan/identity.py", "_mask(effective) & held, held, _mask(inheritable), tuple(ambient)", "_mask(effective) & held, held, held, tuple(ambient)")],
+                                        "test_identity.py::test_a_file_with_an_inheritable_capability_gives_none"),
+    "users are read as Python reads numbers": ([("pyrunc/cli/process.py", "if not (digits.isascii() and digits.isdigit()) or int(digits) > MAX_ID:", "if not digits.isdigit():")],
+                                               "test_identity.py::test_users_are_whole_numbers"),
+    "files of an image are opened unseen": (
+        [("pyrunc/kernel/path.py", "    place = open_in_root(root_fd, path)\n", "    return open_in_root(root_fd, path, O_RDONLY | os.O_NONBLOCK)\n    place = open_in_root(root_fd, path)\n")],
+        "test_identity.py::test_passwd_is_something_else"),
+    "files of an image are looked up on the host": ([("pyrunc/kernel/path.py", "RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)", "0)")], "test_identity.py::test_passwd_is_something_else"),
+    "limits name any file": ([("pyrunc/cgroups/convert.py", 'if "/" in file or "\\0" in file or not controller or not dot or not parameter:', "if False:"),
+                              ("pyrunc/kernel/cgroup.py", 'if "/" in file or file in ("", ".", "..") or "\\0" in file:', "if False:")],
+                             "test_cgroups.py::test_file_names_from_limits"),
+    "the groups path is joined": ([("pyrunc/cgroups/naming.py", 'path = os.path.normpath("/" + cgroups_path.lstrip("/"))', 'path = "/" + cgroups_path.lstrip("/")')],
+                                  "test_cgroups.py::test_the_groups_path"),
+    "no device filter": ([("pyrunc/lifecycle/create.py", "cgroup.set_devices(rules)", "pass")], "test_cgroups.py::test_devices_of_the_host"),
+    "no session of its own": ([(LOWER, 'low.a.sys("setsid")', "pass")], "test_calls.py::test_typing_into_the_callers_terminal"),
+    "no keyring of its own": ([("pyrunc/plan/build.py", "    if keyring:\n", "    if False:\n")], "test_calls.py::test_keys_of_the_caller"),
+    "no filter": ([("pyrunc/lifecycle/create.py", "    if not seccomp:\n", "    if True:\n")], "test_calls.py::test_other_tables_are_no_way_around_a_filter"),
+    "no new privileges only for the first": ([("pyrunc/plan/identity.py", "    if process.no_new_privileges:\n", "    if False:\n")], "test_calls.py::test_no_new_privileges_reaches_exec"),
+    "errors hold what they hold": ([("pyrunc/cli/log.py", ".translate(_VISIBLE)", "")], "test_calls.py::test_terminal_text_of_a_container_in_our_errors"),
+    "the state folder is for all": ([("pyrunc/lifecycle/state.py", "os.mkdir(folder, 0o700)", "os.mkdir(folder, 0o711)")], "test_requests.py::test_modes_of_the_state"),
+    "pids are trusted": ([("pyrunc/lifecycle/status.py", "if not alive(state.pid, state.start_time):", "if not state.pid:")], "test_requests.py::test_a_state_folder_that_was_tampered_with"),
+    "deep JSON is not caught": ([("pyrunc/jsontext.py", "except RecursionError:", "except ZeroDivisionError:")], "test_requests.py::test_a_configuration_that_is_no_object"),
+    "numbers may be names": ([("cri_server/containers/spec/user.py", "    if not _is_number(text):\n        for", "    if True:\n        for")], "test_server.py::test_numeric_users_are_never_names"),
+    "logs follow links": ([("pyrunc/shim/log_file.py", "flags | os.O_NOFOLLOW", "flags")], "test_server.py::test_a_link_where_the_log_goes"),
+    "annotations are copied": ([("cri_server/containers/spec/build.py", '        "io.kubernetes.cri.container-type": "container",\n', '        **inputs.sandbox.annotations, "io.kubernetes.cri.container-type": "container",\n')],
+                               "test_server.py::test_annotations_are_no_orders"),
+    "output without an end": ([("cri_server/containers/exec.py", "OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)", "OUTPUT_LIMIT_BYTES = 1 << 40")], "test_server.py::test_endless_output_of_an_exec"),
+    "folders keep their modes": ([("cri_server/store/paths.py", "os.chmod(path, 0o711 if path == self.state else 0o700)", "pass")], "test_server.py::test_nobody_else_reaches_sockets_and_folders"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> None:
+    """The copy has everything but one defence; the attack's test must fail there, and by its own assertion."""
+    edits, test = MUTATIONS[name]
+    copy = tmp_path / "copy"
+    for part in ("pyrunc", "cri_server", "cni_plugins", "tests"):
+        shutil.copytree(REPOSITORY / part, copy / part, ignore=IGNORED)
+    shutil.copy(REPOSITORY / "pyproject.toml", copy)
+    for file, old, new in edits:
+        text = (copy / file).read_text()
+        assert old in text, f"{file} has changed: the mutation must be written anew"
+        (copy / file).write_text(text.replace(old, new or "pass"))
+    program = copy / "run-pyrunc"
+    searched = [str(copy), *dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))]
+    program.write_text(
+        f"#!{os.path.realpath(sys.executable)} -IS\nimport os, sys\nsys.path += {searched!r}\nfrom pyrunc.cli.main import main\nsys.exit(main())\n"
+    )
+    program.chmod(0o755)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        f"tests/security/{test}",
+        "--basetemp",
+        str(tmp_path / "t"),
+    ]
+    found = subprocess.run(
+        command,
+        cwd=copy,
+        env={**os.environ, "PYRUNC_RUNTIME": str(program)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1 and "1 failed" in found.stdout, (
+        f"{test} passes without its defence:\n{found.stdout[-3000:]}"
+    )
+    assert "ImportError" not in found.stdout and "SyntaxError" not in found.stdout, found.stdout[-3000:]
