@@ -9,6 +9,7 @@ Usage: `python -m pyrunc.cli.entry install BIN_DIR`.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import importlib.util
@@ -32,7 +33,7 @@ FRONT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "front.c")
 START = "_pyrunc_start"
 FROZEN = ("encodings", "encodings.aliases", "encodings.utf_8", "pyrunc.cli.bundled")
 # Of the standard library, what the verbs of callers import and CPython does not freeze itself.
-BUNDLED_OF_THE_LIBRARY = ("__future__", "struct")
+BUNDLED_OF_THE_LIBRARY = ("struct",)
 EXTENSIONS = ("_json", "termios")
 
 
@@ -98,7 +99,10 @@ def _compiled(path: str) -> CodeType:
     """The code of a source file without what only readers need: doc strings and functions' annotations, a third of it."""
     with open(path, "rb") as file:
         tree = ast.parse(file.read(), path)
-    code: CodeType = compile(_Bare().visit(tree), path, "exec", dont_inherit=True, optimize=0)
+    future = [line for line in tree.body if isinstance(line, ast.ImportFrom) and line.module == "__future__"]
+    tree.body = [line for line in tree.body if line not in future]  # it speaks to the compiler only
+    flags = __future__.annotations.compiler_flag if future else 0
+    code: CodeType = compile(_Bare().visit(tree), path, "exec", flags, dont_inherit=True, optimize=0)
     return code
 
 
@@ -158,7 +162,8 @@ def _link(path: str, python: str) -> bool:
     write_bytes(header, _frozen_header().encode())
     words = [compiler, "-O2", "-no-pie", f"-I{sysconfig.get_path('include')}", *_definitions(python, header)]
     words += [FRONT, library, "-o", made, "-Wl,--export-dynamic", "-s"]
-    words += f"{sysconfig.get_config_var('LIBS')} {sysconfig.get_config_var('SYSLIBS')} {sysconfig.get_config_var('MODLIBS') or ''}".split()
+    names = " ".join(sysconfig.get_config_var(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS")).split()
+    words += map(_static_if_there, dict.fromkeys(names))
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -168,6 +173,12 @@ def _link(path: str, python: str) -> bool:
         return True
     finally:
         os.unlink(header)
+
+
+def _static_if_there(option: str) -> str:
+    """zlib and expat come with Python's static library; loaded at each start they cost a hundred microseconds."""
+    archive = os.path.join(sysconfig.get_config_var("LIBDIR"), f"lib{option[2:]}.a")
+    return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 
 
 def _definitions(python: str, header: str) -> Iterator[str]:

@@ -9,7 +9,6 @@ its forks inherit it.
 from __future__ import annotations
 
 from pyrunc.plan import model as m
-from pyrunc.plan.show import line
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.model import Line
 
@@ -38,7 +37,11 @@ class PlanLine(Line):
 
     @property
     def text(self) -> str:  # type: ignore[override]
-        return "" if self.op is None else line(self.op)
+        if self.op is None:
+            return ""
+        from pyrunc.plan.show import line
+
+        return line(self.op)
 
 
 class Run:
