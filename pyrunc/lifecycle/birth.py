@@ -10,6 +10,7 @@ import os
 from errno import EACCES, EISDIR, ENOENT, ENOTDIR
 
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
+from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import stat
 from pyrunc.program.errors import OperationFailed
 from pyrunc.program.launch import launch
@@ -55,6 +56,14 @@ class Born:
         for descriptor in (self.pidfd, self.console_fd, self.listener_fd):
             if descriptor is not None:
                 os.close(descriptor)
+
+
+def _require_child(pid: int) -> None:
+    """Raises Error unless the process is an unreaped child of ours."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except (ChildProcessError, OverflowError, OSError):
+        raise Error(f"the launcher reported process {pid}, which is no child of ours") from None
 
 
 def in_turn(*parts: Callable[[Born], object] | None) -> Callable[[Born], object]:
@@ -127,11 +136,16 @@ def bearing(
             message = running.receive()
             if message is None:
                 break
+            if message.tag != DESCRIPTOR:
+                close_all(message.fds)  # nobody asked for them
+            if message.tag == PID and born is not None:
+                raise Error("the launcher reported two processes")
             if message.tag == PID:
+                _require_child(message.value)  # whatever was said: nobody else is ever killed
                 born = Born(message.value)
                 undo.push(f"process {born.pid}", born.kill)
-                for waiting in early:
-                    _answer(waiting, born, running, parts or {})
+                while early:
+                    _answer(early.pop(0), born, running, parts or {})
             elif message.tag == READY:
                 ready = True
             elif message.tag == TIME and times is not None:
@@ -149,6 +163,8 @@ def bearing(
         raise
     finally:
         running.close()
+        for message in early:
+            close_all(message.fds)
     if born is None or not ready:
         raise Error("the container's process ended before it could run anything")
     return born
@@ -158,7 +174,9 @@ def _hear_of_birth(running: Running, undo: Undo) -> None:
     """The launcher has cloned the process, or is about to, and tells its pid."""
     try:
         while (message := running.receive(BIRTH_TIMEOUT_S)) is not None:
+            close_all(message.fds)
             if message.tag == PID:
+                _require_child(message.value)
                 born = Born(message.value)
                 undo.push(f"process {born.pid}", born.kill)
                 return
@@ -171,13 +189,21 @@ def _answer(
 ) -> None:
     """What the process reports on its way, other than that it exists and is ready."""
     if message.tag == DESCRIPTOR:
+        if len(message.fds) != 1 or born.console_fd is not None:
+            close_all(message.fds)
+            raise Error(
+                f"the container's process sent {len(message.fds)} descriptors where one terminal was due"
+            )
         (born.console_fd,) = message.fds
     elif message.tag == STATUS:
         raise hook_failed(message.value, message.extra)
     elif message.tag == PROGRESS:
         from pyrunc.plan.build import SYNC_POINTS  # an exec that runs a kept program has no use for plans
 
-        parts[SYNC_POINTS[message.value]](born)
+        point = SYNC_POINTS[message.value] if 0 <= message.value < len(SYNC_POINTS) else ""
+        if point not in parts:
+            raise Error("the container's process is at a point that it was not asked to report")
+        parts[point](born)
         running.release()
     elif message.tag == LISTENER:
         from pyrunc.kernel.process import open_from_process

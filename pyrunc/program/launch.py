@@ -95,6 +95,8 @@ class Running:
             if not self._pid_seen and self._is_of_the_cloned(tag, op_index):
                 self._early.append((packet, fds))
                 continue
+            if tag in (FAILURE, REFUSED):
+                _fd.close_all(fds)
             if tag == FAILURE:
                 raise failure(self.program, op_index, abs(value))
             if tag == REFUSED:
@@ -176,8 +178,10 @@ class Running:
             if level == SOL_SOCKET and kind == SCM_RIGHTS
             for (number,) in _INT.iter_unpack(content[: len(content) // 4 * 4])
         )
-        if len(packet) not in (0, MESSAGE.size):
+        if len(packet) != MESSAGE.size:
             _fd.close_all(fds)
+            fds = ()
+        if len(packet) not in (0, MESSAGE.size):
             raise Error(f"the launcher sent {len(packet)} bytes, not a message")
         return packet, fds
 
