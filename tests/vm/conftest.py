@@ -10,7 +10,7 @@ import pytest
 from tests.support import guest_disk
 from tests.support.guest import Guest
 
-collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet"]
+collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci"]
 
 
 @pytest.fixture(scope="session")

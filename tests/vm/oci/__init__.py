@@ -1,0 +1,1 @@
+"""Tests of the OCI runtime that run in the guest: under podman and containerd, for ordinary users, through CRIU, confined."""

@@ -1,0 +1,32 @@
+"""What the tests of this folder find in the guest: the installed runtime, and an ordinary user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vm.oci import commands
+from tests.vm.oci.commands import Container, User
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed() -> None:
+    commands.install()
+
+
+@pytest.fixture(scope="session")
+def alice() -> User:
+    """An ordinary user with a systemd of her own."""
+    commands.ordinary_user("alice", 1000)
+    return User("alice", 1000)
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    """Root's; deleted at the end."""
+    made = Container(tmp_path, User())
+    yield made
+    made.remove()
+    assert not Path(f"/run/pyrunc/{made.id}").exists()

@@ -1,0 +1,40 @@
+"""The OCI runtime in the guest: ordinary users, CRIU and AppArmor; and, as that takes long, under podman and containerd."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.support import toolchain
+from tests.support.guest import Guest
+from tests.vm import remote
+
+INSIDE = "tests/vm/oci"
+
+
+@pytest.fixture(scope="module")
+def with_containerd(guest: Guest) -> Guest:
+    """The guest with containerd's programs in /opt/containerd."""
+    programs = ["containerd", "ctr", "containerd-shim-runc-v2"]
+    archive = subprocess.run(
+        ["tar", "czf", "-", "-C", str(toolchain.peer() / "bin"), *programs], capture_output=True, check=True
+    ).stdout
+    guest.ssh("mkdir -p /opt/containerd && tar xzf - -C /opt/containerd", stdin=archive)
+    return guest
+
+
+@pytest.mark.guest
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_oci(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rootless containers, checkpoints, confinement."""
+    remote.run(guest, f"-m 'not slow' {INSIDE}", capsys, timeout_s=1100)
+
+
+@pytest.mark.guest
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_engines(with_containerd: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    """podman of root and of an ordinary user, containerd."""
+    remote.run(with_containerd, f"-m slow {INSIDE}", capsys, timeout_s=2900)
