@@ -198,3 +198,33 @@ def test_layers_are_mapped_on_every_kernel(
         shutil.rmtree(tmp_path / "work")
         (tmp_path / "work").mkdir()
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_what_a_user_namespace_may_not_make_is_bound(mapped: Box) -> None:
+    """With the host's network and cgroups there is no sysfs and no cgroup tree of its own, but the host's, read-only."""
+    kinds = ("network", "cgroup")
+    mapped.linux["namespaces"] = [e for e in mapped.linux["namespaces"] if e["type"] not in kinds]
+    text = mapped.run("cat /proc/self/mountinfo; ls /sys/class/net | tr '\\n' ' '; echo; touch /sys/x 2>&1 || true")
+    found = mounts("\n".join(line for line in text.splitlines() if " - " in line))
+    assert found["/sys"][:2] == ("ro,nosuid,nodev,noexec,relatime", "sysfs")
+    assert found["/sys/fs/cgroup"][0].startswith("ro,") and found["/sys/fs/cgroup"][1] == "cgroup2"
+    assert set(os.listdir("/sys/class/net")) <= set(text.splitlines()[-2].split())
+    assert "Read-only" in text.splitlines()[-1]
+
+
+def test_the_root_of_the_host_may_make_them(box: Box) -> None:
+    box.linux["namespaces"] = [e for e in box.linux["namespaces"] if e["type"] not in ("network", "cgroup")]
+    assert mounts(box.run("cat /proc/self/mountinfo"))["/sys"][1] == "sysfs"
+
+
+@pytest.mark.parametrize("kind", ["c", "u", "b"])
+def test_a_device_that_cannot_be_made_is_bound(mapped: Box, kind: str) -> None:
+    """mknod is for the machine's root; the host's node is shown, when it has one."""
+    block = next((p for p in sorted(Path("/dev").iterdir()) if p.is_block_device()), None)
+    path = str(block) if kind == "b" else "/dev/zero"
+    assert path != "None", "this machine has no block device"
+    number = os.stat(path).st_rdev
+    major, minor = os.major(number), os.minor(number)
+    mapped.linux["devices"] = [{"path": path, "type": kind, "major": major, "minor": minor}]
+    text = mapped.run(f"stat -c '%t:%T' {path}; grep -c ' {path} ' /proc/self/mountinfo")
+    assert text.split() == [f"{major:x}:{minor:x}", "1"]
