@@ -32,6 +32,10 @@ SIGKILL = 9
 BIRTH_TIMEOUT_S = 1.0
 
 
+class EndedEarly(Error):
+    """The process is gone, and nothing was said."""
+
+
 class Born:
     """A process of ours, from the moment it exists. The descriptors belong to whoever gets it."""
 
@@ -166,7 +170,7 @@ def bearing(
         for message in early:
             close_all(message.fds)
     if born is None or not ready:
-        raise Error("the container's process ended before it could run anything")
+        raise EndedEarly("the container's process ended before it could run anything")
     return born
 
 

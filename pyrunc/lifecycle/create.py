@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from pyrunc.errors import InvalidSpec
+from pyrunc.errors import InvalidSpec, ResourceExhausted
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.lifecycle import birth, facts, findings
 from pyrunc.lifecycle.descriptors import (
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     Parts = Mapping[str, Callable[[Born], object]]
 
+OOM_KILLED = "container init was OOM-killed (memory limit too low?)"
 _NO_MOUNTS: Mapping[str, int] = {}
 
 
@@ -116,28 +117,40 @@ def create(request: CreateRequest) -> Created:
         parts = _with_node(request, parts, undo)
         plan = _plan(request, found, load_filter, cgroup is not None, parts)
         findings.give_stdio(spec, request.stdio)
-        times: list[tuple[int, int]] | None = None if request.trace is None else []
-        started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
         try:
-            born = birth.bear(
-                lower(plan, timed=times is not None),
-                descriptors.numbers,
-                undo,
-                stdio=request.stdio,
-                args=spec.process.args if spec.process else ("",),
-                parts=parts,
-                extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
-                times=times,
-            )
-        finally:
-            if request.trace is not None and times is not None:
-                request.trace(plan, started_ns, times)
+            born = _bear(request, plan, descriptors, undo, parts)
+        except birth.EndedEarly:
+            if cgroup is not None and cgroup.oom_kills():
+                raise ResourceExhausted(OOM_KILLED) from None
+            raise
         if cgroup is not None:
             cgroup.occupied()
         undo.commit()
     return Created(
         born.pid, born.pidfd, born.start_time, born.console_fd, cgroup, (*warnings, *plan.warnings)
     )
+
+
+def _bear(
+    request: CreateRequest, plan: Plan, descriptors: Descriptors, undo: Undo, parts: Parts
+) -> birth.Born:
+    process = request.spec.process
+    times: list[tuple[int, int]] | None = None if request.trace is None else []
+    started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    try:
+        return birth.bear(
+            lower(plan, timed=times is not None),
+            descriptors.numbers,
+            undo,
+            stdio=request.stdio,
+            args=process.args if process else ("",),
+            parts=parts,
+            extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
+            times=times,
+        )
+    finally:
+        if request.trace is not None and times is not None:
+            request.trace(plan, started_ns, times)
 
 
 def preview(request: CreateRequest) -> Plan:

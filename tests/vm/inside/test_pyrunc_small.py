@@ -44,3 +44,11 @@ def test_what_does_not_fit_is_killed(tmp_path: Path) -> None:
             time.sleep(0.2)
     finally:
         box.pyrunc("delete", "--force", box.id)
+
+
+def test_too_little_for_anything_is_said(tmp_path: Path) -> None:
+    box = Container(tmp_path)
+    memory = {"limit": 8192, "swap": 8192}
+    with pytest.raises(AssertionError, match="OOM-killed"):
+        box.start("/bin/busybox", "true", resources={"memory": memory})
+    assert box.pyrunc("state", box.id, check=False).returncode == 1
