@@ -1,0 +1,149 @@
+"""Containers of an ordinary user with her own id alone, which needs no grant: on any machine with user namespaces.
+
+What granted ids and a systemd of her own add is tested in the guest (tests/vm/oci).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyrunc
+from pyrunc.cli import entry
+from tests.support import bundle
+from tests.support.processes import wait_until
+
+UID = 54_321
+Done = subprocess.CompletedProcess[str]
+
+
+class Hers:
+    """Her copy of the runtime (the checkout may be out of her reach), her bundle and her runtime folder; the container is
+    called one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bundle, self.runtime = folder, folder / "bundle", folder / "runtime"
+        folder.chmod(0o755)
+        shutil.copytree(Path(pyrunc.__file__).parent, folder / "lib/pyrunc")
+        self.program = folder / "pyrunc"
+        self.program.write_text(entry.script(os.path.realpath(sys.executable), [str(folder / "lib")]))
+        self.program.chmod(0o755)
+        self.runtime.mkdir(mode=0o700)
+        os.chown(self.runtime, UID, UID)
+
+    def make(self, *command: str, **linux: Any) -> None:
+        config = bundle.configuration(*command, uidMappings=MAP, gidMappings=MAP, **linux)
+        config["linux"]["namespaces"].append({"type": "user"})
+        if "resources" not in linux:
+            del config["linux"]["resources"]
+        config["mounts"] = [mount for mount in config["mounts"] if mount["type"] != "cgroup"]
+        for mount in config["mounts"]:
+            mount["options"] = [o for o in mount.get("options", []) if not o.startswith("gid=")]
+        bundle.make(self.bundle, config)
+        subprocess.run(["chown", "-R", f"{UID}:{UID}", str(self.bundle)], check=True)
+
+    def pyrunc(self, *words: str | Path, check: bool = True) -> Done:
+        become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
+        with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
+            ended = subprocess.run(
+                [*become, str(self.program), *map(str, words)], stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd="/tmp",
+                env={"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(self.runtime)}, check=False, timeout=60,
+            )  # fmt: skip
+            out.seek(0)
+            err.seek(0)
+            done = Done(ended.args, ended.returncode, out.read(), err.read())
+        assert not check or done.returncode == 0, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+        return done
+
+    def state(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.pyrunc("state", name).stdout)
+        return found
+
+
+MAP = [{"containerID": 0, "hostID": UID, "size": 1}]
+
+
+@pytest.fixture
+def hers() -> Iterator[Hers]:
+    folder = Path(tempfile.mkdtemp(prefix="rootless-", dir="/tmp"))
+    made = Hers(folder)
+    try:
+        yield made
+    finally:
+        made.pyrunc("delete", "--force", "one")
+        assert not list(made.runtime.glob("pyrunc/[!.]*"))
+        shutil.rmtree(folder)
+
+
+def test_a_life(hers: Hers) -> None:
+    hers.make("sleep", "1000")
+    hers.pyrunc("create", "--bundle", hers.bundle, "one")
+    assert hers.state("one")["status"] == "created"
+    hers.pyrunc("start", "one")
+    state = hers.state("one")
+    assert state["status"] == "running"
+    root = hers.runtime / "pyrunc"
+    assert (root.stat().st_uid, root.stat().st_mode & 0o7777) == (UID, 0o1700)
+    process = Path(f"/proc/{state['pid']}")
+    assert (process / "uid_map").read_text().split() == ["0", str(UID), "1"]
+    assert (process / "setgroups").read_text().strip() == "deny" and process.stat().st_uid == UID
+    inside = hers.pyrunc("exec", "one", "sh", "-c", "id -u; touch /made; cat /proc/self/uid_map; ls /dev")
+    assert inside.stdout.split()[:4] == ["0", "0", str(UID), "1"] and "null" in inside.stdout
+    assert (hers.bundle / "rootfs/made").stat().st_uid == UID
+    hers.pyrunc("kill", "one", "KILL")
+    assert wait_until(lambda: hers.state("one")["status"] == "stopped", 10)
+    hers.pyrunc("delete", "one")
+
+
+def test_attached_with_its_exit_code(hers: Hers) -> None:
+    hers.make("sh", "-c", "echo said; exit 7")
+    done = hers.pyrunc("run", "--no-subreaper", "--bundle", hers.bundle, "one", check=False)
+    assert (done.returncode, done.stdout) == (7, "said\n"), done.stderr
+
+
+def test_root_of_it_is_nobody_outside(hers: Hers) -> None:
+    """Neither the machine's files nor ids that she does not have."""
+    secret = hers.folder / "secret"
+    secret.write_text("for root only")
+    secret.chmod(0o600)
+    hers.make("sleep", "1000")
+    config = json.loads((hers.bundle / "config.json").read_text())
+    mount = {"destination": "/secret", "type": "bind", "source": str(secret), "options": ["bind"]}
+    config["mounts"].append(mount)
+    (hers.bundle / "config.json").write_text(json.dumps(config))
+    hers.pyrunc("run", "-d", "--bundle", hers.bundle, "one")
+    refused = hers.pyrunc("exec", "one", "cat", "/secret", check=False)
+    assert "Permission denied" in refused.stderr and "for root only" not in refused.stdout
+    other = hers.pyrunc("exec", "--user", "5", "one", "true", check=False)
+    assert other.returncode == 255 and "setresuid" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("linux", "why"),
+    [
+        ({"resources": {"pids": {"limit": 5}}}, "no limits + no cgrouppath"),
+        ({"cgroupsPath": "/hers"}, "no limits + no cgrouppath"),
+        ({"uidMappings": [{"containerID": 1, "hostID": UID, "size": 1}]}, "must be mapped to the user's own"),
+        (
+            {"namespaces": [{"type": "mount"}, {"type": "uts"}], "uidMappings": [], "gidMappings": []},
+            "requires user namespaces",
+        ),
+    ],
+    ids=["limits", "path", "map", "namespace"],
+)
+def test_what_she_cannot_have_is_refused(hers: Hers, linux: dict[str, Any], why: str) -> None:
+    hers.make("true")
+    config = json.loads((hers.bundle / "config.json").read_text())
+    config["linux"].update(linux)
+    (hers.bundle / "config.json").write_text(json.dumps(config))
+    failed = hers.pyrunc("run", "--no-subreaper", "--bundle", hers.bundle, "one", check=False)
+    assert failed.returncode == 1 and why in failed.stderr, failed.stderr
