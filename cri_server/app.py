@@ -39,6 +39,7 @@ from cri_server.store.paths import Paths
 from cri_server.store.recovery import live_networks, recover
 from cri_server.streaming.server import StreamingServer
 from pyrunc.errors import Error, WrongState
+from pyrunc.shim.client import SHIM
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ async def open_services(config: Config, limits: node.Limits, stack: contextlib.A
 async def _open_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
     """For shims, which stay small, and for errands; both import while the other does."""
     started = await asyncio.gather(
-        Zygote.start(SHIM_MODULES), Zygote.start(ERRAND_MODULES), return_exceptions=True
+        Zygote.start(SHIM_MODULES, keep=SHIM), Zygote.start(ERRAND_MODULES), return_exceptions=True
     )
     for one in started:
         if isinstance(one, Zygote):

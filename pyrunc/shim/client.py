@@ -20,6 +20,8 @@ from pyrunc.zygote.client import Zygote
 
 EventHandler = Callable[[dict[str, Any]], None]
 _CONNECT_TIMEOUT_S = 2.0
+SHIM = "pyrunc.shim.main:main"
+"""What a zygote forks, and may keep a spare child of."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,7 @@ async def start_shim(
         listener.listen(64)
         arguments = {"sandbox_dir": directory, "containers_dir": os.fspath(containers_dir)}
         arguments |= {"starter": starter} if starter else {}
-        return await zygote.fork("pyrunc.shim.main:main", arguments, [listener.fileno()])
+        return await zygote.fork(SHIM, arguments, [listener.fileno()])
     finally:
         listener.close()
         os.close(folder)

@@ -1,4 +1,7 @@
-"""A shim's life: become the pod's reaper, say who we are, serve. Forked from the zygote as `pyrunc.shim.main:main`."""
+"""A shim's life: become the pod's reaper, say who we are, serve. Forked from the zygote as `pyrunc.shim.main:main`.
+
+Most shims were the zygote's spare before: what needs no pod has been done then (`prepare`), while nobody was waiting.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,49 @@ import signal
 import sys
 
 from pyrunc.kernel import reaper
+from pyrunc.program import launch
 from pyrunc.shim import messages, pod
 from pyrunc.shim.rehearse import rehearse as rehearse  # found and called by the zygote
 from pyrunc.shim.starter import LibraryStarter
+from pyrunc.shim.worker import Parked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from pyrunc.shim.starter import Starter
+
 OOM_SCORE_ADJ = -999
+
+_parked: Parked | None = None
+_starter: LibraryStarter | None = None
+
+
+def prepare(fds: list[int]) -> None:
+    """Called in the zygote's spare, before there is a pod: a worker is parked for the holder's start."""
+    global _starter, _parked
+    _starter = _begin()
+    _parked = Parked(_starter.perform, fds)
 
 
 def main(arguments: dict[str, Any], fds: list[int]) -> None:
     """`arguments`: sandbox_dir, containers_dir, optionally starter (`module:class`); `fds`: the listening socket."""
     sandbox_dir = arguments["sandbox_dir"]
-    _open_own_log(sandbox_dir)
-    _be_steady()
     reaper.set_name("pyrunc-shim")
-    reaper.set_child_subreaper()
-    inherited = _be_spared()
+    _open_own_log(sandbox_dir)
+    starter: Starter = _starter or _begin()
+    if "starter" in arguments:
+        starter = _named(arguments["starter"])
     pod.write_own_record(sandbox_dir)
-    starter = _named(arguments["starter"]) if "starter" in arguments else LibraryStarter(inherited)
-    pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0]).serve()
+    pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0], _parked).serve()
+
+
+def _begin() -> LibraryStarter:
+    """What needs no pod."""
+    _be_steady()
+    reaper.set_child_subreaper()
+    launch.executable()  # workers inherit it
+    return LibraryStarter(_be_spared())
 
 
 def _be_steady() -> None:

@@ -14,9 +14,9 @@ from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
 from pyrunc.shim.session import Container, Exec, Streams
-from pyrunc.shim.starter import Holder, Process
+from pyrunc.shim.starter import Holder, LibraryStarter, Process, container_job, holder_job
 from pyrunc.shim.steps import Steps
-from pyrunc.shim.worker import Worker, WorkerLost
+from pyrunc.shim.worker import Parked, Worker, WorkerLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,12 +35,21 @@ GROUP_TRIES = 50
 LEAVE_RETRY_S = 0.02
 LEAVE_TRIES = 500
 ABANDONED_AFTER_S = 60.0
+PARKED_FOR_S = 5.0  # a container's image may have to be pulled; what waits costs memory
 
 
 class Pod:
     """One sandbox. `sandbox_dir` and `containers_dir` are the folders of the module `messages`."""
 
-    def __init__(self, sandbox_dir: str, containers_dir: str, starter: Starter, listener: int) -> None:
+    def __init__(
+        self,
+        sandbox_dir: str,
+        containers_dir: str,
+        starter: Starter,
+        listener: int,
+        parked: Parked | None = None,
+    ) -> None:
+        """`parked` is a worker with a LibraryStarter that waits for its first work."""
         self._sandbox_dir, self._containers_dir, self._starter = sandbox_dir, containers_dir, starter
         self._containers: dict[str, Container] = {}
         self._execs: dict[str, Exec] = {}
@@ -50,6 +59,7 @@ class Pod:
         self._loop = Loop()
         self._reaper = Reaper(self._loop)
         self._kill_counts = KillCounts()
+        self._parked = parked if isinstance(starter, LibraryStarter) else None
         self._server = Server(self._loop, listener, self._calls(), self._kill_execs_of)
 
     def serve(self) -> None:
@@ -87,6 +97,7 @@ class Pod:
             self._holder = Holder.from_message(fields, fds)
             call.answer(self._holder.fields())
             self._reaper.expect(self._holder.pid, self._holder_ended)
+            self._park()
 
         def failed(error: Exception) -> None:
             self._holder_starting = False
@@ -94,7 +105,12 @@ class Pod:
                 self._clear_away(lambda: self._starter.holder_group(wanted, self._sandbox_dir))
             call.fail(_told(error))
 
-        self._in_worker(lambda: self._starter.holder(wanted, self._sandbox_dir).to_message(), done, failed)
+        self._in_worker(
+            lambda: self._starter.holder(wanted, self._sandbox_dir).to_message(),
+            done,
+            failed,
+            holder_job(wanted, self._sandbox_dir),
+        )
 
     def _stop_holder(self, call: Call) -> None:
         if not self._holder or not self._holder_running:
@@ -161,7 +177,8 @@ class Pod:
             return process.to_message()
 
         try:
-            container.worker = self._in_worker(start, done, failed)
+            job = container_job(container.id, container.directory, launch, streams.stdio, self._holder)
+            container.worker = self._in_worker(start, done, failed, job)
         except BaseException:
             streams.close()
             raise
@@ -283,8 +300,27 @@ class Pod:
         start: Callable[[], tuple[dict[str, Any], list[int]]],
         done: Callable[[dict[str, Any], list[int]], None],
         failed: Callable[[Exception], None],
+        job: tuple[dict[str, Any], list[int]] | None = None,
     ) -> Worker:
-        return Worker(self._loop, self._reaper, self._server.descriptors(), start, done, failed)
+        """`job` is what `start` does, as a message for a parked worker."""
+        parked = None
+        if job and self._parked:
+            parked, self._parked = self._parked, None
+            if not parked.give(*job):
+                parked = None
+        unwanted = self._server.descriptors()
+        return Worker(self._loop, self._reaper, unwanted, start, done, failed, parked)
+
+    def _park(self) -> None:
+        """A pod's first container is about to follow its holder."""
+        if isinstance(self._starter, LibraryStarter) and not self._parked and not self._containers:
+            self._parked = Parked(self._starter.perform, self._server.descriptors())
+            self._loop.after(PARKED_FOR_S, self._unpark)
+
+    def _unpark(self) -> None:
+        if self._parked:
+            self._parked.close()
+            self._parked = None
 
     def _state(self, call: Call) -> None:
         holder = self._holder and {**self._holder.fields(), "running": self._holder_running}

@@ -13,7 +13,7 @@ import sys
 
 from pyrunc import jsontext
 from pyrunc.cgroups import convert, device_filter, limits
-from pyrunc.kernel import bpf
+from pyrunc.kernel import bpf, seccomp
 from pyrunc.lifecycle import facts, holder
 from pyrunc.lifecycle.exec import merged
 from pyrunc.plan import build as plans
@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 PROCESSORS = "/sys/devices/system/cpu"
-LATE = (convert, device_filter, limits, bpf, compiler)  # what the library imports at the first use only
+LATE = (
+    convert,
+    device_filter,
+    limits,
+    bpf,
+    seccomp,
+    compiler,
+)  # what the library imports at the first use only
 SYSTEMD_RUNS = "/run/systemd/system"  # sd_booted(3)
 ROUNDS = 10  # a function's code is specialised from its eighth call on
 
@@ -46,6 +53,11 @@ def rehearse() -> None:
         sys.excepthook(*sys.exc_info())
     finally:
         _forget_pause()
+
+
+def warm_up() -> None:
+    """Touch the memory that planning a container touches, so that a fork has pages of its own before it is needed."""
+    _plan()
 
 
 def _like_a_pods(document: dict[str, Any]) -> None:

@@ -142,6 +142,16 @@ class LibraryStarter:
     def __init__(self, oom_score_adj: int = 0) -> None:
         self._oom_score_adj = oom_score_adj
 
+    def perform(self, job: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], list[int]]:
+        """`holder` or `container` for a worker that got it as a message, see `holder_job` and `container_job`."""
+        if job["start"] == "holder":
+            return self.holder(job["wanted"], job["sandbox_dir"]).to_message()
+        stdio, holder = (
+            (fds[0], fds[1], fds[2]),
+            job["holder"] and Holder.from_message(job["holder"], fds[3:]),
+        )
+        return self.container(job["id"], job["directory"], job["launch"], stdio, holder).to_message()
+
     def holder(self, wanted: dict[str, Any], sandbox_dir: str) -> Holder:
         """The pod's pause process, its /dev/shm as a detached tmpfs, its network namespace. Raises Error."""
         with Undo() as undo:
@@ -253,6 +263,30 @@ class LibraryStarter:
         os.close(executed.pidfd)
         _warn(executed.warnings)
         return Process(executed.pid, executed.start_time, container.group, executed.console_fd)
+
+
+def holder_job(wanted: dict[str, Any], sandbox_dir: str) -> tuple[dict[str, Any], list[int]]:
+    """A holder's start as a message for `perform`, and the descriptors that go with it."""
+    return {"start": "holder", "wanted": wanted, "sandbox_dir": sandbox_dir}, []
+
+
+def container_job(
+    container_id: str,
+    directory: str,
+    launch: dict[str, Any],
+    stdio: tuple[int, int, int],
+    holder: Holder | None,
+) -> tuple[dict[str, Any], list[int]]:
+    """A container's start as a message for `perform`, and the descriptors that go with it."""
+    told, fds = holder.to_message() if holder else (None, [])
+    job = {
+        "start": "container",
+        "id": container_id,
+        "directory": directory,
+        "launch": launch,
+        "holder": told,
+    }
+    return job, [*stdio, *fds]
 
 
 def _spec(directory: str) -> Spec:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 _FIRST_FD = 3
 
 
-def fork_detached(request: dict[str, Any], fds: Sequence[int]) -> int:
+def fork_detached(
+    request: dict[str, Any], fds: Sequence[int], function: Callable[..., Any] | None = None
+) -> int:
     """A child with a session of its own and /dev/null as stdio. Raises Error before the fork if there is no such function."""
-    function = preload.resolve(request["function"])
+    function = function or preload.resolve(request["function"])
     pid = os.fork()
     if pid == 0:
         _in_child(_detached, function, request, list(fds))
@@ -70,7 +72,7 @@ def _detached(function: Callable[..., Any], request: dict[str, Any], fds: list[i
     os.setsid()
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     mine = _take_descriptors([null, null, null, *fds])
-    return _code(function(request["arguments"], mine))
+    return _code(function(request.get("arguments", {}), mine))
 
 
 def _errand(function: Callable[..., Any], request: dict[str, Any], fds: list[int]) -> int:

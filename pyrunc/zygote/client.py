@@ -47,16 +47,19 @@ class ErrandResult:
 class Zygote:
     """A zygote process, replaced by a new one when it is found dead. Use from one event loop."""
 
-    def __init__(self, preload: Sequence[str]) -> None:
-        self._preload = list(preload)
+    def __init__(self, preload: Sequence[str], keep: str = "") -> None:
+        self._preload, self._keep = list(preload), keep
         self._process: _Process | None = None
         self._starting = asyncio.Lock()
         self._closed = False
 
     @classmethod
-    async def start(cls, preload: Sequence[str]) -> Zygote:
-        """Spawn a zygote that imports the modules `preload`. Raises PeerError with what its import failed with."""
-        zygote = cls(preload)
+    async def start(cls, preload: Sequence[str], keep: str = "") -> Zygote:
+        """Spawn a zygote that imports the modules `preload`. Raises PeerError with what its import failed with.
+
+        It always has a child ready for the next `fork` of `keep` (`module:function`): see pyrunc.zygote.spare.
+        """
+        zygote = cls(preload, keep)
         await zygote._live()
         return zygote
 
@@ -135,6 +138,8 @@ class Zygote:
                 if old:  # reaped once, also when the caller that found it dead is cancelled meanwhile
                     await asyncio.shield(old.close())
                 self._process = await _Process.start(self._preload)
+                if self._keep:
+                    self._process.peer.tell({"id": 0, "call": messages.KEEP, "function": self._keep})
             return self._process
 
 

@@ -11,12 +11,15 @@ import time
 from pyrunc import wire
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.zygote import child, descendants, messages
+from pyrunc.zygote.spare import Spare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
+REFILL_AFTER_S = 0.02  # whoever took the spare has work to do first
+REFILL_AGAIN_S = 1.0  # a spare that dies before it is used would die again
 LONGEST_WAIT_MS = 86_400_000.0  # poll(2) counts in an int; a deadline may be years away
 
 
@@ -35,6 +38,9 @@ class Loop:
     def __init__(self, server: socket) -> None:
         self._server = server
         self._errands: dict[int, _Errand] = {}
+        self._kept_function = ""
+        self._spare: Spare | None = None
+        self._refill_at: float | None = None
 
     def serve(self) -> None:
         """Fork on request; returns when the server has gone. Errands do not outlive the zygote."""
@@ -50,6 +56,7 @@ class Loop:
                     _empty(wakeup)
                 self._reap()
                 self._expire()
+                self._refill()
                 if self._server.fileno() in ready and not self._request():
                     return
         except BrokenPipeError:
@@ -76,19 +83,39 @@ class Loop:
     def _dispatch(self, request: dict[str, Any], fds: list[int]) -> None:
         call = request.get("call")
         if call == messages.FORK:
-            pid = child.fork_detached(request, fds)
+            pid = self._from_spare(request, fds) or child.fork_detached(request, fds)
             wire.send(self._server, {"id": request["id"], "ok": {"pid": pid}})
         elif call == messages.RUN:
             pid = child.fork_errand(request, fds)
             timeout_s = request.get("timeout_s")
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             self._errands[pid] = _Errand(request["id"], pid, deadline)
+        elif call == messages.KEEP:
+            self._kept_function, self._refill_at = request["function"], time.monotonic()
         elif call == messages.CANCEL:
             for errand in self._errands.values():
                 if errand.request_id == request["run"]:
                     descendants.kill(errand.pid)
         else:
             raise InvalidArgument(f"the zygote has no call {call!r}")
+
+    def _from_spare(self, request: dict[str, Any], fds: list[int]) -> int:
+        """The pid of the spare that took the request, 0 if there was none for it."""
+        spare = self._spare
+        if spare is None or request["function"] != self._kept_function:
+            return 0
+        self._spare, self._refill_at = None, time.monotonic() + REFILL_AFTER_S
+        return spare.pid if spare.give(request["arguments"], fds) else 0
+
+    def _refill(self) -> None:
+        if self._refill_at is None or self._refill_at > time.monotonic():
+            return
+        self._refill_at = None
+        try:
+            self._spare = Spare(self._kept_function)
+        except (Error, OSError) as error:
+            print(f"pyrunc-zygote: no spare child: {error}", file=sys.stderr)
+            self._refill_at = time.monotonic() + REFILL_AGAIN_S
 
     def _fail(self, request: dict[str, Any], error: Error) -> None:
         print(f"pyrunc-zygote: {error}", file=sys.stderr)
@@ -106,6 +133,8 @@ class Loop:
             if errand:
                 descendants.kill(errand.pid)  # its number is held by the zombie until the next line
             os.waitpid(ended.si_pid, 0)
+            if self._spare and self._spare.pid == ended.si_pid:
+                self._spare, self._refill_at = None, time.monotonic() + REFILL_AGAIN_S
             if errand:
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
                 answer = {"exit_code": code, "timed_out": errand.timed_out}
@@ -120,6 +149,8 @@ class Loop:
 
     def _wait_ms(self) -> float | None:
         deadlines = [errand.deadline for errand in self._errands.values() if errand.deadline is not None]
+        if self._refill_at is not None:
+            deadlines.append(self._refill_at)
         if not deadlines:
             return None
         return min(max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1), LONGEST_WAIT_MS)

@@ -4,6 +4,7 @@
 `run`    {"id","call","function","arguments","environment","timeout_s"} + [stdin, stdout, stderr, result socket, fds…]
          -> {"id","ok":{"exit_code","timed_out"}} when it ended
 `cancel` {"id","call","run"}: kill the errand with that id; no answer of its own
+`keep`   {"id","call","function"}: from now on have a child ready for the next `fork` of that function; no answer
 First of all the zygote says {"ready": pid} or {"error": …}.
 
 On its result socket an errand sends at most one message: {"ok": true} + the descriptors that it hands over, or
@@ -15,4 +16,5 @@ from __future__ import annotations
 FORK = "fork"
 RUN = "run"
 CANCEL = "cancel"
+KEEP = "keep"
 STDIO_OF_ERRAND = 4  # stdin, stdout, stderr, result socket come before the errand's own descriptors

@@ -37,6 +37,11 @@ def freeze() -> None:
     gc.freeze()
 
 
+def hook(function: str, name: str) -> Callable[[list[int]], None] | None:
+    """The function `name` beside `module:function`, if the module has one."""
+    return getattr(sys.modules[function.partition(":")[0]], name, None)
+
+
 def resolve(function: str) -> Callable[[dict[str, Any], list[int]], Any]:
     """The function named `module:function`. Raises PeerError if there is none."""
     module, _, name = function.partition(":")

@@ -21,7 +21,7 @@ from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import Error
 from pyrunc.kernel.cgroup import root as cgroup_root
 from pyrunc.shim import tree
-from pyrunc.shim.client import Exit, ShimClient, Started, start_shim
+from pyrunc.shim.client import SHIM, Exit, ShimClient, Started, start_shim
 from pyrunc.spec.default import default
 from pyrunc.zygote.client import Zygote
 
@@ -68,7 +68,8 @@ class TestPod:
         return self._client
 
     async def __aenter__(self) -> TestPod:
-        self._zygote = await Zygote.start(["pyrunc.shim.main", "tests.kernel.shim_starter"])
+        keep = SHIM if self.library and not self.starter else ""
+        self._zygote = await Zygote.start(["pyrunc.shim.main", "tests.kernel.shim_starter"], keep)
         self.pid = await start_shim(self._zygote, self.sandbox, self.containers, starter=self.starter)
         self._client = await self.connect()
         return self

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -211,6 +211,75 @@ async def test_it_ends_when_the_server_goes_and_kills_errands_but_not_detached_c
     assert b"alive" in sock.recv(100)
     sock.close()
     assert await until_gone([pid])
+
+
+async def test_a_spare_child_serves_one_request_and_another_takes_its_place(tmp_path: Path) -> None:
+    function = f"{HERE}:append"
+    zygote = await Zygote.start([HERE], keep=function)
+    try:
+        pids = []
+        for n in range(3):
+            (spare,) = await _spares(zygote, pids)
+            with open(tmp_path / "out", "ab") as out:
+                pids.append(await zygote.fork(function, {"text": str(n)}, [out.fileno()]))
+            assert pids[-1] == spare
+        await _until(lambda: (tmp_path / "out").read_text() == "prepared 0 prepared 1 prepared 2 ")
+        (spare,) = await _spares(zygote, pids)
+        assert await zygote.fork(f"{HERE}:leave") != spare and await _spares(zygote, pids) == [spare]
+    finally:
+        await zygote.close()
+    await _until(lambda: not os.path.exists(f"/proc/{spare}"))
+
+
+async def test_a_spare_child_that_died_is_not_missed(tmp_path: Path) -> None:
+    function = f"{HERE}:append"
+    zygote = await Zygote.start([HERE], keep=function)
+    try:
+        killed: list[int] = []
+        for n in range(2):
+            (spare,) = await _spares(zygote, killed)
+            killed.append(spare)
+            os.kill(spare, signal.SIGKILL)
+            await _until(lambda pid=spare: gone(pid))  # type: ignore[misc]
+            with open(tmp_path / "out", "ab") as out:
+                assert await zygote.fork(function, {"text": str(n)}, [out.fileno()]) != spare
+        await _until(lambda: (tmp_path / "out").read_text() == "0 1 ")
+    finally:
+        await zygote.close()
+
+
+async def test_a_spare_child_ends_with_a_zygote_that_is_killed() -> None:
+    zygote = await Zygote.start([HERE], keep=f"{HERE}:append")
+    try:
+        (spare,) = await _spares(zygote)
+        assert zygote.pid
+        os.kill(zygote.pid, signal.SIGKILL)
+        await _until(lambda: not os.path.exists(f"/proc/{spare}"))
+        await zygote.fork(f"{HERE}:leave")
+        assert await _spares(zygote)
+    finally:
+        await zygote.close()
+
+
+async def _spares(zygote: Zygote, used: Collection[int] = ()) -> list[int]:
+    """Waits until there are some that were not used."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = []
+        for pid in Path(f"/proc/{zygote.pid}/task/{zygote.pid}/children").read_text().split():
+            if int(pid) not in used and Path(f"/proc/{pid}/comm").read_text() == "pyrunc-spare\n":
+                found.append(int(pid))
+        return bool(found)
+
+    await _until(look)
+    return found
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 async def test_a_killed_zygote_takes_its_errands_along_and_is_replaced(zygote: Zygote) -> None:

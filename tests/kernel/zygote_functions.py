@@ -11,6 +11,8 @@ from typing import Any
 
 from pyrunc.errors import NotFound
 
+_prepared = False
+
 
 def echo(arguments: dict[str, Any], fds: list[int]) -> int:
     sys.stdout.write(arguments["say"] + sys.stdin.read() + os.environ.get("EXTRA", ""))
@@ -78,3 +80,12 @@ def answer_on(arguments: dict[str, Any], fds: list[int]) -> None:
     sock.send(f"{os.getpid()} {os.getsid(0)} {os.getppid()}".encode())
     while request := sock.recv(100):
         sock.send(f"{os.getppid()} {request.decode()}".encode())
+
+
+def prepare(fds: list[int]) -> None:
+    global _prepared
+    _prepared = True
+
+
+def append(arguments: dict[str, Any], fds: list[int]) -> None:
+    os.write(fds[0], (("prepared " if _prepared else "") + arguments["text"] + " ").encode())

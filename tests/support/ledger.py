@@ -102,7 +102,7 @@ def marked_processes() -> set[str]:
                 marked = wanted in file.read().split(b"\0")
         except OSError:
             continue
-        if marked and int(pid) != os.getpid():
+        if marked and int(pid) != os.getpid() and not _waits_to_be_a_shim(pid):
             found.add(_describe(pid))
     return found
 
@@ -121,6 +121,7 @@ def our_processes() -> set[str]:
             any(word in what for word in OURS)
             and "pytest" not in what
             and int(pid) not in (os.getpid(), os.getppid())
+            and not _waits_to_be_a_shim(pid)
         ):
             found.add(_describe(pid))
     return found
@@ -166,6 +167,23 @@ def _describe(pid: str) -> str:
         return f"{pid} {name}" + (" zombie" if state == "Z" else "")  # R, S and D change all the time
     except OSError:
         return f"{pid} (gone)"
+
+
+def _waits_to_be_a_shim(pid: str) -> bool:
+    """Whether it is a zygote's spare child, or that one's own: one there always is, another each time, and it ends with the
+    zygote. Without a zygote above it is a leak like any other."""
+    name, parent = _name_and_parent(pid)
+    return name == "pyrunc-spare" and (
+        _name_and_parent(parent)[0] == "pyrunc-zygote" or _waits_to_be_a_shim(parent)
+    )
+
+
+def _name_and_parent(pid: str) -> tuple[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "", "0"
+    return text[text.index("(") + 1 : text.rindex(")")], text.rpartition(")")[2].split()[1]
 
 
 def _pids() -> list[str]:

@@ -1,0 +1,68 @@
+"""A child that was forked before it is asked for: forking, and the page faults of a fresh copy, happen while nobody waits.
+
+It serves one request and is never used again. It waits on a socket whose other end only the zygote has, so it ends with the
+zygote, however that ends. A spare that has died is noticed when it is given its request; another child is forked then.
+"""
+
+from __future__ import annotations
+
+from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
+
+from pyrunc import wire
+from pyrunc.kernel import reaper
+from pyrunc.zygote import child, preload
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+NAME = "pyrunc-spare"
+
+
+class Spare:
+    """One child that waits.
+
+    Of a module that has `prepare(fds)` it is called in the child first; children of that one must not keep `fds`.
+    """
+
+    def __init__(self, function: str) -> None:
+        """Raises Error if there is no such function, OSError."""
+        self._socket, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        try:
+            self.pid = child.fork_detached({"function": function}, [theirs.fileno()], _waiting_for(function))
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    def give(self, arguments: dict[str, Any], fds: Sequence[int]) -> bool:
+        """Its request; False when it has died."""
+        try:
+            wire.send(self._socket, arguments, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        finally:
+            self._socket.close()
+        return True
+
+
+def _waiting_for(name: str) -> Callable[[dict[str, Any], list[int]], Any]:
+    """What the child does."""
+    function = preload.resolve(name)
+
+    def wait(_: dict[str, Any], fds: list[int]) -> Any:
+        reaper.set_name(NAME)
+        prepare = preload.hook(name, "prepare")
+        if prepare:
+            prepare(fds)
+        requests = socket(fileno=fds[0])
+        received = wire.receive(requests)
+        requests.close()
+        if received is None:
+            return 0
+        arguments, given = received
+        return function(arguments, given)
+
+    return wait
