@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 from cri_server.http2 import frames, hpack
 from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
-from cri_server.http2.fields import malformed
+from cri_server.http2.fields import Malformed, check
 from cri_server.http2.frames import WORD, ErrorCode, Setting
 from cri_server.http2.hpack import BadBlock, Decoder
 from cri_server.http2.limits import Allowance, Limits
 from cri_server.http2.reading import Broken, Reader, check_size, unpadded
-from cri_server.http2.sending import Outgoing, Overflow, Sender
+from cri_server.http2.sending import Overflow, Sender
+from cri_server.http2.streams import Block, Stream
 
 REMEMBERED = 1024  # streams that this side reset, on which the peer may not know it yet
 
@@ -26,25 +27,6 @@ REMEMBERED = 1024  # streams that this side reset, on which the peer may not kno
 REFUND = 10  # frames that ask for nothing, for each request: a client measures its bandwidth with PINGs
 SETTINGS_COST = 20  # they touch every open stream
 SMALL_UPDATE_BYTES = 1024  # a window's update below this is one of those frames, too
-
-
-class _Stream:
-    """An open stream."""
-
-    __slots__ = ("out", "receiving", "sending", "window_bytes")
-
-    def __init__(self, out: Outgoing, receiving: bool) -> None:
-        self.out, self.receiving, self.sending = out, receiving, True
-        self.window_bytes = frames.WINDOW_BYTES
-
-
-class _Block:
-    """A header block that CONTINUATION frames complete."""
-
-    __slots__ = ("count", "data", "ended", "stream_id")
-
-    def __init__(self, stream_id: int, ended: bool, data: bytes) -> None:
-        self.stream_id, self.ended, self.data, self.count = stream_id, ended, bytearray(data), 1
 
 
 class Connection:
@@ -55,12 +37,12 @@ class Connection:
         self.failed = self.leaving = False
         # Streams that are closed while the owner's work for them goes on: one for each `Reset`, until it says otherwise.
         self.held = 0
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream] = {}
         self._reset: OrderedDict[int, None] = OrderedDict()
         self._last_id = 0
         self._reader = Reader()
         self._settled = False
-        self._block: _Block | None = None
+        self._block: Block | None = None
         self._decoder = Decoder()
         self._window_bytes, self._consumed_bytes = self.limits.window_bytes, 0
         self._resets = Allowance(*self.limits.resets, clock)
@@ -158,6 +140,9 @@ class Connection:
         if stream.window_bytes < 0:
             self._stream_error(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
             return
+        if stream.left_bytes is not None and not stream.fits(len(body), ended):
+            self._stream_error(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return
         if not body and not ended:
             self._charge()
             return
@@ -195,7 +180,7 @@ class Connection:
         if flags & frames.END_HEADERS:
             self._request(stream_id, ended, body)
         else:
-            self._block = _Block(stream_id, ended, body)
+            self._block = Block(stream_id, ended, body)
 
     def _continuation(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
         block = self._block
@@ -228,11 +213,16 @@ class Connection:
         self._controls.refund(REFUND)
         if len(self._streams) + self.held >= self.limits.streams:
             self._refuse(stream_id, ErrorCode.REFUSED_STREAM)
-        elif fields is not None and malformed(fields):
+            return
+        try:
+            length = check(fields) if fields is not None else None
+            if ended and length:
+                raise Malformed
+        except Malformed:
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
-        else:
-            self._streams[stream_id] = _Stream(self._sender.open(stream_id), not ended)
-            self._events.append(Opened(stream_id, fields, ended))
+            return
+        self._streams[stream_id] = Stream(self._sender.open(stream_id), not ended, length)
+        self._events.append(Opened(stream_id, fields, ended))
 
     def _trailers(self, stream_id: int, ended: bool) -> None:
         """Headers behind a body mean nothing to us but its end."""
@@ -242,7 +232,7 @@ class Connection:
                 raise Broken(ErrorCode.STREAM_CLOSED, f"headers of stream {stream_id}, which has ended")
         elif not stream.receiving:
             self._stream_error(stream_id, ErrorCode.STREAM_CLOSED)
-        elif not ended:
+        elif not ended or stream.left_bytes:
             self._stream_error(stream_id, ErrorCode.PROTOCOL_ERROR)
         else:
             self._events.append(Data(stream_id, b"", True))
@@ -356,7 +346,7 @@ class Connection:
 
     # -- the ends of streams and of the connection
 
-    def _ended_receiving(self, stream_id: int, stream: _Stream) -> None:
+    def _ended_receiving(self, stream_id: int, stream: Stream) -> None:
         stream.receiving = False
         if not stream.sending and not stream.out.queued:
             del self._streams[stream_id]
@@ -382,7 +372,7 @@ class Connection:
                 self._sent_all(stream_id, stream)
         self._sender.drained.clear()
 
-    def _sent_all(self, stream_id: int, stream: _Stream) -> None:
+    def _sent_all(self, stream_id: int, stream: Stream) -> None:
         """The answer is complete. A request that is not has become of no use (section 8.1)."""
         del self._streams[stream_id]
         if stream.receiving:

@@ -1,4 +1,4 @@
-"""Whether a request's header fields are such as HTTP/2 permits (RFC 9113, sections 8.2 and 8.3)."""
+"""Whether a request's header fields are such as HTTP/2 permits (RFC 9113, sections 8.1.1, 8.2 and 8.3)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,40 @@ _USUAL = {
 }
 
 
-def malformed(fields: list[Field]) -> bool:
-    """Whether the request must be treated as a stream error."""
+class Malformed(Exception):
+    """The request must be treated as a stream error."""
+
+
+def check(fields: list[Field]) -> int | None:
+    """The length of the body, if the fields tell it. Raises Malformed."""
     pseudo: set[bytes] = set()
-    regular = False
+    regular, length = False, None
     for name, value in fields:
+        if _BAD_VALUE.search(value):
+            raise Malformed
         if name in _PSEUDO:
-            if regular or name in pseudo or _BAD_VALUE.search(value):
-                return True
+            if regular or name in pseudo:
+                raise Malformed
             pseudo.add(name)
+            if name == b":path" and not value:
+                raise Malformed
             continue
         regular = True
-        if name not in _USUAL and (
-            not _NAME.fullmatch(name) or name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers")
-        ):
-            return True
-        if _BAD_VALUE.search(value):
-            return True
-    return not pseudo >= _REQUIRED
+        if name not in _USUAL:
+            _check_unusual(name, value)
+            if name == b"content-length":
+                length = _length(value, length)
+    if not pseudo >= _REQUIRED:
+        raise Malformed
+    return length
+
+
+def _check_unusual(name: bytes, value: bytes) -> None:
+    if not _NAME.fullmatch(name) or name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers"):
+        raise Malformed
+
+
+def _length(value: bytes, before: int | None) -> int:
+    if before is not None or not re.fullmatch(rb"\d{1,18}", value):
+        raise Malformed
+    return int(value)

@@ -448,12 +448,16 @@ MALFORMED = {
     "a pseudo field behind others": [*REQUEST[3:], *REQUEST[:3]],
     "an unknown pseudo field": [(":status", "200"), *REQUEST],
     "a pseudo field twice": [(":path", "/"), *REQUEST],
+    "an empty path": [(n, "" if n == ":path" else v) for n, v in REQUEST],
+    "two lengths": [*REQUEST, ("content-length", "5"), ("content-length", "5")],
+    "a negative length": [*REQUEST, ("content-length", "-5")],
     "no path": [f for f in REQUEST if f[0] != ":path"],
     "no method": [f for f in REQUEST if f[0] != ":method"],
     "no scheme": [f for f in REQUEST if f[0] != ":scheme"],
     "connection": [*REQUEST, ("connection", "close")],
     "te of more than trailers": [*REQUEST[:-1], ("te", "gzip")],
 }
+LENGTH = [*REQUEST, ("content-length", "5")]
 STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
     **{
         name: (request(1, block=plain(fields)), ErrorCode.PROTOCOL_ERROR)
@@ -463,6 +467,16 @@ STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
     "headers behind the end": (
         request(1, END_HEADERS | END_STREAM) + request(1, END_HEADERS | END_STREAM),
         ErrorCode.STREAM_CLOSED,
+    ),
+    "more than the length": (request(1, block=plain(LENGTH)) + data(1, b"123") * 2, ErrorCode.PROTOCOL_ERROR),
+    "less than the length": (
+        request(1, block=plain(LENGTH)) + data(1, b"123", END_STREAM),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
+    "no body but a length": (request(1, END_HEADERS | END_STREAM, plain(LENGTH)), ErrorCode.PROTOCOL_ERROR),
+    "trailers before the length": (
+        request(1, block=plain(LENGTH)) + request(1, END_HEADERS | END_STREAM),
+        ErrorCode.PROTOCOL_ERROR,
     ),
     "headers in the middle": (request(1) + request(1), ErrorCode.PROTOCOL_ERROR),
     "more than the window": (request(1) + data(1, bytes(16384)) * 4, ErrorCode.FLOW_CONTROL_ERROR),
@@ -486,6 +500,12 @@ def test_what_ends_a_stream_only(name: str, cut: int) -> None:
     # Another stream is none the wiser, and late frames of the first are ignored.
     late = data(1, b"late") + frames.rst_stream(1, 8) + frames.window_update(1, 2000)
     assert [type(e) for e in feed(connection, late + request(3), cut)] == [Opened]
+
+
+def test_a_body_of_the_length_that_was_told() -> None:
+    connection = Connection()
+    connection.receive(HELLO + request(1, block=plain(LENGTH)) + data(1, b"12"))
+    assert connection.receive(data(1, b"345", END_STREAM)) == [Data(1, b"345", True)]
 
 
 def test_streams_beyond_the_limit_are_refused() -> None:

@@ -1,0 +1,32 @@
+"""What a connection keeps of each request that is under way."""
+
+from __future__ import annotations
+
+from cri_server.http2 import frames
+from cri_server.http2.sending import Outgoing
+
+
+class Stream:
+    """An open stream."""
+
+    __slots__ = ("left_bytes", "out", "receiving", "sending", "window_bytes")
+
+    def __init__(self, out: Outgoing, receiving: bool, left_bytes: int | None) -> None:
+        self.out, self.receiving, self.sending = out, receiving, True
+        self.left_bytes = left_bytes  # of the body, when the request tells its length
+        self.window_bytes = frames.WINDOW_BYTES
+
+    def fits(self, size: int, ended: bool) -> bool:
+        """Count a part of the body against the length that was told: whether that is still right."""
+        assert self.left_bytes is not None
+        self.left_bytes -= size
+        return self.left_bytes == 0 if ended else self.left_bytes >= 0
+
+
+class Block:
+    """A header block that CONTINUATION frames complete."""
+
+    __slots__ = ("count", "data", "ended", "stream_id")
+
+    def __init__(self, stream_id: int, ended: bool, data: bytes) -> None:
+        self.stream_id, self.ended, self.data, self.count = stream_id, ended, bytearray(data), 1
