@@ -184,3 +184,19 @@ def open_and_close(path: str) -> int:
         return os.fstat(number).st_ino
     finally:
         os.close(number)
+
+
+def test_new_clocks_in_a_joined_user_namespace(box: Box, elsewhere: int) -> None:
+    join(box, elsewhere, "user", "network", "ipc", "uts", "pid")
+    box.linux["namespaces"].append({"type": "time"})
+    box.linux["timeOffsets"] = {"boottime": {"secs": 1000000}}
+    with box.running() as (created, _):
+        assert Path(f"/proc/{created.pid}/timens_offsets").read_text().split()[4] == "1000000"
+
+
+@pytest.mark.parametrize("clock", [{"secs": -1 << 62}, {"secs": 1 << 62}])
+def test_clocks_out_of_range(box: Box, clock: dict[str, int]) -> None:
+    box.linux["namespaces"].append({"type": "time"})
+    box.linux["timeOffsets"] = {"monotonic": clock}
+    with pytest.raises(KernelError, match="offset clocks monotonic .*: ERANGE"):
+        box.run("true")
