@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     if call.help or call.verb is None or not call.verb.fast:
         from pyrunc.cli import people
 
-        return people.run(argv, call)
+        return people.run(call)
     return do(call)
 
 

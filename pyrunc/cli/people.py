@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 import pyrunc
 from pyrunc.cli import fast
-from pyrunc.cli.parse import Call, Misuse
+from pyrunc.cli.parse import Call
 from pyrunc.cli.table import FLAG, GLOBAL, LIST, NUMBER, VERBS, Option, Verb
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -31,13 +30,11 @@ def program() -> click.Group:
     return group
 
 
-def run(argv: Sequence[str], call: Call) -> int:
-    """Show help, or run the verb of `call`, which is one for people."""
+def run(call: Call) -> int:
+    """Show help, as runc does also without a verb, or run the verb of `call`, which is one for people."""
     if call.verb is not None and not call.help:
         return fast.do(call)
     words = ["--help"] if call.verb is None else [call.verb.name, "--help"]
-    if call.verb is None and not call.help and argv:
-        return fast.misuse(Misuse("no command given"))
     try:
         program().main(words, prog_name="pyrunc", standalone_mode=False)
     except click.exceptions.Exit as end:

@@ -1,0 +1,43 @@
+"""Device rules decide what can be opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.system.harness import Runtime
+
+Config = dict[str, Any]
+
+
+@pytest.mark.parametrize(("access", "works"), [("rwm", True), ("r", False), ("rw", True)])
+def test_the_device_rules_decide(runtime: Runtime, access: str, works: bool) -> None:
+    def change(config: Config) -> None:
+        config["linux"]["devices"] = [
+            {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o666}
+        ]
+        config["linux"]["resources"]["devices"] = [
+            {"allow": False, "access": "rwm"},
+            {"allow": True, "type": "c", "major": 10, "minor": 229, "access": access},
+        ]
+
+    found = runtime.run("sh", "-c", "exec 3<>/dev/fuse && echo open", change=change)
+    assert ("open" in found.out) == works, found
+
+
+def test_what_no_rule_allows_is_denied(runtime: Runtime) -> None:
+    def change(config: Config) -> None:
+        config["linux"]["devices"] = [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]
+
+    found = runtime.run("sh", "-c", "exec 3</dev/fuse && echo open", change=change)
+    assert "open" not in found.out and "not permitted" in found.err
+
+
+def test_without_device_rules_the_hosts_devices_are_closed(runtime: Runtime) -> None:
+    def change(config: Config) -> None:
+        config["linux"]["resources"] = {}
+        config["linux"]["devices"] = [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]
+
+    found = runtime.run("sh", "-c", "exec 3</dev/fuse && echo open", change=change)
+    assert "open" not in found.out and "not permitted" in found.err

@@ -1,0 +1,86 @@
+"""New limits for a container that runs, by flags and by a file, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.harness import Box, Result, Runtime
+
+TREES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids")
+
+
+@pytest.fixture
+def box(runtime: Runtime) -> Box:
+    return runtime.box("sleep", "60").up()
+
+
+def update(runtime: Runtime, *words: str, **more: Any) -> Result:
+    """Where a controller is on cgroup v1, our runtime is to say so and go on."""
+    options = ["--missing-controllers", "warn"] if runtime.is_pyrunc else []
+    return runtime("update", *words, options=options, **more)
+
+
+def limit(box: Box) -> str | None:
+    """The most processes that the container may have; None where the runtime's tree does not have that controller."""
+    for tree in TREES:
+        file = Path(tree) / box.id / "pids.max"
+        if file.exists():
+            return file.read_text().strip()
+    return None
+
+
+def test_a_flag_changes_its_limit(runtime: Runtime, box: Box) -> None:
+    update(runtime, "--pids-limit", "77", box.id).ok()
+    assert limit(box) in ("77", None)
+    update(runtime, "--pids-limit", "-1", box.id).ok()
+    assert limit(box) in ("max", None)
+
+
+@pytest.mark.parametrize("where", ["-", "file"])
+def test_a_file_says_all_limits(runtime: Runtime, box: Box, tmp_path: Path, where: str) -> None:
+    absent = {"memory": None} if runtime.is_pyrunc else {}  # on a null runc ends by SIGSEGV
+    text = json.dumps({"pids": {"limit": 33}, "unknown": {"x": 1}} | absent)
+    (tmp_path / "resources").write_text(text)
+    name = "-" if where == "-" else str(tmp_path / "resources")
+    update(runtime, "--resources", name, "--pids-limit", "5", box.id, stdin=text).ok()
+    assert limit(box) in ("33", None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--memory", "much"], ["--cpu-quota", "1.5"], ["--pids-limit", "1k"], ["--nonsense", "1"], ["--memory"]],
+)
+def test_values_that_are_none(runtime: Runtime, box: Box, words: list[str]) -> None:
+    update(runtime, *words, box.id).fails()
+    assert limit(box) in ("max", None)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pids": 5}', '{"pids": {"limit": "x"}}'])
+def test_resources_of_another_shape(runtime: Runtime, box: Box, text: str) -> None:
+    found = update(runtime, "--resources", "-", box.id, stdin=text).fails()
+    if runtime.is_pyrunc and "pids" in text:
+        assert "linux.resources.pids" in found.err
+
+
+def test_what_is_not_there_and_what_has_ended(runtime: Runtime) -> None:
+    update(runtime, "--pids-limit", "5", "nobody").fails("does not exist")
+    box = runtime.box("true").up()
+    box.gone()
+    update(runtime, "--pids-limit", "5", box.id).fails("not running" if runtime.is_pyrunc else "")
+
+
+def test_a_missing_controller_is_an_error_unless_a_warning_is_asked_for(runtime: Runtime, box: Box) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("cgroup v2 only is our decision")
+    if limit(box) is not None:
+        pytest.skip("the controller is there")
+    runtime("update", "--pids-limit", "5", box.id).fails("the pids controller is not on the cgroup v2 tree")
+    assert "pids controller" in update(runtime, "--pids-limit", "5", box.id).ok().err
+
+
+def test_intel_rdt_is_refused_where_there_is_none(runtime: Runtime, box: Box) -> None:
+    update(runtime, "--l3-cache-schema", "L3:0=f", box.id).fails("rdt")
