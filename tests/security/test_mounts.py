@@ -89,13 +89,13 @@ def test_links_in_destinations(
 def test_a_folder_that_is_swapped_while_it_is_mounted_on(
     runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2021-30465, CVE-2024-45310. Two containers share a volume; one swaps vol/d with a link that climbs to the host's canary,
+    """CVE-2021-30465, CVE-2024-45310. Two containers share a volume; one swaps vol/d with a link to the host's canary,
     the other is started with mounts beneath vol/d and is stopped before each mkdirat, open_tree and move_mount. Proof: the
     canary sees nothing, and each marker hangs on the container's root. Fails when destinations are opened without IN_ROOT.
     """
     volume = tmp_path / "volume"
     (volume / "d").mkdir(parents=True)
-    (volume / "link").symlink_to(CLIMB + str(canary.path))
+    (volume / "link").symlink_to(canary.path)
     (rootfs / "etc/marker").write_text("")
 
     def change(config: Config) -> None:
@@ -107,12 +107,12 @@ def test_a_folder_that_is_swapped_while_it_is_mounted_on(
 
     slow = slowly(runtime, STEPS, 1)
     with Swapping(probe, volume / "d", volume / "link") as swaps:
-        outcomes = [slow.run("true", change=change).code for _ in range(6)]
+        outcomes = [slow.run("true", change=change) for _ in range(6)]
+    print(*outcomes)
     assert swaps.count > 1000
     table = tmp_path / "table"
-    assert 0 in outcomes or table.exists()
-    if table.exists():
-        assert outside_the_root(table.read_text(), rootfs, "marker") == []
+    assert table.exists(), "no container came as far as its mounts: this proves nothing"
+    assert outside_the_root(table.read_text(), rootfs, "marker") == []
 
 
 def test_a_working_directory_that_is_swapped(
