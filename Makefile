@@ -39,6 +39,7 @@ native:
 .venv/tested: .venv/built
 	@$(call packages,$(TEST_PACKAGES))
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[build,test]'
+	@$(BIN)/python -m pyrunc.cli.entry install $(BIN) >/dev/null  # pip has put its own script there
 	@touch $@
 
 $(API) &: proto/api.proto .venv/built

@@ -12,6 +12,7 @@ import pytest
 
 import pyrunc
 from pyrunc.cli.entry import script
+from tests.support import bundle
 
 PACKAGE = Path(pyrunc.__file__).parent
 
@@ -62,3 +63,10 @@ def test_the_program_gives_way_to_the_script_when_the_interpreter_is_another_one
     assert executed() == [str(program)]
     os.utime(python, ns=(1, 1))
     assert executed() == [str(program), str(python)]
+
+
+def test_what_is_under_test_is_the_program_that_was_made_here() -> None:
+    """pip writes a script of its own, which loads `site` and takes four times as long, when it comes last."""
+    program = bundle.runtime()[0]
+    if "PYRUNC_RUNTIME" not in os.environ:
+        assert Path(program).read_bytes().startswith(b"\x7fELF"), f"{program}: make build"
