@@ -232,7 +232,11 @@ class Cgroup:
                 raise
 
     def kill(self) -> None:
-        """SIGKILL to every process of the group and below, frozen ones too; fine when the group is gone."""
+        """SIGKILL to every process of the group and below, frozen ones too; fine when the group is gone.
+
+        Never to the root group, whose processes are all that have no other: AssertionError.
+        """
+        assert os.path.normpath(self.directory) != tree.root(), "the root group is nobody's container"
         try:
             tree.write(self.directory, "cgroup.kill", "1")
         except KernelError as error:
