@@ -1,0 +1,141 @@
+"""Mounts of a configuration as the container's mountinfo shows them: options, propagation, places, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.harness import Result, Runtime
+
+# option -> what mountinfo has more, and less, than it has of a plain bind
+OPTIONS: dict[str, tuple[set[str], set[str]]] = {
+    "ro": ({"ro"}, {"rw"}), "nosuid": ({"nosuid"}, set()), "nodev": ({"nodev"}, set()), "noexec": ({"noexec"}, set()),
+    "nosymfollow": ({"nosymfollow"}, set()), "noatime": ({"noatime"}, {"relatime"}), "nodiratime": ({"nodiratime"}, set()),
+    "strictatime": (set(), {"relatime"}), "relatime": (set(), set()), "rw": (set(), set()),
+    "rro": ({"ro"}, {"rw"}), "rnosuid": ({"nosuid"}, set()), "rnodev": ({"nodev"}, set()), "rnoexec": ({"noexec"}, set()),
+    "rnosymfollow": ({"nosymfollow"}, set()), "rnoatime": ({"noatime"}, {"relatime"}), "rstrictatime": (set(), {"relatime"}),
+}  # fmt: skip
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "file").write_text("content\n")
+    return folder
+
+
+def run(runtime: Runtime, script: str, *mounts: dict[str, Any], **linux: Any) -> Result:
+    def change(config: dict[str, Any]) -> None:
+        config["mounts"] += mounts
+        config["root"]["readonly"] = False
+
+    return runtime.run("sh", "-c", script, change=change, **linux)
+
+
+def bind(source: Path, destination: str, *options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": "bind", "source": str(source), "options": ["rbind", *options]}
+
+
+def shown(mountinfo: str) -> dict[str, tuple[set[str], str]]:
+    """Place -> options, and the propagation fields."""
+    found = {}
+    for line in mountinfo.splitlines():
+        fields = line.partition(" - ")[0].split()
+        found[fields[4]] = set(fields[5].split(",")), " ".join(fields[6:])
+    return found
+
+
+def test_options_of_binds(runtime: Runtime, data: Path) -> None:
+    mounts = [bind(data, "/tmp/plain", "rprivate")]
+    mounts += [bind(data, f"/tmp/{option}", "rprivate", option) for option in OPTIONS]
+    found = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
+    plain = found["/tmp/plain"][0]
+    for option, (more, less) in OPTIONS.items():
+        assert found[f"/tmp/{option}"][0] == (plain - less) | more, option
+
+
+def test_the_last_word_wins(runtime: Runtime, data: Path) -> None:
+    mounts = [bind(data, "/tmp/a", "ro", "noexec", "rw"), bind(data, "/tmp/b", "exec", "noexec")]
+    found = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
+    assert {"rw", "noexec"} <= found["/tmp/a"][0] and "noexec" in found["/tmp/b"][0]
+
+
+def test_propagation(runtime: Runtime, data: Path) -> None:
+    words = ("shared", "slave", "private", "unbindable", "rshared", "rslave", "rprivate", "runbindable")
+    mounts = [bind(data, f"/tmp/{word}", word) for word in words]
+    found = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
+    for word in words:
+        field = found[f"/tmp/{word}"][1]
+        assert ("shared:" in field) == word.endswith("shared"), (word, field)
+        assert ("unbindable" in field) == word.endswith("unbindable"), (word, field)
+        if word.endswith("private"):
+            assert field == ""
+
+
+def test_places_are_made(runtime: Runtime, data: Path) -> None:
+    mounts = [bind(data, "/new/deep/er"), bind(data / "file", "/made/file"), bind(data, "relative/place")]
+    script = "cat /new/deep/er/file /made/file /relative/place/file; stat -c %a /new /made"
+    try:
+        assert run(runtime, script, *mounts).ok().out.split() == ["content"] * 3 + ["755"] * 2
+    finally:
+        for name in ("new/deep/er", "new/deep", "new", "made", "relative/place", "relative"):
+            folder = runtime.rootfs / name
+            (folder / "file").unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def test_new_filesystems(runtime: Runtime) -> None:
+    mounts = [
+        {"destination": "/tmp", "type": "tmpfs", "source": "x", "options": ["size=64k", "mode=1770", "ro", "nosuid"]},
+        {"destination": "/root", "type": "tmpfs", "source": "y", "options": ["noatime"]},
+    ]  # fmt: skip
+    found = run(runtime, "cat /proc/self/mountinfo; stat -c %a /tmp /root", *mounts).ok().out
+    places = shown("\n".join(line for line in found.splitlines() if " - " in line))
+    assert places["/tmp"][0] >= {"ro", "nosuid"} and "noatime" in places["/root"][0]
+    assert found.splitlines()[-2:] == ["1770", "755"]
+    assert "size=64k" in next(line for line in found.splitlines() if " /tmp " in line)
+
+
+def test_a_copy_of_what_is_covered(runtime: Runtime) -> None:
+    mount = {"destination": "/etc", "type": "tmpfs", "source": "t", "options": ["tmpcopyup"]}
+    script = "cat /etc/passwd; echo x > /etc/new; grep -c ' /etc .* tmpfs ' /proc/self/mountinfo"
+    found = run(runtime, script, mount).ok().out
+    assert "root:x:0:0" in found and found.splitlines()[-1] == "1"
+    assert not (runtime.rootfs / "etc/new").exists()
+
+
+@pytest.mark.parametrize(
+    ("mount", "words"),
+    [
+        ({"destination": "/tmp", "type": "bind", "source": "/no/such", "options": ["bind"]}, "no such file"),
+        ({"destination": "/tmp", "type": "nosuchfs", "source": "x"}, "no such device"),
+        (
+            {"destination": "/tmp", "type": "tmpfs", "source": "x", "options": ["nosuch=1"]},
+            "invalid argument",
+        ),
+        ({"destination": "/proc/sys", "type": "tmpfs", "source": "x"}, "inside /proc"),
+        ({"destination": "/proc", "type": "tmpfs", "source": "x"}, "not of type proc"),
+        ({"destination": "/", "type": "tmpfs", "source": "x"}, ""),
+        ({"destination": "/tmp", "type": "tmpfs", "source": "x", "options": ["idmap"]}, ""),
+        ({"destination": "/tmp", "type": "bind", "source": "/tmp", "options": ["bind", "idmap"]}, ""),
+    ],
+)
+def test_refused(runtime: Runtime, mount: dict[str, Any], words: str) -> None:
+    run(runtime, "true", mount).fails(words)
+    assert not runtime.root.exists() or not any(runtime.root.iterdir())
+
+
+def test_mapped_ids(runtime: Runtime, data: Path) -> None:
+    ids = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+    mount = {**bind(data, "/tmp", "rprivate", "idmap"), "uidMappings": ids, "gidMappings": ids}
+    assert run(runtime, "stat -c %u:%g /tmp/file", mount).ok().out == "100000:100000\n"
+
+
+def test_read_only_and_masked_paths(runtime: Runtime) -> None:
+    paths = {"maskedPaths": ["/etc/passwd", "/root", "/no/such"], "readonlyPaths": ["/tmp", "/no/such"]}
+    script = "cat /etc/passwd; ls /root; touch /tmp/x 2>&1; touch /root/x 2>&1; echo x 2>/dev/null > /etc/passwd; true"
+    found = run(runtime, script, **paths).ok().out.splitlines()
+    assert [line.rpartition(": ")[2] for line in found] == ["Read-only file system"] * 2
