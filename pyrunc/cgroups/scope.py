@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.kernel.systemd import Property
 
+# systemd refuses to change these on a unit that runs; the kernel's own file was written before.
+FIXED_AT_START = frozenset({"OOMPolicy"})
 ACCOUNTING = ("CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting")
 
 
@@ -117,7 +119,7 @@ def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
     """Tell systemd about new limits, so that it does not write the old ones again. Raises PeerError, DeadlineExceeded."""
     from pyrunc.kernel.systemd import Systemd
 
-    properties = scope_properties.properties(resources)
+    properties = [p for p in scope_properties.properties(resources) if p[0] not in FIXED_AT_START]
     if properties:
         with Systemd() as systemd:
             systemd.set_properties(group.unit, properties)
