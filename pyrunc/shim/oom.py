@@ -28,7 +28,7 @@ class KillCounts:
         self._counted: dict[str, int] = {}  # group -> kills that were read while it was there
 
     def watch(self, group: Cgroup) -> None:
-        """A container started in `group`: remember what was killed beside it before. Raises KernelError."""
+        """Processes are in `group`: remember what was killed beside it before. Raises KernelError."""
         if group.driver == "systemd":
             parent = os.path.dirname(group.directory)
             self._explained.setdefault(parent, _in_groups_gone(parent))

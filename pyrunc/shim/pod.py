@@ -97,6 +97,10 @@ class Pod:
             self._holder = Holder.from_message(fields, fds)
             call.answer(self._holder.fields())
             self._reaper.expect(self._holder.pid, self._holder_ended)
+            if (
+                self._holder.group
+            ):  # containers share its parent, and one may be gone before we hear of its start
+                self._kill_counts.watch(self._holder.group)
             self._park()
 
         def failed(error: Exception) -> None:
