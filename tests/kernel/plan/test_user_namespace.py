@@ -204,7 +204,9 @@ def test_what_a_user_namespace_may_not_make_is_bound(mapped: Box) -> None:
     """With the host's network and cgroups there is no sysfs and no cgroup tree of its own, but the host's, read-only."""
     kinds = ("network", "cgroup")
     mapped.linux["namespaces"] = [e for e in mapped.linux["namespaces"] if e["type"] not in kinds]
-    text = mapped.run("cat /proc/self/mountinfo; ls /sys/class/net | tr '\\n' ' '; echo; touch /sys/x 2>&1 || true")
+    text = mapped.run(
+        "cat /proc/self/mountinfo; ls /sys/class/net | tr '\\n' ' '; echo; touch /sys/x 2>&1 || true"
+    )
     found = mounts("\n".join(line for line in text.splitlines() if " - " in line))
     assert found["/sys"][:2] == ("ro,nosuid,nodev,noexec,relatime", "sysfs")
     assert found["/sys/fs/cgroup"][0].startswith("ro,") and found["/sys/fs/cgroup"][1] == "cgroup2"
