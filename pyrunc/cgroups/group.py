@@ -12,7 +12,7 @@ import errno
 import os
 import time
 
-from pyrunc.errors import AlreadyExists, DeadlineExceeded, KernelError, WrongState
+from pyrunc.errors import AlreadyExists, DeadlineExceeded, InvalidSpec, KernelError, WrongState
 from pyrunc.kernel import cgroup as tree
 from pyrunc.kernel.credential import is_machine_root
 
@@ -79,6 +79,7 @@ class Cgroup:
 
         Raises AlreadyExists when processes live in it, WrongState when it is frozen, KernelError, PeerError (systemd).
         """
+        self._require_own()
         self._refuse_a_used_one()
         if self.driver == "systemd":
             from pyrunc.cgroups import scope
@@ -86,6 +87,12 @@ class Cgroup:
             self._placeholder = scope.start(self, resources or {}, annotations or {})
         else:
             self._make_directories()
+
+    def _require_own(self) -> None:
+        """The root of the tree is nobody's: killing it would kill every process of the machine."""
+        names = self.path.strip("/").split("/")
+        if any(name in ("", ".", "..") for name in names):
+            raise InvalidSpec("linux.cgroupsPath", f"{self.path!r} is no group of a container's own")
 
     def _refuse_a_used_one(self) -> None:
         events = tree.keyed(tree.read(self.directory, "cgroup.events"))
@@ -218,6 +225,7 @@ class Cgroup:
 
     def freeze(self, timeout_s: float = FREEZE_TIMEOUT_S) -> None:
         """Stop every process; returns when all stand still. Thaws again and raises DeadlineExceeded if they do not."""
+        self._require_own()
         tree.write(self.directory, "cgroup.freeze", "1")
         if not tree.wait_event(self.directory, "frozen", 1, timeout_s):
             tree.write(self.directory, "cgroup.freeze", "0")
@@ -234,9 +242,9 @@ class Cgroup:
     def kill(self) -> None:
         """SIGKILL to every process of the group and below, frozen ones too; fine when the group is gone.
 
-        Never to the root group, whose processes are all that have no other: AssertionError.
+        Never to the root group, whose processes are all that have no other: InvalidSpec.
         """
-        assert os.path.normpath(self.directory) != tree.root(), "the root group is nobody's container"
+        self._require_own()
         try:
             tree.write(self.directory, "cgroup.kill", "1")
         except KernelError as error:
@@ -268,6 +276,7 @@ class Cgroup:
 
         Processes that were just killed are waited for. Raises WrongState when some are left after `timeout_s`.
         """
+        self._require_own()
         self.occupied()
         if self.driver == "systemd":
             from pyrunc.cgroups import scope
