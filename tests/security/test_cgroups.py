@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.errors import InvalidSpec
 from pyrunc.kernel import cgroup as tree
 from tests.security.attack import refused
 from tests.system.harness import Runtime
@@ -80,6 +82,20 @@ def test_the_groups_path(runtime: Runtime, path: str) -> None:
     assert not {g for g in groups() if g.endswith(("/pyrunc-escape", "/tmp", "/proc", "/x"))}
     if path in ("/../..", "/", "//", "/.", "a\0b"):
         refused(found)
+
+
+@pytest.mark.parametrize("path", ["/", "", "/.", "/..", "/a/../..", "//", "/a//b"])
+def test_the_root_group_is_never_acted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """A group that is the root of the tree (cgroupsPath `x:y:-.slice` with systemd, a tampered state.json): ending the container
+    would end every process of the machine. Proof: each verb refuses. The tree is a plain folder here, so that a missing
+    check does no harm.
+    """
+    monkeypatch.setattr(tree, "_root", str(tmp_path))
+    (tmp_path / "cgroup.procs").write_text("")
+    for verb in (Cgroup.create, Cgroup.kill, Cgroup.freeze, Cgroup.remove):
+        with pytest.raises(InvalidSpec, match="no group of a container's own"):
+            verb(Cgroup(path))
+    assert sorted(os.listdir(tmp_path)) == ["cgroup.procs"]
 
 
 @pytest.mark.parametrize(
