@@ -6,7 +6,7 @@ came. Only what create made is removed.
 
 from __future__ import annotations
 
-from pyrunc.errors import DeadlineExceeded, Error, NotFound, WrongState
+from pyrunc.errors import DeadlineExceeded, Error, NotFound, Unsupported, WrongState
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle import status as facts
 
@@ -70,7 +70,11 @@ def leave_caches(state: State) -> None:
     if asked:
         from pyrunc.lifecycle import rdt
 
-        rdt.leave(asked, state.id, rdt.mounted())
+        try:
+            root = rdt.mounted()
+        except Unsupported:  # unmounted since: with it all groups went
+            return
+        rdt.leave(asked, state.id, root)
 
 
 def _kill(state: State) -> None:

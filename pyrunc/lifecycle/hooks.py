@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 SHOWN_BYTES = 4096
+LONGEST_WAIT_MS = (1 << 31) - 1  # poll(2) takes an int: 24 days
 
 
 def run(hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | None = None) -> None:
@@ -86,7 +87,7 @@ def _wait(pid: int, hook: Hook) -> int:
     try:
         waiter = select.poll()
         waiter.register(descriptor, select.POLLIN)
-        in_time = waiter.poll(None if hook.timeout_s is None else hook.timeout_s * 1000)
+        in_time = waiter.poll(None if hook.timeout_s is None else min(hook.timeout_s * 1000, LONGEST_WAIT_MS))
         if not in_time:
             pidfd_send_signal(descriptor, SIGKILL)
         _, wait_status = os.waitpid(pid, 0)

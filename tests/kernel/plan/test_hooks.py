@@ -131,6 +131,12 @@ def test_a_failing_start_hook_is_told_to_start(kinds: Box, tmp_path: Path) -> No
     assert finish(created) == 1
 
 
+@pytest.mark.parametrize("kind", ["prestart", "createRuntime", "createContainer", "startContainer"])
+def test_a_very_long_time(kinds: Box, tmp_path: Path, kind: str) -> None:
+    kinds.config["hooks"] = {kind: [hook("exit 0", timeout=(1 << 63) - 1)]}
+    kinds.run("true", overlay=False)
+
+
 @pytest.mark.parametrize("kind", ["createRuntime", "createContainer"])
 def test_a_missing_hook(kinds: Box, kind: str) -> None:
     kinds.config["hooks"] = {kind: [{"path": "/no/such/hook"}]}
