@@ -306,7 +306,7 @@ def test_the_full_configuration_works(judge: Judge) -> None:
 
 @pytest.mark.timeout(300)
 @given(mutations=MUTATIONS)
-@settings(max_examples=100, derandomize=True, **BOUNDED)
+@settings(max_examples=60, derandomize=True, **BOUNDED)
 def test_a_mutated_configuration(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:
     check(judge, mutations)
 
