@@ -31,6 +31,7 @@ def test_kill_9_of_the_server_loses_nothing(kube: Kube) -> None:
     assert numbers == list(range(len(numbers)))
     assert len(numbers) > 80
     assert kube.sh("counter", "echo works") == "works"
+    kube.run(pod("next"))  # kubelet does not say the node's pod addresses again
 
 
 def test_a_restarted_kubelet_finds_its_pods(kube: Kube) -> None:

@@ -28,6 +28,12 @@ def test_pods_reach_each_other_both_ways(hosts: Hosts) -> None:
         assert fetched.split()[0] == there
 
 
+def test_pods_reach_each_other_over_ipv6(hosts: Hosts) -> None:
+    for node, other in hosts.pairs():
+        answer = hosts.fetch(node, f"[{hosts.address6(other)}]:81/cgi-bin/who")
+        assert answer == f"from [{hosts.address6(node)}] at web{other.number}"
+
+
 def test_nodes_reach_pods_of_other_nodes(hosts: Hosts) -> None:
     for node, other in hosts.pairs():
         answer = node.output(f"timeout 10 busybox wget -qO- http://{hosts.address(other)}/cgi-bin/who")
@@ -41,7 +47,7 @@ def test_addresses_are_of_the_nodes_own_range(hosts: Hosts) -> None:
         address = ip_address(hosts.address(node))
         assert address in subnet
         assert hosts.pods[node.host]["status"]["hostIP"] == node.address
-        assert str(address) in views.leases(node)
+        assert {str(address), hosts.address6(node)} <= views.leases(node)
 
 
 def test_the_way_is_in_the_kernels_tables(hosts: Hosts) -> None:
@@ -156,5 +162,5 @@ def test_killed_behind_flannels_add_the_server_starts_the_pod_anew(hosts: Hosts,
     assert wait_until(lambda: len(views.ports(node)) == before + 1, 10)
     kept = views.leases(node)
     assert address in kept
-    assert len(kept) == before + 1
-    assert len(lost - kept) == 1
+    assert len(kept) == 2 * (before + 1)
+    assert len(lost - kept) == 2

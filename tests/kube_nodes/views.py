@@ -33,6 +33,12 @@ class Hosts:
         """The node's pod's address."""
         return str(self.pods[node.host]["status"]["podIP"])
 
+    def address6(self, node: Node) -> str:
+        """The same of the other family."""
+        first, second = (entry["ip"] for entry in self.pods[node.host]["status"]["podIPs"])
+        assert first == self.address(node)
+        return str(second)
+
     def subnet(self, node: Node) -> IPv4Network:
         """The node's range as the controller manager gave it out."""
         found = ip_network(self.flannel.cluster.pod_range(node))
@@ -78,7 +84,8 @@ def neighbours(node: Node, device: str) -> dict[str, str]:
 
 def leases(node: Node) -> set[str]:
     """The addresses that our host-local has given out for flannel's network."""
-    return {path.name for path in (node.folder / "leases" / "cbr0").glob("10.*")}
+    folder = node.folder / "leases" / "cbr0"
+    return {path.name for family in ("10.*", "fd77:*") for path in folder.glob(family)}
 
 
 def _table(node: Node, command: str) -> list[dict[str, Any]]:

@@ -18,7 +18,15 @@ from typing import Any
 
 from tests.support import toolchain
 from tests.support.cluster_control import ControlPlane
-from tests.support.cluster_node import LOCKED_REGISTRY, NODE_IP, OUTSIDE_IP, REGISTRY, Node, Switch
+from tests.support.cluster_node import (
+    LOCKED_REGISTRY,
+    NODE_IP,
+    OUTSIDE_IP,
+    REGISTRY,
+    Node,
+    Switch,
+    bridge_network,
+)
 from tests.support.processes import Program, wait_until
 
 __all__ = ["LOCKED_REGISTRY", "NODE_IP", "OUTSIDE_IP", "PASSWORD", "REGISTRY", "USER", "Cluster", "Node"]
@@ -49,12 +57,15 @@ class Cluster:
         locked_images: Sequence[Path] = (),
         network: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start it all; the nodes are Ready when this returns, or would be but for an empty `network`."""
+        """Start it all; the nodes are Ready when this returns, or would be but for an empty `network`. By default pods are on
+        a bridge with the addresses that kubelet says.
+        """
         self.bin = toolchain.kubernetes()
         self._make_nodes()
         self._start_registries(images, locked_images)
         for node in self.nodes:
-            node.write_configuration(network)
+            default = bridge_network(node.folder / "leases", ())
+            node.write_configuration(default if network is None else network)
             node.start_server()
         self.control.make_certificates(self.nodes)
         self.control.start_storage(self.bin)

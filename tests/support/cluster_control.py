@@ -11,8 +11,8 @@ from tests.support.cluster_node import NODE_IP, Node
 from tests.support.processes import Program
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-POD_RANGE, SERVICE_RANGE = "10.244.0.0/16", "10.96.0.0/16"
-"""Each node gets a /24 of the first."""
+POD_RANGE, POD_RANGE6, SERVICE_RANGE = "10.244.0.0/16", "fd77:244::/48", "10.96.0.0/16"
+"""Each node gets a /24 of the first and a /64 of the second."""
 
 
 class ControlPlane:
@@ -80,7 +80,7 @@ class ControlPlane:
         self._start(
             programs / "kube-controller-manager", "--kubeconfig", own, "--service-account-private-key-file", f"{self.pki}/sa.key",
             "--root-ca-file", f"{self.pki}/ca.crt", "--use-service-account-credentials", "--leader-elect=false",
-            "--allocate-node-cidrs", "--cluster-cidr", POD_RANGE,
+            "--allocate-node-cidrs", "--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}",
         )  # fmt: skip
         self._start(programs / "kube-scheduler", "--kubeconfig", own, "--leader-elect=false")
 

@@ -26,16 +26,19 @@ NODE_IP, OUTSIDE_IP = (
 )  # of the range for benchmarks (RFC 2544), which no machine has
 REGISTRY, LOCKED_REGISTRY = f"{NODE_IP}:5000", "127.0.0.1:5001"
 POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
+"""The first node's, of the ranges that the controller manager shares out."""
 
 
-def bridge_network(leases: Path) -> dict[str, Any]:
-    """The network of a node that is alone: a bridge and addresses of both families, which no other node reaches."""
+def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS) -> dict[str, Any]:
+    """The network of a node that is alone: a bridge which no other node reaches. Without `subnets` kubelet says them."""
+    ranges = [[{"subnet": subnet}] for subnet in subnets]
+    ipam = {"type": "host-local", "dataDir": str(leases), **({"ranges": ranges} if ranges else {})}
     bridge = {
-        "type": "bridge", "bridge": "kube0", "isDefaultGateway": True, "ipMasq": True, "hairpinMode": True,
-        "ipam": {"type": "host-local", "ranges": [[{"subnet": s}] for s in POD_SUBNETS], "dataDir": str(leases)},
+        "type": "bridge", "bridge": "kube0", "isDefaultGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": ipam,
+        "capabilities": {"ipRanges": not ranges},
     }  # fmt: skip
     plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
-    return {"cniVersion": "1.0.0", "name": "kube", "plugins": plugins}
+    return {"cniVersion": "1.1.0", "name": "kube", "plugins": plugins}
 
 
 class Switch:
@@ -59,11 +62,12 @@ class Switch:
         subprocess.run(["ip", "link", "del", self._outside], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
 
-    def plug(self, namespace: str, port: str, address: str) -> None:
-        """Give `namespace` an `uplink` with an address and a default route."""
+    def plug(self, namespace: str, port: str, address: str, address6: str) -> None:
+        """Give `namespace` an `uplink` with its addresses and a default route."""
         _run("ip -n", self.name, "link add", port, "type veth peer name uplink netns", namespace)
         self._connect(port)
         _run("ip -n", namespace, f"addr add {address}/24 dev uplink")
+        _run("ip -n", namespace, f"addr add {address6}/64 dev uplink nodad")
         _run("ip -n", namespace, "link set uplink up")
         _run("ip -n", namespace, f"route add default via {OUTSIDE_IP}")
 
@@ -83,7 +87,8 @@ class Node:
 
     def __init__(self, folder: Path, name: str = "pyrunc-kube", number: int = 1) -> None:
         self.folder, self.name, self.number = folder, name, number
-        self.host, self.address = f"node{number}", f"198.18.77.{number}"
+        self.host = f"node{number}"
+        self.address, self.address6 = f"198.18.77.{number}", f"2001:db8:77::{number}"
         self.socket = folder / "cri.sock"
         self.server = Program("pyrunc-cri", folder / "log")
         self.kubelet = Program("kubelet", folder / "log")
@@ -111,7 +116,7 @@ class Node:
             switch.make()
         _run("ip netns add", self.name)
         _run("ip -n", self.name, "link set lo up")
-        switch.plug(self.name, self.host, self.address)
+        switch.plug(self.name, self.host, self.address, self.address6)
 
     def remove_network(self) -> None:
         """Take back `make_network`; the links go with the namespaces."""

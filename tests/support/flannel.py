@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support import toolchain
 from tests.support.cluster import Cluster
-from tests.support.cluster_control import POD_RANGE
+from tests.support.cluster_control import POD_RANGE, POD_RANGE6
 from tests.support.cluster_node import Node
 from tests.support.processes import Program
 
@@ -48,7 +48,9 @@ def _build_daemon(out: Path) -> None:
 
 
 class Flannel:
-    """flannel with one backend (`vxlan` or `host-gw`) on all nodes of a cluster, as its DaemonSet would run it."""
+    """flannel with one backend (`vxlan` or `host-gw`) and both families on all nodes of a cluster, as its DaemonSet would
+    run it.
+    """
 
     def __init__(self, cluster: Cluster, backend: str) -> None:
         self.cluster, self.backend, self._programs = cluster, backend, programs()
@@ -61,7 +63,10 @@ class Flannel:
         for folder in (executables, own):
             folder.mkdir(parents=True)
         shutil.copy(self._programs / "flannel", executables)
-        network = {"Network": POD_RANGE, "EnableNFTables": True, "Backend": {"Type": self.backend}}
+        network = {
+            "Network": POD_RANGE, "IPv6Network": POD_RANGE6, "EnableIPv4": True, "EnableIPv6": True,
+            "EnableNFTables": True, "Backend": {"Type": self.backend},
+        }  # fmt: skip
         (own / "net-conf.json").write_text(json.dumps(network))
 
     def start(self) -> None:
