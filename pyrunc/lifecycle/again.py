@@ -91,7 +91,10 @@ def key(state: State, options: Mapping[str, Any], arguments: Sequence[str]) -> b
     with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
         ours.append(file.readall() or b"")
     config, bundle = _identity(f"{state.folder}/config.json"), _identity(BUNDLE)
-    home = _identity(f"/proc/{state.pid}/root/etc/passwd")
+    etc = f"/proc/{state.pid}/root/etc"
+    if os.path.islink(etc) or os.path.islink(f"{etc}/passwd"):
+        return None  # a link of the container's leads somewhere else for us
+    home = _identity(f"{etc}/passwd")
     wanted = [options.get(name) for name in ASKED]
     parts = (config, bundle, home, ours, wanted, [*arguments], asked, state.pid, state.keyring)
     return repr(parts).encode("utf-8", "surrogatepass")

@@ -180,13 +180,18 @@ def test_the_same_command_again_does_the_same(runtime: Runtime) -> None:
 def test_what_a_kept_program_was_made_from_may_change(runtime: Runtime, tmp_path: Path) -> None:
     def change(config: dict[str, Any]) -> None:
         config["root"]["readonly"] = False
-        config["mounts"].append({"destination": "/etc", "type": "tmpfs", "source": "tmpfs"})
+        for place in ("/etc", "/tmp"):
+            config["mounts"].append({"destination": place, "type": "tmpfs", "source": "tmpfs"})
 
     box = runtime.box("sleep", "60", change=change).up()
     home = lambda: box.exec("sh", "-c", "echo $HOME").ok().out.strip()  # noqa: E731
     assert home() == home() == "/"
     box.exec("sh", "-c", "echo root:x:0:0::/there:/bin/sh >/etc/passwd").ok()
     assert home() == home() == "/there"
+    box.exec("sh", "-c", "cp /etc/passwd /tmp/real; rm /etc/passwd; ln -s /tmp/real /etc/passwd").ok()
+    assert home() == home() == "/there"
+    box.exec("sh", "-c", "echo root:x:0:0::/elsewhere:/bin/sh >/tmp/real").ok()
+    assert home() == home() == "/elsewhere"
     process = tmp_path / "process.json"
     for cwd in ("/tmp", "/dev", "/tmp"):
         process.write_text(json.dumps({"args": ["/bin/pwd"], "cwd": cwd, "user": {"uid": 0, "gid": 0}}))
