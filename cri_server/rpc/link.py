@@ -8,7 +8,7 @@ lets pile up is bounded: by the streams it may have open, and in all by `OUTPUT_
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from types import AsyncGeneratorType, CoroutineType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +23,7 @@ from cri_server.rpc.wire import Incoming, NotGrpc
 if TYPE_CHECKING:
     from cri_server.rpc.server import Server
 
-OUTPUT_LIMIT_BYTES = 2 * wire.MESSAGE_LIMIT_BYTES
+OUTPUT_LIMIT_BYTES = 4 * wire.MESSAGE_LIMIT_BYTES
 FLUSH_S = 5.0  # how long a connection that is being closed may take to read what was written
 LARGE_BYTES = 64 << 10  # requests longer than this count against what the server holds of all clients
 
@@ -233,31 +233,30 @@ class Link(asyncio.BufferedProtocol):
             return
         try:
             found = method.answer(request)
-            if type(found) is CoroutineType:
-                self._begin(call, found, self._unary(call, found))
-            elif type(found) is AsyncGeneratorType:
-                self._begin(call, found, self._stream(call, found))
+            if type(found) in (CoroutineType, AsyncGeneratorType):
+                self._begin(call, found)
             else:
                 self._answer(call, found)
         except Exception as error:
             self._fail(call, error)
 
-    def _begin(self, call: Call, work: Any, answering: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, call: Call, work: Any) -> None:
+        """Start the task of a coroutine or a stream. Raises CallFailed when there are too many."""
+        call.streaming = type(work) is AsyncGeneratorType
         if not self._server.started():
-            answering.close()
-            if type(work) is CoroutineType:
+            if not call.streaming:
                 work.close()
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many calls at once")
-        call.streaming = type(work) is AsyncGeneratorType
+        answering = self._stream(call, work) if call.streaming else self._unary(call, work)
         call.task = self._loop.create_task(answering)
+        call.task.add_done_callback(lambda task: self._ended(call, work, task))
 
     async def _unary(self, call: Call, work: Awaitable[Any]) -> None:
         try:
             self._answer(call, await work)
         except Exception as error:
             self._fail(call, error)
-        finally:
-            self._ended(call)
+        self._flush()
 
     async def _stream(self, call: Call, replies: AsyncGenerator[Any, None]) -> None:
         try:
@@ -268,15 +267,20 @@ class Link(asyncio.BufferedProtocol):
             self._fail(call, error)
         finally:
             await replies.aclose()
-            self._ended(call)
+        self._flush()
 
-    def _ended(self, call: Call) -> None:
-        """The call's task is done. One that was cancelled by nobody who has answered is answered now."""
+    def _ended(self, call: Call, work: Any, task: asyncio.Task[None]) -> None:
+        """The call's task is done. It may not even have begun, when its connection broke in the same breath."""
         self._server.ended()
-        if self._calls.get(call.stream_id) is call:
-            self._finish(call, Code.CANCELLED, "the call was cancelled")
         if call.held:
             self._connection.held -= 1
+        if not call.streaming:
+            work.close()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            codes.report(call.method.name, error)
+        if self._calls.get(call.stream_id) is call:
+            self._finish(call, Code.CANCELLED, "the call was cancelled")
         self._flush()
 
     def _answer(self, call: Call, reply: Any) -> None:

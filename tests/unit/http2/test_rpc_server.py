@@ -458,7 +458,7 @@ async def test_answers_that_nobody_makes_room_for_are_bounded(
 ) -> None:
     """A window of 0: answers wait, and beyond the limit the client is cut off."""
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
-    for number in range(1, 12, 2):
+    for number in range(1, 18, 2):
         await raw.send(raw.call(number, "large", b"%d" % (16 << 20)))
     assert not [kind for kind, *_ in await raw.frames() if kind == frames.DATA]
     assert "does not read" in caplog.text
@@ -487,6 +487,39 @@ async def test_who_does_not_greet_is_sent_away(open_world: Any) -> None:
         assert await world.call("echo", b"served") == b"served"
         await asyncio.sleep(0.2)
         assert await world.call("echo", b"still") == b"still"
+
+
+@pytest.mark.filterwarnings("error")
+async def test_calls_of_a_connection_that_breaks_in_the_same_breath(world: World) -> None:
+    """Their tasks are cancelled before they have begun."""
+    for _ in range(3):
+        async with Raw(world) as raw:
+            calls = raw.call(1, "wait") + raw.call(3, "flood", b"10") + raw.call(5, "later")
+            await raw.send(HELLO + calls + head(3, frames.PING, 0, 0) + b"bad")
+            assert await raw.parting() == ErrorCode.FRAME_SIZE_ERROR
+    await until(lambda: world.server._calls == 0 and not world.server._links)
+    assert world.calls.started == 0
+
+
+async def test_work_that_is_cancelled_by_itself(world: World) -> None:
+    async def cancelled(request: bytes) -> bytes:
+        raise asyncio.CancelledError
+
+    world.server.methods[b"/t.T/cancelled"] = Method("cancelled", bytes, cancelled, bytes)
+    assert (await code_of(world.call("cancelled", timeout=5)))[0] == grpc.StatusCode.CANCELLED
+
+
+async def test_too_many_calls_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "CALLS_LIMIT", 3)
+    waiting = [asyncio.ensure_future(world.call("wait", b"%d" % n)) for n in range(3)]
+    await until(lambda: world.calls.started == 3)
+    assert (await code_of(world.call("wait")))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+    with pytest.raises(grpc.aio.AioRpcError):
+        await world.stream("count", b"3").read()
+    assert await world.call("echo", b"at once") == b"at once"
+    world.calls.gate.set()
+    assert await asyncio.gather(*waiting) == [b"0", b"1", b"2"]
+    assert [bytes(m) async for m in world.stream("count", b"2")] == [b"0", b"1"]
 
 
 async def test_garbage(world: World, caplog: pytest.LogCaptureFixture) -> None:
