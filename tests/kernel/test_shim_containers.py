@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from pyrunc.errors import Error, NotFound, WrongState
 from pyrunc.shim.client import StartedHolder
+from pyrunc.shim.pod import PARKED_FOR_S
 from tests.kernel.shim_pod import TestPod, read_all, read_some, until
 
 HOLDER: dict[str, Any] = {
@@ -46,6 +47,44 @@ def namespace(pid: int, kind: str) -> str:
 
 
 # -- the holder
+
+
+async def test_a_start_does_not_need_the_worker_that_waits_for_it(pod: TestPod) -> None:
+    await until(lambda: _parked(pod))
+    (parked,) = _parked(pod)
+    os.kill(parked, signal.SIGKILL)
+    await until(lambda: not _parked(pod))
+    held = await hold(pod)
+    await until(lambda: _parked(pod))
+    (parked,) = _parked(pod)
+    os.kill(parked, signal.SIGKILL)
+    await until(lambda: not _parked(pod))
+    await pod.run("a", "exit 5")
+    assert (await pod.exited("a")).exit_code == 5
+    assert not _parked(pod)
+    await pod.client.stop_holder()
+    assert held.pid and pod.shim_log() == ""
+
+
+async def test_a_worker_waits_for_the_first_container_for_a_while_only(pod: TestPod) -> None:
+    await hold(pod)
+    await until(lambda: _parked(pod))
+    await until(lambda: not _parked(pod), PARKED_FOR_S + 5)
+    await pod.run("a", "exit 0")
+    await pod.exited("a")
+    await pod.client.stop_holder()
+
+
+async def test_a_worker_that_waits_ends_with_its_shim(pod: TestPod) -> None:
+    await until(lambda: _parked(pod))
+    (parked,) = _parked(pod)
+    os.kill(pod.pid, signal.SIGKILL)
+    await until(lambda: not os.path.exists(f"/proc/{parked}"))
+
+
+def _parked(pod: TestPod) -> list[int]:
+    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
+    return [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "pyrunc-spare\n"]
 
 
 async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> None:
