@@ -4,7 +4,8 @@
 # usage: provision.sh [FOLDER]      as root; again is harmless
 #
 # FOLDER holds what was made elsewhere, each part of it optional: packages/*.deb, wheels/*.whl, bin/ (etcd, kubectl, kubelet,
-# kube-apiserver, kube-controller-manager, kube-scheduler), images/*.tar. Only what is missing is fetched or built.
+# kube-apiserver, kube-controller-manager, kube-scheduler; or a disk labelled `kubernetes` with these), images/*.tar.
+# Only what is missing is fetched or built.
 # NODE_ADDRESS names the node's address where the machine has several; CGROUP_DRIVER is systemd (default) or cgroupfs.
 set -euo pipefail
 
@@ -29,9 +30,9 @@ main() {
   step certificates make_certificates
   step configuration write_configuration
   step units write_units
-  step "control plane" start_control_plane
   step "CRI server" start_server
   step images load_images
+  step "control plane" start_control_plane
   step kubelet start_kubelet
   echo "provision: $NODE is Ready; try: $BIN/kubectl --kubeconfig $ETC/admin.conf get nodes -o wide"
 }
@@ -67,7 +68,7 @@ missing_packages() {
 
 configure_kernel() {
   printf '%s\n' overlay br_netfilter nf_conntrack veth bridge >/etc/modules-load.d/pyrunc.conf
-  printf '%s\n' net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1 >/etc/sysctl.d/90-pyrunc.conf
+  printf '%s\n' net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1 vm.nr_hugepages=16 >/etc/sysctl.d/90-pyrunc.conf
   systemctl restart systemd-modules-load
   sysctl -q -p /etc/sysctl.d/90-pyrunc.conf
 }
@@ -82,8 +83,7 @@ install_project() {
     install_packages "${BUILD_PACKAGES[@]}"
     pip_install "${options[@]}" "$wheel"
   fi
-  ln -sf $VENV/bin/pyrunc-cri /usr/local/bin/
-  $VENV/bin/python -m pyrunc.cli.entry install /usr/local/bin >/dev/null
+  ln -sf $VENV/bin/pyrunc-cri $VENV/bin/pyrunc /usr/local/bin/
 }
 
 pip_install() { $VENV/bin/python -m pip install -q --disable-pip-version-check --no-compile --find-links "$GIVEN/wheels" "$@"; }
@@ -97,7 +97,10 @@ build_wheel() { # in a copy: the checkout may be a read-only share
 }
 
 install_kubernetes() {
-  local name from=$GIVEN/bin
+  local name from=$GIVEN/bin disk=/dev/disk/by-label/kubernetes
+  if [ -b $disk ] && ! mountpoint -q "$from"; then
+    mkdir -p "$from" && mount -o ro $disk "$from"
+  fi
   for name in "${PROGRAMS[@]}"; do
     [ -x "$from/$name" ] || from=$(build_kubernetes)
   done
@@ -116,7 +119,7 @@ make_certificates() {
   mkdir -p $pki
   openssl genrsa -out $pki/sa.key 2048 2>/dev/null
   openssl rsa -in $pki/sa.key -pubout -out $pki/sa.pub 2>/dev/null
-  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $pki/ca.key -out $pki/ca.crt -days 3650 -subj /CN=ca 2>/dev/null
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $pki/ca.key -out $pki/ca.crt -days 3650 -subj /CN=ca -addext keyUsage=critical,keyCertSign,cRLSign 2>/dev/null
   certificate apiserver /CN=kube-apiserver
   certificate admin /O=system:masters/CN=admin
   certificate node /O=system:masters/CN=system:node:$NODE
@@ -126,7 +129,7 @@ make_certificates() {
 certificate() { # NAME SUBJECT
   local pki=$ETC/pki names="subjectAltName=IP:127.0.0.1,IP:10.96.0.1,IP:$(node_address),DNS:localhost,DNS:kubernetes.default,DNS:$NODE"
   openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$pki/$1.key" -out "$pki/$1.csr" -subj "$2" 2>/dev/null
-  openssl x509 -req -in "$pki/$1.csr" -CA $pki/ca.crt -CAkey $pki/ca.key -CAcreateserial -days 3650 -out "$pki/$1.crt" -extfile <(echo "$names") 2>/dev/null
+  openssl x509 -req -in "$pki/$1.csr" -CA $pki/ca.crt -CAkey $pki/ca.key -CAcreateserial -days 3650 -out "$pki/$1.crt" -extfile <(printf '%s\n' "$names" authorityKeyIdentifier=keyid keyUsage=digitalSignature) 2>/dev/null
   cat >"$ETC/$1.conf" <<K
 apiVersion: v1
 kind: Config
@@ -179,12 +182,15 @@ write_units() {
   systemctl enable -q "${CONTROL_PLANE[@]}" pyrunc-cri kubelet # reloads, too
 }
 
-start_control_plane() {
-  systemctl restart "${CONTROL_PLANE[@]}"
-  await 180 "the API server" $BIN/kubectl --kubeconfig $ETC/admin.conf get --raw /readyz
+start_control_plane() { # each says READY; what talks to the API server waits for it
+  systemctl restart etcd kube-apiserver
+  systemctl restart kube-controller-manager kube-scheduler
 }
 
-start_server() { systemctl restart pyrunc-cri; } # returns when it has said READY
+start_server() { # returns when it has said READY; compiled first, for its helpers have half a minute to import what they need
+  $VENV/bin/python -m compileall -q $VENV/lib/python3*/site-packages/{pyrunc,cri_server,cni_plugins}
+  systemctl restart pyrunc-cri
+}
 
 load_images() {
   local archive
@@ -194,22 +200,12 @@ load_images() {
 }
 
 start_kubelet() {
+  local kubectl=("$BIN/kubectl" --kubeconfig $ETC/admin.conf)
   systemctl restart kubelet
-  await 180 "the node" $BIN/kubectl --kubeconfig $ETC/admin.conf wait --for=condition=Ready node/$NODE --timeout=60s
-}
-
-await() { # SECONDS WHAT COMMAND...: asks until COMMAND succeeds
-  local until=$((SECONDS + $1)) what=$2
-  shift 2
-  until "$@" >/dev/null 2>&1; do
-    if [ $SECONDS -gt $until ]; then
-      echo "provision: $what is not there" >&2
-      "$@" >&2 || true
-      journalctl --no-pager -n 40 -o cat -p warning -u 'etcd' -u 'kube*' -u pyrunc-cri | cut -c 1-300 >&2
-      return 1
-    fi
-    sleep 1
-  done
+  if ! "${kubectl[@]}" wait --for=create node/$NODE --timeout=180s || ! "${kubectl[@]}" wait --for=condition=Ready node/$NODE --timeout=180s; then
+    journalctl --no-pager -n 40 -o cat -p warning -u etcd -u 'kube*' -u pyrunc-cri | cut -c 1-300 >&2
+    return 1
+  fi
 }
 
 main

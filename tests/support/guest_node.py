@@ -24,9 +24,6 @@ def provision(guest: Guest) -> str:
     """Make the guest a node; returns what the script said. The guest has the disk of `guest_disk.kubernetes()`."""
     with tempfile.TemporaryDirectory() as folder:
         push(guest, {"wheels": wheel(Path(folder)), "images": images.busybox()})
-    guest.ssh(
-        f"mkdir -p {GIVEN}/bin && (mountpoint -q {GIVEN}/bin || mount -o ro LABEL=kubernetes {GIVEN}/bin)"
-    )
     done = guest.ssh(f"/root/project/vagrant/provision.sh {GIVEN} 2>&1", timeout_s=900)
     return done.stdout.decode(errors="replace")
 
