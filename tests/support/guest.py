@@ -237,7 +237,7 @@ class Guest:
         options = (
             "StrictHostKeyChecking=no",
             "UserKnownHostsFile=/dev/null",
-            "ConnectTimeout=5",
+            "ConnectTimeout=30",
             "ServerAliveInterval=15",
             "ServerAliveCountMax=8",
             "LogLevel=ERROR",

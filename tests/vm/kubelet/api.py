@@ -27,7 +27,7 @@ class Api:
     def __init__(self) -> None:
         self._pool = urllib3.HTTPSConnectionPool(
             "127.0.0.1", 6443, cert_file=str(PKI / "admin.crt"), key_file=str(PKI / "admin.key"), ca_certs=str(PKI / "ca.crt"),
-            timeout=60, retries=urllib3.Retry(connect=5, read=2, backoff_factor=0.5),
+            timeout=60, retries=urllib3.Retry(total=5, other=0, backoff_factor=0.5),
         )  # fmt: skip
 
     def get(self, path: str) -> Json:

@@ -10,6 +10,8 @@ from tests.kube.pods import pod, shell
 from tests.vm.kubelet.node import Node
 
 HUNGRY = "dd if=/dev/zero of=/dev/null bs=64M count=1"
+# A shell that cannot fork ends, hence the inner one; what it said is read without another process.
+FORKS = "(for i in $(seq 600); do sleep 900 & done) 2>/said; read said </said; case $said in *temporarily*) exit 44;; esac"
 SMALL = {"resources": {"limits": {"memory": "16Mi"}}}
 FULL = {"resources": {"limits": {"ephemeral-storage": "2Mi"}}}
 PODS = {
@@ -17,7 +19,7 @@ PODS = {
     # the group dies as one (memory.oom.group), so the shell, which would have said 3, does not outlive its child
     "oom-child": pod("oom-child", shell(f"{HUNGRY}; exit 3", **SMALL), restartPolicy="Never"),
     "oom-again": pod("oom-again", shell(f"sleep 2; exec {HUNGRY}", **SMALL)),
-    "forks": pod("forks", shell("for i in $(seq 600); do sleep 900 & done 2>/tmp/said; grep -q -i 'resource temporarily' /tmp/said && exit 44"), restartPolicy="Never"),
+    "forks": pod("forks", shell(FORKS), restartPolicy="Never"),
     "fills-disk": pod("fills-disk", shell("dd if=/dev/zero of=/file bs=1M count=6; sleep 3600", **FULL), restartPolicy="Never"),
 }  # fmt: skip
 
