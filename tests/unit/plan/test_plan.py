@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrunc.errors import InvalidSpec
@@ -315,6 +315,7 @@ WORDS = [
 ]
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.sampled_from(WORDS), max_size=12))
 def test_the_last_word_wins(options: list[str]) -> None:
     found = mounts.Options(tuple(options))
@@ -330,6 +331,7 @@ def test_the_last_word_wins(options: list[str]) -> None:
     assert not found.set & found.clear & ~0x70
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet="/.ab", max_size=20))
 def test_normal_paths(path: str) -> None:
     found = mounts.normal(path)

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrunc.errors import InvalidSpec
@@ -238,6 +238,7 @@ PLACES = [
 ]
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.sampled_from(PLACES), JSON)
 def test_anything_is_read_or_refused(path: str, value: object) -> None:
     try:
