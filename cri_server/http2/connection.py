@@ -24,7 +24,8 @@ from cri_server.http2.streams import Block, Stream
 REMEMBERED = 1024  # streams that this side reset, on which the peer may not know it yet
 
 
-REFUND = 10  # frames that ask for nothing, for each request: a client measures its bandwidth with PINGs
+# Frames that ask for nothing, for each request and for each message: a client measures its bandwidth with PINGs.
+REFUND, REFUND_SENT = 10, 3
 SETTINGS_COST = 20  # they touch every open stream
 SMALL_UPDATE_BYTES = 1024  # a window's update below this is one of those frames, too
 
@@ -412,6 +413,7 @@ class Connection:
     def send_data(self, stream_id: int, payload: bytes) -> bool:
         """A part of the body; whether it has left: else `Drained` comes when it has. Only while `is_open`."""
         out = self._streams[stream_id].out
+        self._controls.refund(REFUND_SENT)
         self._sender.data(out, payload)
         self._sender.drained.clear()
         return not out.queued

@@ -439,6 +439,18 @@ def test_a_client_that_measures_its_bandwidth_may_ping_with_every_call() -> None
     assert not connection.failed
 
 
+def test_a_client_that_is_sent_a_long_stream_may_ping_with_every_message() -> None:
+    connection = Connection(clock=Clock())
+    connection.receive(HELLO + request(1, END_HEADERS | END_STREAM))
+    connection.send_headers(1, STATUS_200)
+    for _ in range(10_000):
+        assert connection.send_data(1, b"event")
+        ping = head(8, frames.PING, 0, 0) + bytes(8)
+        connection.receive(ping + frames.window_update(0, 5) + frames.window_update(1, 5))
+        connection.data_to_send()
+    assert not connection.failed
+
+
 MALFORMED = {
     "upper case": [*REQUEST, ("Upper", "x")],
     "an empty name": [*REQUEST, ("", "x")],
