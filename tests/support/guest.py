@@ -8,6 +8,7 @@ The guest sees no network but a port forward for ssh. KVM is used only after it 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
@@ -72,8 +73,17 @@ def disk_folder(suite: str) -> Path:
 def build(suite: str = "trixie") -> Path:
     """Make disk, kernel and initrd, unless they are there. Returns their folder."""
     folder = disk_folder(suite)
-    if (folder / "disk.img").exists():
-        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(
+        folder.with_suffix(".lock"), "w"
+    ) as lock:  # two builders would change each other's disk and key
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "disk.img").exists():
+            _build(folder, suite)
+    return folder
+
+
+def _build(folder: Path, suite: str) -> None:
     work = folder.with_suffix(f".{os.getpid()}")
     work.mkdir(parents=True)
     try:
@@ -87,7 +97,6 @@ def build(suite: str = "trixie") -> Path:
         work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return folder
 
 
 def _bootstrap(root: Path, suite: str) -> None:
