@@ -13,6 +13,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import IMAGE, RPC_TIMEOUT_S, Server, code_of, message_of
+from tests.support.processes import wait_until
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}(Z|[+-]\d\d:\d\d) (stdout|stderr) [FP] .*")
 
@@ -267,10 +268,15 @@ def test_stats(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(["sh", "-c", "while :; do :; done"]))
     idle = server.create(pod, server.container_config(metadata=api.ContainerMetadata(name="idle")))
-    time.sleep(0.3)
-    stats = server.runtime.ContainerStats(api.ContainerStatsRequest(container_id=container), timeout=5).stats
+    request = api.ContainerStatsRequest(container_id=container)
+
+    def busy() -> bool:
+        found = server.runtime.ContainerStats(request, timeout=5).stats.cpu
+        return bool(found.timestamp and found.usage_core_nano_seconds.value > 50_000_000)
+
+    assert wait_until(busy, 20)
+    stats = server.runtime.ContainerStats(request, timeout=5).stats
     assert stats.attributes.id == container and stats.attributes.metadata.name == "c"
-    assert stats.cpu.timestamp and stats.cpu.usage_core_nano_seconds.value > 50_000_000
     assert stats.memory.timestamp and stats.memory.working_set_bytes.value > 0
     assert stats.writable_layer.fs_id.mountpoint and stats.writable_layer.HasField("used_bytes")
     listed = server.runtime.ListContainerStats(api.ListContainerStatsRequest(), timeout=5).stats
