@@ -198,5 +198,5 @@ def test_new_clocks_in_a_joined_user_namespace(box: Box, elsewhere: int) -> None
 def test_clocks_out_of_range(box: Box, clock: dict[str, int]) -> None:
     box.linux["namespaces"].append({"type": "time"})
     box.linux["timeOffsets"] = {"monotonic": clock}
-    with pytest.raises(KernelError, match="offset clocks monotonic .*: ERANGE"):
+    with pytest.raises(KernelError, match=r"offset clocks monotonic .*: ERANGE"):
         box.run("true")
