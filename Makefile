@@ -86,3 +86,7 @@ test-vm: build .venv/tested ## the tests that run in the guest
 .PHONY: bench
 bench: build .venv/tested ## compare with containerd and runc in one run
 	@$(BIN)/python -m tests.bench.compare $(BENCH)
+
+.PHONY: bench-runtimes
+bench-runtimes: build .venv/tested ## compare pyrunc with runc and crun, command by command
+	@$(BIN)/python -m tests.bench.runtimes $(BENCH)
