@@ -98,8 +98,10 @@ build_wheel() { # in a copy: the checkout may be a read-only share
 
 install_kubernetes() {
   local name from=$GIVEN/bin disk=/dev/disk/by-label/kubernetes
-  if [ -b $disk ] && ! mountpoint -q "$from"; then
-    mkdir -p "$from" && mount -o ro $disk "$from"
+  if [ -b $disk ]; then
+    from=/opt/kubernetes/disk
+    mkdir -p $from
+    mountpoint -q $from || mount -o ro $disk $from
   fi
   for name in "${PROGRAMS[@]}"; do
     [ -x "$from/$name" ] || from=$(build_kubernetes)
