@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ledger
+from tests.support import builds, ledger
 
 TESTS = Path(__file__).parent
 INTEGRATION = ("kernel", "system", "cri")  # a cluster is counted around its whole life, in tests/kube
@@ -19,6 +19,12 @@ EXPECTED_SKIPS: tuple[str, ...] = ()
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(ledger.MARK, f"{os.getpid()}-{time.time_ns()}")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Long builds come before the first test, outside of its time limit. The guest has nothing to build with."""
+    if not session.config.option.collectonly and "PYRUNC_GUEST" not in os.environ:
+        builds.make_for({item.path for item in session.items}, lambda line: print(line, flush=True))
 
 
 @pytest.fixture(autouse=True)
