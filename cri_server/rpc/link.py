@@ -114,9 +114,8 @@ class Link(asyncio.BufferedProtocol):
         if data:
             transport.write(data)
         if transport.get_write_buffer_size() + self._connection.queued_bytes > OUTPUT_LIMIT_BYTES:
-            self._server.complain(
-                f"a client does not read: {OUTPUT_LIMIT_BYTES} bytes wait for it, it is cut off"
-            )
+            text = f"a client does not read: {OUTPUT_LIMIT_BYTES} bytes wait for it, it is cut off"
+            self._server.complain("unread", text)
             transport.abort()
         elif self._connection.leaving and self.idle:
             self._leave()
@@ -149,7 +148,8 @@ class Link(asyncio.BufferedProtocol):
         elif type(event) is Ready:
             self._be_patient()
         elif type(event) is Failed:
-            self._server.complain(f"a client is cut off: {ErrorCode(event.code).name}: {event.reason}")
+            code = ErrorCode(event.code).name
+            self._server.complain(code, f"a client is cut off: {code}: {event.reason}")
             self._flush()
             self._drop_calls()
             self._leave()

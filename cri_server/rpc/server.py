@@ -45,7 +45,9 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._connections_limit = connections_limit()
         self._calls = self._large_bytes = 0
-        self._complained_s, self._unsaid = -COMPLAINT_INTERVAL_S, 0
+        self._complaints: dict[
+            str, tuple[float, int]
+        ] = {}  # by kind: when the last was logged, how many were not
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -91,7 +93,8 @@ class Server:
         """A connection was accepted; at the limit another one goes, or this one when all others are busy."""
         if len(self._links) >= self._connections_limit:
             count = len(self._links)
-            self.complain(f"{count} connections are the limit: the one that was idle for longest is closed")
+            text = f"{count} connections are the limit: the one that was idle for longest is closed"
+            self.complain("connections", text)
             idle = self._longest_idle() or link
             self._discard(idle)
             idle.evict()
@@ -142,15 +145,15 @@ class Server:
         """A large request has been answered or dropped."""
         self._large_bytes -= size
 
-    def complain(self, text: str) -> None:
-        """Log what clients do wrong, but not for each of thousands."""
+    def complain(self, kind: str, text: str) -> None:
+        """Log what clients do wrong, but not for each of thousands: one of a kind at a time."""
         now_s = time.monotonic()
-        if now_s - self._complained_s < COMPLAINT_INTERVAL_S:
-            self._unsaid += 1
+        last_s, unsaid = self._complaints.get(kind, (-COMPLAINT_INTERVAL_S, 0))
+        if now_s - last_s < COMPLAINT_INTERVAL_S:
+            self._complaints[kind] = last_s, unsaid + 1
             return
-        unsaid = f" (and {self._unsaid} complaints before it)" if self._unsaid else ""
-        log.warning("%s%s", text, unsaid)
-        self._complained_s, self._unsaid = now_s, 0
+        log.warning("%s%s", text, f" (and {unsaid} such complaints before it)" if unsaid else "")
+        self._complaints[kind] = now_s, 0
 
 
 def connections_limit() -> int:

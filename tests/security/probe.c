@@ -109,7 +109,12 @@ static void look_into(int pid)
 		snprintf(path, sizeof path, "/proc/%d/%s", pid, files[i]);
 		errno = 0;
 		fd = open(path, O_RDONLY);
-		tell(pid, files[i], fd, errno);
+		result = fd;
+		if (fd >= 0 && i > 1 && read(fd, target, 1) == 0) {
+			result = -1; /* a process that is ending has no memory any more: maps opens, and is empty */
+			errno = ESRCH;
+		}
+		tell(pid, files[i], result, errno);
 		if (fd >= 0)
 			close(fd);
 	}
