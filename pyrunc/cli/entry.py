@@ -158,11 +158,15 @@ def _link(path: str, python: str) -> bool:
     )
     if compiler is None or not os.path.exists(library):
         return False
+    names = " ".join(sysconfig.get_config_var(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS")).split()
+    if absent := [name for name in names if name.endswith(".a") and not os.path.exists(name)]:
+        # Debian 13's libpython3.13.a asks for an archive of Python's build folder, which no package has.
+        print(f"pyrunc stays a script: {library} needs {absent[0]}, which is not there", file=sys.stderr)
+        return False
     header, made = f"{path}.h.{os.getpid()}", f"{path}.{os.getpid()}"
     write_bytes(header, _frozen_header().encode())
     words = [compiler, "-O2", "-no-pie", f"-I{sysconfig.get_path('include')}", *_definitions(python, header)]
     words += [FRONT, library, "-o", made, "-Wl,--export-dynamic", "-s"]
-    names = " ".join(sysconfig.get_config_var(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS")).split()
     words += map(_static_if_there, dict.fromkeys(names))
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
