@@ -22,6 +22,7 @@ from pathlib import Path
 
 import click
 
+from cri_server import config
 from cri_server.api import api_pb2 as api
 from cri_server.cli import manifest
 from cri_server.cli import run as pod_run
@@ -52,6 +53,11 @@ NETWORK = {
     ],
 }
 
+NEXT = f"""
+kubelet, with a CNI configuration in {config.Network().conf_dir}:
+  pyrunc-cri serve &
+  kubelet --container-runtime-endpoint={config.Server().listen} ..."""
+
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.YAML")
@@ -74,6 +80,7 @@ def demo(file: Path) -> None:
             click.echo("stopped and removed")
     finally:
         shutil.rmtree(folder)
+    click.echo(NEXT)
 
 
 @click.command(hidden=True)

@@ -179,7 +179,9 @@ def test_the_demo_shows_a_pod_and_leaves_nothing(tmp_path: Path) -> None:
     output = done.stdout.decode()
     assert done.returncode == 0, (output, done.stderr)
     assert "10.88." in output and "sleep 3600" in output and "uid=0(root)" in output
-    assert output.rstrip().endswith("stopped and removed") and not list(tmp_path.iterdir())
+    assert "busybox says hello" in output, "the log's line"
+    assert "stopped and removed" in output and not list(tmp_path.iterdir())
+    assert "--container-runtime-endpoint=unix:///run/pyrunc/cri.sock" in output
 
 
 def test_verbose_status_is_json(server: Server) -> None:
