@@ -80,8 +80,8 @@ vm: build .venv/tested ## build and boot the guest with pure cgroup v2 and syste
 	@$(BIN)/python -m tests.support.guest start
 vm-down:
 	@$(BIN)/python -m tests.support.guest stop
-test-vm: build .venv/tested ## the tests that run in the guest
-	@PYRUNC_LEDGER=machine $(BIN)/python -m pytest tests/vm $(PYTEST)
+test-vm: build .venv/tested ## the tests that run in the guest; PYTEST="-m ''" for the slow ones too
+	@PYRUNC_LEDGER=machine $(BIN)/python -m pytest -m 'not slow' tests/vm $(PYTEST)
 
 .PHONY: bench
 bench: build .venv/tested ## compare with containerd and runc in one run

@@ -20,7 +20,7 @@ def node(guest: Guest) -> Guest:
 
 
 @pytest.mark.guest
-@pytest.mark.slow  # not yet measured on an idle machine; beside much else it took 13 minutes
+@pytest.mark.slow  # on an idle machine three minutes, and two for boot and provisioning
 @pytest.mark.timeout(1500)
 def test_kubelet(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """Classes, limits, resize, OOM, AppArmor, user namespaces, the unit, true numbers: the systemd driver."""
