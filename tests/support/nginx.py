@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 from cri_server.images import build
@@ -24,6 +25,7 @@ CONFIG = {
     "ExposedPorts": {"80/tcp": {}},
     "StopSignal": "SIGQUIT",
 }
+MERGED = ("bin", "lib", "lib64", "sbin")
 PACKAGES = "nginx-light,busybox-static"
 
 
@@ -32,14 +34,14 @@ def archive() -> Path:
     suite = dict(
         line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
     )["VERSION_CODENAME"]
-    recipe = json.dumps([suite, FILES, LINKS, CONFIG, PACKAGES, 6])
+    recipe = json.dumps([suite, FILES, LINKS, CONFIG, PACKAGES, 7])
     path = toolchain.cache() / "images" / f"nginx-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
         base = temporary.with_suffix(".base.tar")
         _debian(base, suite)
-        image = build.image([base.read_bytes(), _additions()], CONFIG)
+        image = build.image([base.read_bytes(), _additions(base)], CONFIG)
         temporary.write_bytes(build.docker_archive({"docker.io/library/nginx:latest": image}))
         base.unlink()
         temporary.rename(path)
@@ -52,7 +54,15 @@ def _debian(out: Path, suite: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def _additions() -> bytes:
+def _additions(base: Path) -> bytes:
+    """What configuring the packages would have made. From Debian 13 on, /lib64 and its like are links of a whole system's."""
     folders = {"run": build.directory(), "var/lib/nginx": build.directory(), "tmp": build.directory(0o1777)}
-    links = {name: build.symlink(target) for name, target in {**LINKS, "bin/sh": "busybox"}.items()}
+    with tarfile.open(base) as archive:
+        merged = not any(name.removeprefix("./").startswith("lib64") for name in archive.getnames())
+    system = (
+        {name: f"usr/{name}" for name in MERGED} | {"usr/bin/sh": "busybox"}
+        if merged
+        else {"bin/sh": "busybox"}
+    )
+    links = {name: build.symlink(target) for name, target in {**LINKS, **system}.items()}
     return build.layer({**FILES, **links, **folders}, parents=False)
