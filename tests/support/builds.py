@@ -5,6 +5,7 @@ So no test's time limit counts a build, and a run says what it waits for. What i
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,68 +13,28 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 
-def _kubernetes() -> object:
-    from tests.support import toolchain
-
-    return toolchain.kubernetes()
-
-
-def _kube_proxy() -> object:
-    from tests.support import toolchain
-
-    return toolchain.kube_proxy()
-
-
-def _flannel() -> object:
-    from tests.support import flannel
-
-    return flannel.programs()
-
-
-def _peer() -> object:
-    from tests.support import toolchain
-
-    return toolchain.peer()
-
-
-def _reference_plugins() -> object:
-    from tests.support import toolchain
-
-    return toolchain.reference_plugins()
-
-
-def _runtime_tools() -> object:
-    from tests.system import runtime_tools
-
-    return runtime_tools.build()
-
-
-def _guest() -> object:
-    from tests.support import guest, guest_disk
-
-    return guest.build(), guest_disk.kubernetes()
-
-
-# Which tests, as the beginning of their path below tests/, need what.
-NEEDS: tuple[tuple[str, str, Callable[[], object]], ...] = (
-    ("kube/", "Kubernetes and etcd", _kubernetes),
-    ("kube_nodes/", "Kubernetes and etcd", _kubernetes),
-    ("kube_nodes/", "kube-proxy", _kube_proxy),
-    ("kube_nodes/", "flannel", _flannel),
-    ("kernel/cni/", "the reference CNI plugins", _reference_plugins),
-    ("cri/network/test_under_containerd", "containerd and runc", _peer),
-    ("system/test_runtime_tools", "the OCI validation programs", _runtime_tools),
-    ("vm/test_oci", "containerd and runc", _peer),
-    ("vm/", "the guest's disk, Kubernetes for it", _guest),
+# Which tests, as the beginning of their path below tests/, need what; the function makes it unless it is there.
+NEEDS: tuple[tuple[str, str], ...] = (
+    ("kube/", "tests.support.toolchain:kubernetes"),
+    ("kube_nodes/", "tests.support.toolchain:kubernetes"),
+    ("kube_nodes/", "tests.support.toolchain:kube_proxy"),
+    ("kube_nodes/", "tests.support.flannel:programs"),
+    ("kernel/cni/", "tests.support.toolchain:reference_plugins"),
+    ("cri/network/test_under_containerd", "tests.support.toolchain:peer"),
+    ("system/test_runtime_tools", "tests.system.runtime_tools:build"),
+    ("vm/test_oci", "tests.support.toolchain:peer"),
+    ("vm/", "tests.support.guest:build"),
+    ("vm/", "tests.support.guest_disk:kubernetes"),
 )
 
 
 def make_for(paths: Iterable[Path], say: Callable[[str], None]) -> None:
     """Build what the test files `paths` need, each once; `say` hears of what took time."""
     wanted = {str(path.relative_to(TESTS)) for path in paths if path.is_relative_to(TESTS)}
-    builds = {name: build for start, name, build in NEEDS if any(path.startswith(start) for path in wanted)}
-    for name, build in builds.items():
+    needed = [build for start, build in NEEDS if any(path.startswith(start) for path in wanted)]
+    for build in dict.fromkeys(needed):
+        module, function = build.split(":")
         began = time.monotonic()
-        build()
+        getattr(importlib.import_module(module), function)()
         if (took_s := time.monotonic() - began) > 5:
-            say(f"built in {took_s:.0f} s: {name}")
+            say(f"built in {took_s:.0f} s: {build}")

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.support import toolchain
+from tests.support import groups, toolchain
 
 MODULE = "github.com/opencontainers/runtime-tools"
 VERSION = "v0.9.1-0.20251205004911-5e639034dcdc"
@@ -84,9 +84,12 @@ def names(folder: Path) -> list[str]:
     ]
 
 
-def run(folder: Path, name: str, runtime: Path, scratch: Path) -> tuple[int, str]:
-    """Exit code and output of one program, in a pid and a mount namespace of its own: what it leaves ends with them."""
-    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
+def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> tuple[int, str]:
+    """Exit code and output of one program, in a pid and a mount namespace of its own: what it leaves ends with them, and
+    containers that it forgets leave their cgroups beside `group`, in which it runs.
+    """
+    command = ["sh", "-c", groups.ENTER, str(group)]
+    command += ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
     command += ["bash", "-c", 'mount -t tmpfs tmpfs "$TMPDIR"; "$0"; exit $?', f"validation/{name}/{name}.t"]
     scratch.mkdir()
     done = subprocess.run(

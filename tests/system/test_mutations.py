@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support import bundle
+from tests.support import bundle, groups
 
 Path_ = tuple[str | int, ...]
 TIMEOUT_S = 60
@@ -207,7 +206,7 @@ def kind(value: Any) -> str:
 class Judge:
     """Runs one configuration after the other in a folder, and says what is wrong with how the runtime took it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, group: Path) -> None:
         self.bundle, self.rootfs = folder / "bundle", folder / "rootfs"
         self.bundle.mkdir()
         self.rootfs.mkdir()
@@ -220,16 +219,15 @@ class Judge:
             "ROOTFS": str(self.rootfs),
             "BUSYBOX": shutil.which("busybox") or "/bin/busybox",
         }
-        self.group = _cgroup()
+        self.group = group
 
     def run(self, config: dict[str, Any]) -> str:
         config.setdefault("root", {})
         if isinstance(config["root"], dict) and config["root"].get("path") == "ROOTFS":
             config["root"]["path"] = str(self.rootfs)
         (self.bundle / "config.json").write_text(json.dumps(config))
-        script = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
         done = subprocess.run(
-            ["sh", "-c", script, str(self.group), *self.command],
+            ["sh", "-c", groups.ENTER, str(self.group), *self.command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=TIMEOUT_S,
@@ -239,34 +237,13 @@ class Judge:
         assert not done.returncode, done.stderr
         return done.stdout.decode("utf-8", "replace")
 
-    def close(self) -> None:
-        """Remove the groups; a process that was ended last may be on its way out."""
-        deadline = time.monotonic() + 5
-        while self.group.exists():
-            try:
-                for below in sorted(self.group.rglob("*/"), reverse=True):
-                    below.rmdir()
-                self.group.rmdir()
-            except OSError:
-                assert time.monotonic() < deadline, "a cgroup is in use"
-                time.sleep(0.01)
-
-
-def _cgroup() -> Path:
-    """A group of the v2 tree for everything here: the root of what the runtime sees."""
-    tree = Path("/sys/fs/cgroup/unified")
-    made = (tree if tree.is_dir() else Path("/sys/fs/cgroup")) / f"mutations-{os.getpid()}"
-    (made / "own").mkdir(parents=True)  # the script's own group, here before any test's ledger is taken
-    return made
-
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
     if "PYRUNC_RUNTIME" in os.environ:
         pytest.skip("other runtimes word their errors otherwise, and need the host's cgroups")
-    made = Judge(tmp_path_factory.mktemp("mutations"))
-    yield made
-    made.close()
+    with groups.own_group("mutations") as group:
+        yield Judge(tmp_path_factory.mktemp("mutations"), group)
 
 
 def check(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:

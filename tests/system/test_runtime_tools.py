@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 
-from tests.support import bundle
+from tests.support import bundle, groups
 from tests.system import runtime_tools
 
 PROGRAMS = (
@@ -41,14 +42,15 @@ def answers(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     start.write_text(f'#!/bin/sh\n{wait}\nexec {" ".join(bundle.runtime())} --root $TMPDIR/state "$@"\n')
     start.chmod(0o755)
 
-    def answer(name: str) -> tuple[int, str]:
+    def answer(name: str, group: Path) -> tuple[int, str]:
         try:
-            return runtime_tools.run(programs, name, start, folder / name)
+            return runtime_tools.run(programs, name, start, folder / name, group)
         except subprocess.TimeoutExpired as error:
             return -1, f"no end within {error.timeout} s: {error.output!r}"
 
-    with ThreadPoolExecutor(2) as two:
-        return dict(zip(PROGRAMS, two.map(answer, PROGRAMS), strict=True))
+    with groups.own_group("validation") as group, ThreadPoolExecutor(2) as two:
+        said = two.map(answer, PROGRAMS, repeat(group / "own"))
+        return dict(zip(PROGRAMS, said, strict=True))
 
 
 def test_no_program_is_forgotten(programs: Path) -> None:

@@ -1,0 +1,38 @@
+"""A cgroup of a test's own, for programs whose groups come to lie beside the one they run in."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# `sh -c ENTER GROUP PROGRAM…` runs a program in a group.
+ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
+REMOVE_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def own_group(name: str) -> Iterator[Path]:
+    """A new group of the v2 tree with an empty group `own` below; both go with all that was made there, which must be empty."""
+    tree = Path("/sys/fs/cgroup/unified")
+    group = (tree if tree.is_dir() else Path("/sys/fs/cgroup")) / f"{name}-{os.getpid()}"
+    (group / "own").mkdir(parents=True)
+    try:
+        yield group
+    finally:
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    """A process that was ended last may be on its way out."""
+    deadline = time.monotonic() + REMOVE_TIMEOUT_S
+    while group.exists():
+        try:
+            for below in sorted(group.rglob("*/"), reverse=True):
+                below.rmdir()
+            group.rmdir()
+        except OSError:
+            assert time.monotonic() < deadline, f"{group} is in use"
+            time.sleep(0.01)
