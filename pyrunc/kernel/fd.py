@@ -32,6 +32,15 @@ def kernel_error(call: str, subject: str, error: OSError) -> KernelError:
     return KernelError(call, subject, error.errno or 0)
 
 
+def write_once(path: str, content: bytes) -> None:
+    """One write(2) to a file that the kernel made (/proc, resctrl), which takes a whole setting at a time. Raises OSError."""
+    number = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(number, content)
+    finally:
+        os.close(number)
+
+
 def close_all(numbers: Iterable[int]) -> None:
     """Closes each; those that are not open are passed over."""
     for number in numbers:

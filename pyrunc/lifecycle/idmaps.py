@@ -10,6 +10,7 @@ import os
 
 from pyrunc.abi.clone import CLONE_NEWUSER
 from pyrunc.errors import KernelError
+from pyrunc.kernel.fd import write_once
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
@@ -31,11 +32,7 @@ def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
     for name, entries in (("gid_map", gids), ("uid_map", uids)):
         text = "".join(f"{e.container_id} {e.host_id} {e.size}\n" for e in entries)
         try:
-            descriptor = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(descriptor, text.encode())
-            finally:
-                os.close(descriptor)
+            write_once(f"/proc/{pid}/{name}", text.encode())
         except OSError as error:
             raise KernelError("write", f"{name} {text.split()}", error.errno or 0) from None
 

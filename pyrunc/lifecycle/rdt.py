@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
+from pyrunc.kernel.fd import write_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,11 +140,7 @@ def _remove(group: str) -> None:
 
 def _write(group: str, name: str, text: str) -> None:
     try:
-        descriptor = os.open(f"{group}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+        write_once(f"{group}/{name}", text.encode())
     except OSError as error:
         raise KernelError(
             "write", f"{text.strip()!r} to '{group}/{name}'", error.errno or 0, _said(group)
