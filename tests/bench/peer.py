@@ -24,6 +24,7 @@ class Containerd:
         self.program = Program("containerd", folder)
         self.built = toolchain.peer()
         self._plugins = plugins or self.built / "cni"
+        self._there = _groups()
 
     def start(self, images: list[Path]) -> None:
         """Start it and import `images` (docker-archives), among them one named like PAUSE."""
@@ -45,8 +46,10 @@ class Containerd:
                 raise RuntimeError(f"containerd does not import {image}: {done.stderr}")
 
     def stop(self) -> None:
-        """End it; its pods must have been removed."""
+        """End it; its pods must have been removed. The group of all of them, which it leaves in each hierarchy, goes too."""
         self.program.stop()
+        for group in _groups() - self._there:
+            group.rmdir()
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -91,6 +94,11 @@ state = "{self.folder}/state"
   sandbox = "{PAUSE}"
 """
         )
+
+
+def _groups() -> set[Path]:
+    """The peer's cgroups, in the trees of both versions."""
+    return {group for place in ("k8s.io", "*/k8s.io") for group in Path("/sys/fs/cgroup").glob(place)}
 
 
 def pause_archive(folder: Path) -> Path:
