@@ -84,7 +84,15 @@ async def test_a_worker_that_waits_ends_with_its_shim(pod: TestPod) -> None:
 
 def _parked(pod: TestPod) -> list[int]:
     children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
-    return [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "pyrunc-spare\n"]
+    return [int(pid) for pid in children if _name(pid) == "pyrunc-spare\n"]
+
+
+def _name(pid: str) -> str | None:
+    """None for a process that its shim has reaped since it was listed (a read then fails with ESRCH, too)."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> None:
