@@ -7,7 +7,7 @@ the points where its parent has a part, and ends its side of the socket by execv
 from __future__ import annotations
 
 import os
-from errno import EACCES, EISDIR, ENOENT, ENOTDIR
+from errno import EACCES, EISDIR, ELIBACC, ENOENT, ENOTDIR
 
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
 from pyrunc.kernel.fd import close_all
@@ -238,6 +238,10 @@ def worded(error: OperationFailed, args: Sequence[str]) -> Error:
         if "/" not in name:
             return NotFound(f'exec: "{name}": executable file not found in $PATH')
         return NotFound(f'exec: "{name}": stat {name}: {os.strerror(error.errno).lower()}')
+    if error.errno == ELIBACC:  # `program.macros.execute`
+        return NotFound(
+            f"exec {name}: {os.strerror(ENOENT).lower()} (the file is there, its interpreter or loader is not)"
+        )
     if error.errno in (EACCES, EISDIR):
         return InvalidArgument(f'exec: "{name}": {os.strerror(error.errno).lower()}')
     return KernelError("exec", f'"{name}"', error.errno, os.strerror(error.errno).lower())

@@ -6,7 +6,7 @@ close-on-exec; where they return a slot, the program may `close` it when it is d
 
 from __future__ import annotations
 
-from errno import EACCES, EAGAIN, EEXIST, EINVAL, EISDIR, ENODEV, ENOENT, ENOSYS, ENOTDIR, EPERM
+from errno import EACCES, EAGAIN, EEXIST, EINVAL, EISDIR, ELIBACC, ENODEV, ENOENT, ENOSYS, ENOTDIR, EPERM
 from struct import pack
 
 from pyrunc.abi.clone import CLONE_ARGS_SIZE, CLONE_INTO_CGROUP, CLONE_PARENT
@@ -17,6 +17,7 @@ from pyrunc.abi.file import (
     AT_FDCWD,
     AT_SYMLINK_NOFOLLOW,
     CLOSE_RANGE_CLOEXEC,
+    F_OK,
     F_SETFD,
     FD_CLOEXEC,
     O_CLOEXEC,
@@ -372,21 +373,27 @@ def execute(
     """execve(2) of the first path that works, as execvp: ENOENT and ENOTDIR try the next, EACCES too but is kept.
 
     Never returns on success. What follows runs when nothing could be executed; `result` (4 bytes) has the negative errno.
+    execve says ENOENT also for a file that is there and whose loader or `#!` interpreter is not: that is ELIBACC here, an
+    errno that execve itself does not have, and the search ends with it.
     """
     argv_place, env_place = a.pointers(argv), a.pointers(env)
     failed, code = a.label("execve failed"), a.slot(4)
     a.set(result, -ENOENT)
     for path in candidates:
-        after = a.label("next candidate")
+        after, missing, refused = a.label("next candidate"), a.label("ENOENT"), a.label("refused")
         a.sys(
             "execve",
             path,
             argv_place,
             env_place,
             store=code,
-            skip={ENOENT: after, ENOTDIR: after},
-            skip_any=NEXT,
+            skip={ENOENT: missing, ENOTDIR: after},
+            skip_any=refused,
         )
+        a.place(missing)
+        a.sys("faccessat", AT_FDCWD, path, F_OK, skip_any=after)
+        a.set(code, -ELIBACC)
+        a.place(refused)
         a.set(result, code)
         a.compare(code, "eq", -EACCES, false=failed)
         a.place(after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -126,6 +127,31 @@ def test_missing_program(box: Box, args: list[str], text: str) -> None:
     with pytest.raises(NotFound) as caught:
         box.outcome(*args)
     assert str(caught.value) == text
+
+
+def add_programs_without_interpreters(box: Box) -> None:
+    """`script` and `loaded` in /opt, which is in PATH; the machine's own programs ask for a loader that the image lacks."""
+    folder = box.image / "opt"
+    folder.mkdir()
+    (folder / "script").write_text("#!/no/interpreter\n")
+    (folder / "script").chmod(0o755)
+    shutil.copy("/bin/true", folder / "loaded")
+    box.process["env"] = ["PATH=/nowhere:/opt:/bin"]
+
+
+@pytest.mark.parametrize("name", ["script", "/opt/script", "loaded", "/opt/loaded"])
+def test_a_program_that_is_there_and_its_interpreter_is_not(box: Box, tmp_path: Path, name: str) -> None:
+    add_programs_without_interpreters(box)
+    with pytest.raises(NotFound) as caught:
+        box.outcome(name)
+    assert str(caught.value).startswith(f"exec {name}: no such file or directory (")
+    created = create(box.request(name, start_immediately=False, state_dir=str(tmp_path)))
+    try:
+        with pytest.raises(NotFound) as caught:
+            release(str(tmp_path), [name])
+        assert str(caught.value).startswith(f"exec {name}: no such file or directory (")
+    finally:
+        finish(created)
 
 
 @pytest.mark.parametrize(

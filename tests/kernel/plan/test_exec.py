@@ -109,6 +109,17 @@ def test_missing_program(box: Box, args: list[str], kind: type[Error], text: str
         assert created.cgroup.processes() == [created.pid]
 
 
+@pytest.mark.parametrize("name", ["script", "/opt/script"])
+def test_a_program_that_is_there_and_its_interpreter_is_not(box: Box, name: str) -> None:
+    (box.image / "opt").mkdir()
+    (box.image / "opt/script").write_text("#!/no/interpreter\n")
+    (box.image / "opt/script").chmod(0o755)
+    with box.running() as (created, request):
+        with pytest.raises(NotFound) as caught:
+            box.execute(created, request, "true", {"args": [name], "env": ["PATH=/bin:/opt"]})
+        assert str(caught.value).startswith(f"exec {name}: no such file or directory (")
+
+
 def test_bad_requests(box: Box) -> None:
     with box.running() as (created, request):
         for asked in ({"args": []}, {"args": ["true"], "cwd": "tmp"}, {"args": ["true"], "env": ["=x"]}):
