@@ -6,6 +6,7 @@ Answers are joined from the wire forms that sandboxes and containers keep.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import status as container_status
@@ -21,16 +22,7 @@ TIMESTAMP = tag(api.PodSandboxStatusResponse, "timestamp", VARINT)
 
 def of(sandbox: Sandbox) -> api.PodSandboxStatus:
     """The status message; namespace options are echoed as asked, for kubelet compares them."""
-    config = sandbox.config
-    result = api.PodSandboxStatus(
-        id=sandbox.id,
-        metadata=config.metadata,
-        state=sandbox.state,  # type: ignore[arg-type]
-        created_at=sandbox.created_at_ns,
-        labels=config.labels,
-        annotations=config.annotations,
-        runtime_handler=sandbox.runtime_handler,
-    )
+    result = api.PodSandboxStatus(**_facts(sandbox))
     result.linux.namespaces.options.CopyFrom(sandbox.options)
     result.network.SetInParent()
     if sandbox.ips:
@@ -42,16 +34,21 @@ def of(sandbox: Sandbox) -> api.PodSandboxStatus:
 
 def listed(sandbox: Sandbox) -> api.PodSandbox:
     """The list entry."""
+    return api.PodSandbox(**_facts(sandbox))
+
+
+def _facts(sandbox: Sandbox) -> dict[str, Any]:
+    """The fields that the status message and the list entry have in common."""
     config = sandbox.config
-    return api.PodSandbox(
-        id=sandbox.id,
-        metadata=config.metadata,
-        state=sandbox.state,  # type: ignore[arg-type]
-        created_at=sandbox.created_at_ns,
-        labels=config.labels,
-        annotations=config.annotations,
-        runtime_handler=sandbox.runtime_handler,
-    )
+    return {
+        "id": sandbox.id,
+        "metadata": config.metadata,
+        "state": sandbox.state,
+        "created_at": sandbox.created_at_ns,
+        "labels": config.labels,
+        "annotations": config.annotations,
+        "runtime_handler": sandbox.runtime_handler,
+    }
 
 
 def wire(sandbox: Sandbox) -> bytes:

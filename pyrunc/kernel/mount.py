@@ -137,15 +137,19 @@ def open_mount(
     try:
         if source:
             fsconfig_string(fs_fd, "source", source)
-        for key, value in options:
-            if value is None:
-                fsconfig_flag(fs_fd, key)
-            else:
-                fsconfig_string(fs_fd, key, value)
-        fsconfig_create(fs_fd)
-        return open_fsmount(fs_fd, attributes)
+        return _open_with(fs_fd, options, attributes)
     finally:
         os.close(fs_fd)
+
+
+def _open_with(fs_fd: int, options: Iterable[tuple[str, str | None]], attributes: int) -> int:
+    for key, value in options:
+        if value is None:
+            fsconfig_flag(fs_fd, key)
+        else:
+            fsconfig_string(fs_fd, key, value)
+    fsconfig_create(fs_fd)
+    return open_fsmount(fs_fd, attributes)
 
 
 def open_proc() -> int:
@@ -181,13 +185,7 @@ def open_overlay(
                 fsconfig_fd(fs_fd, key, place)
             elif place is not None:
                 fsconfig_string(fs_fd, key, place)
-        for key, value in options:
-            if value is None:
-                fsconfig_flag(fs_fd, key)
-            else:
-                fsconfig_string(fs_fd, key, value)
-        fsconfig_create(fs_fd)
-        return open_fsmount(fs_fd, attributes)
+        return _open_with(fs_fd, options, attributes)
     finally:
         os.close(fs_fd)
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,19 +31,6 @@ spec:
   volumes:
     - {{name: data, emptyDir: {{}}}}
 """
-
-
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
-
-
-@pytest.fixture
-def server(module_server: Server) -> Iterator[Server]:
-    yield module_server
-    module_server.remove_all()
 
 
 def cli(server: Server, *words: str, code: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

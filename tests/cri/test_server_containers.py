@@ -26,12 +26,6 @@ def module_server() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def server(module_server: Server) -> Iterator[Server]:
-    yield module_server
-    module_server.remove_all()
-
-
 def secured(
     server: Server, command: tuple[str, ...] = ("sleep", "3600"), **fields: object
 ) -> api.ContainerConfig:

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
-import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import IMAGE, RPC_TIMEOUT_S, Server, code_of, message_of
 from tests.support.processes import wait_until
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}(Z|[+-]\d\d:\d\d) (stdout|stderr) [FP] .*")
-
-
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
-
-
-@pytest.fixture
-def server(module_server: Server) -> Iterator[Server]:
-    yield module_server
-    module_server.remove_all()
 
 
 def test_a_pod_and_its_container(server: Server) -> None:

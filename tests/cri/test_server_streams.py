@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlparse
 
@@ -23,19 +22,6 @@ from pyrunc.kernel.namespace import setns
 from tests.cri.server_harness import Server, code_of
 
 STDIN, STDOUT, STDERR, ERROR, CLOSE = 0, 1, 2, 3, 255
-
-
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
-
-
-@pytest.fixture
-def server(module_server: Server) -> Iterator[Server]:
-    yield module_server
-    module_server.remove_all()
 
 
 def open_session(server: Server, url: str, protocol: str = "v5.channel.k8s.io") -> ClientConnection:

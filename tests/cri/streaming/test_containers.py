@@ -18,13 +18,6 @@ from tests.cri.server_harness import RPC_TIMEOUT_S, Server
 TRANSPORTS = {"spdy": [], "websocket": ["-websocket", "-protocol", "v5.channel.k8s.io"]}
 
 
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
-
-
 @pytest.fixture
 def node(module_server: Server) -> Iterator[Server]:
     yield module_server
