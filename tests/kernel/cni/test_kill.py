@@ -117,20 +117,28 @@ def test_portmap_killed_while_adding(host: Host) -> None:
         assert all_elements() == []
 
 
-def test_twenty_adds_at_once_on_a_host_without_bridge_and_rules(host: Host, tmp_path: Path) -> None:
-    config = host.bridge_config(ipMasq=True, hairpinMode=True)
-    pods = [host.pod() for _ in range(20)]
+def at_once(folder: Path, jobs: list[tuple[str, Pod, dict[str, Any]]]) -> list[Any]:
+    """The bridge plugin's answers to (command, pod, config), each in a forked child, all at the same time."""
     running = []
-    for pod in pods:
+    for number, (command, pod, config) in enumerate(jobs):
         pid = os.fork()
         if pid == 0:
-            code, content = answer(BRIDGE, requests_of(pod), json.dumps(config).encode())
-            (tmp_path / pod.id).write_bytes(content)
+            request = {**requests_of(pod), "CNI_COMMAND": command}
+            code, content = answer(BRIDGE, request, json.dumps(config).encode())
+            (folder / f"{command}-{number}").write_bytes(content)
             os._exit(code)
         running.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in running]
-    results = [json.loads((tmp_path / pod.id).read_bytes()) for pod in pods]
-    assert codes == [0] * 20, [r for r in results if "code" in r]
+    contents = [(folder / f"{command}-{number}").read_bytes() for number, (command, _, _) in enumerate(jobs)]
+    answers = [json.loads(content) if content else None for content in contents]
+    assert codes == [0] * len(jobs), [answer for answer in answers if answer and "code" in answer]
+    return answers
+
+
+def test_twenty_adds_at_once_on_a_host_without_bridge_and_rules(host: Host, tmp_path: Path) -> None:
+    config = host.bridge_config(ipMasq=True, hairpinMode=True)
+    pods = [host.pod() for _ in range(20)]
+    results = at_once(tmp_path, [("ADD", pod, config) for pod in pods])
     assert len({ip["address"] for result in results for ip in result["ips"]}) == 40
     assert len({result["interfaces"][0]["mac"] for result in results}) == 1
     for pod, result in zip(pods, results, strict=True):
@@ -141,3 +149,18 @@ def test_twenty_adds_at_once_on_a_host_without_bridge_and_rules(host: Host, tmp_
         pod.close()
     wait_until(lambda: not veths())
     assert not leases(host) and not all_elements()
+
+
+def test_pods_are_checked_while_others_come_and_go(host: Host, tmp_path: Path) -> None:
+    config = host.bridge_config(ipMasq=True)
+    pods = [host.pod() for _ in range(15)]
+    staying, leaving, coming = pods[:5], pods[5:10], pods[10:]
+    results = {pod.id: attach(pod, config) for pod in (*staying, *leaving)}
+    previous = {pod.id: {**config, "prevResult": results[pod.id]} for pod in (*staying, *leaving)}
+    jobs = [("CHECK", pod, previous[pod.id]) for pod in staying for _ in range(2)]
+    jobs += [("DEL", pod, previous[pod.id]) for pod in leaving] + [("ADD", pod, config) for pod in coming]
+    at_once(tmp_path, jobs[::2] + jobs[1::2])
+    assert {e.comment for e in all_elements()} == {f"net/{pod.id}/eth0" for pod in (*staying, *coming)}
+    assert len(leases(host)) == 2 * len((*staying, *coming)) and len(veths()) == 10
+    for pod in pods:
+        call(BRIDGE, "DEL", pod, config)
