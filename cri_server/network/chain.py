@@ -31,8 +31,8 @@ IFNAME = "eth0"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _WORDS_LIMIT = 500
 _OUTPUT_LIMIT_BYTES = LIMIT_BYTES + 1
-_HOUSEKEEPING_TIMEOUT_S = 10.0
-"""For what runs while no pod can be attached."""
+_HOUSEKEEPING_TIMEOUT_S = 30.0
+"""For what runs while no pod can be attached; an emulated node with its first pods took more than ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
