@@ -151,6 +151,20 @@ class Cgroup:
             self._placeholder.end()
             self._placeholder = None
 
+    def give_to(self, uid: int) -> None:
+        """Make `uid` the owner of the group and of what the kernel says may be delegated: it can make groups below and move
+        its processes there, its limits stay ours. An id that does not exist here is left to setresuid. Raises KernelError.
+        """
+        for path in (self.directory, *(f"{self.directory}/{name}" for name in tree.delegated_files())):
+            try:
+                os.chown(path, uid, -1)
+            except FileNotFoundError:  # of a controller that is not here
+                continue
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    return
+                raise KernelError("chown", repr(path), error.errno or 0) from None
+
     # -- limits
 
     def apply(self, resources: Mapping[str, Any], missing_controllers: str = "error") -> list[str]:

@@ -16,6 +16,7 @@ import time
 from pyrunc.errors import InvalidArgument, KernelError, Unsupported
 
 USUAL_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+DELEGATED = "/sys/kernel/cgroup/delegate"
 MARK = "trusted.pyrunc"
 GONE = (errno.ENOENT, errno.ENODEV)
 
@@ -105,6 +106,15 @@ def may_move(source: str, target: str) -> bool:
     """Whether we may take a process from one group to another, by their paths in the tree: we own what is above both."""
     above = os.path.commonpath([source, target])
     return os.access(f"{root()}{above.rstrip('/')}/cgroup.procs", os.W_OK)
+
+
+def delegated_files() -> list[str]:
+    """The files that change hands with a group; the kernel lists them since 4.15."""
+    try:
+        with open(DELEGATED, "rb", buffering=0) as file:
+            return os.fsdecode(file.readall() or b"").split()
+    except FileNotFoundError:
+        return ["cgroup.procs", "cgroup.subtree_control", "cgroup.threads"]
 
 
 def open_group(directory: str) -> int:

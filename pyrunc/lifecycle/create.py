@@ -114,7 +114,7 @@ def create(request: CreateRequest) -> Created:
         if spec.hooks.start_container:
             descriptors.take("hook-state", os.memfd_create("hook-state", os.MFD_CLOEXEC))
         parts = user_namespace_parts(spec.linux, spec.process, _with_hooks(request, descriptors))
-        parts = _with_node(request, parts, undo)
+        parts = _with_node(request, parts, undo, cgroup)
         plan = _plan(request, found, load_filter, cgroup is not None, parts)
         findings.give_stdio(spec, request.stdio)
         try:
@@ -257,9 +257,12 @@ def _with_hooks(request: CreateRequest, descriptors: Descriptors) -> Parts:
     return parts
 
 
-def _with_node(request: CreateRequest, wanted: Parts, undo: Undo) -> Parts:
-    """What the node gives the process as soon as it exists: a share of the caches, links."""
+def _with_node(request: CreateRequest, wanted: Parts, undo: Undo, cgroup: Cgroup | None = None) -> Parts:
+    """What the node gives the process as soon as it exists: its cgroup, a share of the caches, links."""
     linux, more = request.spec.linux, []  # type: Linux, list[Callable[[Born], object]]
+    if request.cgroup is not None and (owner := findings.cgroup_owner(request.spec)) is not None:
+        # Not before: who has joined a user namespace could not be born in a group of another's.
+        more.append(lambda born: cgroup.give_to(owner) if cgroup is not None else None)
     if linux.intel_rdt:
         from pyrunc.lifecycle import rdt
 

@@ -1,7 +1,7 @@
 """What the plan of a container needs to know of its files, looked up beneath its root before anything runs.
 
 Kinds of bind sources, destinations whose dangling links have to be followed by us, the mode of what a tmpfs covers, the
-user's home; and the owner of stdio.
+user's home; and who owns its stdio and its cgroup.
 """
 
 from __future__ import annotations
@@ -148,6 +148,20 @@ def give_to(owner: int, stdio: tuple[int, int, int]) -> None:
                 EROFS,
             ):  # EINVAL: an id that is not mapped, which setresuid will tell
                 raise KernelError("fchown", f"stdio {number}", error.errno or 0) from None
+
+
+def cgroup_owner(spec: Spec) -> int | None:
+    """Who, by an id of the host, is to own the cgroup: the container's user, when the container has a tree of its own to see
+    it in and may write to that. None: it stays ours. Source: runtime-spec, config-linux.md, "Cgroup ownership"."""
+    namespace = spec.linux.namespace("cgroup")
+    shown = [mount for mount in spec.mounts if normal(mount.destination) == "/sys/fs/cgroup"]
+    if spec.process is None or namespace is None or namespace.path or not shown:
+        return None
+    access = [option for option in shown[-1].options if option in ("ro", "rro", "rw")]
+    if shown[-1].type not in ("cgroup", "cgroup2") or access[-1:] in (["ro"], ["rro"]):
+        return None
+    owner = host_id(spec.process.user.uid, spec.linux.uid_mappings)
+    return owner if owner != os.geteuid() else None
 
 
 def keeps_groups(spec: Spec) -> bool:

@@ -90,14 +90,17 @@ def build_exec(
     if affinity.initial:
         ops.append(model.SetAffinity(cpu_list(affinity.initial, "process.execCPUAffinity.initial")))
     kinds = namespaces.own(linux)
-    # The cgroup namespace comes after the birth in its cgroup: with nsdelegate, as systemd mounts the tree, a namespace is
-    # a border that no process may be moved across from inside (cgroup-v2.rst, "Delegation"; clone3 says ENOENT).
-    outer = tuple(kind for kind in kinds if kind != "cgroup")
+    # Two come after the birth in the cgroup. The cgroup namespace, for with nsdelegate, as systemd mounts the tree, it is a
+    # border that no process may be moved across from inside (cgroup-v2.rst, "Delegation"; clone3 says ENOENT). And the user
+    # namespace, for the cgroup may have been given to the container's user: the host's root may do to it what it likes,
+    # but a user namespace in which its group is not mapped takes that right away (EACCES).
+    outer = tuple(kind for kind in kinds if kind not in ("cgroup", "user"))
+    inner = tuple(kind for kind in ("user", "cgroup") if kind in kinds)
     if outer:
         ops.append(model.JoinProcess(outer, "container"))
     ops.append(model.Clone((), cgroup))
-    if "cgroup" in kinds:
-        ops.append(model.JoinProcess(("cgroup",), "container"))
+    if inner:
+        ops.append(model.JoinProcess(inner, "container"))
     ops += _sync("born", sync)
     if affinity.final:
         ops.append(model.SetAffinity(cpu_list(affinity.final, "process.execCPUAffinity.final")))

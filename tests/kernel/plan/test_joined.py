@@ -68,6 +68,17 @@ def test_one_kind(box: Box, elsewhere: int, kind: str) -> None:
         assert link == os.readlink(f"/proc/{elsewhere}/ns/{name}")
 
 
+def test_its_cgroup_is_given_to_the_user_of_a_joined_namespace(box: Box, elsewhere: int) -> None:
+    """Who is born in the group, or enters it later, is in the other user namespace and was not its owner."""
+    join(box, elsewhere, "user")
+    place = next(m for m in box.config["mounts"] if m["destination"] == "/sys/fs/cgroup")
+    place["options"].remove("ro")
+    with box.running() as (created, request):
+        assert created.cgroup is not None and os.stat(created.cgroup.directory).st_uid == 200000
+        said = box.execute(created, request, "mkdir /sys/fs/cgroup/below; cat /proc/self/cgroup")
+        assert said.splitlines()[-1] == "0::/"
+
+
 @pytest.mark.parametrize("maps", [True, False])
 def test_all_of_another(box: Box, elsewhere: int, maps: bool) -> None:
     """The maps that the namespace has hold, whether the configuration repeats them or not."""

@@ -76,6 +76,43 @@ def test_an_unmapped_user_is_refused(mapped: Box) -> None:
         mapped.run("true")
 
 
+def own_cgroup(box: Box, *options: str) -> None:
+    """The container has a tree of its own in which it may write, `options` besides."""
+    place = next(m for m in box.config["mounts"] if m["destination"] == "/sys/fs/cgroup")
+    place["options"] = [option for option in place["options"] if option not in ("ro", "rw")] + list(options)
+
+
+@pytest.mark.parametrize(("user", "owner"), [(0, 100000), (7, 100007)])
+def test_its_cgroup_is_its_own(mapped: Box, user: int, owner: int) -> None:
+    own_cgroup(mapped)
+    mapped.process["user"] = {"uid": user, "gid": 3}
+    with mapped.running() as (created, request):
+        assert created.cgroup is not None
+        folder = Path(created.cgroup.directory)
+        given = Path("/sys/kernel/cgroup/delegate").read_text().split()
+        owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in folder.iterdir()}
+        assert {name for name, ids in owners.items() if ids == (owner, 0)} == set(given) & set(owners)
+        assert set(owners.values()) == {(owner, 0), (0, 0)} and folder.stat().st_uid == owner
+        script = "cd /sys/fs/cgroup && mkdir below && echo $$ > below/cgroup.procs && cat /proc/self/cgroup"
+        asked = {"user": {"uid": user, "gid": 3}, "args": ["sh", "-c", script]}
+        said = mapped.execute(created, request, script, asked)
+        assert said.splitlines()[-1] == "0::/below"
+        assert "Permission denied" in mapped.execute(created, request, "echo 5 > /sys/fs/cgroup/cgroup.max.depth 2>&1; true", {"user": asked["user"]})  # fmt: skip
+
+
+@pytest.mark.parametrize("why", ["read-only", "host's tree", "no tree"])
+def test_a_cgroup_that_it_cannot_write_stays_ours(mapped: Box, why: str) -> None:
+    own_cgroup(mapped, "rw", "ro" if why == "read-only" else "rw")
+    if why == "host's tree":
+        mapped.linux["namespaces"] = [e for e in mapped.linux["namespaces"] if e["type"] != "cgroup"]
+    elif why == "no tree":
+        mapped.config["mounts"] = [m for m in mapped.config["mounts"] if m["destination"] != "/sys/fs/cgroup"]
+    with mapped.running() as (created, _):
+        assert created.cgroup is not None
+        folder = Path(created.cgroup.directory)
+        assert {path.stat().st_uid for path in (folder, *folder.iterdir())} == {0}
+
+
 def test_terminal(mapped: Box) -> None:
     from pyrunc.lifecycle.create import create
     from tests.kernel.plan.box import finish

@@ -217,6 +217,9 @@ def test_exec_joins_what_the_container_has() -> None:
         ("pid", "net", "ipc", "uts", "mnt"),
         ("cgroup",),
     ]  # born in the cgroup before its namespace
+    mapped = spec.linux.replace(namespaces=(*spec.linux.namespaces, Namespace("user")))
+    built = plans.build_exec(mapped, spec.process.replace(terminal=False), HOST)
+    assert [op.kinds for op in built.ops if isinstance(op, model.JoinProcess)][1] == ("user", "cgroup")
 
 
 def test_a_mount_label_needs_selinux_and_goes_to_what_takes_one() -> None:
