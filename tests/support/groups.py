@@ -10,7 +10,7 @@ from pathlib import Path
 
 # `sh -c ENTER GROUP PROGRAM…` runs a program in a group.
 ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
-REMOVE_TIMEOUT_S = 5.0
+REMOVE_TIMEOUT_S = 20.0
 
 
 @contextmanager
@@ -30,9 +30,8 @@ def _remove(group: Path) -> None:
     deadline = time.monotonic() + REMOVE_TIMEOUT_S
     while group.exists():
         try:
-            for below in sorted(group.rglob("*/"), reverse=True):
-                below.rmdir()
-            group.rmdir()
+            for below, _, _ in os.walk(group, topdown=False):
+                os.rmdir(below)
         except OSError:
             assert time.monotonic() < deadline, f"{group} is in use"
             time.sleep(0.01)

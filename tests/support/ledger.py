@@ -1,6 +1,7 @@
 """What a test may leave behind, counted: one snapshot before, one after, and the difference is a leak.
 
 Always: descriptors and children of the test's process, and processes that carry the session's mark in their environment.
+A process is known again by its pid and start time; its name may change in between (a zygote takes its own after execve).
 With `PYRUNC_LEDGER=machine` (how `make test` runs; nothing else must be testing on the machine then) also what belongs to
 the machine: mounts, named network namespaces, links, nftables tables with their elements, cgroups of the v2 tree, and every
 process that runs one of our programs. State entries are counted for the folders that a test names.
@@ -19,42 +20,47 @@ from pathlib import Path
 MARK = "PYRUNC_TEST_SESSION"
 OURS = ("pyrunc", "cri_server", "cni_plugins", "/memfd:launcher", "/memfd:pause", "pyrunc/native/")
 
-Entries = dict[str, set[str]]
+Entries = dict[str, dict[str, str]]
 
 
 @dataclass
 class Ledger:
-    """One snapshot: the kind of thing -> its names."""
+    """One snapshot: the kind of thing -> what each is known by -> how it is told."""
 
     entries: Entries = field(default_factory=dict)
 
     def leaks(self, earlier: Ledger) -> list[str]:
         """What is here and was not there, a line each."""
         return [
-            f"{kind}: {name}"
-            for kind, names in sorted(self.entries.items())
-            for name in sorted(names - earlier.entries.get(kind, set()))
+            f"{kind}: {words}"
+            for kind, found in sorted(self.entries.items())
+            for known_by, words in sorted(found.items())
+            if known_by not in earlier.entries.get(kind, {})
         ]
 
 
 def take(folders: Iterable[Path] = ()) -> Ledger:
     """Count now."""
-    entries: Entries = {"descriptor": descriptors(), "child": children(), "process": marked_processes()}
+    entries: Entries = {
+        "descriptor": _by_name(descriptors()),
+        "child": children(),
+        "process": marked_processes(),
+    }
     if os.environ.get("PYRUNC_LEDGER") == "machine":
         entries |= {
-            "mount": mounts(),
-            "network namespace": set(_listing("/run/netns")),
-            "link": {name for _, name in socket.if_nameindex()},
-            "nftables": nftables(),
-            "cgroup": cgroups(),
+            "mount": _by_name(mounts()),
+            "network namespace": _by_name(_listing("/run/netns")),
+            "link": _by_name(name for _, name in socket.if_nameindex()),
+            "nftables": _by_name(nftables()),
+            "cgroup": _by_name(cgroups()),
             "process of ours": our_processes(),
         }
     for folder in folders:
-        entries[f"state in {folder}"] = {str(p.relative_to(folder)) for p in folder.rglob("*")}
+        entries[f"state in {folder}"] = _by_name(os.path.relpath(path, folder) for path in _below(folder))
     return Ledger(entries)
 
 
-def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 5.0) -> list[str]:
+def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.0) -> list[str]:
     """The leaks that are still there when the kernel had `timeout_s` to finish what it does in the background."""
     folders, deadline = list(folders), time.monotonic() + timeout_s
     while True:
@@ -77,25 +83,26 @@ def descriptors() -> set[str]:
     return found
 
 
-def children() -> set[str]:
+def children() -> dict[str, str]:
     """Living and dead children of this process, zombies included."""
-    found = set()
+    found = {}
     for task in _listing("/proc/self/task"):
         try:
             pids = Path(f"/proc/self/task/{task}/children").read_text().split()
         except OSError:
             continue
-        found |= {_describe(pid) for pid in pids}
+        for pid in pids:
+            found |= _described(pid)
     return found
 
 
-def marked_processes() -> set[str]:
+def marked_processes() -> dict[str, str]:
     """Processes, wherever they ended up, whose environment carries this session's mark."""
     mark = os.environ.get(MARK)
     if not mark:
-        return set()
+        return {}
     wanted = f"{MARK}={mark}".encode()
-    found = set()
+    found = {}
     for pid in _pids():
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
@@ -103,13 +110,13 @@ def marked_processes() -> set[str]:
         except OSError:
             continue
         if marked and int(pid) != os.getpid() and not _waits_to_be_a_shim(pid):
-            found.add(_describe(pid))
+            found |= _described(pid)
     return found
 
 
-def our_processes() -> set[str]:
+def our_processes() -> dict[str, str]:
     """Processes that run one of our programs, by executable or command line."""
-    found = set()
+    found = {}
     for pid in _pids():
         try:
             what = os.readlink(f"/proc/{pid}/exe") + Path(f"/proc/{pid}/cmdline").read_bytes().decode(
@@ -123,7 +130,7 @@ def our_processes() -> set[str]:
             and int(pid) not in (os.getpid(), os.getppid())
             and not _waits_to_be_a_shim(pid)
         ):
-            found.add(_describe(pid))
+            found |= _described(pid)
     return found
 
 
@@ -141,14 +148,14 @@ def cgroups() -> set[str]:
     root = Path("/sys/fs/cgroup/unified")
     if not root.is_dir():
         root = Path("/sys/fs/cgroup")
-    return {str(Path(base) / name) for base, names, _ in os.walk(root) for name in names} - {
-        str(root / "pyrunc")
-    }
+    return {f"{base}/{name}" for base, names, _ in os.walk(root) for name in names} - {f"{root}/pyrunc"}
 
 
 def nftables() -> set[str]:
-    """The ruleset, a line each, with the place where the line stands."""
-    listing = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=False).stdout
+    """The ruleset without its counters, a line each, with the place where the line stands."""
+    listing = subprocess.run(
+        ["nft", "--stateless", "list", "ruleset"], capture_output=True, text=True, check=False
+    ).stdout
     found, place = set(), []
     for line in listing.splitlines():
         word = line.strip()
@@ -160,13 +167,17 @@ def nftables() -> set[str]:
     return found
 
 
-def _describe(pid: str) -> str:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text()
-        name, state = fields[fields.index("(") : fields.rindex(")") + 1], fields[fields.rindex(")") + 2]
-        return f"{pid} {name}" + (" zombie" if state == "Z" else "")  # R, S and D change all the time
-    except OSError:
-        return f"{pid} (gone)"
+def _by_name(names: Iterable[str]) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _described(pid: str) -> dict[str, str]:
+    """Nothing for a process that has ended and was reaped since it was listed."""
+    name, fields = _facts(pid)
+    if not fields:
+        return {}
+    dead = " zombie" if fields[0] == "Z" else ""  # R, S and D change all the time
+    return {f"{pid} since {fields[19]}{dead}": f"{pid} ({name}){dead}"}
 
 
 def _waits_to_be_a_shim(pid: str) -> bool:
@@ -179,11 +190,17 @@ def _waits_to_be_a_shim(pid: str) -> bool:
 
 
 def _name_and_parent(pid: str) -> tuple[str, str]:
+    name, fields = _facts(pid)
+    return name, fields[1] if fields else "0"
+
+
+def _facts(pid: str) -> tuple[str, list[str]]:
+    """/proc/PID/stat: the name, and the fields from the third on; empty for a process that is not there."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be cut within a letter
     except OSError:
-        return "", "0"
-    return text[text.index("(") + 1 : text.rindex(")")], text.rpartition(")")[2].split()[1]
+        return "", []
+    return text[text.index("(") + 1 : text.rindex(")")], text.rpartition(")")[2].split()
 
 
 def _pids() -> list[str]:
@@ -195,3 +212,8 @@ def _listing(path: str) -> list[str]:
         return os.listdir(path)
     except FileNotFoundError:
         return []
+
+
+def _below(folder: Path) -> list[str]:
+    """Every path below; what goes away meanwhile is not there."""
+    return [f"{base}/{name}" for base, folders, files in os.walk(folder) for name in (*folders, *files)]

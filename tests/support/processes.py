@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+_ENDED = -1
 
 
 class Program:
@@ -37,7 +40,7 @@ class Program:
             return 0
         if self._child is not None and self._child.poll() is not None:
             return 0
-        return pid if _start_time(pid) == started else 0
+        return pid if _start_time(pid) == started != _ENDED else 0
 
     def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: float = 10.0) -> None:
         """Send `how`, wait, and use SIGKILL when that did not help."""
@@ -45,7 +48,8 @@ class Program:
             pid = self.pid
             if not pid:
                 break
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself
+                os.kill(pid, number)
             if wait_until(lambda: not self.pid, timeout_s):
                 break
         if self._child is not None:
@@ -78,10 +82,10 @@ def wait_until(condition: Callable[[], object], timeout_s: float, every_s: float
 
 
 def _start_time(pid: int) -> int:
-    """Field 22 of /proc/PID/stat, or -1 for a process that is gone or a zombie."""
+    """Field 22 of /proc/PID/stat, or `_ENDED` for a process that is gone or a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return -1
+        return _ENDED
     state, *rest = fields[fields.rindex(")") + 2 :].split()
-    return -1 if state in "ZX" else int(rest[18])
+    return _ENDED if state in "ZX" else int(rest[18])
