@@ -50,12 +50,12 @@ class CreateRequest(Value):
     """What `create` needs.
 
     `stdio` stay the caller's. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that detached mount.
+    `settled`: sources of binds that the caller has looked up, so that a link in their paths now is an error.
     `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `parts`: the
     caller's part at sync points (`plan.build.SYNC_POINTS`), called with the `Born` process. `preserve_fds`: numbers of the
     caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder`
     attached the mounts of `mount_fds`, for kernels that cannot clone them detached. `pivot` False:
     the root covers the host's, `keep_groups`: the caller's groups stay, see `plan.build`.
-    attached the mounts of `mount_fds`, for kernels that cannot clone them detached.
     `trace`: called with the plan and its times (`birth.bearing`).
     """
 
@@ -68,6 +68,7 @@ class CreateRequest(Value):
     cgroup: CgroupChoice | None = CgroupChoice()
     mount_fds: Mapping[str, int] = _NO_MOUNTS
     mount_namespace: str = ""
+    settled: tuple[str, ...] = ()
     start_immediately: bool = True
     parts: Mapping[str, Callable[[Born], object]] = {}
     preserve_fds: tuple[int, ...] = ()
@@ -101,7 +102,7 @@ def create(request: CreateRequest) -> Created:
         spec = request.spec
         load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
         open_root(request, descriptors)
-        inside = findings.inside(spec)
+        inside = findings.inside(spec, request.settled)
         open_sources(request, descriptors, inside)
         if spec.linux.sysctl:
             descriptors.take("proc", kernel_mount.open_proc())
@@ -160,7 +161,7 @@ def preview(request: CreateRequest) -> Plan:
         request = _with_namespaces(request, descriptors)
         spec = request.spec
         open_root(request, descriptors)
-        inside = findings.inside(spec)
+        inside = findings.inside(spec, request.settled)
         open_sources(request, descriptors, inside)
         found = findings.look(spec, descriptors.numbers, request.stdio, inside, request.pivot)
         load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)

@@ -7,19 +7,20 @@ user's home; and who owns its stdio and its cgroup.
 from __future__ import annotations
 
 import os
-from errno import EINVAL, EPERM, EROFS
+from errno import EINVAL, ELOOP, ENOTDIR, EPERM, EROFS
 from stat import S_ISCHR, S_ISDIR
 
+from pyrunc.abi.file import AT_FDCWD, O_PATH, RESOLVE_NO_SYMLINKS
 from pyrunc.errors import KernelError
-from pyrunc.kernel.path import open_in_root, read_in_root, resolve
-from pyrunc.plan.model import Findings
+from pyrunc.kernel.path import O_DIRECTORY, open_in_root, openat2, read_in_root, resolve
+from pyrunc.plan.model import LINK_CAME, Findings
 from pyrunc.plan.mounts import may_be_opened_inside, normal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from pyrunc.spec.model import IdMap, Process, Spec
+    from pyrunc.spec.model import IdMap, Mount, Process, Spec
 
 # Places that every image has as plain directories, or that lie in mounts of ours; others are looked at.
 _PLAIN = frozenset(("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/sys/fs/cgroup"))
@@ -28,39 +29,61 @@ KEEP_GROUPS = "run.oci.keep_original_groups"
 NULL = os.makedev(1, 3)
 
 
-def inside(spec: Spec) -> dict[int, bool]:
-    """Which binds the container's process makes itself: index of the mount -> whether its source is a directory.
+def inside(spec: Spec, settled: Collection[str] = ()) -> dict[int, tuple[str, bool]]:
+    """Which binds the container's process makes itself: index of the mount -> its source's real path, and whether that is a
+    directory.
 
-    Their ids, by which mounts are listed, are in the order of the configuration then. Our own `/` is not among them: the
-    container's root is attached on top of it before, and would be part of the clone.
+    Links are followed here and never again: the process opens the real path and refuses to follow any, so that nobody can put
+    something else there meanwhile. Of `settled` sources even we follow none. The ids of these mounts, by which they are
+    listed, are in the order of the configuration. Our own `/` is not among them: the container's root is attached on top of
+    it before, and would be part of the clone.
     """
-    found: dict[int, bool] = {}
+    found: dict[int, tuple[str, bool]] = {}
     if spec.linux.namespace("mount") is None or spec.hooks.create_container:
         return found
     own = os.stat("/")
     for i, mount in enumerate(spec.mounts):
         if may_be_opened_inside(mount, spec.linux):
+            number = open_source(mount, mount.source, settled)
             try:
-                status = os.stat(mount.source)
-            except OSError as error:
-                raise KernelError(
-                    "bind", f"'{mount.source}' on '{mount.destination}'", error.errno or 0
-                ) from None
-            if (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino):
-                found[i] = S_ISDIR(status.st_mode)
+                path, status = os.readlink(f"/proc/self/fd/{number}"), os.fstat(number)
+            finally:
+                os.close(number)
+            theirs = not path.startswith("/") or path.startswith("/proc/")  # a pipe, or somebody else's there
+            if not theirs and (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino):
+                found[i] = path, S_ISDIR(status.st_mode)
     return found
+
+
+def open_source(mount: Mount, source: str, settled: Collection[str]) -> int:
+    """O_PATH of a bind's source on the host; a link in one of the `settled` is an error. Raises KernelError."""
+    follow = mount.source not in settled
+    try:  # with O_DIRECTORY what is automounted there is mounted
+        return openat2(AT_FDCWD, source, O_PATH | O_DIRECTORY, resolve=0 if follow else RESOLVE_NO_SYMLINKS)
+    except KernelError as error:
+        if error.errno != ENOTDIR:
+            raise _bind_failed(mount, source, error, follow) from None
+    try:
+        return openat2(AT_FDCWD, source, O_PATH, resolve=0 if follow else RESOLVE_NO_SYMLINKS)
+    except KernelError as error:
+        raise _bind_failed(mount, source, error, follow) from None
+
+
+def _bind_failed(mount: Mount, source: str, error: KernelError, follow: bool) -> KernelError:
+    note = LINK_CAME if error.errno == ELOOP and not follow else ""
+    return KernelError("bind", f"'{source}' on '{mount.destination}'", error.errno, note)
 
 
 def look(
     spec: Spec,
     descriptors: Mapping[str, int],
     stdio: tuple[int, int, int],
-    inside: Mapping[int, bool],
+    inside: Mapping[int, tuple[str, bool]],
     pivot: bool = True,
 ) -> Findings:
     """The findings. `descriptors` has the detached root and the trees of the other bind mounts by their plan names."""
     root = descriptors["root"]
-    directories, destinations, modes = dict(inside), {}, {}
+    directories, destinations, modes = {i: is_folder for i, (_, is_folder) in inside.items()}, {}, {}
     for i, mount in enumerate(spec.mounts):
         tree = descriptors.get(f"tree:{i}")
         if tree is not None:
@@ -78,7 +101,7 @@ def look(
     process = spec.process
     return Findings(
         directories,
-        {i: spec.mounts[i].source for i in inside},
+        {i: path for i, (path, _) in inside.items()},
         destinations,
         modes,
         "" if process is None or has_home(process) else home(root, process.user.uid),

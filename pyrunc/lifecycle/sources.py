@@ -20,7 +20,7 @@ from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection
 
     from pyrunc.lifecycle.create import CreateRequest
     from pyrunc.lifecycle.descriptors import Descriptors
@@ -156,7 +156,7 @@ def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
         raise KernelError("idmap", f"'{what}'", error.errno, note) from None
 
 
-def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Mapping[int, bool]) -> None:
+def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Collection[int]) -> None:
     """Detached clones of what is bound into the container, made with our rights and in our namespaces, but for those made `inside`."""
     linux = request.spec.linux
     for i, mount in enumerate(request.spec.mounts):
@@ -169,18 +169,25 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Mappi
         elif mount.source.startswith(OUR_MOUNTS):
             number = _open_clone(mount.source, request, f"mounts[{i}].source")
         else:
-            flags = OPEN_TREE_CLONE | (AT_RECURSIVE if "rbind" in mount.options else 0)
-            source = os.path.join(request.bundle, mount.source)
-            try:
-                number = kernel_mount.open_tree(AT_FDCWD, source, flags)
-            except KernelError as error:
-                raise KernelError("bind", f"'{source}' on '{mount.destination}'", error.errno) from None
+            number = _open_bind(mount, os.path.join(request.bundle, mount.source), request.settled)
         descriptors.take(f"tree:{i}", number)
         if mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
             uids = mount.uid_mappings or linux.uid_mappings
             gids = mount.gid_mappings or linux.gid_mappings
             owner = _user_namespace(uids, gids, linux, descriptors)
             _map(number, owner, mount.source, recursive="ridmap" in mount.options)
+
+
+def _open_bind(mount: Mount, source: str, settled: Collection[str]) -> int:
+    """A clone of what is at `source`, with what is mounted below it for `rbind`."""
+    flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
+    place = findings.open_source(mount, source, settled)
+    try:
+        return kernel_mount.open_tree(place, "", flags)
+    except KernelError as error:
+        raise KernelError("bind", f"'{source}' on '{mount.destination}'", error.errno) from None
+    finally:
+        os.close(place)
 
 
 def _open_clone(source: str, request: CreateRequest, path: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from errno import EEXIST, EINVAL, EISDIR, ENOENT, ENOTDIR, EPERM
+from errno import EEXIST, EINVAL, EISDIR, ELOOP, ENOENT, ENOTDIR, EPERM
 from os import makedev
 from struct import pack
 
@@ -94,8 +94,11 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
         tree = low.numbers[op.descriptor]
     else:
         tree = opened = low.a.slot(4)
-        flags = CLONE | (f.AT_RECURSIVE if op.recursive else 0)
-        low.a.sys("open_tree", f.AT_FDCWD, op.source, flags, store=opened)
+        place = _open_source(low, op)
+        low.a.sys(
+            "open_tree", place, "", CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0), store=opened
+        )
+        low.close(place)
     if op.descriptor and not op.peer and not (propagation and propagation[0] & mnt.MS_REC):
         # A clone is a peer of its source: without this, mounts made in the container would appear on the host.
         low.set_attributes(tree, propagation=mnt.MS_SLAVE | mnt.MS_REC)
@@ -117,6 +120,18 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
         destination = _outside_proc(low, op.destination, op.directory)
     low.attach(tree, destination)
     low.close(tree, destination)
+
+
+def _open_source(low: Lowering, op: m.MountTree) -> Slot:
+    """O_PATH of a bind's source in our copy of the host's tree; with O_DIRECTORY what is automounted there is mounted."""
+    a, found, have, swapped = low.a, low.a.slot(4), low.a.label(), low.a.label()
+    how = low.how(f.O_PATH | (low.o_directory if op.directory else 0), 0, f.RESOLVE_NO_SYMLINKS)
+    size = f.OPEN_HOW_SIZE
+    a.sys("openat2", f.AT_FDCWD, op.source, how, size, store=found, ok=have, skip={ELOOP: swapped})
+    a.place(swapped)
+    a.fail(ELOOP, m.LINK_CAME)
+    a.place(have)
+    return found
 
 
 def _outside_proc(low: Lowering, path: str, directory: bool) -> Slot:

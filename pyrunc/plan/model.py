@@ -148,11 +148,14 @@ class MountFs(Op):
     instead: str = ""
 
 
+LINK_CAME = "there was no link in the path when it was looked up"
+
+
 class MountTree(Op):
     """A detached clone of a host mount (a bind), put at `destination`. All flags are MOUNT_ATTR_*.
 
     Without a `descriptor` the clone is made by the container's process, of `source` in its copy of the runtime's mounts, with
-    those below it if it is `recursive`.
+    those below it if it is `recursive`; no link of that path is followed, for it had none when it was looked up.
     """
 
     destination: str

@@ -212,6 +212,7 @@ class LibraryStarter:
                 cgroup=descriptors.CgroupChoice(**launch["cgroup"]),
                 mount_fds=holder.mounts if holder else {},
                 mount_namespace=f"/proc/{holder.pid}/ns/mnt" if holder else "",
+                settled=tuple(launch.get("settled", ())),
                 parts=_parts(state, spec),
             )
         )

@@ -32,6 +32,9 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | CVE-2024-45310, files made on the host | test_mounts.py::test_links_in_destinations | mkdirat and O_EXCL on verified folders |
 | | test_mounts.py::test_a_working_directory_that_is_swapped | the same for process.cwd |
 | CVE-2021-25741 kin, swapped sources | test_mounts.py::test_a_source_by_descriptor_is_not_looked_up_again | /proc/PID/fd/N is opened once |
+| | test_mounts.py::test_a_source_that_is_swapped_during_create | looked up once: its real path is opened without following a link |
+| | test_mounts.py::test_a_source_that_is_swapped_before_start | mounts are made by create, start opens none of them |
+| | test_server.py::test_a_source_that_is_swapped_before_the_start | the same between CreateContainer and StartContainer |
 | copied-up folders | test_mounts.py::test_what_copying_up_meets | O_PATH and fstat before anything is opened |
 | mounts that come back | test_mounts.py::test_mounts_of_the_container_do_not_come_back | the tree is a slave, the root detached |
 | CVE-2026-41579, CVE-2026-47766, /dev is a link | test_dev.py::test_dev_is_a_link | nodes and links by folder descriptors in the root |

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.security.attack import Canary, Swapping, bind, mount, refused, slowly
+from tests.support.processes import wait_until
 from tests.system.harness import Runtime
 
 Config = dict[str, Any]
@@ -207,6 +209,56 @@ def test_a_source_by_descriptor_is_not_looked_up_again(
                 )
     finally:
         os.close(number)
+
+
+def exchanged(chosen: Path, canary: Canary) -> None:
+    """`chosen` is a link to the canary now."""
+    chosen.rename(chosen.with_name("taken"))
+    chosen.symlink_to(canary.path)
+
+
+def test_a_source_that_is_swapped_during_create(runtime: Runtime, tmp_path: Path, canary: Canary) -> None:
+    """CVE-2021-25741: an ordinary source, which `create` looks up first and the container's process opens afterwards. In between
+    its owner puts a link to the host's canary in its place. Proof: create fails and says so, nothing was mounted or read.
+    """
+    chosen = tmp_path / "volume/chosen"
+    chosen.mkdir(parents=True)
+    box = runtime.box("sleep", "60", change=lambda c: c["mounts"].append(bind(chosen, "/v")))
+    box.runtime = slowly(runtime, ["clone3", "clone", "vfork"], 400)
+    with ThreadPoolExecutor(1) as pool:
+        creating = pool.submit(box.create)
+        assert wait_until((runtime.root / box.id / "start.sock").exists, 10, 0.002), creating.result()
+        exchanged(chosen, canary)
+        refused(creating.result(), "no link")
+    assert runtime("state", box.id).code != 0
+
+
+def test_a_source_that_is_swapped_before_start(runtime: Runtime, tmp_path: Path, canary: Canary) -> None:
+    """The same between `create` and `start`. Proof: the mounts are made by `create`, and `start` opens none of their sources."""
+    chosen, file = tmp_path / "chosen", tmp_path / "file"
+    chosen.mkdir()
+    (chosen / "mine").write_text("chosen\n")
+    file.write_text("file\n")
+    mounts = [bind(chosen, "/v"), bind(file, "/f"), bind(chosen, "/shared", "rshared")]
+    box = runtime.box("sleep", "60", change=lambda c: c["mounts"].extend(mounts))
+    box.create().ok()
+    exchanged(chosen, canary)
+    file.unlink()
+    file.symlink_to(canary.path / "passwd")
+    box.start().ok()
+    assert box.exec("cat", "/v/mine", "/shared/mine", "/f").ok().out == "chosen\nchosen\nfile\n"
+
+
+def test_links_in_sources_are_followed_once(runtime: Runtime, tmp_path: Path) -> None:
+    """The other side: a source that is a link, to a folder, a file, a device, is what the link led to."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").write_text("mine\n")
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "name").symlink_to(tmp_path / "link/file")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    mounts = [bind(tmp_path / "link", "/v"), bind(tmp_path / "name", "/f"), bind(tmp_path / "zero", "/z")]
+    script = "cat /v/file /f; head -c 3 /z | wc -c"
+    assert runtime.shell(script, change=lambda c: c["mounts"].extend(mounts)).out == "mine\nmine\n3\n"
 
 
 def test_mounts_of_the_container_do_not_come_back(runtime: Runtime, tmp_path: Path) -> None:

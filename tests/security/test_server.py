@@ -381,6 +381,30 @@ def test_etc_and_mount_points_of_an_image_are_links(
     assert code != 0 or lines == ["mine"], lines
 
 
+def test_a_source_that_is_swapped_before_the_start(server: Server, pod: str, canary: Canary) -> None:
+    """CVE-2021-25741: CreateContainer has followed the links of a host path; before StartContainer a neighbour, who may write to
+    the folder above, puts a link to the host's canary there. Proof: the start fails and says why, also for what the
+    runtime opens itself (an id-mapped one); the canary saw nobody. Links that were there at first do no harm.
+    """
+    folder = server.folder / "swapped"
+    (folder / "real").mkdir(parents=True)
+    (folder / "real/file").write_text("mine\n")
+    (folder / "link").symlink_to("real")
+    private = api.Mount(container_path="/v", host_path=str(folder / "link"))
+    assert outcome(server, pod, "cat", "/v/file", mounts=[private]) == (0, ["mine"])
+    (folder / "real").rename(folder / "d")
+    for options in ({}, {"uidMappings": [api.IDMapping(host_id=0, container_id=0, length=1)],
+                         "gidMappings": [api.IDMapping(host_id=0, container_id=0, length=1)]}):  # fmt: skip
+        mount = api.Mount(container_path="/v", host_path=str(folder / "d"), **options)
+        container = server.create(pod, asked(server, "cat", "/v/passwd", mounts=[mount]))
+        (folder / "d").rename(folder / "taken")
+        (folder / "d").symlink_to(canary.path)
+        assert "no link" in message_of(lambda c=container: server.start_container(c))  # type: ignore[misc]
+        assert server.status(container).exit_code == 128
+        (folder / "d").unlink()
+        (folder / "taken").rename(folder / "d")
+
+
 def test_an_image_over_proc(server: Server, pod: str) -> None:
     """CVE-2019-16884, CVE-2023-28642 by CRI: mounts at and inside /proc, /proc as a link of the image. Proof: no such container runs."""
     source = server.folder / "fake"
