@@ -7,6 +7,7 @@ of their own, which is enough for everything that the shim does by itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from pyrunc.shim.client import SHIM, Exit, ShimClient, Started, start_shim
 from pyrunc.spec.default import default
 from pyrunc.zygote.client import Zygote
 
+TIMEOUT_S = 30.0  # for what takes milliseconds when the machine has nothing else to do
 DIRECT = "tests.kernel.shim_starter:DirectStarter"
 BUSYBOX = Path("/usr/bin/busybox")
 APPLETS = (
@@ -105,7 +107,7 @@ class TestPod:
         self.container(name, *args, **launch)
         return await self.client.start_container(name)
 
-    async def exited(self, name: str, timeout_s: float = 10) -> Exit:
+    async def exited(self, name: str, timeout_s: float = TIMEOUT_S) -> Exit:
         """Wait for a container's exit event."""
         await until(lambda: self.exit_events(name), timeout_s)
         (event,) = self.exit_events(name)
@@ -141,12 +143,13 @@ class TestPod:
             self._client.close()
         await self.close_zygote()
         if self.pid and (fact := tree.stat(self.pid)) and fact.state not in "ZX":
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may be leaving by itself
+                os.kill(self.pid, signal.SIGKILL)
         group = Cgroup(self.group)
         if group.exists():
             group.kill()
             try:
-                group.remove(2)
+                group.remove(TIMEOUT_S)
             except Error:
                 print("left in the cgroup:", group.processes())
                 raise
@@ -189,7 +192,7 @@ def read_log(path: Path, stream: str = "stdout") -> bytes:
     return b"".join(found)
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 5) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
     """Wait for a condition; fails when the time is up. A log may be read in the middle of a write(2): not yet, then."""
     deadline = time.monotonic() + timeout_s
     while not _holds(condition):
@@ -204,7 +207,37 @@ def _holds(condition: Callable[[], Any]) -> bool:
         return False
 
 
-async def read_all(fd: int, timeout_s: float = 10) -> bytes:
+def children(pid: int) -> list[int]:
+    """The living and dead children of a process with one thread."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def name_of(pid: int) -> str | None:
+    """None for a process that was reaped since it was listed (a read then fails with ESRCH, too)."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def descriptors(pid: int) -> set[str]:
+    """The numbers of the descriptors that a process has open."""
+    return set(os.listdir(f"/proc/{pid}/fd"))
+
+
+async def settled(pod: TestPod, running: int = 0) -> set[str]:
+    """The descriptors of a shim once it has that many children left, and has heard of the others' ends."""
+    await until(lambda: len(children(pod.pid)) == running)
+    await pod.client.state()
+    return descriptors(pod.pid)
+
+
+async def open_gate(path: Path) -> None:
+    """Let a process go on that waits at the named pipe (see shim_starter); waits until it does."""
+    os.close(await asyncio.to_thread(os.open, path, os.O_WRONLY))
+
+
+async def read_all(fd: int, timeout_s: float = TIMEOUT_S) -> bytes:
     """Everything until the end of a pipe or terminal."""
     found = b""
     while part := await read_some(fd, timeout_s):
@@ -212,7 +245,7 @@ async def read_all(fd: int, timeout_s: float = 10) -> bytes:
     return found
 
 
-async def read_some(fd: int, timeout_s: float = 10) -> bytes:
+async def read_some(fd: int, timeout_s: float = TIMEOUT_S) -> bytes:
     """The next portion; empty at the end."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()

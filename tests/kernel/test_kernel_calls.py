@@ -20,6 +20,7 @@ from pyrunc.abi.mount import (
 )
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel import call, fd, limit, mount, namespace, path, process, reaper
+from tests.support.processes import wait_until
 
 
 @pytest.fixture
@@ -169,10 +170,8 @@ class TestNamespaces:
     def test_setns_by_pidfd(self) -> None:
         other = os.posix_spawn("/usr/bin/unshare", ["unshare", "--uts", "sleep", "60"], {})
         try:
-            deadline = time.monotonic() + 5
-            while os.stat(f"/proc/{other}/ns/uts").st_ino == os.stat("/proc/self/ns/uts").st_ino:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            own = os.stat("/proc/self/ns/uts").st_ino
+            assert wait_until(lambda: os.stat(f"/proc/{other}/ns/uts").st_ino != own, 30, 0.01)
             pidfd = os.pidfd_open(other)
             pid = os.fork()
             if pid == 0:
@@ -217,7 +216,9 @@ class TestProcesses:
             Path("/proc/self/comm").write_text("a) R 1 (b")
             time.sleep(60)
         try:
-            time.sleep(0.1)
+            comm = Path(f"/proc/{pid}/comm")
+            assert wait_until(lambda: comm.read_text() == "a) R 1 (b\n", 30, 0.01)
+            assert wait_until(lambda: (facts := process.stat(pid)) and facts.state == "S", 30, 0.01)
             facts = process.stat(pid)
             assert facts is not None and (facts.state, facts.parent) == ("S", os.getpid())
         finally:

@@ -100,7 +100,7 @@ def test_a_life(hers: Hers) -> None:
     assert inside.stdout.split()[:4] == ["0", "0", str(UID), "1"] and "null" in inside.stdout
     assert (hers.bundle / "rootfs/made").stat().st_uid == UID
     hers.pyrunc("kill", "one", "KILL")
-    assert wait_until(lambda: hers.state("one")["status"] == "stopped", 10)
+    assert wait_until(lambda: hers.state("one")["status"] == "stopped", 60)
     hers.pyrunc("delete", "one")
 
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from pyrunc.errors import Error, NotFound, WrongState
 from pyrunc.shim.client import StartedHolder
 from pyrunc.shim.pod import PARKED_FOR_S
-from tests.kernel.shim_pod import TestPod, read_all, read_some, until
+from tests.kernel.shim_pod import TIMEOUT_S, TestPod, children, name_of, read_all, read_some, until
 
 HOLDER: dict[str, Any] = {
     "version": 1,
@@ -69,7 +69,7 @@ async def test_a_start_does_not_need_the_worker_that_waits_for_it(pod: TestPod) 
 async def test_a_worker_waits_for_the_first_container_for_a_while_only(pod: TestPod) -> None:
     await hold(pod)
     await until(lambda: _parked(pod))
-    await until(lambda: not _parked(pod), PARKED_FOR_S + 5)
+    await until(lambda: not _parked(pod), PARKED_FOR_S + TIMEOUT_S)
     await pod.run("a", "exit 0")
     await pod.exited("a")
     await pod.client.stop_holder()
@@ -83,16 +83,7 @@ async def test_a_worker_that_waits_ends_with_its_shim(pod: TestPod) -> None:
 
 
 def _parked(pod: TestPod) -> list[int]:
-    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
-    return [int(pid) for pid in children if _name(pid) == "pyrunc-spare\n"]
-
-
-def _name(pid: str) -> str | None:
-    """None for a process that its shim has reaped since it was listed (a read then fails with ESRCH, too)."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    return [pid for pid in children(pod.pid) if name_of(pid) == "pyrunc-spare"]
 
 
 async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> None:
@@ -107,7 +98,7 @@ async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> No
     await pod.client.stop_holder()
     assert not os.path.exists(f"/proc/{held.pid}")
     assert os.stat(held.netns_path).st_ino  # type: ignore[arg-type]
-    await until(lambda: not pod.cgroup("holder").exists())
+    await until(lambda: not pod.cgroup("holder").exists() and pod.events)
     assert [event["event"] for event in pod.events] == ["holder_exit"]
     await pod.client.stop_holder()
     await pod.client.shutdown()
@@ -201,7 +192,7 @@ async def test_a_program_that_does_not_exist_is_a_start_error_in_execs_words(pod
     recorded = pod.exit_record("a")
     assert (recorded["exit_code"], recorded["reason"]) == (128, "StartError")
     assert "executable file not found" in recorded["message"]
-    assert not pod.cgroup("a").exists()
+    await until(lambda: not pod.cgroup("a").exists())
 
 
 async def test_exec_runs_in_the_container(pod: TestPod) -> None:
@@ -268,11 +259,15 @@ async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None
     )
     kinds = ("prestart", "createRuntime", "createContainer", "poststart", "poststop")
     hooks = {kind: [{"path": "/bin/sh", "args": ["sh", "-c", script, kind]}] for kind in kinds}
-    pod.container("a", "echo run; exec sleep 0.2")
+    pod.container("a", "echo run; read x", stdin=True, stdin_once=True)
     path = pod.containers / "a" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": hooks}))
     await pod.client.start_container("a")
+    streams = await pod.client.attach("a", stdin=True, stdout=False)
+    assert streams.stdin_fd is not None
+    os.write(streams.stdin_fd, b"\n")
     assert (await pod.exited("a")).exit_code == 0
+    streams.close()
     await until(lambda: "poststop" in trace.read_text())
     found = dict(line.split() for line in trace.read_text().splitlines())
     assert [*found] == list(kinds)
@@ -309,7 +304,7 @@ async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: T
     with pytest.raises(Error, match="killed"):
         await starting
     await until(lambda: not pod.cgroup("a").exists())
-    await until(lambda: not Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split())
+    await until(lambda: not children(pod.pid))
     with pytest.raises(WrongState):
         await pod.client.signal("a", signal.SIGTERM)
 
@@ -358,11 +353,9 @@ async def test_a_cancelled_exec_is_killed(pod: TestPod, after_ms: float) -> None
             pass
     await pod.client.state()
     await until(lambda: pod.processes() == [started.pid])
-    for _ in range(100):  # the last one may be about to be reaped
-        if not (await pod.client.state()).execs:
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("a session is left")
+    async with asyncio.timeout(TIMEOUT_S):  # the last one may be about to be reaped
+        while (await pod.client.state()).execs:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) -> None:

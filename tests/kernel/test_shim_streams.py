@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import sys
+import termios
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +16,18 @@ import pytest_asyncio
 
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, WrongState
 from pyrunc.shim.client import ExecSession, ShimClient
-from tests.kernel.shim_pod import TestPod, read_all, read_log, read_some, until
+from tests.kernel.shim_pod import (
+    TestPod,
+    children,
+    descriptors,
+    name_of,
+    open_gate,
+    read_all,
+    read_log,
+    read_some,
+    settled,
+    until,
+)
 
 PYTHON = "/usr/bin/python3"
 
@@ -27,7 +41,7 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -35,7 +49,15 @@ def alive(pid: int) -> bool:
 
 
 async def test_both_streams_are_logged_in_the_order_they_were_read(pod: TestPod) -> None:
-    await pod.run("a", "for i in 1 2 3; do echo out $i; sleep 0.05; echo err $i >&2; sleep 0.05; done")
+    """What a container writes to one stream when its last line of the other has been logged stands behind that."""
+    script = "for i in 1 2 3; do echo out $i; read x; echo err $i >&2; read x; done"
+    await pod.run("a", script, stdin=True)
+    attached = await pod.client.attach("a", stdin=True, stdout=False)
+    assert attached.stdin_fd is not None
+    for count in range(1, 7):
+        await until(lambda count=count: pod.log_path("a").read_bytes().count(b"\n") == count)
+        os.write(attached.stdin_fd, b"\n")
+    attached.close()
     await pod.exited("a")
     assert pod.logged("a", "stdout") == b"out 1\nout 2\nout 3\n"
     assert pod.logged("a", "stderr") == b"err 1\nerr 2\nerr 3\n"
@@ -72,8 +94,16 @@ async def test_a_log_that_cannot_be_opened_is_a_failed_start(pod: TestPod) -> No
 
 
 async def test_reopening_under_load_loses_and_tears_no_line(pod: TestPod) -> None:
-    script = "import os\nfor i in range(200000): os.write(1, b'line %d\\n' % i)"
-    await pod.run("a", PYTHON, "-c", script)
+    script = (
+        "import os, select\n"
+        "n = 0\n"
+        "while n % 1000 or n < 200000 or not select.select([0], [], [], 0)[0]:\n"
+        "    os.write(1, b'line %d\\n' % n)\n"
+        "    n += 1\n"
+        "os.write(1, b'%d lines' % n)"
+    )
+    await pod.run("a", PYTHON, "-c", script, stdin=True, stdin_once=True)
+    attached = await pod.client.attach("a", stdin=True, stdout=False)
     path, rotated = pod.log_path("a"), []
     while pod.exit_events("a") == []:
         old = path.with_name(f"0.log.{len(rotated)}")
@@ -84,10 +114,12 @@ async def test_reopening_under_load_loses_and_tears_no_line(pod: TestPod) -> Non
         except WrongState:
             break
         assert path.exists()
+        if len(rotated) == 10:  # enough of them: it may end when it has written all that it has to
+            attached.close()
     await pod.exited("a")
-    parts = [read_log(part) for part in [*rotated, path] if part.exists()]
-    assert len(rotated) > 3
-    assert b"".join(parts) == b"".join(b"line %d\n" % i for i in range(200000))
+    *lines, last = b"".join(read_log(part) for part in [*rotated, path] if part.exists()).split(b"\n")
+    assert len(rotated) >= 10 and len(lines) >= 200_000 and last == b"%d lines" % len(lines)
+    assert all(line == b"line %d" % number for number, line in enumerate(lines))
 
 
 async def test_the_old_file_gets_nothing_after_a_reopen(pod: TestPod) -> None:
@@ -115,10 +147,18 @@ async def test_a_full_disk_loses_log_but_not_the_container(pod: TestPod) -> None
     await pod.client.state()
     resource = __import__("resource")
     resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-    script = "import os\nfor i in range(40000): os.write(1, b'%099d\\n' % i)\nos.read(0, 1)\nprint('end')"
-    await pod.run("a", PYTHON, "-c", script, stdin=True)
+    written = pod.folder / "written"
+    script = (
+        "import os\n"
+        "for i in range(40000): os.write(1, b'%099d\\n' % i)\n"
+        f"os.mkdir({str(written)!r})\n"
+        "os.read(0, 1)\n"
+        "print('end')"
+    )
+    started = await pod.run("a", PYTHON, "-c", script, stdin=True)
     attached = await pod.client.attach("a", stdin=True, stdout=False)
-    await asyncio.sleep(1)
+    await until(lambda: written.exists() and _unread(started.pid) == 0)
+    await pod.client.state()  # what was read is logged or lost before the shim answers
     assert pod.log_path("a").stat().st_size <= 100_000
     resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert attached.stdin_fd is not None
@@ -132,15 +172,15 @@ async def test_a_full_disk_loses_log_but_not_the_container(pod: TestPod) -> None
 
 
 async def test_the_log_is_copied_fast(pod: TestPod) -> None:
-    """The floor that was measured for a Python logger is 270 MB/s on an idle machine; a shared one gets less."""
+    """270 MB/s were measured on an idle machine. What counts is the shim's processor time: others may want the processor."""
     total = 200_000_000
     script = f"import os\nb = (b'x' * 99 + b'\\n') * 600\nfor _ in range({total} // len(b)): os.write(1, b)"
-    started = time.monotonic()
+    before_s = _processor_s(pod.pid)
     await pod.run("a", PYTHON, "-c", script)
-    await pod.exited("a", 60)
-    rate = total / (time.monotonic() - started) / 1e6
-    print(f"{rate:.0f} MB/s")
-    assert rate > 40
+    await pod.exited("a", 90)
+    rate = total / (_processor_s(pod.pid) - before_s) / 1e6
+    print(f"{rate:.0f} MB per second of the processor")
+    assert rate > 80
 
 
 # -- attach
@@ -188,15 +228,14 @@ async def test_a_slow_client_neither_blocks_the_container_nor_other_clients(pod:
 
 async def test_a_client_that_leaves_changes_nothing(pod: TestPod) -> None:
     await pod.run("a", "while read x; do echo got $x; done; exit 3", stdin=True)
+    before = await settled(pod, running=1)
     for n in range(20):
         streams = await pod.client.attach("a", stdin=True, stdout=True)
         assert streams.stdin_fd is not None and streams.stdout_fd is not None
         os.write(streams.stdin_fd, b"%d\n" % n)
         assert await read_some(streams.stdout_fd) == b"got %d\n" % n
         streams.close()
-    descriptors = len(os.listdir(f"/proc/{pod.pid}/fd"))
-    await asyncio.sleep(0.1)
-    assert len(os.listdir(f"/proc/{pod.pid}/fd")) <= descriptors and descriptors < 20
+    await until(lambda: descriptors(pod.pid) <= before)
     await pod.client.stop("a", 15, 0)
 
 
@@ -234,7 +273,7 @@ async def test_a_container_that_closes_its_input_hangs_up_on_the_client(pod: Tes
     streams = await pod.client.attach("a", stdin=True)
     assert streams.stdin_fd is not None
     with pytest.raises(BrokenPipeError):
-        for _ in range(200):
+        for _ in range(3000):
             os.write(streams.stdin_fd, b"x")
             await asyncio.sleep(0.01)
     streams.close()
@@ -368,7 +407,7 @@ async def test_killing_a_session_kills_its_descendants_and_nothing_else(pod: Tes
     await pod.client.kill_exec(session.exec_id)
     assert await session.exited == 137
     await until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
-    assert set(pod.processes()) == before | {other.pid}
+    await until(lambda: set(pod.processes()) == before | {other.pid})  # one has not told its pid
     session.close()
     other.close()
 
@@ -420,21 +459,27 @@ async def test_sessions_of_a_server_that_dies_are_killed_and_the_container_is_no
 async def test_a_session_that_leaves_a_daemon_ends_with_its_process(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     session = await _exec(pod, "a", "setsid sleep 100 & exit 4")
-    assert await asyncio.wait_for(session.exited, 2) == 4
+    assert await asyncio.wait_for(session.exited, 30) == 4  # the daemon sleeps longer
     session.close()
 
 
 async def test_an_exec_that_waits_holds_up_only_itself_and_can_be_killed(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
-    process = {"args": ["/bin/echo", "late"], "slowness_s": 0.7}
-    late = asyncio.create_task(pod.client.exec("a", "late", process))
-    never = asyncio.create_task(pod.client.exec("a", "never", process | {"slowness_s": 100}))
-    await asyncio.sleep(0.05)
+    for name in ("late", "never"):
+        os.mkfifo(pod.folder / name)
+    late, never = (
+        asyncio.create_task(
+            pod.client.exec("a", name, {"args": ["/bin/echo", name], "gate": str(pod.folder / name)})
+        )
+        for name in ("late", "never")
+    )
+    await until(lambda: [name_of(child) for child in children(pod.pid)].count("cat") == 2)
     await _run_sessions(pod, 5)
     await pod.client.kill_exec("never")
     with pytest.raises(Error, match="killed"):
         await never
     assert not late.done()
+    await open_gate(pod.folder / "late")
     session = await late
     assert session.stdout_fd is not None and await read_all(session.stdout_fd) == b"late\n"
     assert await session.exited == 0
@@ -454,12 +499,10 @@ async def test_large_requests(pod: TestPod) -> None:
 async def test_five_hundred_sessions_leave_nothing(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     await _run_sessions(pod, 20)
-    before = os.listdir(f"/proc/{pod.pid}/fd")
+    before = await settled(pod, running=1)
     await _run_sessions(pod, 500)
-    assert os.listdir(f"/proc/{pod.pid}/fd") == before
-    assert len(pod.processes()) == 1
-    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
-    assert len(children) == 1
+    await until(lambda: descriptors(pod.pid) <= before)
+    await until(lambda: len(pod.processes()) == len(children(pod.pid)) == 1)
     assert pod.shim_log() == ""
 
 
@@ -473,6 +516,19 @@ async def _run_sessions(pod: TestPod, count: int) -> None:
 async def _exec(pod: TestPod, container: str, script: str, **streams: bool) -> ExecSession:
     number = time.monotonic_ns()
     return await pod.client.exec(container, f"e{number}", {"args": ["/bin/sh", "-c", script]}, **streams)
+
+
+def _unread(pid: int) -> int:
+    """How many bytes of a process's standard output nobody has read yet."""
+    with open(f"/proc/{pid}/fd/1", "rb", buffering=0) as pipe:
+        answer = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)
+
+
+def _processor_s(pid: int) -> float:
+    """The time that a process has had the processor, in user mode and in the kernel."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _write_all(fd: int, content: bytes) -> None:

@@ -91,7 +91,7 @@ class Launched:
     def end(self) -> Ended:
         """Everything until the launcher is gone."""
         ended = Ended(0)
-        self.socket.settimeout(20)
+        self.socket.settimeout(60)
         while True:
             message, fds = self.receive()
             ended.fds += fds
@@ -102,7 +102,7 @@ class Launched:
         assert self.process.stdout is not None
         with self.process.stdout as stdout:
             ended.output = stdout.read()
-        ended.status = self.process.wait(timeout=20)
+        ended.status = self.process.wait(timeout=60)
         return ended
 
 

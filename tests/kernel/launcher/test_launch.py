@@ -96,11 +96,18 @@ def test_messages_go_both_ways() -> None:
 
 
 def test_the_end_of_messages_is_execve_not_the_payload_s_end() -> None:
-    start = time.monotonic()
-    with launch(shell("sleep 0.7")) as running:
-        running.expect(READY)
-        assert running.receive() is None
-        assert time.monotonic() - start < 0.6
+    read, write = os.pipe()
+    try:
+        with launch(shell("read end <&3"), fds={3: read}) as running:
+            running.expect(READY)
+            assert running.receive() is None
+            still_there = os.waitid(os.P_PID, running.launcher_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            assert still_there is None
+            os.write(write, b"\n")
+            assert running.reap_launcher() == 0
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def test_descriptors_arrive_under_their_numbers() -> None:
@@ -215,7 +222,7 @@ def test_the_launcher_is_not_dumpable() -> None:
             [sys.executable, "-S", "-c", tracer, str(running.launcher_pid)], capture_output=True, text=True
         )
         assert "PermissionError" in result.stderr
-    with launch(shell("sleep 5")) as running:
+    with launch(shell("sleep 1000")) as running:
         running.expect(READY)
         assert running.receive() is None
         assert os.stat(f"/proc/{running.launcher_pid}/fd").st_mode & 0o500
@@ -274,9 +281,9 @@ def test_a_deadline() -> None:
         start = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             running.receive(0.15)
-        assert 0.1 < time.monotonic() - start < 1
+        assert 0.1 < time.monotonic() - start < 10
         running.release()
-        assert running.receive(5) is None
+        assert running.receive(30) is None
 
 
 def test_a_launcher_that_is_killed_is_said_so() -> None:
@@ -442,7 +449,7 @@ def test_where_memfds_cannot_be_executed_a_read_only_mount_is(value: str, memfd:
         ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", FALLBACK, value],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
     )
     lines = result.stdout.split()
     assert lines[:2] == [memfd, "7"], result.stdout + result.stderr

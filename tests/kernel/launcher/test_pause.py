@@ -19,23 +19,19 @@ from pyrunc.program.assemble import Assembler
 from pyrunc.program.launch import launch
 from pyrunc.program.model import PID
 from tests.kernel.launcher.harness import MACHINES, NATIVE, program_of
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.parametrize("machine", MACHINES)
 
 
-def eventually(what: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def eventually(what: Callable[[], bool]) -> bool:
     """Whether it became true in time."""
-    end = time.monotonic() + timeout_s
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
+    return wait_until(what, 30, 0.01)
 
 
 def waits(pid: int) -> bool:
     """Whether pause sleeps in rt_sigtimedwait; qemu-user, too, makes that call for it."""
-    with open(f"/proc/{pid}/syscall") as file:
+    with open(f"/proc/{pid}/syscall") as file:  # `running`, or the number of the call
         return file.read().split()[0] == str(arch().syscalls["rt_sigtimedwait"])
 
 
@@ -101,7 +97,7 @@ def test_other_signals_do_not_end_process_1(machine: str, number: int) -> None:
         signal.pidfd_send_signal(pidfd, number)
         time.sleep(0.05)
         assert not has_ended(pidfd)
-        assert (facts := process.stat(pid)) and facts.state == "S"
+        assert eventually(lambda: bool((facts := process.stat(pid)) and facts.state == "S"))
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         ends_with(pidfd, 0)
 
@@ -118,15 +114,18 @@ def test_orphans_are_reaped(machine: str) -> None:
         a.sys("setns", 3, CLONE_NEWPID)
         macros.fork_parent(a, 0)
         result = a.slot(4)
-        # Twenty orphans: those that end at once and those that end together, later.
-        script = "for i in 1 2 3 4 5 6 7 8 9 10; do (sleep 0 &) ; (sleep 0.4 &) ; done"
+        # Twenty orphans: those that end at once and those that end together, when the pipe does.
+        script = "for i in 1 2 3 4 5 6 7 8 9 10; do (sleep 0 &) ; (cat <&4 &) ; done"
         macros.execute(a, ["/bin/sh"], ["sh", "-c", script], ["PATH=/bin:/usr/bin"], result=result)
         a.fail(result)
-        with launch(a.program(), fds={3: pidfd}) as running:
+        reading, writing = os.pipe()
+        with launch(a.program(), fds={3: pidfd, 4: reading}) as running:
             shell = running.expect(PID).value
             assert running.receive() is None
+        os.close(reading)
         os.waitpid(shell, 0)
-        assert eventually(lambda: bool(children(pid)), 2)
+        assert eventually(lambda: len(children(pid)) == 10)
+        os.close(writing)
         assert eventually(lambda: not children(pid))
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         ends_with(pidfd, 0)

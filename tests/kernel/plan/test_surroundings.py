@@ -16,6 +16,7 @@ import pytest
 
 from pyrunc.lifecycle.create import create
 from tests.kernel.plan.box import Box, finish
+from tests.support.processes import wait_until
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -150,10 +151,7 @@ def test_a_caller_that_dies_takes_the_process_with_it(box: Box, tmp_path: Path, 
     os.close(writing)
     pid = int(os.read(reading, 20))
     os.close(reading)
-    deadline = time.monotonic() + 5
-    while _runs(pid):
-        assert time.monotonic() < deadline, f"process {pid} lives on"
-        time.sleep(0.01)
+    assert wait_until(lambda: not _runs(pid), 30, 0.01), f"process {pid} lives on"
 
 
 def _runs(pid: int) -> bool:

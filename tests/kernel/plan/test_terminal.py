@@ -14,7 +14,7 @@ from pyrunc.lifecycle.exec import ExecRequest, execute, merged
 from tests.kernel.plan.box import Box, finish, reap
 
 
-def read_all(master: int, timeout_s: float = 10) -> str:
+def read_all(master: int, timeout_s: float = 30) -> str:
     """Everything until the other side hangs up (EIO)."""
     output = b""
     while select.select([master], [], [], timeout_s)[0]:
