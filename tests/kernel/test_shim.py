@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -19,17 +20,16 @@ from pyrunc.abi.capability import CAP_SYS_RESOURCE
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
 from pyrunc.shim import tree
 from pyrunc.shim.client import ShimClient
-from tests.kernel.shim_pod import TestPod, until
+from tests.kernel.shim_pod import TestPod, children, descriptors, name_of, open_gate, settled, until
+
+# Where the alternative is to wait for minutes or for ever: "at once" on a machine that is busy with something else, too.
+AT_ONCE_S = 10
 
 
 @pytest_asyncio.fixture
 async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
     async with TestPod(tmp_path / "pod") as found:
         yield found
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 # -- exits
@@ -103,16 +103,31 @@ async def test_exits_are_recorded_while_nobody_is_connected(pod: TestPod) -> Non
 
 
 async def test_orphans_are_reaped(pod: TestPod) -> None:
-    await pod.run("a", "( sleep 0.1 & ) ; ( setsid sleep 0.1 & ) ; sleep 100")
-    await asyncio.sleep(0.4)
-    assert len(children(pod.pid)) == 1
+    os.mkfifo(gate := pod.folder / "gate")
+    started = await pod.run("a", f"( cat {gate} & ) ; ( setsid cat {gate} & ) ; exec sleep 100")
+    await until(lambda: [name_of(child) for child in children(pod.pid)].count("cat") == 2)
+    await open_gate(gate)
+    await until(lambda: children(pod.pid) == [started.pid])
+
+
+def test_a_child_that_ended_before_the_shim_listened_is_reaped() -> None:
+    script = (
+        "import os\n"
+        "from pyrunc.shim.loop import Loop\n"
+        "from pyrunc.shim.reaper import Reaper\n"
+        "child = os.fork() or os._exit(0)\n"
+        "os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
+        "Reaper(Loop())\n"
+        "assert not os.path.exists(f'/proc/{child}')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 async def test_what_a_container_leaves_running_is_killed_with_it(pod: TestPod) -> None:
     started = time.monotonic()
     await pod.run("a", "setsid sleep 1000 & echo done")
     exit = await pod.exited("a")
-    assert exit.exit_code == 0 and time.monotonic() - started < 2
+    assert exit.exit_code == 0 and time.monotonic() - started < AT_ONCE_S
     await until(lambda: not pod.cgroup("a").exists())
     assert pod.logged("a") == b"done\n"
 
@@ -131,7 +146,7 @@ async def test_stop_escalates(pod: TestPod) -> None:
     await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
     started = time.monotonic()
     exit = await pod.client.stop("a", signal.SIGTERM, 0.5)
-    assert exit.signal == 9 and 0.5 <= time.monotonic() - started < 1.5
+    assert exit.signal == 9 and 0.5 <= time.monotonic() - started < AT_ONCE_S
 
 
 async def test_stop_with_no_time_kills_at_once(pod: TestPod) -> None:
@@ -144,11 +159,12 @@ async def test_of_several_stops_the_signal_is_sent_once_and_the_shortest_time_wi
     await _ready(pod, "a", script)
     started = time.monotonic()
     stops = [asyncio.create_task(pod.client.stop("a", signal.SIGTERM, after)) for after in (20, 30)]
-    await asyncio.sleep(0.3)
+    await until(lambda: b"signal" in pod.logged("a"))
+    last = time.monotonic()
     stops.append(asyncio.create_task(pod.client.stop("a", signal.SIGTERM, 0.3)))
     exits = await asyncio.gather(*stops)
     assert len({exit.finished_at_ns for exit in exits}) == 1 and exits[0].signal == 9
-    assert 0.5 < time.monotonic() - started < 2
+    assert time.monotonic() - last >= 0.3 and time.monotonic() - started < AT_ONCE_S
     assert pod.logged("a") == b"ready\nsignal\n"
 
 
@@ -169,14 +185,14 @@ async def test_stop_of_an_exited_container_answers_with_its_exit(pod: TestPod) -
 
 
 async def test_an_escalation_goes_on_without_the_server(pod: TestPod) -> None:
-    await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
-    stop = asyncio.create_task(pod.client.stop("a", signal.SIGTERM, 0.4))
-    await asyncio.sleep(0.1)
+    await _ready(pod, "a", "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
+    stop = asyncio.create_task(pod.client.stop("a", signal.SIGTERM, 2))
+    await until(lambda: b"asked" in pod.logged("a"))
     pod.client.close()
     await pod.close_zygote()
     with pytest.raises(PeerError):
         await stop
-    await until(lambda: (pod.containers / "a" / "exit.json").exists(), 3)
+    await until(lambda: (pod.containers / "a" / "exit.json").exists())
     assert pod.exit_record("a")["signal"] == 9
 
 
@@ -201,7 +217,7 @@ async def test_a_server_killed_in_the_middle_of_a_stop(pod: TestPod) -> None:
     assert await process.stdout.readline() == b"asked\n"
     process.kill()
     await process.wait()
-    assert (await pod.exited("a", 3)).signal == 9
+    assert (await pod.exited("a")).signal == 9
 
 
 async def test_a_frozen_container_can_be_stopped(pod: TestPod) -> None:
@@ -210,7 +226,7 @@ async def test_a_frozen_container_can_be_stopped(pod: TestPod) -> None:
     await until(lambda: "frozen 1" in (pod.cgroup("a") / "cgroup.events").read_text())
     started = time.monotonic()
     assert (await pod.client.stop("a", signal.SIGTERM, 0.3)).signal == 9
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < AT_ONCE_S
 
 
 async def test_signal_and_its_errors(pod: TestPod) -> None:
@@ -316,7 +332,7 @@ async def test_every_request_is_answered_whatever_it_holds(pod: TestPod) -> None
         request["signal"] = random.choice([v for v in values if v != -1] + [28])
         call = random.choice([*calls, None, 7, "no such"])
         try:
-            _, fds = await asyncio.wait_for(pod.client._call(call, **request), 5)
+            _, fds = await asyncio.wait_for(pod.client._call(call, **request), 30)
             for fd in fds:
                 os.close(fd)
         except (TimeoutError, PeerError):
@@ -338,22 +354,22 @@ async def test_a_client_that_never_reads_does_not_hold_up_the_others(pod: TestPo
 
 
 async def test_a_start_that_takes_long_does_not_hold_up_the_others(pod: TestPod) -> None:
-    pod.container("slow", "exit 0", process={"slowness_s": 1.0})
+    gate = _with_gate(pod, "slow")
     slow = asyncio.create_task(pod.client.start_container("slow"))
-    await asyncio.sleep(0.05)
-    started = time.monotonic()
+    await until(lambda: children(pod.pid))
     await pod.run("a", "echo quick")
     await pod.exited("a")
-    assert pod.logged("a") == b"quick\n" and time.monotonic() - started < 0.8
+    assert pod.logged("a") == b"quick\n"
     assert not slow.done()
+    await open_gate(gate)
     await slow
     await pod.exited("slow")
 
 
 async def test_a_start_can_be_stopped(pod: TestPod) -> None:
-    pod.container("slow", "exit 0", process={"slowness_s": 30})
+    _with_gate(pod, "slow")
     slow = asyncio.create_task(pod.client.start_container("slow"))
-    await asyncio.sleep(0.1)
+    await until(lambda: children(pod.pid))
     exit = await pod.client.stop("slow", signal.SIGTERM, 10)
     assert (exit.exit_code, exit.reason) == (128, "StartError")
     with pytest.raises(Exception, match="killed"):
@@ -377,7 +393,7 @@ async def test_a_worker_that_is_killed_while_it_starts_the_holder_leaves_nothing
 
 
 async def test_a_worker_that_is_killed_while_it_starts_a_container_is_a_start_error(pod: TestPod) -> None:
-    pod.container("a", "exit 0", process={"slowness_s": 30})
+    _with_gate(pod, "a")
     starting = asyncio.create_task(pod.client.start_container("a"))
     await until(lambda: children(pod.pid))
     os.kill(children(pod.pid)[0], signal.SIGKILL)
@@ -391,15 +407,14 @@ async def test_many_containers_live_and_die_without_a_trace(pod: TestPod) -> Non
     await pod.run("first", "exit 0")
     await pod.exited("first")
     await pod.client.forget("first")
-    before = sorted(os.listdir(f"/proc/{pod.pid}/fd"))
+    before = await settled(pod)
     for n in range(30):
         await pod.run(f"c{n}", f"echo {n}; exit {n}", stdin=n % 2 == 0)
     for n in range(30):
         assert (await pod.exited(f"c{n}")).exit_code == n
         assert pod.logged(f"c{n}") == b"%d\n" % n
         await pod.client.forget(f"c{n}")
-    assert sorted(os.listdir(f"/proc/{pod.pid}/fd")) == before
-    await until(lambda: not children(pod.pid))
+    await until(lambda: descriptors(pod.pid) <= before and not children(pod.pid))
     assert pod.shim_log() == ""
 
 
@@ -425,6 +440,13 @@ async def _ready(pod: TestPod, name: str, script: str) -> None:
     """Start and wait for the first line."""
     await pod.run(name, script)
     await until(lambda: pod.log_path(name).exists() and pod.logged(name))
+
+
+def _with_gate(pod: TestPod, name: str) -> Path:
+    """A container whose start waits until this gate is opened."""
+    os.mkfifo(gate := pod.folder / "gate")
+    pod.container(name, "exit 0", process={"gate": str(gate)})
+    return gate
 
 
 async def _named(pod: TestPod, name: str, script: str) -> str:
