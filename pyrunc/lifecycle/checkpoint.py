@@ -11,9 +11,11 @@ import os
 from stat import S_ISDIR, S_ISREG
 
 from pyrunc import jsontext, record
-from pyrunc.errors import InvalidArgument, NotFound, PeerError, Unsupported
+from pyrunc.errors import InvalidArgument, KernelError, NotFound, PeerError, Unsupported
 from pyrunc.kernel.credential import is_machine_root
+from pyrunc.kernel.path import open_in_root
 from pyrunc.lifecycle import criu
+from pyrunc.lifecycle import images as files
 from pyrunc.lifecycle import status as facts
 from pyrunc.plan.devices import DEFAULT
 from pyrunc.plan.mounts import is_bind, normal
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from pyrunc.lifecycle.state import State
     from pyrunc.spec.model import Linux, Spec
 
-DESCRIPTORS = "descriptors.json"
 LOG = "dump.log"
 LOG_LEVEL = 4
 NULL = "/dev/null"  # what stands for a masked file in CRIU's list of external mounts
@@ -137,10 +138,12 @@ def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
     facts.require(state, (facts.RUNNING, facts.PAUSED), "Container cannot be checkpointed in {status} state")
     images, work = open_folder(choices.image_path), open_folder(choices.work_path or state.folder)
     try:
+        files.check(images, choices.image_path)
+        files.check_log(work, choices.work_path or state.folder, LOG)
         _check_parent(images, dump.parent_path)
         streams = standard_streams(state.pid)
         if not dump.pre_dump:
-            record.write_bytes(f"{choices.image_path}/{DESCRIPTORS}", jsontext.dumps(streams).encode())
+            record.write_bytes(f"{choices.image_path}/{files.DESCRIPTORS}", jsontext.dumps(streams).encode())
         fds = {4: images, 5: work} | ({6: dump.status_fd} if dump.status_fd is not None else {})
         with criu.Criu(fds) as session:
             session.request(
@@ -236,7 +239,7 @@ def _outside(state: State) -> Fields:
     spec = parse(state.config())
     _refuse(spec)
     fields: list[tuple[int, Value]] = [external_mount(place, place) for place in bound_places(spec)]
-    fields += [external_mount(path, NULL) for path in masked_files(spec.linux, f"/proc/{state.pid}/root")]
+    fields += [external_mount(path, NULL) for path in masked_files(spec.linux, state.pid)]
     for kind, name, key in (("network", "net", NETWORK_KEY), ("pid", "pid", PID_KEY)):
         entry = spec.linux.namespace(kind)
         if entry is not None and entry.path:
@@ -282,15 +285,21 @@ def bound_places(spec: Spec) -> list[str]:
     return [place for place, _ in bound(spec, "")]
 
 
-def masked_files(linux: Linux, root: str) -> list[str]:
-    """Masked paths on which /dev/null is mounted: those that are there and are no folders."""
+def masked_files(linux: Linux, pid: int) -> list[str]:
+    """Masked paths on which /dev/null is mounted: those that the process has and that are no folders. Its links stay its own."""
     found = []
-    for path in dict.fromkeys(map(normal, linux.masked_paths)):
-        try:
-            if not S_ISDIR(os.stat(root + path).st_mode):
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for path in dict.fromkeys(map(normal, linux.masked_paths)):
+            try:
+                place = open_in_root(root, path)
+            except KernelError:
+                continue
+            if not S_ISDIR(os.fstat(place).st_mode):
                 found.append(path)
-        except OSError:
-            continue
+            os.close(place)
+    finally:
+        os.close(root)
     return found
 
 

@@ -60,7 +60,7 @@ USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LARGEST_MESSAGE_BYTES = 1 << 16
 _INT = Struct("@i")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_SHOWN_ERRORS = 5
+_SHOWN_ERRORS, _SHOWN_BYTES = 5, 1 << 16
 
 
 def message(fields: Fields) -> bytes:
@@ -226,10 +226,15 @@ def _int(value: int | bytes) -> int:
 
 
 def errors_of(folder: str, log: str) -> str:
-    """The lines of a log that say what went wrong, for a message; empty when there are none."""
+    """The lines at the end of a log that say what went wrong, for a message; empty when there are none."""
     try:
-        with open(os.path.join(folder, log), "rb") as file:
-            lines = [line.strip().decode("utf-8", "replace") for line in file if b"Error" in line]
+        number = os.open(
+            os.path.join(folder, log), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
+        with open(number, "rb", buffering=0) as file:
+            file.seek(max(0, os.fstat(number).st_size - _SHOWN_BYTES))
+            content = file.read(_SHOWN_BYTES) or b""
     except OSError:
         return ""
+    lines = [line.strip().decode("utf-8", "replace") for line in content.splitlines() if b"Error" in line]
     return "; ".join(lines[-_SHOWN_ERRORS:])

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 
-from pyrunc import jsontext
 from pyrunc.abi.clone import CLONE_NEWNS
 from pyrunc.abi.mount import MS_BIND, MS_REC, MS_SLAVE
-from pyrunc.errors import InvalidSpec, NotFound, PeerError, Unsupported
+from pyrunc.errors import InvalidSpec, PeerError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.namespace import open_namespace, unshare
 from pyrunc.kernel.path import components, open_beneath, resolve
 from pyrunc.lifecycle import checkpoint as dumps
-from pyrunc.lifecycle import criu
+from pyrunc.lifecycle import criu, images
 from pyrunc.lifecycle import status as facts
 from pyrunc.lifecycle.birth import Born
 from pyrunc.lifecycle.create import Created
@@ -29,6 +28,8 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.lifecycle.bundle import Bundle, Wishes
     from pyrunc.lifecycle.checkpoint import Choices
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 LOG = "restore.log"
 IMAGES, WORK, FIRST_FREE = 4, 5, 6  # descriptors of CRIU beside stdio and its socket
-MOST_STREAMS_BYTES = 1 << 16
 
 
 class Labels:
@@ -65,6 +65,7 @@ def restore(state: State, bundle: Bundle, wishes: Wishes, choices: Choices, labe
     if not is_machine_root():
         raise Unsupported("restore needs the machine's root")
     work_path = choices.work_path or state.folder
+    streams = _check_images(choices, work_path)
     with Undo() as undo, Descriptors() as descriptors:
         _own_root(
             state.rootfs
@@ -72,14 +73,14 @@ def restore(state: State, bundle: Bundle, wishes: Wishes, choices: Choices, labe
         descriptors.take("images", dumps.open_folder(choices.image_path, make=False))
         descriptors.take("work", dumps.open_folder(work_path))
         _open_namespaces(bundle.spec, descriptors)
-        _make_places(bundle.spec, state.rootfs)
+        _make_places(bundle.spec, state.bundle, state.rootfs)
         group = _open_group(state, bundle.spec, wishes, undo)
         part = _Part(state, bundle.spec, wishes, group, undo)
         try:
             with criu.Criu(_numbers(descriptors)) as session:
                 if group is not None:
                     group.attach(session.pid)
-                options = _options(state, bundle.spec, choices, descriptors, session.pid)
+                options = _options(state, bundle.spec, choices, streams, descriptors, session.pid)
                 session.request(criu.RESTORE, [*options, *labels.fields()], part)
         except PeerError as error:
             raise PeerError(f"{error.message}: {criu.errors_of(work_path, LOG)}") from None
@@ -161,16 +162,16 @@ def _own_root(rootfs: str) -> None:
     kernel_mount.mount(rootfs, rootfs, None, MS_BIND | MS_REC)
 
 
-def _make_places(spec: Spec, rootfs: str) -> None:
+def _make_places(spec: Spec, bundle: str, rootfs: str) -> None:
     """The folders and files on which CRIU mounts; those inside another mount come back with that."""
     root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         made: list[str] = []
+        sources = dict(dumps.bound(spec, bundle))
         for mount in spec.mounts:
             place = normal(mount.destination)
             if not any(place.startswith(above + "/") for above in made):
-                is_file = place in dumps.bound_places(spec) and not os.path.isdir(mount.source)
-                _make_place(root, place, is_file)
+                _make_place(root, place, place in sources and not os.path.isdir(sources[place]))
                 made.append(place)
     finally:
         os.close(root)
@@ -204,7 +205,12 @@ def _numbers(descriptors: Descriptors) -> dict[int, int]:
 
 
 def _options(
-    state: State, spec: Spec, choices: Choices, descriptors: Descriptors, criu_pid: int
+    state: State,
+    spec: Spec,
+    choices: Choices,
+    streams: Sequence[str],
+    descriptors: Descriptors,
+    criu_pid: int,
 ) -> list[tuple[int, Value]]:
     fields: Fields = [
         (criu.IMAGES_DIR_FD, IMAGES),
@@ -230,24 +236,28 @@ def _options(
         else:
             names = criu.message([(1, KERNEL_NAMES[entry.type]), (2, entry.path)])
             fields.append((criu.JOIN_NS, names))
+    ours = {
+        stream: number for number, stream in reversed([*enumerate(streams)])
+    }  # the first of two that are one
     fields += [
         (criu.INHERIT_FD, criu.message([(1, stream), (2, number)]))
-        for stream, number in _streams(choices.image_path).items()
-        if stream.startswith(("pipe:", "file["))
+        for stream, number in ours.items()
+        if images.is_outside(stream)
     ]
     return [*fields, *_cgroup_roots(criu_pid)]
 
 
-def _streams(images: str) -> dict[str, int]:
-    """What descriptors 0 to 2 were when the container was dumped -> the one of ours that takes its place."""
+def _check_images(choices: Choices, work_path: str) -> list[str]:
+    """Before anything is made: the folders hold files only, and a dump. What descriptors 0 to 2 were."""
+    folder, work = dumps.open_folder(choices.image_path, make=False), dumps.open_folder(work_path)
     try:
-        with open(f"{images}/{dumps.DESCRIPTORS}", "rb") as file:
-            found = jsontext.loads(file.read(MOST_STREAMS_BYTES))
-    except FileNotFoundError:
-        raise NotFound(f"{images} holds no checkpoint: there is no {dumps.DESCRIPTORS}") from None
-    if not isinstance(found, list):
-        return {}
-    return {str(stream): 2 - i for i, stream in enumerate(reversed(found[:3]))}
+        images.check(folder, choices.image_path)
+        images.require_dump(folder, choices.image_path)
+        images.check_log(work, work_path, LOG)
+        return images.streams(folder, choices.image_path)
+    finally:
+        os.close(folder)
+        os.close(work)
 
 
 def _cgroup_roots(pid: int) -> Fields:

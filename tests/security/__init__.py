@@ -77,6 +77,12 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | GHSA-5j5w-g665-5m35, ambiguous manifests | tests/cri/images/test_faults.py::test_a_wrong_manifest | refused |
 | CVE-2021-20206, plugin types | tests/unit/cni/test_protocol.py::test_a_list_that_makes_no_sense | bare names |
 | CVE-2020-10749, router advertisements | tests/kernel/cni/test_bridge.py::test_forwarding_is_switched_on_for_a_gateway_only | accept_ra = 0 |
+| CVE-2026-53489, links in checkpoints | test_checkpoints.py::test_images_that_are_no_files | regular files only, before CRIU sees them |
+| | test_checkpoints.py::test_a_dump_does_not_write_through_links | the same before a dump |
+| | test_checkpoints.py::test_masked_paths_are_looked_up_in_the_container | resolved in the container's root |
+| torn checkpoints | test_checkpoints.py::test_torn_dumps | checked before anything is made |
+| | test_checkpoints.py::test_what_criu_itself_refuses | all is undone |
+| | test_checkpoints.py::test_names_of_streams_are_what_proc_says | one form, by numbers |
 | seccomp, other tables | test_calls.py::test_other_tables_are_no_way_around_a_filter | architectures are checked, x32 by its bit |
 | TIOCSTI | test_calls.py::test_typing_into_the_callers_terminal | a session of its own |
 | keyrings | test_calls.py::test_keys_of_the_caller | a session keyring of its own |
@@ -89,5 +95,6 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | section 10.9, escape sequences | test_calls.py::test_terminal_text_of_a_container_in_our_errors | escaped |
 | section 10.10, sizes | test_requests.py::test_files_of_the_bundle_and_options | errors in bounded memory |
 
-Not attacked here: labels of AppArmor and SELinux (tests/vm), restoring a checkpoint, rootless callers.
+Not attacked here: labels of AppArmor and SELinux (tests/vm), the content of CRIU's images (who may write them has
+the rights that it restores with), rootless callers.
 """

@@ -1,0 +1,114 @@
+"""The folder of CRIU's images, before CRIU opens anything in it by name as root.
+
+An image is a regular file. CRIU would follow a link to a file of the host, reading it into a container's memory or, in a dump,
+writing over it, and would wait for ever for a pipe's writer. So nothing but regular files, folders and sockets may be there, and the
+link `parent` that a pre-dump leaves, to a folder of which the same is true. That the content is a checkpoint is CRIU's to say;
+whoever may write to the folder meanwhile has the rights that CRIU restores with, so it should be its owner's only.
+"""
+
+from __future__ import annotations
+
+import os
+from stat import S_IFMT, S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
+
+from pyrunc import jsontext
+from pyrunc.errors import InvalidArgument, NotFound
+
+PARENT = "parent"
+PARENTS_AT_MOST = 100
+DESCRIPTORS, INVENTORY = "descriptors.json", "inventory.img"
+MOST_STREAMS_BYTES = 1 << 16
+_HEX = frozenset("0123456789abcdef")
+_KINDS = {
+    0o120000: "a link",
+    0o010000: "a pipe",
+    0o140000: "a socket",
+    0o020000: "a device",
+    0o060000: "a device",
+}
+
+
+def check(folder: int, name: str) -> None:
+    """Raises InvalidArgument for what is no image in the folder or in its parents; `name` is for the message."""
+    current, names = os.dup(folder), [name]
+    try:
+        while _has_parent(current, "/".join(names)):
+            if len(names) > PARENTS_AT_MOST:
+                raise InvalidArgument(f"{name}: more than {PARENTS_AT_MOST} parents")
+            below, current = current, _open_parent(current, "/".join(names))
+            os.close(below)
+            names.append(PARENT)
+    finally:
+        os.close(current)
+
+
+def check_log(folder: int, name: str, log: str) -> None:
+    """CRIU's log is written anew: what has its name must be a regular file. Raises InvalidArgument."""
+    try:
+        _require_regular(os.stat(log, dir_fd=folder, follow_symlinks=False).st_mode, f"{name}/{log}")
+    except FileNotFoundError:
+        pass
+
+
+def require_dump(folder: int, name: str) -> None:
+    """Raises NotFound unless a whole dump seems to be there."""
+    for file in (DESCRIPTORS, INVENTORY):
+        try:
+            if os.stat(file, dir_fd=folder, follow_symlinks=False).st_size:
+                continue
+        except FileNotFoundError:
+            pass
+        raise NotFound(f"{name} holds no checkpoint: there is no {file}")
+
+
+def streams(folder: int, name: str) -> list[str]:
+    """What descriptors 0 to 2 were when the container was dumped, in the words of /proc. Raises InvalidArgument, OSError."""
+    number = os.open(DESCRIPTORS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    with open(number, "rb", buffering=0) as file:
+        content = file.read(MOST_STREAMS_BYTES) or b""
+    try:
+        found = jsontext.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or len(found) > 3 or not all(isinstance(word, str) for word in found):
+        raise InvalidArgument(f"{name}/{DESCRIPTORS} is not a list of three names")
+    return found
+
+
+def is_outside(stream: str) -> bool:
+    """Whether it is one that the restored process gets anew: `pipe:[12]`, or `file[mount:inode]` of the host, in hex."""
+    kind, _, rest = stream.partition("[")
+    number, end, after = rest.partition("]")
+    parts = number.split(":")
+    if not end or after or not all(part and _HEX.issuperset(part) for part in parts):
+        return False
+    return (kind, len(parts)) in (("pipe:", 1), ("file", 2))
+
+
+def _has_parent(folder: int, name: str) -> bool:
+    found = False
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if entry.name == PARENT and S_ISLNK(mode):
+                found = True
+            elif not (
+                S_ISDIR(mode) or S_ISSOCK(mode)
+            ):  # open(2) opens neither for writing, nor a socket at all
+                _require_regular(mode, f"{name}/{entry.name}")
+    return found
+
+
+def _open_parent(folder: int, name: str) -> int:
+    target = os.readlink(PARENT, dir_fd=folder)
+    if target.startswith("/"):
+        raise InvalidArgument(f"{name}/{PARENT} is no relative link, as a pre-dump leaves")
+    try:
+        return os.open(PARENT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        raise NotFound(f"{name}/{PARENT} leads to no folder") from None
+
+
+def _require_regular(mode: int, path: str) -> None:
+    if not S_ISREG(mode):
+        raise InvalidArgument(f"{path} is {_KINDS.get(S_IFMT(mode), 'no file')}, not an image")

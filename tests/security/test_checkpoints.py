@@ -1,0 +1,148 @@
+"""Folders of CRIU's images from somewhere else: what CRIU, which is root, would open by name.
+
+Classes: CVE-2026-53489 (a link in a checkpoint, by which a file of the host is read), torn and foreign images. The CRI server
+answers CheckpointContainer with UNIMPLEMENTED and restores nothing, so it has no archives to attack. That restoring works,
+and that a real dump is what it was, is in tests/vm/oci.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from pyrunc.lifecycle.checkpoint import masked_files
+from pyrunc.lifecycle.images import is_outside
+from pyrunc.spec.model import Linux
+from tests.security.attack import Canary, refused
+from tests.system.harness import Box, Runtime
+
+STREAMS = '["/dev/null","pipe:[7]","/dev/null"]'
+IN_TIME_S = 5.0
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder that looks like a dump."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "descriptors.json").write_text(STREAMS)
+    for name in ("inventory.img", "core-1.img", "pages-1.img", "pagemap-1.img"):
+        (folder / name).write_bytes(b"\x10\x54\x52\x54" * 64)
+    return folder
+
+
+def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ...] = ()) -> None:
+    """`restore` refuses in these words, in time, and there is no such container."""
+    box = runtime.box("sleep", "60")
+    begin = time.monotonic()
+    refused(
+        runtime("restore", "--bundle", str(box.folder), "--image-path", str(images), *options, box.id), *words
+    )
+    assert time.monotonic() - begin < IN_TIME_S
+    assert not (runtime.root / box.id).exists()
+
+
+def spoil(images: Path, kind: str, canary: Canary) -> None:
+    """Put something else in an image's place."""
+    place = images / "pages-1.img"
+    place.unlink()
+    if kind == "link":
+        place.symlink_to(canary.path / "passwd")
+    elif kind == "dangling":
+        place.symlink_to(canary.path / "new")
+    elif kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "device":
+        os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    elif kind == "log":
+        (images / "restore.log").symlink_to(canary.path / "passwd")
+    elif kind == "parent's":
+        (images.parent / "before").mkdir()
+        (images.parent / "before/pages-1.img").symlink_to(canary.path / "passwd")
+        (images / "parent").symlink_to("../before")
+    else:
+        (images / "parent").symlink_to(
+            {"loop": ".", "absolute": str(canary.path), "nowhere": "../none"}[kind]
+        )
+
+
+KINDS = ["link", "dangling", "pipe", "device", "log", "parent's", "loop", "absolute", "nowhere"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_that_are_no_files(runtime: Runtime, images: Path, canary: Canary, kind: str) -> None:
+    """CVE-2026-53489. An image of the dump, of a pre-dump before it, or CRIU's log is a link to the host's canary, a pipe that nobody
+    writes to, a device. Proof: an error that names it, in time; the canary saw nobody, and no container, mount, cgroup is left.
+    """
+    spoil(images, kind, canary)
+    words = {"loop": "parents", "absolute": "relative link", "nowhere": "no folder"}.get(kind, "not an image")
+    restored(runtime, images, words, options=("--work-path", str(images)))
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
+def test_a_dump_does_not_write_through_links(
+    runtime: Runtime, images: Path, canary: Canary, kind: str
+) -> None:
+    """The other direction: the folder for the images is there, with links under the names that CRIU will create and truncate.
+    Proof: refused by name, the canary saw nobody, the container runs on.
+    """
+    spoil(images, kind, canary)
+    box = runtime.box("sleep", "60").up()
+    refused(runtime("checkpoint", "--image-path", str(images), box.id), "not an image")
+    assert box.status == "running"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("inventory.img", None), ("inventory.img", b""), ("descriptors.json", None), ("descriptors.json", b""),
+     ("descriptors.json", b"{"), ("descriptors.json", b'{"0": "pipe:[1]"}'), ("descriptors.json", b"[1, 2, 3]"),
+     ("descriptors.json", b'["a", "b", "c", "d"]'), ("descriptors.json", b"[" * 60_000),
+     ("descriptors.json", b'["' + b"x" * 70_000 + b'"]')],
+)  # fmt: skip
+def test_torn_dumps(runtime: Runtime, images: Path, name: str, content: bytes | None) -> None:
+    """A dump without its inventory or its list of streams, or with a list that is none. Proof: an error that names the file,
+    and nothing is left.
+    """
+    (images / name).unlink()
+    if content is not None:
+        (images / name).write_bytes(content)
+    restored(runtime, images, name)
+
+
+@pytest.mark.parametrize("content", [b"\x10\x54\x52\x54", b"\0" * 4096, os.urandom(4096)])
+def test_what_criu_itself_refuses(runtime: Runtime, images: Path, content: bytes) -> None:
+    """Images that are files, but no images. Proof: CRIU's words, and nothing is left of what was made for it: the cgroup, the
+    mount namespace, the state, CRIU.
+    """
+    (images / "inventory.img").write_bytes(content)
+    restored(runtime, images, "criu")
+
+
+def test_names_of_streams_are_what_proc_says() -> None:
+    """Names of the list become orders to CRIU: this file is to be replaced by our descriptor. Proof: only a pipe or a file of another
+    mount is, by its numbers, and nothing else gets our descriptors.
+    """
+    assert is_outside("pipe:[123]") and is_outside("file[1a:2f]")
+    for name in (
+        *("", "/etc/passwd", "pipe:", "pipe:[]", "pipe:[1]x", "pipe:[1:2]", "pipe:[../1]", "pipe:[1\0]", "pipe[1]"),
+        *("file[1]", "file[1:2:3]", "file[1:g]", "file[:]", "file[1:2", "tty[1:2]", "net[1]:extRootNetNS"),
+    ):  # fmt: skip
+        assert not is_outside(name), name
+
+
+def test_masked_paths_are_looked_up_in_the_container(
+    runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary
+) -> None:
+    """checkpoint asks which masked paths are files. The image has a link to the host's canary on the way. Proof: what is only on
+    the host is not found; what the container has is.
+    """
+    (rootfs / "data").symlink_to(canary.path)
+    (rootfs / "folder").mkdir()
+    (rootfs / "file").write_text("")
+    box: Box = runtime.box("sleep", "60").up()
+    paths = ("/data/passwd", "/file", "/folder", "/missing")
+    assert masked_files(Linux(masked_paths=paths), box.pid) == ["/file"]
