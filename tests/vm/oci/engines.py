@@ -13,7 +13,7 @@ IMAGE = "localhost/box"
 CONFIGURATION = f"""[engine]
 runtime = "pyrunc"
 runtime_supports_json = ["pyrunc"]
-runtime_supports_nocgroups = ["pyrunc"]
+runtime_supports_nocgroup = ["pyrunc"]
 [engine.runtimes]
 pyrunc = ["{commands.PYRUNC}"]
 [network]

@@ -167,9 +167,12 @@ def test_pipes_are_given_anew(container: Container) -> None:
     with subprocess.Popen(
         runtime, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:
-        assert wait_until((container.bundle / "rootfs/said").exists, 30, 0.2)
-        container.pyrunc("checkpoint", *images(container), container.id)
-        assert running.communicate(timeout=60)[0] == b"before\n"
+        try:
+            assert wait_until((container.bundle / "rootfs/said").exists, 30, 0.2)
+            container.pyrunc("checkpoint", *images(container), container.id)
+            assert running.communicate(timeout=60)[0] == b"before\n"
+        finally:
+            running.kill()
     (container.bundle / "rootfs/go").touch()
     again = [
         str(commands.PYRUNC),
