@@ -20,54 +20,45 @@ from pyrunc.cgroups.group import Cgroup
 from pyrunc.cgroups.stats import Stats
 from pyrunc.errors import Error
 from pyrunc.kernel.process import stat
+from pyrunc.kernel.usage import usage
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LAYER_AGE_S = 10.0
+LAYER_REST = 10  # times as long as a walk took
 DEFAULT_INTERFACE = "eth0"
 
 
 class LayerSizes:
-    """Sizes of writable layers, walked at most once per `LAYER_AGE_S` and container."""
+    """Sizes of writable layers. A layer is walked by one thread at a time and rests then, longer the longer that took: a
+    container with millions of files must not keep the server busy."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, int, int, int]] = {}
+        self._walks: dict[str, asyncio.Task[tuple[int, int, int]]] = {}
 
     async def of(self, container_id: str, upper: Path) -> tuple[int, int, int]:
-        """timestamp ns, bytes, inodes."""
+        """timestamp ns, bytes, inodes; those of the last walk while another is under way."""
         known = self._known.get(container_id)
-        if known is None or time.monotonic() - known[0] > LAYER_AGE_S:
-            used, inodes = await asyncio.to_thread(tree_size, upper)
-            known = (time.monotonic(), time.time_ns(), used, inodes)
-            if len(self._known) > 10_000:
-                self._known.clear()
-            self._known[container_id] = known
-        return known[1:]
+        if known is not None and (time.monotonic() < known[0] or container_id in self._walks):
+            return known[1:]
+        walk = self._walks.get(container_id)
+        if walk is None:
+            walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, upper))
+            walk.add_done_callback(lambda _: self._walks.pop(container_id, None))
+        return await asyncio.shield(walk)
+
+    async def _walk(self, container_id: str, upper: Path) -> tuple[int, int, int]:
+        begin = time.monotonic()
+        used, inodes = await asyncio.to_thread(usage, upper)
+        end = time.monotonic()
+        found = (time.time_ns(), used, inodes)
+        if len(self._known) > 10_000:
+            self._known.clear()
+        self._known[container_id] = (end + max(LAYER_AGE_S, LAYER_REST * (end - begin)), *found)
+        return found
 
 
 layers = LayerSizes()
-
-
-def tree_size(top: Path) -> tuple[int, int]:
-    """Bytes on disk and inodes of a tree, hard links counted once; what vanishes meanwhile does not count."""
-    used = inodes = 0
-    seen: set[tuple[int, int]] = set()
-    pending = [str(top)]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    facts = entry.stat(follow_symlinks=False)
-                    if (facts.st_dev, facts.st_ino) in seen:
-                        continue
-                    if facts.st_nlink > 1:
-                        seen.add((facts.st_dev, facts.st_ino))
-                    used += facts.st_blocks * 512
-                    inodes += 1
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-        except OSError:
-            continue
-    return used, inodes
 
 
 async def of_container(services: Services, container: Container) -> api.ContainerStats:

@@ -28,7 +28,7 @@ class _Folder:
     __slots__ = ("identity", "left", "name")
 
     def __init__(self, fd: int, name: str) -> None:
-        self.name, self.identity, self.left = name, _identity(fd), _remove_files(fd)
+        self.name, self.identity, self.left = name, identity(fd), _remove_files(fd)
 
 
 def remove_tree(parent_fd: int, name: bytes | str) -> None:
@@ -41,7 +41,7 @@ def remove_tree(parent_fd: int, name: bytes | str) -> None:
         if not S_ISDIR(os.lstat(name, dir_fd=parent_fd).st_mode):
             os.unlink(name, dir_fd=parent_fd)
             return
-        current = _open_folder(parent_fd, name)
+        current = open_folder(parent_fd, name)
     except FileNotFoundError:
         return
     way: list[_Folder] = []
@@ -75,7 +75,7 @@ def _enter(current: int, way: list[_Folder]) -> int:
     """Down into one of the folders that are left; where we are now."""
     name = way[-1].left.pop()
     try:
-        below = _open_folder(current, name)
+        below = open_folder(current, name)
     except FileNotFoundError:
         return current
     os.close(current)
@@ -89,7 +89,7 @@ def _leave(current: int, way: list[_Folder], parent_fd: int) -> int:
         above = os.dup(parent_fd)
     else:
         above = os.open("..", FOLDER, dir_fd=current)
-        if _identity(above) != way[-1].identity:
+        if identity(above) != way[-1].identity:
             os.close(above)
             raise OSError(errno.ESTALE, "moved while it is removed", way[-1].name)
     os.close(current)
@@ -115,13 +115,13 @@ def _unless_gone(remove: Callable[..., None], name: str, folder: int) -> None:
         pass
 
 
-def _open_folder(parent_fd: int, name: str) -> int:
+def open_folder(parent_fd: int, name: str) -> int:
     try:
         return openat2(parent_fd, name, FOLDER, resolve=RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS)
     except KernelError as error:
         raise OSError(error.errno, os.strerror(error.errno), name) from None
 
 
-def _identity(fd: int) -> tuple[int, int]:
+def identity(fd: int) -> tuple[int, int]:
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
