@@ -1,0 +1,8 @@
+"""Generated examples have no time limit each: the machine may be busy with something else."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
