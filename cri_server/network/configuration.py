@@ -6,6 +6,7 @@ Reading is cheap enough to be done for every pod: names, sizes and times are com
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from ipaddress import ip_network as parse_network
@@ -59,10 +60,11 @@ class Configuration:
     def _sign(self) -> _Signature:
         found = []
         for entry in os.scandir(self._folder) if os.path.isdir(self._folder) else ():
-            if entry.name.endswith(_ENDINGS) and entry.is_file():
-                found.append(_described(entry))
-            elif entry.is_dir():
-                found += [_described(e, entry.name) for e in os.scandir(entry) if _is_plugin(e)]
+            with contextlib.suppress(FileNotFoundError):  # taken away since it was listed
+                if entry.name.endswith(_ENDINGS) and entry.is_file():
+                    found.append(_described(entry))
+                elif entry.is_dir():
+                    found += [_described(e, entry.name) for e in os.scandir(entry) if _is_plugin(e)]
         return tuple(sorted(found))
 
     def _load(self, names: list[str]) -> Found:
@@ -84,7 +86,10 @@ class Configuration:
         if not name or not isinstance(own, list) or not os.path.isdir(folder):
             return value
         names = sorted(entry.name for entry in os.scandir(folder) if _is_plugin(entry))
-        more = [_read_object(os.path.join(folder, each)) for each in names]
+        more = []
+        for each in names:
+            with contextlib.suppress(FileNotFoundError):
+                more.append(_read_object(os.path.join(folder, each)))
         return {**value, "plugins": [*own, *more]} if more else value
 
     def _fallback(self, problems: list[str]) -> Found:

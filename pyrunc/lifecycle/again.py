@@ -132,7 +132,8 @@ def remember(state: State, wanted: bytes, lowered: Any, owner: int, warnings: tu
     folder, path = f"{state.folder}/{FOLDER}", _path(state, wanted)
     content = (wanted, lowered.program.encode(), lowered.program.pid_op, lowered.numbers, owner, warnings)
     try:
-        os.makedirs(folder, 0o700, exist_ok=True)
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o700)  # not the container's folder with it, which would be a container again
         kept = os.listdir(folder)
         if len(kept) >= AT_MOST:
             for name in kept:

@@ -226,24 +226,27 @@ def ids(root: str) -> list[str]:
 
 def remove(state: State) -> None:
     """Forget the container: its files and its folder. Idempotent."""
+    _remove_folder(state.folder)
+
+
+def _remove_folder(path: str) -> None:
+    """Somebody else may be removing the same: a delete beside this one, an exec that keeps programs of its own."""
     try:
-        for entry in os.scandir(state.folder):
+        for entry in os.scandir(path):
             if entry.is_dir(follow_symlinks=False):
                 _remove_folder(entry.path)
             else:
-                os.unlink(entry.path)
-        os.rmdir(state.folder)
+                _unlink(entry.path)
+        os.rmdir(path)
     except FileNotFoundError:
         pass
 
 
-def _remove_folder(path: str) -> None:
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            _remove_folder(entry.path)
-        else:
-            os.unlink(entry.path)
-    os.rmdir(path)
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 class Lock:

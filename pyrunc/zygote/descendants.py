@@ -43,11 +43,15 @@ def below(pid: int) -> set[int]:
 def _children(pid: int) -> list[int]:
     children: list[int] = []
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended: its children are somebody else's now
+        return children
+    for task in tasks:
+        try:
             with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as file:
                 children += map(int, (file.read() or b"").split())
-    except OSError:  # it has ended: its children are somebody else's now
-        pass
+        except OSError:  # this thread has ended: another one has its children
+            continue
     return children
 
 

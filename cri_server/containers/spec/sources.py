@@ -5,6 +5,7 @@ a thread that is given up when its deadline passes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import stat
@@ -136,15 +137,20 @@ def device_facts(path: str) -> dict[str, Any]:
 
 def _nodes(source: str, target: str, skip: set[str] | frozenset[str] = frozenset()) -> list[dict[str, Any]]:
     try:
-        facts = os.lstat(source)
+        return _nodes_at(source, target, skip)
     except OSError as error:
         raise InvalidArgument(f"device {source!r}: {error.strerror}") from None
+
+
+def _nodes_at(source: str, target: str, skip: set[str] | frozenset[str]) -> list[dict[str, Any]]:
+    facts = os.lstat(source)
     if stat.S_ISDIR(facts.st_mode):
         nodes = []
         for name in sorted(os.listdir(source)):
             path = f"{source}/{name}"
             if path not in skip and not os.path.islink(path):
-                nodes += _nodes(path, f"{target}/{name}", skip)
+                with contextlib.suppress(FileNotFoundError):  # unplugged since it was listed
+                    nodes += _nodes_at(path, f"{target}/{name}", skip)
         return nodes
     if not stat.S_ISCHR(facts.st_mode) and not stat.S_ISBLK(facts.st_mode):
         return []

@@ -1,0 +1,43 @@
+"""A container's folder goes for good: what others do there meanwhile neither keeps it nor brings it back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pyrunc.lifecycle import again, state
+from pyrunc.lifecycle.state import State
+
+
+def test_an_exec_that_ends_after_the_delete_makes_no_container(tmp_path: Path) -> None:
+    gone = State(str(tmp_path / "gone"), "gone")
+    program = SimpleNamespace(encode=lambda: b"", pid_op=1)
+    lowered = SimpleNamespace(numbers={}, program=program)
+    again.remember(gone, b"wanted", lowered, 0, ())
+    assert not os.listdir(tmp_path)
+    (tmp_path / "gone").mkdir()
+    again.remember(gone, b"wanted", lowered, 0, ())
+    assert again.recall(gone, b"wanted") is not None
+
+
+def test_two_may_remove_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them finds what it has listed gone, file by file, and ends in the same way."""
+    folder, scandir = tmp_path / "container", os.scandir
+    (folder / "programs").mkdir(parents=True)
+    for path in (folder / "state.json", folder / "programs" / "one", folder / "programs" / "two"):
+        path.touch()
+
+    def old_entries(path: str) -> list[os.DirEntry[str]]:
+        with scandir(path) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for name in ("one", "state.json"):
+            Path(path, name).unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(os, "scandir", old_entries)
+    for _ in range(2):
+        state.remove(State(str(folder), "container"))
+    assert not folder.exists()

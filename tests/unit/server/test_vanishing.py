@@ -1,0 +1,56 @@
+"""Folders that others change while they are read: what vanishes is not there, and the rest is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cri_server.containers.spec import sources
+from cri_server.network import configuration
+
+
+@pytest.fixture
+def taken_after_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Makes the kernel's list of a folder a moment old: this file is removed right after its folder was read."""
+    listdir, scandir = os.listdir, os.scandir
+
+    def take(path: Path) -> None:
+        def old_list(folder: str) -> list[str]:
+            names = listdir(folder)
+            if Path(folder) == path.parent:
+                path.unlink(missing_ok=True)
+            return names
+
+        def old_entries(folder: str) -> list[os.DirEntry[str]]:
+            with scandir(folder) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+            if Path(folder) == path.parent:
+                path.unlink(missing_ok=True)
+            return found
+
+        monkeypatch.setattr(os, "listdir", old_list)
+        monkeypatch.setattr(os, "scandir", old_entries)
+
+    return take
+
+
+def test_the_devices_below_a_folder(tmp_path: Path, taken_after_listing: Callable[[Path], None]) -> None:
+    for name in ("a", "b"):
+        os.mknod(tmp_path / name, 0o20666, os.makedev(1, 3))
+    taken_after_listing(tmp_path / "a")
+    assert [node["path"] for node in sources._nodes(str(tmp_path), "/dev")] == ["/dev/b"]
+
+
+def test_the_networks_configuration(tmp_path: Path, taken_after_listing: Callable[[Path], None]) -> None:
+    """An installer replaces its file: another one that is there is used, never the built-in network."""
+    for name in ("10-old", "20-new"):
+        content = {"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "bridge"}]}
+        (tmp_path / f"{name}.conflist").write_text(json.dumps(content))
+    builtin = configuration.builtin_network(str(tmp_path / "leases"))
+    found = configuration.Configuration(str(tmp_path), default=builtin)
+    taken_after_listing(tmp_path / "10-old.conflist")
+    assert found.current().source.endswith("20-new.conflist")
