@@ -96,7 +96,7 @@ def test_what_surrounds_it_is_there_again(counting: Container) -> None:
     status = Path(f"/proc/{pid}/status").read_text()
     assert "Seccomp:\t2" in status and "NoNewPrivs:\t1" in status
     inside = counting.sh(
-        "ls /outside; touch /outside/x; cat /proc/keys; echo 1 > /proc/sys/kernel/sysrq; mkdir /d",
+        "ls /outside; touch /outside/x; cat /proc/keys; echo x > /proc/sys/kernel/hostname; mkdir /d",
         check=False,
     )
     assert inside.stdout.split() == ["new"]

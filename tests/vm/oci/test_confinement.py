@@ -20,7 +20,7 @@ profile {PROFILE} flags=(attach_disconnected,mediate_deleted) {{
   network,
   signal,
   deny /secret rw,
-  deny /tmp/** w,
+  deny /kept/** w,
 }}
 """
 
@@ -52,11 +52,12 @@ def test_the_profile_confines_init_and_exec(
 
     container.make("sleep", "1000", change=change)
     (container.bundle / "rootfs/secret").write_text("secret")
+    (container.bundle / "rootfs/kept").mkdir()
     container.run()
     label = Path(f"/proc/{container.state['pid']}/attr/current").read_text().rstrip("\0\n")
     assert label == f"{profile} (enforce)"
     inside = container.sh(
-        "cat /proc/self/attr/current; cat /secret; echo > /tmp/x; echo > /fine && echo made", check=False
+        "cat /proc/self/attr/current; cat /secret; echo > /kept/x; echo > /fine && echo made", check=False
     )
     assert profile in inside.stdout and "made" in inside.stdout
     assert inside.stderr.count("Permission denied") == 2
