@@ -125,7 +125,7 @@ async def find_sources(work: Work) -> None:
 
 async def build_spec(work: Work) -> None:
     sandbox, services = work.sandbox, work.services
-    folder = services.paths.sandbox_state(sandbox.id)
+    folder = services.paths.sandbox_root(sandbox.id)
     assert work.rootfs is not None and sandbox.holder is not None
     image = work.rootfs.config
     work.built = build.build(

@@ -1,4 +1,4 @@
-"""The files that a pod's containers see: resolv.conf, hostname and hosts, written into the sandbox's state directory."""
+"""The files that a pod's containers see: resolv.conf, hostname and hosts, written into the sandbox's folder on disk."""
 
 from __future__ import annotations
 

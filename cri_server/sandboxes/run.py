@@ -105,10 +105,12 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 
 async def make_state(work: Work) -> None:
     """The state folder is the intent: without a record beside it the sandbox was never finished."""
-    folder = work.services.paths.sandbox_state(work.sandbox.id)
+    paths = work.services.paths
+    folder, root = paths.sandbox_state(work.sandbox.id), paths.sandbox_root(work.sandbox.id)
     try:
         folder.mkdir(mode=0o700)
-        files.write(folder, work.config, work.hostname, namespaces.root_of(work.sandbox.options))
+        root.mkdir(mode=0o700)
+        files.write(root, work.config, work.hostname, namespaces.root_of(work.sandbox.options))
         record.write_json(str(folder / "holder.json"), holder(work))
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
@@ -124,6 +126,7 @@ def _make_log_directory(path: str) -> None:
 
 
 async def remove_state(work: Work) -> None:
+    await disk.delete_tree(work.services.paths.sandbox_root(work.sandbox.id))
     await disk.delete_tree(work.services.paths.sandbox_state(work.sandbox.id))
 
 

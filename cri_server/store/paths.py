@@ -41,8 +41,13 @@ class Paths:
         return self.sandbox_records / f"{sandbox_id}.json"
 
     def sandbox_state(self, sandbox_id: str) -> Path:
-        """Holds shim.sock, holder.json and the files that containers see (resolv.conf, hostname, hosts)."""
+        """Holds shim.sock and holder.json."""
         return self.sandbox_states / sandbox_id
+
+    def sandbox_root(self, sandbox_id: str) -> Path:
+        """Holds the files that containers see (resolv.conf, hostname, hosts). They may write to them without end: on the disk
+        that is what kubelet watches, on the state directory's tmpfs it would be the host's memory and /run."""
+        return self.sandbox_records / sandbox_id
 
     def container_record(self, container_id: str) -> Path:
         return self.container_records / f"{container_id}.json"

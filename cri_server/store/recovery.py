@@ -139,7 +139,9 @@ def _ended_with_the_boot(services: Services, containers: list[Container]) -> Non
 
 def _half_made_sandboxes(services: Services) -> list[str]:
     known = services.index.sandboxes
-    return [name for name in entries(services.paths.sandbox_states) if known.find(name) is None]
+    found = set(entries(services.paths.sandbox_states))
+    found |= {name for name in entries(services.paths.sandbox_records) if "." not in name}
+    return [name for name in found if known.find(name) is None]
 
 
 def _half_made_containers(services: Services) -> list[str]:
@@ -163,6 +165,7 @@ async def _drop_sandbox(services: Services, identifier: str) -> None:
     except (NotFound, TimeoutError):
         await services.network.detach(identifier, None)
     await services.shims.kill_group(_cgroups_path(folder), identifier)
+    await disk.delete_tree(services.paths.sandbox_root(identifier))
     await disk.delete_tree(folder)
     log.info("dropped sandbox %s, which was never finished", identifier)
 

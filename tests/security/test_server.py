@@ -464,6 +464,20 @@ def test_profiles_that_are_no_files(server: Server, pod: str) -> None:
         assert time.monotonic() - begin < 2
 
 
+def test_the_files_of_a_pod_do_not_fill_the_hosts_run(server: Server, pod: str) -> None:
+    """CVE-2020-8557's kin: a container writes without end to /etc/hosts, hostname and resolv.conf, which are the node's files.
+    Proof: none of them, nor anything else that it may write to, is on the file system of the state directory, a tmpfs in
+    memory that services of the host share.
+    """
+    script = "for f in /etc/hosts /etc/hostname /etc/resolv.conf; do echo x >> $f && stat -c %d $f; done"
+    container = server.launch(pod, asked(server))
+    devices = server.output(container, "sh", "-c", script).split()
+    assert devices == [str(server.root.stat().st_dev)] * 3
+    places = {Path(m["source"]) for m in json.loads((server.state / "containers" / container / "config.json").read_text())["mounts"]
+              if m["type"] == "bind"}  # fmt: skip
+    assert places and not [p for p in places if p.is_relative_to(server.state)]
+
+
 def test_the_namespaces_of_another_pod(server: Server, pod: str) -> None:
     """S-22: a container that asks for the process namespace of a container in another pod. Proof: refused."""
     mine = server.launch(pod, asked(server))
