@@ -9,10 +9,7 @@ Usage: `python -m pyrunc.cli.entry install BIN_DIR`.
 """
 
 from __future__ import annotations
-import __future__
 
-import ast
-import importlib.util
 import marshal
 import os
 import shutil
@@ -20,10 +17,9 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from types import CodeType
-from typing import Any
 
 import pyrunc
+from pyrunc.cli.pack import bundle, compiled, parsed, source_of
 from pyrunc.record import write_bytes
 
 PACKAGE = os.path.dirname(os.path.abspath(pyrunc.__file__))
@@ -32,9 +28,6 @@ SCRIPT, BUNDLE = os.path.join(NATIVE, "pyrunc-script"), os.path.join(NATIVE, "py
 FRONT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "front.c")
 START = "_pyrunc_start"
 FROZEN = ("encodings", "encodings.aliases", "encodings.utf_8", "pyrunc.cli.bundled")
-# Of the standard library, what the verbs of callers import and CPython does not freeze itself.
-BUNDLED_OF_THE_LIBRARY = ("struct",)
-EXTENSIONS = ("_json", "termios")
 
 
 def folders() -> list[str]:
@@ -54,97 +47,13 @@ def script(python: str, searched: Sequence[str]) -> str:
     )
 
 
-def bundle() -> bytes:
-    """The modules of `pyrunc` as bundled.py reads them."""
-    index: dict[str, tuple[int, int, bool, str, int, int]] = {}
-    parts: list[bytes] = []
-    offset = 0
-    for name, path in _sources():
-        status = os.stat(path)  # before it is read: an edit in between makes the entry stale, not wrong
-        code = marshal.dumps(_compiled(path))
-        is_package = os.path.basename(path) == "__init__.py"
-        index[name] = (offset, len(code), is_package, path, status.st_mtime_ns, status.st_size)
-        parts.append(code)
-        offset += len(code)
-    for name in EXTENSIONS:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin is not None and spec.origin.endswith(".so"):
-            status = os.stat(spec.origin)
-            index[name] = (0, -1, False, spec.origin, status.st_mtime_ns, status.st_size)
-    head = marshal.dumps((importlib.util.MAGIC_NUMBER, folders(), index))
-    return b"".join((len(head).to_bytes(8, "little"), head, *parts))
-
-
-def _sources() -> Iterator[tuple[str, str]]:
-    for name in BUNDLED_OF_THE_LIBRARY:
-        yield name, _source_of(name)
-    for folder, below, files in os.walk(PACKAGE):
-        below[:] = sorted(name for name in below if name != "__pycache__")
-        for file in sorted(files):
-            path = os.path.join(folder, file)
-            module = os.path.relpath(path, os.path.dirname(PACKAGE)).removesuffix(".py").replace(os.sep, ".")
-            if file.endswith(".py"):
-                yield module.removesuffix(".__init__"), path
-
-
-def _source_of(name: str) -> str:
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    if spec.origin is not None and spec.origin.endswith(".py"):
-        return spec.origin
-    return os.path.join(sysconfig.get_path("stdlib"), *name.split(".")) + ".py"  # frozen by CPython
-
-
-def _compiled(path: str) -> CodeType:
-    """The code of a source file without what only readers need: doc strings and functions' annotations, a third of it."""
-    with open(path, "rb") as file:
-        tree = ast.parse(file.read(), path)
-    future = [line for line in tree.body if isinstance(line, ast.ImportFrom) and line.module == "__future__"]
-    tree.body = [line for line in tree.body if line not in future]  # it speaks to the compiler only
-    flags = __future__.annotations.compiler_flag if future else 0
-    code: CodeType = compile(_Bare().visit(tree), path, "exec", flags, dont_inherit=True, optimize=0)
-    return code
-
-
-class _Bare(ast.NodeTransformer):
-    """Annotations of classes stay: they are the fields of a `Value`."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = None
-        arguments = node.args
-        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-            argument.annotation = None
-        for rest in (arguments.vararg, arguments.kwarg):
-            if rest is not None:
-                rest.annotation = None
-        return self._without_text(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return self._without_text(node)
-
-    def visit_Module(self, node: ast.Module) -> ast.AST:
-        return self._without_text(node)
-
-    def _without_text(self, node: Any) -> ast.AST:
-        """A constant alone in a line does nothing, whatever it says."""
-        self.generic_visit(node)
-        rest = [
-            line
-            for line in node.body
-            if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
-        ]
-        node.body = rest or [ast.copy_location(ast.Pass(), node.body[0])] if node.body else []
-        bare: ast.AST = node
-        return bare
-
-
 def install(folder: str) -> str:
     """Write `pyrunc` into `folder`, which must exist; returns its path. Raises OSError."""
     path, python = os.path.join(os.path.abspath(folder), "pyrunc"), os.path.realpath(sys.executable)
     text = script(python, folders()).encode()
     os.makedirs(NATIVE, exist_ok=True)
     write_bytes(SCRIPT, text, mode=0o755)
-    write_bytes(BUNDLE, bundle(), mode=0o644)
+    write_bytes(BUNDLE, bundle(PACKAGE, folders()), mode=0o644)
     if not _link(path, python):
         write_bytes(path, text, mode=0o755)
     return path
@@ -207,7 +116,8 @@ def _frozen_header() -> str:
     """C arrays of the code that the interpreter needs before there is a bundle."""
     arrays, rows = [], []
     for number, name in enumerate(FROZEN):
-        code = marshal.dumps(_compiled(_source_of(name)))
+        path = source_of(name)
+        code = marshal.dumps(compiled(parsed(path), path))
         arrays.append(f"static const unsigned char code_{number}[] = {{{','.join(map(str, code))}}};")
         is_package = int(name == "encodings")
         as_name = START if name.startswith("pyrunc.") else name

@@ -72,6 +72,11 @@ static PyObject *address(PyObject *self, PyObject *buffer)
 	return found;
 }
 
+static int is_of(const struct stat *status, long long mtime_ns, long long size)
+{
+	return status->st_size == size && status->st_mtim.tv_sec * 1000000000LL + status->st_mtim.tv_nsec == mtime_ns;
+}
+
 /* bundle(): the bundle as a read-only memoryview, None without one. */
 static PyObject *bundle(PyObject *self, PyObject *nothing)
 {
@@ -88,10 +93,24 @@ static PyObject *bundle(PyObject *self, PyObject *nothing)
 	return PyMemoryView_FromMemory(start, status.st_size, PyBUF_READ);
 }
 
+/* is_unchanged(path, mtime_ns, size): whether a file is still the one of this time and size. */
+static PyObject *is_unchanged(PyObject *self, PyObject *const *words, Py_ssize_t count)
+{
+	struct stat status;
+	const char *path = count == 3 ? PyUnicode_AsUTF8(words[0]) : NULL;
+	if (path == NULL)
+		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "is_unchanged() takes three arguments");
+	long long mtime_ns = PyLong_AsLongLong(words[1]), size = PyLong_AsLongLong(words[2]);
+	if (PyErr_Occurred())
+		return NULL;
+	return PyBool_FromLong(stat(path, &status) == 0 && is_of(&status, mtime_ns, size));
+}
+
 static PyMethodDef functions[] = {
 	{"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
 	{"address", address, METH_O, NULL},
 	{"bundle", bundle, METH_NOARGS, NULL},
+	{"is_unchanged", (PyCFunction)(void (*)(void))is_unchanged, METH_FASTCALL, NULL},
 	{NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_pyrunc", .m_methods = functions};
@@ -109,8 +128,7 @@ static PyObject *make_module(void)
 static int linked_from_the_installed_one(void)
 {
 	struct stat status;
-	return stat(PYTHON, &status) == 0 && status.st_size == PYTHON_SIZE &&
-	       status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec == PYTHON_MTIME_NS;
+	return stat(PYTHON, &status) == 0 && is_of(&status, PYTHON_MTIME_NS, PYTHON_SIZE);
 }
 
 static void execute_the_script(int count, char **words)

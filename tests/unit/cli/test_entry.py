@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import shutil
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 import pyrunc
 from pyrunc.cli.entry import script
-from tests.support import bundle
+from pyrunc.cli.pack import bundle
+from tests.support.bundle import runtime
 
 PACKAGE = Path(pyrunc.__file__).parent
 
@@ -50,6 +52,26 @@ def test_the_program_takes_its_modules_from_the_bundle_unless_they_changed(insta
     assert not list(installed.rglob("__pycache__/fast.*")), "it was read from its source"
     source.write_text(text.replace(pyrunc.__version__, "77.7"))
     assert version(program) == "pyrunc version 77.7"
+    with open(installed / "pyrunc/errors.py", "a") as file:
+        file.write("# one in the middle of what is made in one go\n")
+    assert version(program) == "pyrunc version 77.7"
+    assert list(installed.rglob("__pycache__/errors.*")) and not list(installed.rglob("__pycache__/fast.*"))
+
+
+def test_modules_are_made_after_what_they_import(installed: Path) -> None:
+    packed = bundle(str(installed / "pyrunc"), [])
+    head = 8 + int.from_bytes(packed[:8], "little")
+    _, _, index, batches = marshal.loads(packed[8:head])
+    orders = [list(marshal.loads(packed[head + at : head + at + length])) for at, length in batches]
+    assert sorted(name for order in orders for name in order) == sorted(n for n in index if index[n][0] >= 0)
+    together = max(orders, key=len)
+    assert len(together) > 30
+    for before, after in (
+        ("plan.model", "plan.build"),
+        ("plan.build", "lifecycle.create"),
+        ("plan", "plan.model"),
+    ):
+        assert together.index(f"pyrunc.{before}") < together.index(f"pyrunc.{after}")
 
 
 def test_the_program_gives_way_to_the_script_when_the_interpreter_is_another_one(installed: Path) -> None:
@@ -67,6 +89,6 @@ def test_the_program_gives_way_to_the_script_when_the_interpreter_is_another_one
 
 def test_what_is_under_test_is_the_program_that_was_made_here() -> None:
     """pip writes a script of its own, which loads `site` and takes four times as long, when it comes last."""
-    program = bundle.runtime()[0]
+    program = runtime()[0]
     if "PYRUNC_RUNTIME" not in os.environ:
         assert Path(program).read_bytes().startswith(b"\x7fELF"), f"{program}: make build"
