@@ -263,6 +263,7 @@ async def write_bundle(work: Work) -> None:
         "stdin": bool(work.config.stdin),
         "stdin_once": bool(work.config.stdin_once),
         "log_path": work.container.log_path or None,
+        "log_directory": work.sandbox.config.log_directory,
         "settled": [mount.source for mount in work.wanted if mount.request.host_path],
         "cgroup": {
             "driver": work.services.node.cgroup_driver,

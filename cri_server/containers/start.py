@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from dataclasses import dataclass
@@ -76,9 +75,10 @@ async def check_target(work: Work) -> None:
 
 
 async def make_log_folder(work: Work) -> None:
+    """The pod's; what is below it is made by the shim, which follows no link there."""
     if work.container.log_path:
         timeout_s = work.services.config.containers.foreign_path_timeout_s
-        folder = os.path.dirname(work.container.log_path)
+        folder = work.sandbox.config.log_directory
         await sources.in_time(timeout_s, folder, _make_folder, folder)
 
 

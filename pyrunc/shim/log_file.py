@@ -16,24 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HELD_LIMIT_BYTES = 1024 * 1024
+FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LogFile:
     """The open log. Without a path everything is discarded."""
 
-    __slots__ = ("_fd", "_held", "_on_waiting", "_reason", "dropped_bytes", "path")
+    __slots__ = ("_directory", "_fd", "_held", "_on_waiting", "_reason", "dropped_bytes", "path")
 
-    def __init__(self, path: str | None, on_waiting: Callable[[], None] | None = None) -> None:
-        """Open or create `path` for appending, its folders too. Raises KernelError.
+    def __init__(
+        self, path: str | None, on_waiting: Callable[[], None] | None = None, directory: str = ""
+    ) -> None:
+        """Open or create `path` for appending, its folders too; from `directory` on no link is followed. Raises KernelError.
 
         `on_waiting()` is called when something had to be held back: `retry` should be called from time to time then.
         """
-        self.path = path
+        self.path, self._directory = path, directory
         self._on_waiting = on_waiting
         self.dropped_bytes = 0
         self._held = b""
         self._reason = ""
-        self._fd = -1 if path is None else open_log(path)
+        self._fd = -1 if path is None else open_log(path, directory)
 
     @property
     def waiting(self) -> bool:
@@ -67,7 +70,7 @@ class LogFile:
         """From now on write to a file that is at the path now. Raises KernelError, the old file stays in use then."""
         if self.path is None:
             return
-        fresh = open_log(self.path)
+        fresh = open_log(self.path, self._directory)
         self.close()
         self._fd = fresh
         if self.waiting:
@@ -109,14 +112,33 @@ class LogFile:
             self.dropped_bytes += len(records)
 
 
-def open_log(path: str) -> int:
+def open_log(path: str, directory: str = "") -> int:
     """A descriptor that appends to `path`, made with mode 0640, folders with 0755. Raises KernelError.
 
-    A symbolic link there is refused: a pod that may write to the node's logs would choose which file of the host grows.
+    Symbolic links are refused, in place of the file and, from the pod's log `directory` on, of folders: a pod that may write
+    to the node's logs would choose which file of the host grows.
     """
+    above, name = os.path.split(path)
+    top = directory.rstrip("/") or above
     try:
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        return os.open(path, flags | os.O_NOFOLLOW, 0o640)
+        os.makedirs(top, mode=0o755, exist_ok=True)
+        folder = os.open(top, FOLDER | os.O_NOFOLLOW if directory else FOLDER)
+        try:
+            for part in os.path.relpath(above, top).split("/"):
+                below = _open_folder(folder, part)
+                os.close(folder)
+                folder = below
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+            return os.open(name, flags | os.O_NOFOLLOW, 0o640, dir_fd=folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         raise KernelError("open", repr(path), error.errno or 0, "the container's log") from None
+
+
+def _open_folder(above: int, name: str) -> int:
+    try:
+        os.mkdir(name, 0o755, dir_fd=above)
+    except FileExistsError:
+        pass
+    return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=above)

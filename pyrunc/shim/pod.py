@@ -156,7 +156,7 @@ class Pod:
 
     def _launch(self, container: Container, call: Call) -> None:
         launch = record.read_json(f"{container.directory}/{messages.LAUNCH_RECORD}")
-        container.open_log(launch.get("log_path"))
+        container.open_log(launch.get("log_path"), launch.get("log_directory", ""))
         tty, stdin, once = (bool(launch.get(name)) for name in ("tty", "stdin", "stdin_once"))
         streams = Streams(stdin=stdin and not tty, stdout=not tty, stderr=not tty)
 

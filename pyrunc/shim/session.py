@@ -70,9 +70,9 @@ class Container:
 
     # -- birth
 
-    def open_log(self, path: str | None) -> None:
-        """Open the log before the first output. Raises KernelError."""
-        self._log = LogFile(path, on_waiting=self._retry_log_later)
+    def open_log(self, path: str | None, directory: str = "") -> None:
+        """Open the log, in the pod's log directory, before the first output. Raises KernelError."""
+        self._log = LogFile(path, on_waiting=self._retry_log_later, directory=directory)
 
     def started(self, process: Process, streams: Streams, *, stdin: bool, once: bool) -> None:
         """The process runs, maybe it has ended already: take its streams. `stdin` keeps its input open, `once` only until the first client's ends."""

@@ -67,6 +67,7 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | | test_requests.py::test_modes_of_the_state | 0700, and 0600 for the start socket |
 | CVE-2022-23648, CVE-2024-5154, links in images | test_server.py::test_etc_and_mount_points_of_an_image_are_links | resolved in the image's root |
 | CVE-2025-0750, paths of logs | test_server.py::test_a_link_where_the_log_goes | O_NOFOLLOW |
+| | test_server.py::test_links_on_the_way_to_the_log | the same for each folder from the pod's on |
 | | test_server.py::test_log_paths | below the pod's folder |
 | | test_server.py::test_names_of_pods_with_path_tricks | paths hold ids of ours only |
 | CVE-2022-1708, CVE-2022-31030, endless output | test_server.py::test_endless_output_of_an_exec | a budget below 16 MiB |

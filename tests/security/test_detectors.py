@@ -100,6 +100,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     "deep JSON is not caught": ([("pyrunc/jsontext.py", "except RecursionError:", "except ZeroDivisionError:")], "test_requests.py::test_a_configuration_that_is_no_object"),
     "numbers may be names": ([("cri_server/containers/spec/user.py", "    if not _is_number(text):\n        for", "    if True:\n        for")], "test_server.py::test_numeric_users_are_never_names"),
     "logs follow links": ([("pyrunc/shim/log_file.py", "flags | os.O_NOFOLLOW", "flags")], "test_server.py::test_a_link_where_the_log_goes"),
+    "folders of logs follow links": ([("pyrunc/shim/log_file.py", "FOLDER | os.O_NOFOLLOW", "FOLDER")], "test_server.py::test_links_on_the_way_to_the_log"),
     "annotations are copied": ([("cri_server/containers/spec/build.py", '        "io.kubernetes.cri.container-type": "container",\n', '        **inputs.sandbox.annotations, "io.kubernetes.cri.container-type": "container",\n')],
                                "test_server.py::test_annotations_are_no_orders"),
     "output without an end": ([("cri_server/containers/exec.py", "OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)", "OUTPUT_LIMIT_BYTES = 1 << 40")], "test_server.py::test_endless_output_of_an_exec"),

@@ -311,6 +311,32 @@ def test_a_link_where_the_log_goes(server: Server, pod: str, canary: Canary) -> 
         server.runtime.ReopenContainerLog(api.ReopenContainerLogRequest(container_id=container), timeout=5)
 
 
+def test_links_on_the_way_to_the_log(server: Server, pod: str, canary: Canary) -> None:
+    """The same by folders: the container's one in the pod's log directory, or that directory itself, becomes a link to the canary
+    before the start, or before the log is reopened. Proof: both fail, and the canary saw nobody (a new log would be a new
+    file there).
+    """
+    folder = Path(server.status(server.create(pod, asked(server))).log_path).parent
+    (folder / "linked").symlink_to(canary.path)
+    assert outcome(server, pod, "echo", "into the canary", log_path="linked/0.log")[0] != 0
+    assert outcome(server, pod, "echo", "into the canary", log_path="linked/new/0.log")[0] != 0
+    container = server.launch(pod, asked(server, *["sleep", "60"], log_path="plain/deep/0.log"))
+    (folder / "plain").rename(folder / "taken")
+    (folder / "plain").symlink_to(canary.path)
+    late = server.create(pod, asked(server, *["true"], log_path="x.log"))
+    folder.rename(folder.with_name("taken"))
+    folder.symlink_to(canary.path)
+    try:
+        assert "log" in message_of(lambda: server.start_container(late))
+        with pytest.raises(grpc.RpcError):
+            server.runtime.ReopenContainerLog(
+                api.ReopenContainerLogRequest(container_id=container), timeout=5
+            )
+    finally:
+        folder.unlink()
+        folder.with_name("taken").rename(folder)
+
+
 @pytest.mark.parametrize("field", ["name", "namespace", "uid"])
 def test_names_of_pods_with_path_tricks(server: Server, field: str) -> None:
     """CVE-2025-0750: metadata of a pod in paths. Proof: nothing is made outside of the server's folders (nor with such a name in
