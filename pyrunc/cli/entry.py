@@ -68,15 +68,14 @@ def _link(path: str, python: str) -> bool:
     if compiler is None or not os.path.exists(library):
         return False
     names = " ".join(sysconfig.get_config_var(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS")).split()
-    if absent := [name for name in names if name.endswith(".a") and not os.path.exists(name)]:
-        # Debian 13's libpython3.13.a asks for an archive of Python's build folder, which no package has.
-        print(f"pyrunc stays a script: {library} needs {absent[0]}, which is not there", file=sys.stderr)
-        return False
+    # Debian 13's library asks for an archive of Python's build folder, which no package has: hashlib's own SHA-2.
+    absent = [name for name in names if name.endswith("libHacl_Hash_SHA2.a") and not os.path.exists(name)]
+    names = [name for name in dict.fromkeys(names) if name not in absent]
     header, made = f"{path}.h.{os.getpid()}", f"{path}.{os.getpid()}"
     write_bytes(header, _frozen_header().encode())
     words = [compiler, "-O2", "-no-pie", f"-I{sysconfig.get_path('include')}", *_definitions(python, header)]
-    words += [FRONT, library, "-o", made, "-Wl,--export-dynamic", "-s"]
-    words += map(_static_if_there, dict.fromkeys(names))
+    words += ["-DWITHOUT_SHA2"] if absent else []
+    words += [FRONT, library, "-o", made, "-Wl,--export-dynamic", "-s", *map(_static_if_there, names)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
