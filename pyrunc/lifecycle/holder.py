@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pyrunc.errors import InvalidArgument
+from pyrunc.errors import InvalidArgument, InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.lifecycle import birth, facts
 from pyrunc.lifecycle.create import user_namespace_parts
@@ -14,13 +14,14 @@ from pyrunc.lifecycle.descriptors import (
     compiled_filter,
     open_cgroup,
     open_namespaces,
+    refuse_settings_of_the_host,
 )
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.program.launch import LAUNCHER
-from pyrunc.spec.check import check_namespaces
-from pyrunc.spec.model import Linux, Namespace
+from pyrunc.spec.check import check_namespaces, settings_by_namespace
+from pyrunc.spec.model import Linux, Namespace, Spec
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 
@@ -81,10 +82,13 @@ def holder(request: HolderRequest) -> Held:
         gid_mappings=request.gid_mappings,
     )
     check_namespaces(linux)
+    spec = Spec("", hostname=request.hostname, linux=linux)
+    _refuse_settings_of_the_host(spec)
     parts = user_namespace_parts(linux, None, request.parts)
     with Undo() as undo, Descriptors() as descriptors:
         load_filter = compiled_filter(request.seccomp, None)
         open_namespaces(linux, descriptors)
+        refuse_settings_of_the_host(spec, descriptors)
         if linux.sysctl:
             descriptors.take("proc", kernel_mount.open_mount("proc"))
         descriptors.take("pause", _open_pause())
@@ -115,6 +119,13 @@ def holder(request: HolderRequest) -> Held:
             cgroup.occupied()
         undo.commit()
     return Held(born.pid, born.pidfd, born.start_time, cgroup, tuple(warnings))
+
+
+def _refuse_settings_of_the_host(spec: Spec) -> None:
+    """A pod that shares a namespace with the host sets nothing in it. Raises InvalidSpec."""
+    for kind, path in settings_by_namespace(spec).items():
+        if spec.linux.namespace(kind) is None:
+            raise InvalidSpec(path, f"needs a {kind} namespace of its own")
 
 
 def _holder_namespaces(chosen: Mapping[str, str]) -> list[Namespace]:

@@ -105,7 +105,8 @@ async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> No
 
 
 async def test_a_pod_on_the_hosts_network_has_no_network_namespace_of_its_own(pod: TestPod) -> None:
-    held = await hold(pod, namespaces={"network": "host", "ipc": "host", "uts": "host", "pid": "none"})
+    shared = {"network": "host", "ipc": "host", "uts": "host", "pid": "none"}
+    held = await hold(pod, namespaces=shared, hostname="")
     assert held.netns_path is None
     for kind in ("net", "ipc", "uts"):
         assert namespace(held.pid, kind) == namespace(os.getpid(), kind)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_new_network
 from pyrunc.lifecycle.descriptors import CgroupChoice
 from pyrunc.lifecycle.holder import Held, HolderRequest, holder
@@ -82,6 +82,23 @@ def test_it_leaves_on_sigterm() -> None:
 def test_host_namespaces() -> None:
     with held(namespaces=dict.fromkeys(POD, "host"), hostname="") as pod:
         assert not any(own(pod.pid, kind) for kind in ("net", "ipc", "uts", "pid"))
+
+
+@pytest.mark.parametrize("path", ["", "/proc/self/ns"])
+def test_what_is_shared_with_the_host_is_not_set(path: str) -> None:
+    """The machine's name and settings stay, whether its namespaces are asked for by their absence or by their path."""
+    before = os.uname().nodename
+    shared = {
+        kind: f"{path}/{name}" if path else "host" for kind, name in (("uts", "uts"), ("network", "net"))
+    }
+    for more in ({}, {"hostname": "", "sysctls": {"net.ipv4.ip_default_ttl": "65"}}):
+        with (
+            pytest.raises(InvalidSpec, match=r"needs a (uts|network) namespace"),
+            held(namespaces=shared, **more),
+        ):
+            pass
+    assert os.uname().nodename == before
+    assert Path("/proc/sys/net/ipv4/ip_default_ttl").read_text() == "64\n"
 
 
 def test_a_network_that_was_made_before() -> None:
