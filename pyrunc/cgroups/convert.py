@@ -197,8 +197,9 @@ def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[Setting]:
         size = str(limit.get("pageSize", ""))
         if not size or not size.isalnum():
             raise InvalidSpec(f"{RESOURCES}.hugepageLimits[{index}].pageSize", f"not a page size: {size!r}")
-        yield Setting(f"hugetlb.{size}.max", str(int(limit["limit"])))
-        yield Setting(f"hugetlb.{size}.rsvd.max", str(int(limit["limit"])), dispensable=True)
+        amount = int(limit["limit"])
+        yield Setting(f"hugetlb.{size}.max", str(amount), dispensable=not amount)
+        yield Setting(f"hugetlb.{size}.rsvd.max", str(amount), dispensable=True)
 
 
 def _rdma(rdma: Mapping[str, Any]) -> Iterator[Setting]:

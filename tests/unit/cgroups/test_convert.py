@@ -118,7 +118,7 @@ def test_io_uses_bfq_where_it_is_there() -> None:
 
 def test_huge_pages_limit_use_and_reservation() -> None:
     found = settings({"hugepageLimits": [{"pageSize": "2MB", "limit": 0}]}, lambda _: None)
-    assert found == [Setting("hugetlb.2MB.max", "0"), Setting("hugetlb.2MB.rsvd.max", "0", True)]
+    assert found == [Setting("hugetlb.2MB.max", "0", True), Setting("hugetlb.2MB.rsvd.max", "0", True)]
 
 
 @pytest.mark.parametrize("size", ["../../memory", "", "2MB/x", "2 MB"])
