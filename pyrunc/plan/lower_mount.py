@@ -112,7 +112,7 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
     if op.recursive_set or op.recursive_clear:
         low.set_attributes(tree, op.recursive_set, op.recursive_clear, recursive=True)
     if op.destination == "/proc":
-        _require_proc(low, tree)
+        require_proc(low, tree, "/proc cannot be mounted because it is not of type proc")
         destination = low.ordinary_folder(op.destination)
     elif op.destination in PROC_FILES:
         destination = low.place(op.destination, op.directory)
@@ -145,9 +145,9 @@ def _outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
     return place
 
 
-def _require_proc(low: Lowering, tree: Operand) -> None:
-    """What is bound to /proc must be a whole procfs."""
-    a, note = low.a, "/proc cannot be mounted because it is not of type proc"
+def require_proc(low: Lowering, tree: Operand, note: str) -> None:
+    """What is bound to /proc, or passes for it, must be a whole procfs."""
+    a = low.a
     a.sys("fstatfs", tree, low.scratch)
     macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)
     inode = macros.status_field(a, macros.status(a, tree), "ino")

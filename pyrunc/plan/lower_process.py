@@ -19,9 +19,11 @@ from pyrunc.abi.process import (
 from pyrunc.abi.signal import SIGSET_SIZE
 from pyrunc.plan import model as m
 from pyrunc.plan.build import SYNC_POINTS
+from pyrunc.plan.lower_mount import require_proc
 from pyrunc.plan.lowering import EMPTY, Lowering
 from pyrunc.program import macros
 from pyrunc.program.assemble import NEXT
+from pyrunc.program.macros import RETRY
 from pyrunc.program.model import LISTENER, PROGRESS, READY, STATUS
 from pyrunc.spec.check import MEMORY_MODES
 
@@ -49,30 +51,35 @@ def prepare(low: Lowering, op: m.Prepare) -> None:
     low.a.sys("umask", 0)  # modes are given explicitly until the process's own umask is set
 
 
-def _write_own(low: Lowering, path: str, content: bytes) -> None:
-    """A file of our own in the runtime's /proc, while that is still what we see."""
-    a, opened = low.a, low.a.slot(4)
-    a.sys("openat", f.AT_FDCWD, path, f.O_WRONLY | f.O_CLOEXEC, 0, store=opened)
+def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
+    """The first of these files of our own that exists, beneath a /proc that is a procfs, and nothing that is mounted over it.
+
+    A file in its place would take the label and leave the process without one (CVE-2019-16884, CVE-2025-52881).
+    """
+    a, proc, opened, have = low.a, low.a.slot(4), low.a.slot(4), low.a.label()
+    a.sys("openat", f.AT_FDCWD, "/proc", f.O_PATH | low.o_directory | f.O_CLOEXEC, 0, store=proc)
+    require_proc(low, proc, "/proc is no procfs")
+    how = low.how(f.O_WRONLY, 0, f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV)
+    for path in paths:
+        skip = {} if path == paths[-1] else {ENOENT: NEXT}
+        a.sys("openat2", proc, path, how, f.OPEN_HOW_SIZE, store=opened, ok=have, skip=skip, retry=RETRY)
+    a.place(have)
     a.sys("write", opened, low.a.constant(content), len(content))
-    low.close(opened)
+    low.close(opened, proc)
 
 
 def set_oom_score(low: Lowering, op: m.SetOomScore) -> None:
-    _write_own(low, "/proc/self/oom_score_adj", str(op.value).encode())
+    _write_own(low, ["self/oom_score_adj"], str(op.value).encode())
 
 
 def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
-    a, opened, have = low.a, low.a.slot(4), low.a.label()
+    """Before the process is born, so in the runtime's own /proc; SELinux's label is its session keyring's too."""
     label = op.label.encode("utf-8", "surrogateescape")
-    content = b"exec " + label if op.module == "apparmor" else label
     if op.module == "apparmor":
-        path = "/proc/thread-self/attr/apparmor/exec"
-        flags = f.O_WRONLY | f.O_CLOEXEC
-        a.sys("openat", f.AT_FDCWD, path, flags, 0, store=opened, ok=have, skip={ENOENT: NEXT})
-    a.sys("openat", f.AT_FDCWD, "/proc/thread-self/attr/exec", f.O_WRONLY | f.O_CLOEXEC, 0, store=opened)
-    a.place(have)
-    a.sys("write", opened, low.a.constant(content), len(content))
-    low.close(opened)
+        _write_own(low, ["thread-self/attr/apparmor/exec", "thread-self/attr/exec"], b"exec " + label)
+    else:
+        _write_own(low, ["thread-self/attr/exec"], label)
+        _write_own(low, ["thread-self/attr/keycreate"], label)
 
 
 def join(low: Lowering, op: m.Join) -> None:
@@ -90,7 +97,7 @@ def offset_clocks(low: Lowering, op: m.OffsetClocks) -> None:
     low.a.sys("unshare", clone.CLONE_NEWTIME)
     if op.offsets:
         text = "".join(f"{clock} {seconds} {nanoseconds}\n" for clock, seconds, nanoseconds in op.offsets)
-        _write_own(low, "/proc/self/timens_offsets", text.encode())
+        _write_own(low, ["self/timens_offsets"], text.encode())
 
 
 def set_affinity(low: Lowering, op: m.SetAffinity) -> None:

@@ -25,6 +25,8 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | | test_procfs.py::test_a_link_that_appears_in_time | and the mount is moved to that descriptor |
 | CVE-2025-52881, CVE-2025-62596, redirected writes | test_procfs.py::test_sysctls_do_not_pass_through_the_containers_proc | a procfs that nobody else has |
 | | test_procfs.py::test_where_sysctls_are_written | BENEATH, NO_SYMLINKS, NO_XDEV |
+| | test_procfs.py::test_a_process_that_sees_another_proc | labels, score, clocks: only beneath a whole procfs |
+| | test_procfs.py::test_where_a_processs_own_files_are_written | BENEATH, NO_XDEV, before any namespace |
 | CVE-2022-0811, smuggled sysctls | test_procfs.py::test_values_that_hold_a_second_setting | one value, one line, one write |
 | | test_procfs.py::test_keys_that_are_no_settings_of_a_container | keys by an allow-list and their namespace |
 | | test_server.py::test_sysctls_of_a_pod | the same by CRI |

@@ -48,6 +48,9 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     "sysctls by the container's /proc": (
         [(LOWER, 'low.numbers["proc"], f"sys/{op.path}", how', 'f.AT_FDCWD, f"/proc/sys/{op.path}", low.how(f.O_WRONLY, 0, 0)')],
         "test_procfs.py::test_sysctls_do_not_pass_through_the_containers_proc"),
+    "anything is procfs": ([(LOWER, 'require_proc(low, proc, "/proc is no procfs")', "pass")], "test_procfs.py::test_a_process_that_sees_another_proc"),
+    "own files by their paths": ([(LOWER, "f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV)\n    for", "0)\n    for")],
+                                 "test_procfs.py::test_where_a_processs_own_files_are_written"),
     "sysctl values of several lines": ([("pyrunc/spec/check.py", 'if "\\n" in value:', "if False:")], "test_procfs.py::test_values_that_hold_a_second_setting"),
     "a source is looked up twice": ([(MOUNTS, "0, f.RESOLVE_NO_SYMLINKS)", "0, 0)")], "test_mounts.py::test_a_source_that_is_swapped_during_create"),
     "a host path is looked up twice": ([("cri_server/containers/create.py", "[mount.source for mount in work.wanted if mount.request.host_path]", "[]")],
@@ -146,7 +149,7 @@ def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> N
         text=True,
         check=False,
     )
-    reap()  # what the copy's server left to us, who are the parent of whoever has none
+    reap(5.0)  # what the copy's server left to us, who are the parent of whoever has none
     # a failure of the test, or of a fixture that looks at the canary and at the host afterwards
     wrong = "1 failed" in found.stdout or "1 error" in found.stdout
     assert found.returncode == 1 and wrong, f"{test} passes without its defence:\n{found.stdout[-3000:]}"

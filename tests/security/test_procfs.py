@@ -9,6 +9,8 @@ runtime has, and a mount never lands inside a procfs.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,52 @@ def test_where_sysctls_are_written(runtime: Runtime, tmp_path: Path) -> None:
     assert inside is not None
     after = [line for line in text[inside.end() :].splitlines() if line.startswith(inside[1])]
     assert after and not any('"/proc/' in line for line in after), after
+
+
+@pytest.mark.parametrize(
+    "op", ["SetExecLabel('apparmor', 'x')", "SetExecLabel('selinux', 'x')", "SetOomScore(500)", "OffsetClocks((('monotonic', 9, 0),))"]
+)  # fmt: skip
+def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
+    """CVE-2019-16884, CVE-2023-28642, CVE-2025-52881: labels, score and clock offsets are written where /proc is a tmpfs, in which
+    thread-self and self have the same files (a mount namespace that is joined may be a container's). Proof: the launcher
+    refuses, and the fake files are empty. No security module is needed for that, and none is here.
+    """
+    fake = fake_proc(tmp_path / "fake")
+    for name in ("attr/keycreate", "timens_offsets"):
+        (fake / "self" / name).write_text("")
+    for name in ("fd", "ns", "status"):  # ours, for Python
+        (fake / "self" / name).symlink_to(f"{tmp_path}/real/self/{name}")
+    (tmp_path / "real").mkdir()
+    program = (
+        "from pyrunc.plan.lower import lower\nfrom pyrunc.plan.model import *\nfrom pyrunc.program.launch import launch\n"
+        f"running = launch(lower(Plan((Prepare(), {op}, Ready()))).program, stdio=(0, 1, 2), fds={{}})\n"
+        "try:\n while running.receive() is not None: pass\nfinally: running.close()\n"
+    )
+    script = (
+        f'mount --bind /proc {tmp_path}/real && mount --bind {fake} /proc && exec {sys.executable} -c "$0"'
+    )
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, program]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert found.returncode == 1 and "/proc is no procfs" in found.stderr, found.stderr
+    assert not any((fake / "self" / name).read_text() for name in ("attr/exec", "attr/apparmor/exec", "oom_score_adj",
+                                                                   "attr/keycreate", "timens_offsets"))  # fmt: skip
+
+
+def test_where_a_processs_own_files_are_written(runtime: Runtime, tmp_path: Path) -> None:
+    """CVE-2025-52881: another real file of procfs bound over the one that is meant. Proof, by the kernel's log of calls: it is opened
+    beneath /proc across no mount and no magic link, for this thread, before any namespace of the container is entered.
+    """
+    log = tmp_path / "calls"
+    watched = traced(runtime, log, "openat2,clone3,setns")
+    change = {"oomScoreAdj": 321}
+    box = watched.box("cat", "/proc/self/oom_score_adj", change=lambda c: c["process"].update(change))
+    assert watched("run", "--bundle", str(box.folder), box.id).ok().out == "321\n"
+    text = log.read_text()
+    (opened,) = re.findall(r'openat2\(\d+<([^>]*)>, "self/oom_score_adj", \{([^}]*)\}', text)
+    assert opened[0] == "/proc"
+    for word in ("RESOLVE_BENEATH", "RESOLVE_NO_XDEV", "RESOLVE_NO_MAGICLINKS"):
+        assert word in opened[1]
+    assert text.index("oom_score_adj") < text.index("CLONE_NEWNS")
 
 
 @pytest.mark.parametrize(
