@@ -75,6 +75,7 @@ def _link(path: str, python: str) -> bool:
     write_bytes(header, _frozen_header().encode())
     words = [compiler, "-O2", "-no-pie", f"-I{sysconfig.get_path('include')}", *_definitions(python, header)]
     words += ["-DWITHOUT_SHA2"] if absent else []
+    words += ["-Wl,--wrap=_Py_Deepfreeze_Init"] if sys.version_info < (3, 12) else []
     words += [FRONT, library, "-o", made, "-Wl,--export-dynamic", "-s", *map(_static_if_there, names)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)

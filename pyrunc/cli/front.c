@@ -128,6 +128,17 @@ PyMODINIT_FUNC PyInit__sha2(void)
 }
 #endif
 
+#if PY_VERSION_HEX < 0x030c0000
+/* CPython 3.11 enters every name of every frozen module into the table of interned strings at each start, those of modules that
+   nobody imports too: half a millisecond. This takes the place of that (see entry.py): names are then compared by their text,
+   and interned where they are first used. CPython 3.13 does no such thing any more. */
+int __wrap__Py_Deepfreeze_Init(void);
+int __wrap__Py_Deepfreeze_Init(void)
+{
+	return 0;
+}
+#endif
+
 /* -- the interpreter */
 
 /* Modules that the interpreter itself loads from files before anybody could hand it a bundle. */
