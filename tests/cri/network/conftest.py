@@ -122,7 +122,7 @@ def clean(node: Node) -> bool:
     return not veths and not all_elements() and not node.leases() and not node.remembered()
 
 
-async def until(true: Any, timeout_s: float = 5.0) -> None:
+async def until(true: Any, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "it did not happen in time"

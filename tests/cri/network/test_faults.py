@@ -12,7 +12,7 @@ import pytest
 from cri_server.network.model import PortMapping
 from cri_server.network.service import Network
 from pyrunc.errors import Error
-from tests.cri.network.conftest import Node
+from tests.cri.network.conftest import Node, until
 from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, nft
 
 RESULT_OF_OURS = "python3 -IS -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
@@ -58,12 +58,7 @@ async def test_hundreds_of_faults_leave_nothing(node: Node, seed: int) -> None:
         await node.network.detach(name, pod.path)
     for pod in node.host.pods:
         pod.close()
-    for _ in range(500):
-        if not [n for n in link_names() if n.startswith("veth")]:
-            break
-        await asyncio.sleep(0.01)
-    else:
-        pytest.fail(f"links are left: {link_names()}")
+    await until(lambda: not [n for n in link_names() if n.startswith("veth")])
     assert not all_elements() and not node.leases() and not node.remembered()
 
 
@@ -126,8 +121,7 @@ async def test_an_address_whose_old_masquerade_stayed_is_taken_over(node: Node) 
     for lease in node.folder.glob("leases/*/*"):
         lease.unlink() if lease.is_file() else None
     first.close()
-    while [n for n in link_names() if n.startswith("veth")]:
-        await asyncio.sleep(0.01)
+    await until(lambda: not [n for n in link_names() if n.startswith("veth")])
     assert (await node.attach(second)).ips == ("10.85.0.2", "fd85::2")
     assert {e.comment.split("/")[1] for e in all_elements()} == {second.id}
     await node.network.detach(first.id)

@@ -76,7 +76,7 @@ async def test_our_own_installed_executables_need_not_be_run(node: Node) -> None
     node.configure(node.bridge())
     started = time.monotonic()
     await node.attach(node.host.pod())
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert not any(
         node.network._plugins._program(kind) for kind in ("bridge", "host-local", "portmap", "loopback")
     )

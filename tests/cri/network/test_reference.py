@@ -9,7 +9,7 @@ import pytest
 
 from cni_plugins.net import host_rules
 from cri_server.network.model import PortMapping
-from tests.cri.network.conftest import Node
+from tests.cri.network.conftest import Node, until
 from tests.kernel.cni.harness import all_elements, link_names, listen, nft, reach
 from tests.kernel.cni.test_executables import NAMES, reference
 
@@ -45,10 +45,7 @@ async def test_a_pods_life_with_foreign_plugins(node: Node, names: tuple[str, ..
     for pod in pods:
         await node.network.detach(pod.id, pod.path)
         pod.close()
-    for _ in range(500):
-        if not [n for n in link_names() if n.startswith("veth")]:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: not [n for n in link_names() if n.startswith("veth")])
     assert not node.leases() and not node.remembered() and not all_elements()
     assert not [n for n in link_names() if n.startswith("veth")]
     assert "8080" not in nft("list", "ruleset")
@@ -67,9 +64,6 @@ async def test_plugins_may_change_sides_while_pods_run(node: Node) -> None:
         (node.folder / "bin" / name).unlink()
     await node.network.detach(by_theirs.id, by_theirs.path)
     by_theirs.close(), by_ours.close()
-    for _ in range(500):
-        if not [n for n in link_names() if n.startswith("veth")]:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: not [n for n in link_names() if n.startswith("veth")])
     assert not node.leases() and not [n for n in link_names() if n.startswith("veth")]
     assert host_rules.everything(host_rules.PORT_SETS) == []

@@ -179,7 +179,7 @@ async def test_a_child_that_keeps_stdout_open_does_not_delay_the_answer(node: No
     node.configure({"type": "forker"})
     started = time.monotonic()
     assert (await node.attach(node.host.pod())).ips == ("10.9.9.9",)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # before the time limit of a plugin
 
 
 async def test_a_failing_del_keeps_the_attachment_for_a_retry(node: Node) -> None:
@@ -388,5 +388,5 @@ async def test_readiness(node: Node) -> None:
     node.plugin("moody", "exit 0")
     started = time.monotonic()
     while not (await node.network.status()).ready:
-        assert time.monotonic() - started < 4, "the old answer is kept too long"
+        assert time.monotonic() - started < 8, "the old answer is kept too long"
         await asyncio.sleep(0.1)

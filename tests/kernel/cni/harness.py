@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -202,8 +203,17 @@ def listen(namespace: int, address: str, port: int, kind: int = socket.SOCK_STRE
     return made
 
 
-def reach(namespace: int | None, address: str, port: int, server: socket.socket, *, source: str = "") -> str:
-    """Connect from a namespace (None: the host) and talk both ways; the client's address as the server sees it.
+def reach(
+    namespace: int | None,
+    address: str,
+    port: int,
+    server: socket.socket,
+    *,
+    source: str = "",
+    look: Callable[[socket.socket], None] = lambda client: None,
+) -> str:
+    """Connect from a namespace (None: the host) and talk both ways; the client's address as the server sees it. `look` gets
+    the client's TCP socket at the end.
 
     Raises OSError where nobody answers.
     """
@@ -227,7 +237,16 @@ def reach(namespace: int | None, address: str, port: int, server: socket.socket,
             assert accepted.recv(100) == b"question"
             accepted.sendall(b"answer")
             assert client.recv(100) == b"answer"
+        look(client)
         return str(peer[0])
+
+
+def nothing_was_lost(client: socket.socket) -> None:
+    """The kernel's own account of a connection: no segment was sent twice, and none waited for a neighbour's address for as
+    long as the kernel takes to ask again, a second. A busy machine delays us, not these numbers."""
+    info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    rtt_us, retransmitted = struct.unpack_from("I", info, 68)[0], struct.unpack_from("I", info, 100)[0]
+    assert retransmitted == 0 and 0 < rtt_us < 500_000, (retransmitted, rtt_us)
 
 
 def _datagrams(client: socket.socket, server: socket.socket) -> str:

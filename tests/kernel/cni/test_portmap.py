@@ -168,6 +168,7 @@ def test_others_cannot_use_the_hosts_loopback(net: Host) -> None:
         with pytest.raises(TimeoutError):
             server.recv(10)
         nft("delete", "table", "inet", "pyrunc_cni")
+        server.settimeout(20)
         client.sendto(b"hello", ("127.0.0.1", 9999))
         assert server.recv(10) == b"hello"  # the attack is real without the guard
 
@@ -222,7 +223,7 @@ def test_a_udp_flow_follows_the_port_to_its_new_pod(net: Host) -> None:
     with netns.inside(net.outside):
         client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with client, listen(old.fd, "0.0.0.0", 80, socket.SOCK_DGRAM) as first:
-        client.settimeout(2)
+        client.settimeout(20)
         client.connect((HOST_OUTER, 8080))
         client.send(b"one")
         assert first.recv(10) == b"one"
