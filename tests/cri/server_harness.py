@@ -30,8 +30,8 @@ from tests.support.processes import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "registry.test/busybox:1"
-START_TIMEOUT_S = 20.0
-RPC_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
+RPC_TIMEOUT_S = 60.0
 CONFLIST = {
     "cniVersion": "1.0.0",
     "name": "pods",
@@ -132,7 +132,7 @@ class Server:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
-                self.runtime.Version(api.VersionRequest(), timeout=1)
+                self.runtime.Version(api.VersionRequest(), timeout=5)
                 return
             except grpc.RpcError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
@@ -163,7 +163,7 @@ class Server:
         self._process.kill()
         self._process.wait()
 
-    def wait(self, timeout_s: float = 10.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         """Until it has ended by itself; its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
@@ -199,7 +199,9 @@ class Server:
             self._remove_cgroup()
             if self._disk_bytes:
                 subprocess.run(["umount", self.root], check=True)
-            shutil.rmtree(self.folder)
+            while self.folder.exists():
+                with contextlib.suppress(FileNotFoundError):  # what ends with the server may be removing, too
+                    shutil.rmtree(self.folder)
 
     def _end_namespace(self) -> None:
         self._netns.send_signal(signal.SIGKILL)
@@ -217,7 +219,7 @@ class Server:
             with contextlib.suppress(FileNotFoundError):
                 (group / "cgroup.kill").write_text("1")
             for child in group.glob("*/"):
-                wait_until(lambda child=child: _remove(child), 5)  # type: ignore[misc]
+                wait_until(lambda child=child: _remove(child), 30)  # type: ignore[misc]
 
     def _cgroups(self) -> list[Path]:
         roots = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
@@ -227,7 +229,8 @@ class Server:
 
     def _remove_cgroup(self) -> None:
         for group in self._cgroups():
-            group.rmdir()
+            if not wait_until(lambda group=group: _remove(group), 30):  # type: ignore[misc]
+                group.rmdir()
 
     # -- words
 
@@ -335,7 +338,7 @@ class Server:
         request = api.PodSandboxStatusRequest(pod_sandbox_id=pod)
         return self.runtime.PodSandboxStatus(request, timeout=RPC_TIMEOUT_S).status
 
-    def exec(self, container: str, *command: str, timeout_s: int = 10) -> api.ExecSyncResponse:
+    def exec(self, container: str, *command: str, timeout_s: int = 60) -> api.ExecSyncResponse:
         request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=timeout_s)
         return self.runtime.ExecSync(request, timeout=RPC_TIMEOUT_S + timeout_s)
 
@@ -345,7 +348,7 @@ class Server:
         assert answer.exit_code == 0, (answer.exit_code, answer.stdout, answer.stderr)
         return str(answer.stdout.decode())
 
-    def wait_exit(self, container: str, timeout_s: float = 10.0) -> api.ContainerStatus:
+    def wait_exit(self, container: str, timeout_s: float = 60.0) -> api.ContainerStatus:
         """The status once it has exited."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -356,9 +359,13 @@ class Server:
             time.sleep(0.02)
 
     def log_lines(self, container: str) -> list[str]:
-        """The contents of the container's log, without time, stream and tag."""
-        lines = Path(self.status(container).log_path).read_text().splitlines()
-        return [line.split(" ", 3)[3] for line in lines]
+        """The contents of the container's log, without time, stream and tag; a line that is being written is not there."""
+        content = Path(self.status(container).log_path).read_text()
+        return [line.split(" ", 3)[3] for line in content[: content.rfind("\n") + 1].splitlines()]
+
+    def wait_logged(self, container: str, text: str) -> None:
+        """Until this line is in the container's log."""
+        assert wait_until(lambda: text in self.log_lines(container), 60), self.log_lines(container)
 
 
 def busybox_archive(reference: str) -> bytes:

@@ -62,6 +62,8 @@ def test_a_manifest_becomes_a_pod(server: Server) -> None:
     listing = cli(server, "ps").stdout.decode()
     assert "main" in listing and "prepare" not in listing
     assert "prepare" in cli(server, "ps", "-a").stdout.decode()
+    main = next(c for c in server.containers(pod_sandbox_id=pod.id) if c.metadata.name == "main")
+    server.wait_logged(main.id, "on stderr")
     logs = cli(server, "logs", "web/main")
     assert (logs.stdout, logs.stderr) == (b"prepared\n", b"on stderr\n")
     assert cli(server, "exec", "main", "sh", "-c", "echo $COLOUR").stdout == b"blue\n"

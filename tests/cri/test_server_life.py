@@ -106,8 +106,8 @@ def test_exec_sync(server: Server) -> None:
     assert code_of(lambda: server.exec(container, "sh", "-c", "sleep 77 & sleep 78", timeout_s=1)) == (
         grpc.StatusCode.DEADLINE_EXCEEDED
     )
-    assert 0.9 < time.monotonic() - started < 5
-    assert "sleep 7" not in server.output(container, "ps")
+    assert 0.9 < time.monotonic() - started < 30
+    assert wait_until(lambda: "sleep 7" not in server.output(container, "ps"), 60)
     answer = server.exec(container, "sh", "-c", "sleep 300 & echo done")
     assert answer.stdout == b"done\n" and answer.exit_code == 0
     big = server.exec(container, "sh", "-c", "dd if=/dev/zero bs=1M count=40 2>/dev/null; echo end >&2")
@@ -133,20 +133,22 @@ def test_exec_needs_a_running_container(server: Server) -> None:
 def test_stop_honours_the_signal_and_the_grace_period(server: Server) -> None:
     pod = server.run_pod()
     polite = server.launch(
-        pod, server.container_config(["sh", "-c", "trap 'exit 5' TERM; while :; do sleep 0.05; done"])
+        pod,
+        server.container_config(["sh", "-c", "trap 'exit 5' TERM; echo set; while :; do sleep 0.05; done"]),
     )
-    time.sleep(0.2)
+    server.wait_logged(polite, "set")
     server.stop_container(polite, 10)
     assert server.status(polite).exit_code == 5
     config = server.container_config(
-        ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"],
+        ["sh", "-c", "trap '' TERM; echo set; while :; do sleep 0.05; done"],
         metadata=api.ContainerMetadata(name="deaf"),
+        log_path="deaf.log",
     )
     deaf = server.launch(pod, config)
-    time.sleep(0.2)
+    server.wait_logged(deaf, "set")
     started = time.monotonic()
     server.stop_container(deaf, 1)
-    assert 0.9 < time.monotonic() - started < 4 and server.status(deaf).exit_code == 137
+    assert 0.9 < time.monotonic() - started < 30 and server.status(deaf).exit_code == 137
     for container in (polite, deaf, "0" * 64):
         server.stop_container(container, 1)
 
@@ -160,8 +162,8 @@ def test_a_shorter_stop_wins_over_a_longer_one(server: Server) -> None:
         time.sleep(0.3)
         started = time.monotonic()
         server.stop_container(container, 0)
-        long.result(5)
-    assert time.monotonic() - started < 3
+        long.result(30)
+    assert time.monotonic() - started < 30
 
 
 def test_removal_kills_and_is_idempotent(server: Server) -> None:
@@ -213,7 +215,7 @@ def test_lists_and_filters(server: Server) -> None:
     assert server.status(running).state == api.CONTAINER_EXITED
     streamed = [
         c.id
-        for part in server.runtime.StreamContainers(api.StreamContainersRequest(), timeout=5)
+        for part in server.runtime.StreamContainers(api.StreamContainersRequest(), timeout=30)
         for c in part.containers
     ]
     assert sorted(streamed) == sorted([running, created])
@@ -234,18 +236,18 @@ def test_the_log_is_reopened(server: Server) -> None:
         pod, server.container_config(["sh", "-c", "while :; do echo tick; sleep 0.05; done"])
     )
     path = Path(server.status(container).log_path)
-    time.sleep(0.3)
+    server.wait_logged(container, "tick")
     moved = path.with_suffix(".old")
     path.rename(moved)
-    server.runtime.ReopenContainerLog(api.ReopenContainerLogRequest(container_id=container), timeout=5)
+    server.runtime.ReopenContainerLog(api.ReopenContainerLogRequest(container_id=container), timeout=30)
     assert path.exists()
     size = moved.stat().st_size
-    time.sleep(0.4)
+    server.wait_logged(container, "tick")
     assert size > 0 and moved.stat().st_size == size and path.stat().st_size > 0
     server.stop_container(container)
     path.unlink()
     request = api.ReopenContainerLogRequest(container_id=container)
-    code = code_of(lambda: server.runtime.ReopenContainerLog(request, timeout=5))
+    code = code_of(lambda: server.runtime.ReopenContainerLog(request, timeout=30))
     assert code == grpc.StatusCode.FAILED_PRECONDITION and not path.exists()
 
 
@@ -256,17 +258,17 @@ def test_stats(server: Server) -> None:
     request = api.ContainerStatsRequest(container_id=container)
 
     def busy() -> bool:
-        found = server.runtime.ContainerStats(request, timeout=5).stats.cpu
+        found = server.runtime.ContainerStats(request, timeout=30).stats.cpu
         return bool(found.timestamp and found.usage_core_nano_seconds.value > 50_000_000)
 
-    assert wait_until(busy, 20)
-    stats = server.runtime.ContainerStats(request, timeout=5).stats
+    assert wait_until(busy, 60)
+    stats = server.runtime.ContainerStats(request, timeout=30).stats
     assert stats.attributes.id == container and stats.attributes.metadata.name == "c"
     assert stats.memory.timestamp and stats.memory.working_set_bytes.value > 0
     assert stats.writable_layer.fs_id.mountpoint and stats.writable_layer.HasField("used_bytes")
-    listed = server.runtime.ListContainerStats(api.ListContainerStatsRequest(), timeout=5).stats
+    listed = server.runtime.ListContainerStats(api.ListContainerStatsRequest(), timeout=30).stats
     assert [s.attributes.id for s in listed] == [container] and idle
-    pods = server.runtime.ListPodSandboxStats(api.ListPodSandboxStatsRequest(), timeout=5).stats
+    pods = server.runtime.ListPodSandboxStats(api.ListPodSandboxStatsRequest(), timeout=30).stats
     (only,) = pods
     assert only.attributes.id == pod and only.linux.network.default_interface.name == "eth0"
     assert only.linux.process.process_count.value >= 2
@@ -281,7 +283,7 @@ def test_metrics_are_those_that_were_announced(server: Server) -> None:
         d.name: list(d.label_keys) for d in server.runtime.ListMetricDescriptors(request).descriptors
     }
     assert len(announced) == 45
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         (found,) = server.runtime.ListPodSandboxMetrics(api.ListPodSandboxMetricsRequest()).pod_metrics
         (of_container,) = found.container_metrics
@@ -310,19 +312,26 @@ def test_events_follow_a_life(server: Server) -> None:
     seen: list[tuple[str, int]] = []
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(lambda: seen.extend((e.container_id, e.container_event_type) for e in stream))
-        time.sleep(0.3)
+        assert wait_until(lambda: _herald(server) in (about for about, _ in seen), 60)
         pod = server.run_pod()
         container = server.launch(pod, server.container_config(["true"]))
         server.wait_exit(container)
         server.remove_container(container)
         server.stop_pod(pod)
         server.remove_pod(pod)
-        time.sleep(0.3)
+        assert wait_until(lambda: (pod, api.CONTAINER_DELETED_EVENT) in seen, 60)
         stream.cancel()
-        assert isinstance(reading.exception(5), grpc.RpcError)
+        assert isinstance(reading.exception(30), grpc.RpcError)
     of_container = [kind for about, kind in seen if about == container]
     assert of_container == [0, 1, 2, 3]
     assert [kind for about, kind in seen if about == pod][-1] == api.CONTAINER_DELETED_EVENT
+
+
+def _herald(server: Server) -> str:
+    """The id of a pod that was there for a moment: whoever hears of it hears of those that come."""
+    pod = server.run_pod()
+    server.remove_pod(pod)
+    return pod
 
 
 def test_runtime_and_image_calls(server: Server) -> None:

@@ -137,7 +137,7 @@ async def test_a_system_call_that_fails_is_an_error_and_nothing_is_half(
             f"{registry.host}/app:0",
         ]
         done = subprocess.run(
-            [*inject, *program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+            [*inject, *program], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
         )
         assert "Traceback" not in done.stderr, done.stderr
         ended.add(done.stdout.split()[0])

@@ -37,7 +37,7 @@ async def refused(service: ImageService, name: str, auth: Auth | None = None) ->
     started = time.monotonic()
     with pytest.raises(Error) as caught:
         await service.pull(name, auth)
-    assert await service.list() == [] and time.monotonic() - started < 15
+    assert await service.list() == [] and time.monotonic() - started < 60
     return caught.value
 
 
@@ -210,14 +210,18 @@ async def test_a_registry_that_stalls(tmp_path: Path, registry: Registry, fault:
     await service.close()
 
 
-async def test_a_stalled_pull_does_not_hold_up_another(registry: Registry, service: ImageService) -> None:
+async def test_a_stalled_pull_does_not_hold_up_another(tmp_path: Path, registry: Registry) -> None:
+    service = ImageService(tmp_path / "images", no_progress_timeout_s=90)
+    await service.start()
     registry.push("slow:v1", make(1))
     registry.push("quick:v1", make(2))
     registry.fault("/slow/blobs/", stall_at=1000)
     slow = asyncio.create_task(service.pull(f"{registry.host}/slow:v1"))
-    await asyncio.wait_for(service.pull(f"{registry.host}/quick:v1"), 2)
+    await asyncio.wait_for(service.pull(f"{registry.host}/quick:v1"), 60)
+    assert not slow.done()
     slow.cancel()
     await asyncio.wait([slow])
+    await service.close()
 
 
 # ---- where requests and secrets go

@@ -19,7 +19,7 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path) -> None:
     try:
         os.write(writing, b"the blob")
         arguments = {"folder": str(folder), "canary": str(canary), "server_pid": os.getpid()}
-        result = await zygote.run("tests.cri.images.exploit:try_all", arguments, [reading], timeout_s=30)
+        result = await zygote.run("tests.cri.images.exploit:try_all", arguments, [reading], timeout_s=90)
     finally:
         os.close(reading)
         os.close(writing)

@@ -336,7 +336,7 @@ async def test_a_cancelled_load_leaves_nothing(tmp_path: Path, service: ImageSer
     ingest = tmp_path / "images" / "ingest"
     assert await asyncio.to_thread(wait_for, lambda: any(ingest.iterdir()))
     loading.cancel()
-    await asyncio.wait([loading], timeout=10)
+    await asyncio.wait([loading], timeout=60)
     assert loading.cancelled() and await service.list() == [] and left_over(tmp_path) == set()
 
 

@@ -30,7 +30,7 @@ async def server(backend: ProcessBackend) -> AsyncIterator[StreamingServer]:
     await server.start()
     yield server
     await server.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         for session in (*backend.sessions, *backend.containers.values()):
             await session.closed.wait()
         while asyncio.all_tasks() - before - {asyncio.current_task()}:

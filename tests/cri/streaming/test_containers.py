@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import RPC_TIMEOUT_S, Server
+from tests.support.processes import wait_until
 
 TRANSPORTS = {"spdy": [], "websocket": ["-websocket", "-protocol", "v5.channel.k8s.io"]}
 
@@ -76,7 +76,7 @@ class Client:
         try:
             yield [int(word) for word in process.stdout.readline().split()]
         finally:
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_exec(client: Client, container: str, transport: str) -> None:
     process = client.exec(
         container, "sh", "-c", "cat; echo oh >&2; exit 7", stdin=True, more=TRANSPORTS[transport]
     )
-    assert process.communicate(b"input\n", timeout=20) == (b"input\n", b"oh\n")
+    assert process.communicate(b"input\n", timeout=60) == (b"input\n", b"oh\n")
     assert process.returncode == 7
 
 
@@ -110,13 +110,13 @@ def test_exec_on_a_terminal(client: Client, container: str, transport: str) -> N
     process.stdin.write(b"this\r")
     process.stdin.flush()
     assert process.stdout.read().endswith(b"got this\r\n")
-    assert process.wait(10) == 3  # stdin is still open
+    assert process.wait(60) == 3  # stdin is still open
     process.communicate()
 
 
 def test_exec_of_nothing(client: Client, container: str) -> None:
     process = client.exec(container, "/no/such/command")
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode != 0
     assert b"/no/such/command" in stderr
 
@@ -138,10 +138,7 @@ def test_an_exec_dies_with_its_client(client: Client, node: Server, container: s
     assert "4711" in processes(node, container)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 10
-    while "471" in processes(node, container):
-        assert time.monotonic() < deadline, processes(node, container)
-        time.sleep(0.1)
+    assert wait_until(lambda: "471" not in processes(node, container), 60), processes(node, container)
 
 
 def shell(node: Server, **changes: bool) -> str:
@@ -153,7 +150,7 @@ def test_attach_and_end_the_input_once(client: Client, node: Server, transport: 
     """As critest does: write to a shell, end stdin, get the output and the end."""
     container = shell(node, stdin_once=True)
     process = client.attach(container, stdin=True, more=TRANSPORTS[transport])
-    assert process.communicate(b"echo hello\n", timeout=20) == (b"hello\n", b"")
+    assert process.communicate(b"echo hello\n", timeout=60) == (b"hello\n", b"")
     assert process.returncode == 0
     assert node.wait_exit(container).exit_code == 0
 
@@ -168,20 +165,26 @@ def test_a_seat_can_be_left_and_taken_again(client: Client, node: Server) -> Non
     first.kill()
     first.communicate()
     second = client.attach(container, stdin=True)
-    assert second.communicate(b"echo second; exit 9\n", timeout=20)[0] == b"second\n"
+    assert second.communicate(b"echo second; exit 9\n", timeout=60)[0] == b"second\n"
     assert second.returncode == 9
     assert node.log_lines(container) == ["first", "second"]
 
 
 def test_many_seats_see_the_same(client: Client, node: Server) -> None:
-    container = node.launch(
-        node.run_pod(), node.container_config(["sh", "-c", "read x; echo to all"], stdin=True)
-    )
+    """Who hears the container tick sits there; it stops when all do."""
+    script = "until [ -e /all ]; do echo tick; sleep 0.1; done; read x; echo to $x"
+    container = node.launch(node.run_pod(), node.container_config(["sh", "-c", script], stdin=True))
     watchers = [client.attach(container) for _ in range(5)]
-    time.sleep(1)  # they have no way to say that they sit
+    for watcher in watchers:
+        assert watcher.stdout is not None and watcher.stdout.readline() == b"tick\n"
+    node.output(container, "touch", "/all")
     writer = client.attach(container, stdin=True)
-    assert writer.communicate(b"\n", timeout=20)[0] == b"to all\n"
-    assert [watcher.communicate(timeout=20)[0] for watcher in watchers] == [b"to all\n"] * 5
+    assert writer.communicate(b"all\n", timeout=60)[0].splitlines()[-1] == b"to all"
+    for watcher in watchers:
+        assert watcher.stdout is not None
+        *ticks, last = watcher.stdout.read().splitlines()
+        assert set(ticks) <= {b"tick"} and last == b"to all"
+        watcher.communicate(timeout=60)
 
 
 def test_attach_to_a_terminal(client: Client, node: Server) -> None:
@@ -191,7 +194,7 @@ def test_attach_to_a_terminal(client: Client, node: Server) -> None:
     process.stdin.write(b"while [ \"$(stty size)\" != '17 91' ]; do sleep 0.05; done; stty size; exit 5\r")
     process.stdin.flush()
     assert b"17 91\r\n" in process.stdout.read()
-    assert process.wait(10) == 5
+    assert process.wait(60) == 5
     process.communicate()
 
 
@@ -204,14 +207,14 @@ def test_port_forward_into_the_pod(client: Client, node: Server) -> None:
                 client.inside("busybox", "nc", "127.0.0.1", str(port)),
                 input=text,
                 capture_output=True,
-                timeout=20,
+                timeout=60,
             )
             assert talk.stdout == text
         refused = subprocess.run(
             client.inside("busybox", "nc", "127.0.0.1", str(closed)),
             input=b"",
             capture_output=True,
-            timeout=20,
+            timeout=60,
         )
         assert refused.stdout == b""
 
@@ -224,6 +227,6 @@ def test_port_forward_to_the_hosts_network(client: Client, node: Server) -> None
             client.inside("busybox", "nc", "127.0.0.1", str(port)),
             input=b"here",
             capture_output=True,
-            timeout=20,
+            timeout=60,
         )
     assert talk.stdout == b"here"

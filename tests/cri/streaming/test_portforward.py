@@ -53,12 +53,12 @@ async def forwarded(
     process = await asyncio.create_subprocess_exec(goclient, *arguments, stdin=pipe, stdout=pipe)
     assert process.stdin is not None and process.stdout is not None
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             line = await process.stdout.readline()
         yield [int(word) for word in line.split()]
     finally:
         process.stdin.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await process.wait()
 
 
@@ -108,7 +108,7 @@ async def test_a_closed_port_ends_that_connection_only(
         taken.bind(("127.0.0.1", 0))  # not listening
         closed = taken.getsockname()[1]
         async with service(echo) as port, forwarded(goclient, server, transport, closed, port) as locals_:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 with contextlib.suppress(ConnectionError):
                     assert await ask(locals_[0], b"anybody?") == b""
 
@@ -129,6 +129,6 @@ async def test_a_client_that_leaves_closes_its_connections(
         async with forwarded(goclient, server, transport, port) as (local,):
             reader, writer = await asyncio.open_connection("127.0.0.1", local)
             assert await reader.readexactly(4) == b"here"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await ended.wait()
         writer.close()
