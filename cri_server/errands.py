@@ -12,6 +12,7 @@ from typing import Any
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.errors import PeerError
 from pyrunc.kernel.namespace import setns
+from pyrunc.kernel.process import alive_since
 
 DIAL = "cri_server.errands:dial"
 DIAL_TIMEOUT_S = 8.0
@@ -20,10 +21,13 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 def dial(arguments: dict[str, Any], fds: list[int]) -> list[int]:
-    """A TCP socket to `port` on the loopback of the network namespace of `pid` (0: ours). Raises PeerError."""
+    """A TCP socket to `port` on the loopback of the network namespace of `pid` (0: ours), a process that began at
+    `start_time`. Raises PeerError."""
     pid, port = int(arguments["pid"]), int(arguments["port"])
     if pid:
         namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        if alive_since(pid) != int(arguments["start_time"]):
+            raise PeerError(f"port {port}: the pod is gone")  # another process may have its pid
         setns(namespace, CLONE_NEWNET)
         os.close(namespace)
     reasons = []

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 import pyrunc
+from pyrunc.cli.log import VISIBLE
 from pyrunc.errors import Error
 
 # gRPC must not install fork handlers: this process never forks (grpc issues 13998, 32857).
@@ -77,7 +78,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except Error as error:
-        click.echo(f"pyrunc-cri: {error}", err=True)
+        lines = str(error).split("\n")  # they may quote an image or a container
+        click.echo("pyrunc-cri: " + "\n".join(line.translate(VISIBLE) for line in lines), err=True)
         sys.exit(1)
 
 

@@ -176,7 +176,7 @@ def describe_container(name: str, identifier: str, status: api.ContainerStatus, 
     lines = last_lines(status.log_path)
     if lines:
         click.echo("  output")
-        click.echo("\n".join(f"    {line}" for line in lines))
+        click.echo("\n".join(f"    {show.printable(line)}" for line in lines))
 
 
 def last_lines(path: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.client import Client
+from pyrunc.cli.log import VISIBLE
 
 SHORT = 12
 NAMESPACES = ("net", "ipc", "uts", "pid", "mnt", "cgroup", "user")
@@ -25,12 +26,18 @@ STATES = {
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in [header, *rows]
     ]
     return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Text of a container's or an image's making, without control characters: it moves no cursor and renames no window."""
+    return text.translate(VISIBLE)
 
 
 def age(since_ns: int) -> str:
@@ -75,7 +82,7 @@ def processes(named: Sequence[tuple[str, int]]) -> list[str]:
     for name, pid in named:
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
-            command = words.decode(errors="replace")[:60]
+            command = printable(words.decode(errors="replace")[:60])
             resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except OSError:
             command, resident = "(gone)", 0

@@ -133,8 +133,10 @@ class Sessions:
         sandbox = self._services.index.sandboxes.get(sandbox_id)
         _check_port(port)
         _check_ready(sandbox)
-        pid = sandbox.holder.pid if sandbox.holder and not sandbox.host_network else 0
-        result = await self._services.errands.run(DIAL, {"pid": pid, "port": port}, timeout_s=DIAL_TIMEOUT_S)
+        asked = {"pid": 0, "port": port}
+        if sandbox.holder and not sandbox.host_network:
+            asked |= {"pid": sandbox.holder.pid, "start_time": sandbox.holder.start_time}
+        result = await self._services.errands.run(DIAL, asked, timeout_s=DIAL_TIMEOUT_S)
         if result.exit_code or len(result.fds) != 1:
             raise PeerError(f"dial port {port}: {result.stderr.decode('utf-8', 'replace')[-200:]}")
         return socket.socket(fileno=result.fds[0])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Names in a message may be an image's: they move no cursor and rename no window of who reads it.
-_VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 LEVELS = {"debug": 0, "info": 1, "warning": 2, "warn": 2, "error": 3}
 
 
@@ -38,7 +38,7 @@ def words(error: BaseException) -> str:
     else:
         text = f"internal error: {type(error).__name__}: {error}"
     notes = getattr(error, "__notes__", [])
-    return "; ".join([text, *notes]).replace("\n", "; ").translate(_VISIBLE)
+    return "; ".join([text, *notes]).replace("\n", "; ").translate(VISIBLE)
 
 
 class Log:

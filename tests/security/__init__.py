@@ -99,6 +99,7 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | section 10.2, lenient Python | test_requests.py::test_values_of_the_wrong_kind | strict types |
 | section 10.8, pids used again | test_requests.py::test_a_state_folder_that_was_tampered_with | start time beside the pid, pidfd |
 | section 10.9, escape sequences | test_calls.py::test_terminal_text_of_a_container_in_our_errors | escaped |
+| | test_calls.py::test_terminal_text_of_a_container_in_our_tables | the same in pyrunc-cri |
 | section 10.10, sizes | test_requests.py::test_files_of_the_bundle_and_options | errors in bounded memory |
 
 Not attacked here: labels of AppArmor and SELinux (tests/vm), the content of CRIU's images (who may write them has

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import platform
 import pty
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cri_server.cli import show
 from pyrunc.seccomp.default import runtime_default
 from pyrunc.spec.default import MASKED_PATHS, READONLY_PATHS
 from tests.system.console import receive_terminal
@@ -185,3 +187,19 @@ def test_terminal_text_of_a_container_in_our_errors(runtime: Runtime) -> None:
         for text in (found.err, log.read_text() if log.exists() else ""):
             assert not [c for c in text if ord(c) < 32 and c != "\n"], repr(text)
         assert len(found.err.splitlines()) <= 1, found
+
+
+def test_terminal_text_of_a_container_in_our_tables() -> None:
+    """Section 10.9: a process chooses its own arguments, an image its names; `pyrunc-cri run` and `ps` show them. Proof: no control
+    character of theirs is printed, and the columns stay.
+    """
+    evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m"
+    with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as shown:
+        lines = [
+            *show.processes([("c", shown.pid)]),
+            *show.table(("NAME", "STATE"), [(evil, "up")]).splitlines(),
+        ]
+        assert shown.stdin is not None
+        shown.stdin.close()
+    assert len(lines) == 3 and lines[0].endswith("\\x9b31m") and lines[2].endswith("  up"), lines
+    assert not [c for line in lines for c in line if not c.isprintable()], lines
