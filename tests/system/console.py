@@ -26,7 +26,7 @@ class Console:
         self._thread.start()
 
     def _receive(self) -> None:
-        self._listening.settimeout(20)
+        self._listening.settimeout(60)
         try:
             connection, _ = self._listening.accept()
         except OSError:
@@ -38,14 +38,14 @@ class Console:
 
     @property
     def master(self) -> int:
-        self._thread.join(20)
+        self._thread.join(60)
         assert self._master >= 0, "no terminal arrived"
         return self._master
 
     def write(self, text: bytes) -> None:
         os.write(self.master, text)
 
-    def read_until(self, wanted: bytes, timeout_s: float = 10.0) -> bytes:
+    def read_until(self, wanted: bytes, timeout_s: float = 60.0) -> bytes:
         """What the terminal says up to `wanted`, or up to its end."""
         found, deadline = b"", time.monotonic() + timeout_s
         while wanted not in found:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support import bundle
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 _numbers = itertools.count(1)
 
 
@@ -159,7 +159,7 @@ class Box:
         eventually(lambda: self.status == "stopped")
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait until `condition` holds; fails when the time is up."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -22,7 +22,7 @@ def test_stats(runtime: Runtime) -> None:
 def test_events_end_with_the_container(runtime: Runtime) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("waits for cgroup v1 events here")
-    box = runtime.box("sleep", "0.5").up()
+    box = runtime.box("sleep", "3").up()
     lines = runtime("events", "--interval", "100ms", box.id).ok().out.splitlines()
     assert 1 <= len(lines) <= 60 and all(json.loads(line)["type"] == "stats" for line in lines)
 

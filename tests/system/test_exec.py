@@ -116,7 +116,7 @@ def test_preserved_descriptors_arrive(runtime: Runtime, box: Box, tmp_path: Path
     )
     line = f"exec 3<{tmp_path}/file; exec {program} sh -c 'cat <&3'"
     assert (
-        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=20).stdout == b"content\n"
+        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=60).stdout == b"content\n"
     )
 
 

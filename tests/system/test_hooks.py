@@ -88,7 +88,7 @@ def test_a_failure_of_create(runtime: Runtime, shared: Path, kind: str, how: str
     box = with_hooks(runtime, shared, **{kind: [bad, later], "poststop": [noting(shared, "poststop")]})
     began = time.monotonic()
     failed = box.create().fails()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25
     _words(failed, kind, how)
     assert not (shared / "later").exists()
     assert "does not exist" in runtime("state", box.id).err
@@ -110,7 +110,7 @@ def test_a_failure_of_start(runtime: Runtime, shared: Path, how: str) -> None:
     box.create().ok()
     began = time.monotonic()
     failed = box.start()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25
     if runtime.is_pyrunc:
         failed.fails("error running startContainer hook #0")
     box.gone()
@@ -162,8 +162,8 @@ def test_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
 def test_a_daemon_of_a_hook_holds_nobody_up(runtime: Runtime, shared: Path) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc waits for the end of the hook's output")
-    box = with_hooks(runtime, shared, "true", createRuntime=[hook(f"sleep 5 & echo $! > {shared}/pid")])
+    box = with_hooks(runtime, shared, "true", createRuntime=[hook(f"sleep 1000 & echo $! > {shared}/pid")])
     began = time.monotonic()
     box.up()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 60
     os.kill(int((shared / "pid").read_text()), 9)

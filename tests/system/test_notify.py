@@ -34,6 +34,8 @@ class Listener:
                 return
             with connection:
                 text, ancillary, _, _ = connection.recvmsg(65536, socket.CMSG_SPACE(16))
+                if not text:
+                    return
                 for _, _, content in ancillary:
                     numbers = array.array("i", content[: len(content) // 4 * 4])
                     self.kinds += [os.readlink(f"/proc/self/fd/{number}") for number in numbers]
@@ -42,9 +44,11 @@ class Listener:
                 self.told.append(json.loads(text))
 
     def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
+        """Once all have been heard that have come: they stand in line before this last one, which says nothing."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
+            last.connect(str(self.path))
+        self._thread.join(60)
         self._listening.close()
-        self._thread.join(5)
 
 
 @contextmanager

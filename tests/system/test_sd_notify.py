@@ -115,7 +115,7 @@ def test_a_detached_run_waits_too(runtime: Runtime, manager: Manager, sender: st
 def test_an_attached_run_is_the_main_process_itself(runtime: Runtime, manager: Manager, sender: str) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc copies no output before the container is ready")
-    box = runtime.box("sh", "-c", f"{sender} READY=1; sleep 1")
+    box = runtime.box("sh", "-c", f"{sender} READY=1; sleep 3")
     found = runtime("run", "--bundle", str(box.folder), box.id, env={"NOTIFY_SOCKET": str(manager.path)}).ok()
     assert found.out == "sent\n"
     ready, main, barrier = "".join(manager.close()).split()

@@ -88,7 +88,7 @@ def test_attached_our_own_terminal_is_joined(runtime: Runtime) -> None:
             while b"22 66" not in found:
                 found += os.read(master, 4096)
             assert b"got-line" in found
-            assert running.wait(10) == 6
+            assert running.wait(60) == 6
     finally:
         os.close(master)
         os.close(slave)
