@@ -105,7 +105,7 @@ class Swapping:
 
     def __exit__(self, *error: object) -> None:
         self._child.send_signal(signal.SIGTERM)
-        out, _ = self._child.communicate(timeout=10)
+        out, _ = self._child.communicate(timeout=60)
         self.count = int(out)
 
 

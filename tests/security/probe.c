@@ -165,7 +165,8 @@ static int overwrite(double seconds)
 
 	puts("hunting");
 	fflush(stdout);
-	while (now() < deadline) {
+	signal(SIGTERM, end);
+	while (!ended && now() < deadline) {
 		DIR *proc = opendir("/proc");
 		struct dirent *entry;
 
@@ -179,7 +180,10 @@ static int overwrite(double seconds)
 			int fd = open(path, O_RDONLY);
 			if (fd < 0)
 				continue;
-			opened++;
+			if (!opened++) {
+				puts("prey");
+				fflush(stdout);
+			}
 			snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
 			for (double until = now() + 0.2; now() < until;) {
 				int out = open(self, O_WRONLY | O_TRUNC);

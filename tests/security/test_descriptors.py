@@ -167,7 +167,7 @@ def test_what_enters_holds_nothing_of_the_host(runtime: Runtime) -> None:
     """
     box = runtime.box("sleep", "60").up()
     namespace = os.readlink(f"/proc/{box.pid}/ns/pid")
-    slow = slowly(runtime, ["execve"], 300)
+    slow = slowly(runtime, ["execve"], 800)
     worker = threading.Thread(target=lambda: slow("exec", box.id, "true"))
     worker.start()
     last: dict[int, list[str]] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import subprocess
@@ -60,7 +61,7 @@ def test_overwriting_through_another_process(runtime: Runtime) -> None:
         process["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), PTRACE)
 
     before = fingerprint()
-    box = runtime.box("probe", "overwrite", "3", change=change)
+    box = runtime.box("probe", "overwrite", "100", change=change)
     out = runtime.folder / "hunter.out"
     with open(out, "wb") as to:
         hunter = subprocess.Popen(
@@ -69,8 +70,12 @@ def test_overwriting_through_another_process(runtime: Runtime) -> None:
         )
     eventually(lambda: out.read_bytes().startswith(b"hunting"))
     slow = slowly(runtime, ["execve", "execveat"], 100)
-    while hunter.poll() is None:
+    for number in itertools.count(1):
         slow("exec", box.id, "true")
+        if number >= 3 and b"prey" in out.read_bytes():
+            break
+    box.kill("TERM").ok()
+    hunter.wait(60)
     found = re.search(r"opened (\d+) written (\d+)", out.read_text())
     assert found is not None and int(found[1]) > 0, (
         "the attack did not get hold of anything: it proves nothing"

@@ -227,6 +227,6 @@ def test_passwd_is_something_else(runtime: Runtime, rootfs: Path, canary: Canary
         timeout=20,
         check=False,
     )
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert found.returncode == 0 and found.stdout == "/\n", found
     assert Canary.seen(events) == b""
