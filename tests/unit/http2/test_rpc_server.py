@@ -145,7 +145,7 @@ async def code_of(call: Any) -> tuple[grpc.StatusCode, str | None]:
     return failed.value.code(), failed.value.details()
 
 
-async def until(condition: Any, timeout_s: float = 10.0) -> None:
+async def until(condition: Any, timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -220,7 +220,7 @@ async def test_cancelled_calls_end_their_work(world: World) -> None:
     stream.cancel()
     await until(lambda: world.calls.ended == 51)
     assert await world.call("echo", b"still") == b"still"
-    assert world.server._calls == 0
+    await until(lambda: world.server._calls == 0)
 
 
 async def test_a_slow_reader_stops_its_stream_only(world: World) -> None:
@@ -244,21 +244,21 @@ async def test_stopping_lets_calls_end_and_ends_streams(open_world: Any) -> None
         stream = world.stream("flood", b"10")
         await stream.read()
         await until(lambda: world.calls.started == 2)
-        stopping = asyncio.create_task(world.server.stop(5))
+        stopping = asyncio.create_task(world.server.stop(120))
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             while True:
                 await stream.read()
         assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
         world.calls.gate.set()
         assert await waiting == b"w"
-        await asyncio.wait_for(stopping, 2)
+        await asyncio.wait_for(stopping, 60)
 
 
 async def test_stopping_does_not_wait_for_ever(open_world: Any) -> None:
     async with open_world() as world:
         waiting = asyncio.ensure_future(world.call("wait"))
         await until(lambda: world.calls.started == 1)
-        await asyncio.wait_for(world.server.stop(0.1), 2)
+        await asyncio.wait_for(world.server.stop(0.1), 60)
         assert (await code_of(waiting))[0] == grpc.StatusCode.UNAVAILABLE
         await until(lambda: world.calls.ended == 1)
 
@@ -481,11 +481,11 @@ async def test_a_client_that_does_not_read_is_not_read(world: World, raw: Raw) -
 
 
 async def test_who_does_not_greet_is_sent_away(open_world: Any) -> None:
-    async with open_world(greeting_s=0.1) as world, Raw(world) as silent, Raw(world) as half:
+    async with open_world(greeting_s=1.0) as world, Raw(world) as silent, Raw(world) as half:
         await half.send(HELLO[:-1])
         await silent.frames(), await half.frames()
         assert await world.call("echo", b"served") == b"served"
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.2)
         assert await world.call("echo", b"still") == b"still"
 
 

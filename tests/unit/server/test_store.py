@@ -104,22 +104,32 @@ def test_a_process_is_known_by_its_start() -> None:
 
 
 async def test_equal_calls_join_and_outlive_their_callers() -> None:
-    joined, runs = Joined(), []
+    joined, runs, end = Joined(), [], asyncio.Event()
 
     async def work() -> int:
         runs.append(1)
-        await asyncio.sleep(0.05)
+        await end.wait()
         return 7
 
+    async def begun(count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(runs) < count:
+                await asyncio.sleep(0)
+
     caller = asyncio.create_task(joined.join("k", work))
-    await asyncio.sleep(0.01)
+    await begun(1)
     caller.cancel()
-    assert await asyncio.gather(*(joined.join("k", work) for _ in range(20))) == [7] * 20
+    callers = asyncio.gather(*(joined.join("k", work) for _ in range(20)))
+    await asyncio.sleep(0)
+    end.set()
+    assert await callers == [7] * 20
     assert runs == [1] and "k" not in joined
+    end.clear()
     first = asyncio.create_task(joined.join("k", work, request="a"))
-    await asyncio.sleep(0.01)
+    await begun(2)
     with pytest.raises(AlreadyExists):
         await joined.join("k", work, request="b")
+    end.set()
     assert await joined.join("k", work, request="a") == await first == 7 and runs == [1, 1]
 
 

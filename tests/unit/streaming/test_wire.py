@@ -71,7 +71,7 @@ async def test_posting_never_waits_and_is_bounded() -> None:
                 wire.post(b"p" * 1000)
                 sent += 1
         assert sent * 1000 > POSTED_LIMIT_BYTES
-        got = len(await asyncio.wait_for(read_some(theirs.fileno(), 1 << 20), 5))
+        got = len(await asyncio.wait_for(read_some(theirs.fileno(), 1 << 20), 60))
         assert got > 0
 
 
@@ -102,9 +102,9 @@ async def test_a_cancelled_sender_does_not_cut_a_frame() -> None:
 
 
 async def test_a_silent_connection_is_lost() -> None:
-    async with pair(idle_s=0.3) as (wire, theirs):
-        for _ in range(4):
-            await asyncio.sleep(0.2)
+    async with pair(idle_s=1.5) as (wire, theirs):
+        for _ in range(5):
+            await asyncio.sleep(0.4)
             await write_all(theirs.fileno(), b"x")
             assert bytes(await wire.receive()) == b"x"
         with pytest.raises(ConnectionLost, match="nothing was sent"):
@@ -112,10 +112,10 @@ async def test_a_silent_connection_is_lost() -> None:
 
 
 async def test_output_counts_as_life() -> None:
-    async with pair(idle_s=0.4) as (wire, _theirs):
+    async with pair(idle_s=1.5) as (wire, _theirs):
         receiving = asyncio.create_task(wire.receive())
         for _ in range(5):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.4)
             await wire.send(b"x")
         assert not receiving.done()
         with pytest.raises(ConnectionLost):
