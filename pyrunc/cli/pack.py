@@ -20,14 +20,14 @@ from typing import Any
 # Of the standard library, what the verbs of callers import and CPython does not freeze itself.
 OF_THE_LIBRARY = ("struct",)
 EXTENSIONS, EXTENSION = ("_json", "termios"), -1
-# What the works begin with: every command, an exec of a kept program, a new container. Their imports come along.
+# What the works begin with: every command, an exec of a kept program, a new container. Their imports come along. A module
+# that other works need as well must not be in the last: they would make all of it.
 _NUMBERS = f"pyrunc.abi.syscalls_{os.uname().machine}"
 WORKS = (
-    ("pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.life"),
-    ("pyrunc.cli.execute", "pyrunc.lifecycle.again", _NUMBERS),
-    ("pyrunc.lifecycle.create", "pyrunc.lifecycle.bundle", "pyrunc.lifecycle.run", "pyrunc.lifecycle.delete",
-     "pyrunc.spec.check", "pyrunc.spec.parse", "pyrunc.cgroups.naming", "pyrunc.cgroups.limits",
-     "pyrunc.cgroups.device_filter", "pyrunc.kernel.reaper", _NUMBERS),
+    ("pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.life", "pyrunc.cgroups.group"),
+    ("pyrunc.cli.execute", "pyrunc.lifecycle.again", "pyrunc.lifecycle.run", _NUMBERS),
+    ("pyrunc.lifecycle.create", "pyrunc.lifecycle.bundle", "pyrunc.lifecycle.run", "pyrunc.spec.check", "pyrunc.spec.parse",
+     "pyrunc.cgroups.naming", "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.reaper", _NUMBERS),
 )  # fmt: skip
 
 

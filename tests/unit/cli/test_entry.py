@@ -72,6 +72,15 @@ def test_modules_are_made_after_what_they_import(installed: Path) -> None:
         ("plan", "plan.model"),
     ):
         assert together.index(f"pyrunc.{before}") < together.index(f"pyrunc.{after}")
+    # These are wanted without a new container too, whose modules would all come along.
+    for elsewhere in (
+        "cgroups.group",
+        "lifecycle.status",
+        "lifecycle.delete",
+        "lifecycle.again",
+        "lifecycle.run",
+    ):
+        assert f"pyrunc.{elsewhere}" not in together
 
 
 def test_the_program_gives_way_to_the_script_when_the_interpreter_is_another_one(installed: Path) -> None:
