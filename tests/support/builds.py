@@ -20,10 +20,13 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("kube_nodes/", "tests.support.toolchain:kube_proxy"),
     ("kube_nodes/", "tests.support.flannel:programs"),
     ("kernel/cni/", "tests.support.toolchain:reference_plugins"),
+    ("cri/critest/", "tests.support.toolchain:critest"),
     ("cri/network/test_under_containerd", "tests.support.toolchain:peer"),
     ("system/test_runtime_tools", "tests.system.runtime_tools:build"),
     ("vm/test_oci", "tests.support.toolchain:peer"),
     ("vm/", "tests.support.guest:build"),
+    ("vm/test_debian12", "tests.support.guest:build_bookworm"),
+    ("vm/test_two_guests", "tests.support.guest_disk:flannel"),
     ("vm/", "tests.support.guest_disk:kubernetes"),
 )
 

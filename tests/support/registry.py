@@ -163,19 +163,9 @@ class Registry:
     def push_archive(self, path: Path) -> list[str]:
         """Store all images of a docker-archive under their names without the host; the names."""
         pushed = []
-        with tarfile.open(path) as tar:
-
-            def content(name: str) -> bytes:
-                file = tar.extractfile(name)
-                assert file is not None
-                return file.read()
-
-            for item in json.loads(content("manifest.json")):
-                layers = tuple(content(name) for name in item["Layers"])
-                image = BuiltImage(layers, content(item["Config"]))
-                for name in item["RepoTags"]:
-                    pushed.append(without_host(name))
-                    self.push(pushed[-1], image, docker=True)
+        for name, image in archive_images(path).items():
+            pushed.append(without_host(name))
+            self.push(pushed[-1], image, docker=True)
         return pushed
 
     # ---- misbehaviour
@@ -198,6 +188,22 @@ class Registry:
     def asked(self, match: str) -> list[Request]:
         """The requests whose `METHOD path` contains a match."""
         return [r for r in self.requests if re.search(match, f"{r.method} {r.path}")]
+
+
+def archive_images(path: Path) -> dict[str, BuiltImage]:
+    """The images of a docker-archive by name."""
+    found = {}
+    with tarfile.open(path) as tar:
+
+        def content(name: str) -> bytes:
+            file = tar.extractfile(name)
+            assert file is not None
+            return file.read()
+
+        for item in json.loads(content("manifest.json")):
+            image = BuiltImage(tuple(content(name) for name in item["Layers"]), content(item["Config"]))
+            found |= dict.fromkeys(item["RepoTags"], image)
+    return found
 
 
 def without_host(name: str) -> str:

@@ -19,6 +19,7 @@ ETCD = "v3.6.16"
 CONTAINERD = "v2.4.2"
 RUNC = "v1.5.2"
 CNI_PLUGINS = "v1.9.1"
+CRI_TOOLS = "v1.36.0"
 GO_AT_LEAST = (1, 26)
 
 COMPONENTS = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "agnhost")
@@ -191,12 +192,26 @@ def reference_plugins(out: Path | None = None) -> Path:
     return out
 
 
+def critest() -> Path:
+    """Kubernetes' validation suite for CRI runtimes, one program."""
+    out = cache() / "peer" / f"cri-tools-{CRI_TOOLS}"
+    if not (out / "critest").exists():
+        source, package = cache() / "src" / "cri-tools", "sigs.k8s.io/cri-tools/cmd/critest"
+        source.mkdir(parents=True, exist_ok=True)
+        (source / "go.mod").write_text(f"module critestbuild\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n")
+        run_go(source, "get", "-t", f"{package}@{CRI_TOOLS}")
+        out.mkdir(parents=True, exist_ok=True)
+        run_go(source, "test", "-c", "-o", f"{out}/critest", package, CGO_ENABLED="0")
+    return out / "critest"
+
+
 def main(arguments: list[str]) -> None:
     """Build what is named and print its place."""
     targets = {
         "kubernetes": kubernetes,
         "kube-proxy": kube_proxy,
         "peer": peer,
+        "critest": critest,
         "runc": runc,
         "cni-plugins": reference_plugins,
         "go": go,

@@ -55,9 +55,9 @@ def check_sandbox(options: api.NamespaceOption) -> None:
 
 
 def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> None:
-    """A container shares the network and users of its sandbox. Raises InvalidArgument."""
-    if options.network not in (api.POD, api.NODE) or options.network != sandbox.network:
-        raise InvalidArgument("namespace_options.network must be the sandbox's")
+    """A container shares the users of its sandbox. Raises InvalidArgument."""
+    if options.network not in (api.POD, api.NODE):
+        raise InvalidArgument("namespace_options.network must be POD or NODE")
     if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
         raise InvalidArgument("namespace_options.ipc must be POD, CONTAINER or NODE")
     if options.pid not in (api.POD, api.CONTAINER, api.NODE, api.TARGET):
@@ -73,10 +73,11 @@ def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) 
 def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api.NamespaceOption:
     """What a container's modes come to: POD in a pod that lives in the host's namespace means the host's.
 
-    POD is also what a caller gets who says nothing, so it is no contradiction.
+    POD is also what a caller gets who says nothing, so it is no contradiction. The network is always the sandbox's.
     """
     result = api.NamespaceOption()
     result.CopyFrom(options)
+    result.network = sandbox.network
     if options.pid == api.POD and sandbox.pid == api.NODE:
         result.pid = api.NODE
     if options.ipc == api.POD and sandbox.ipc == api.NODE:

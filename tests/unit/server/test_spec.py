@@ -180,8 +180,11 @@ def test_user_namespaces_that_cannot_be(users: api.UserNamespace) -> None:
 
 def test_a_container_shares_what_its_sandbox_has() -> None:
     host = options(network=api.NODE, pid=api.CONTAINER)
+    namespaces.check_container(options(pid=api.CONTAINER), host)
+    assert namespaces.effective(options(pid=api.CONTAINER), host) == host
+    assert namespaces.effective(host, options(pid=api.CONTAINER)).network == api.POD
     with pytest.raises(InvalidArgument):
-        namespaces.check_container(options(pid=api.CONTAINER), host)
+        namespaces.check_container(options(network=api.CONTAINER), host)
     namespaces.check_container(options(pid=api.POD), options(pid=api.CONTAINER))
     assert namespaces.effective(options(), options(pid=api.NODE, ipc=api.NODE)) == options(
         pid=api.NODE, ipc=api.NODE
