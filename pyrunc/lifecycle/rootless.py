@@ -11,6 +11,7 @@ import os
 
 from pyrunc.abi.clone import CLONE_NEWNS, CLONE_NEWUSER
 from pyrunc.errors import InvalidSpec, KernelError, NotFound, PeerError
+from pyrunc.kernel.call import syscall
 from pyrunc.kernel.credential import become_root
 from pyrunc.kernel.namespace import open_namespace, setns, unshare
 from pyrunc.lifecycle.idmaps import write_maps
@@ -29,7 +30,7 @@ def enter(spec: Spec) -> Spec:
 
     Raises InvalidSpec for what an ordinary user cannot have, KernelError, NotFound and PeerError for newuidmap.
     """
-    linux = spec.linux
+    linux, own = spec.linux, (os.geteuid(), os.getegid())
     _refuse(spec)
     user = linux.namespace("user")
     assert user is not None
@@ -40,6 +41,7 @@ def enter(spec: Spec) -> Spec:
     else:
         _make_with_granted_ids(linux)
     become_root()
+    _keep_files(*own)
     unshare(CLONE_NEWNS)
     return from_inside(spec)
 
@@ -48,8 +50,10 @@ def join(pid: int, spec: Spec) -> Spec:
     """Become root of the user namespace of a container's process; returns `spec` as seen from there. Raises KernelError."""
     if spec.linux.namespace("user") is None:
         return spec
+    own = os.geteuid(), os.getegid()
     _join(f"/proc/{pid}/ns/user")
     become_root()
+    _keep_files(*own)
     return from_inside(spec)
 
 
@@ -67,15 +71,35 @@ def _refuse(spec: Spec) -> None:
     for i, mount in enumerate(spec.mounts):
         if mount.uid_mappings or mount.gid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
             raise InvalidSpec(f"mounts[{i}]", "an id-mapped mount needs the host's root")
-    for name, entries, own in (
-        ("uidMappings", linux.uid_mappings, os.geteuid()),
-        ("gidMappings", linux.gid_mappings, os.getegid()),
-    ):
-        root = [e.host_id for e in entries if e.container_id == 0]
-        if not user.path and root != [own]:
-            raise InvalidSpec(
-                f"linux.{name}", f"rootless container's id 0 must be mapped to the user's own, {own}"
-            )
+    if not user.path:
+        _refuse_map("uidMappings", linux.uid_mappings, os.geteuid())
+        _refuse_map("gidMappings", linux.gid_mappings, os.getegid())
+
+
+def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
+    """What is mapped is for newuidmap to judge, but two ids are needed, as which we go on."""
+    if not any(entry.container_id == 0 and entry.size for entry in entries):
+        raise InvalidSpec(f"linux.{name}", "rootless container's id 0 must be mapped: it is begun as root")
+    if not any(entry.host_id <= own < entry.host_id + entry.size for entry in entries):
+        raise InvalidSpec(f"linux.{name}", f"the user's own id {own} must be mapped: the files are its")
+
+
+def _keep_files(uid: int, gid: int) -> None:
+    """Where root of the namespace is another of the user's ids, files are still read and made as the user (setfsuid(2)):
+    the state must be within reach of the next command. Programs that are executed have root's."""
+    for call, own, file in (("setfsgid", gid, "/proc/self/gid_map"), ("setfsuid", uid, "/proc/self/uid_map")):
+        inner = _inner_id(own, file)
+        if inner:
+            syscall(call, str(inner), inner)
+
+
+def _inner_id(own: int, file: str) -> int | None:
+    with open(file, "rb", buffering=0) as lines:
+        for line in (lines.readall() or b"").splitlines():
+            first, outside, count = map(int, line.split())
+            if outside <= own < outside + count:
+                return first + own - outside
+    return None
 
 
 def _is_own(entries: Sequence[IdMap], own: int) -> bool:

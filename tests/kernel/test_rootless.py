@@ -32,6 +32,7 @@ class Hers:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bundle, self.runtime = folder, folder / "bundle", folder / "runtime"
+        self.etc: list[str] = []  # files of hers that she sees in /etc
         folder.chmod(0o755)
         shutil.copytree(Path(pyrunc.__file__).parent, folder / "lib/pyrunc")
         self.program = folder / "pyrunc"
@@ -53,6 +54,9 @@ class Hers:
 
     def pyrunc(self, *words: str | Path, check: bool = True) -> Done:
         become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
+        if self.etc:
+            mounts = " && ".join(f"mount --bind {self.folder / name} /etc/{name}" for name in self.etc)
+            become = ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh", *become]
         with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
             ended = subprocess.run(
                 [*become, str(self.program), *map(str, words)], stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd="/tmp",
@@ -127,18 +131,55 @@ def test_root_of_it_is_nobody_outside(hers: Hers) -> None:
     assert other.returncode == 255 and "setresuid" in other.stderr
 
 
+GRANTED = 200_000
+KEPT = [{"containerID": 0, "hostID": GRANTED, "size": UID}, {"containerID": UID, "hostID": UID, "size": 1},
+        {"containerID": UID + 1, "hostID": GRANTED + UID, "size": 10}]  # fmt: skip
+
+
+def test_root_of_it_is_another_of_her_ids(hers: Hers) -> None:
+    """As `podman run --userns=keep-id`: she is herself inside, and root is an id that she was granted. Her files stay hers."""
+    for name, line in (
+        ("passwd", f"hers:x:{UID}:{UID}::/:/bin/sh"),
+        ("subuid", f"hers:{GRANTED}:65536"),
+        ("subgid", f"hers:{GRANTED}:65536"),
+    ):
+        (hers.folder / name).write_text(
+            f"root:x:0:0::/:/bin/sh\n{line}\n" if name == "passwd" else f"{line}\n"
+        )
+        hers.etc.append(name)
+    hers.make("sleep", "1000")
+    config = json.loads((hers.bundle / "config.json").read_text())
+    config["linux"].update(uidMappings=KEPT, gidMappings=KEPT)
+    config["process"]["user"] = {"uid": UID, "gid": UID}
+    config["process"]["capabilities"] = {}
+    (hers.bundle / "config.json").write_text(json.dumps(config))
+    hers.pyrunc("create", "--bundle", hers.bundle, "one")
+    hers.pyrunc("start", "one")
+    state = hers.state("one")
+    process = Path(f"/proc/{state['pid']}")
+    assert state["status"] == "running" and process.stat().st_uid == UID
+    assert len((process / "uid_map").read_text().splitlines()) == 3
+    assert all(p.lstat().st_uid == UID for p in (hers.runtime / "pyrunc").rglob("*"))
+    assert hers.pyrunc("exec", "--user", "0", "one", "id", "-u").stdout.split() == ["0"]
+    assert hers.pyrunc("exec", "one", "id", "-u").stdout.split() == [str(UID)]
+    hers.pyrunc("kill", "one", "KILL")
+    assert wait_until(lambda: hers.state("one")["status"] == "stopped", 60)
+    hers.pyrunc("delete", "one")
+
+
 @pytest.mark.parametrize(
     ("linux", "why"),
     [
         ({"resources": {"pids": {"limit": 5}}}, "no limits + no cgrouppath"),
         ({"cgroupsPath": "/hers"}, "no limits + no cgrouppath"),
-        ({"uidMappings": [{"containerID": 1, "hostID": UID, "size": 1}]}, "must be mapped to the user's own"),
+        ({"uidMappings": [{"containerID": 1, "hostID": UID, "size": 1}]}, "id 0 must be mapped"),
+        ({"gidMappings": [{"containerID": 0, "hostID": UID + 1, "size": 1}]}, f"own id {UID} must be mapped"),
         (
             {"namespaces": [{"type": "mount"}, {"type": "uts"}], "uidMappings": [], "gidMappings": []},
             "requires user namespaces",
         ),
     ],
-    ids=["limits", "path", "map", "namespace"],
+    ids=["limits", "path", "map", "foreign-map", "namespace"],
 )
 def test_what_she_cannot_have_is_refused(hers: Hers, linux: dict[str, Any], why: str) -> None:
     hers.make("true")
