@@ -1,6 +1,6 @@
-"""Containers of an ordinary user with her own id alone, which needs no grant: on any machine with user namespaces.
+"""Containers of an ordinary user with her own id alone, which needs no grant, and with ids that she was granted.
 
-What granted ids and a systemd of her own add is tested in the guest (tests/vm/oci).
+What a systemd of her own and a whole range of ids add is tested in the guest (tests/vm/oci).
 """
 
 from __future__ import annotations
