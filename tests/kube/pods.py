@@ -34,6 +34,13 @@ def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
     }
 
 
+# nginx, Ready once it answers: a container without a probe is so before its program listens.
+SERVING: Manifest = {
+    "image": "nginx",
+    "readinessProbe": {"httpGet": {"path": "/", "port": 80}, "periodSeconds": 1},
+}
+
+
 def shell(script: str, **more: Any) -> Manifest:
     """A busybox container that runs `script`."""
     return {"command": ["sh", "-c", script], **more}

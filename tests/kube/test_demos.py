@@ -28,8 +28,8 @@ def test_a_deployment_of_nginx_serves_from_each_replica(kube: Kube) -> None:
     kube("run", "client", "--image=busybox", "--restart=Never", "--", "sleep", "3600")
     kube.ready("client")
     for address in addresses:
-        page = kube("exec", "client", "--", "wget", "-qO-", f"http://{address}/").stdout
-        assert "Welcome to nginx" in page
+        ask = ("exec", "client", "--", "wget", "-qO-", f"http://{address}/")
+        kube.until(lambda ask=ask: "Welcome to nginx" in kube(*ask, check=False).stdout, "nginx's answer")  # type: ignore[misc]
 
 
 def test_run_nginx(kube: Kube) -> None:
@@ -54,4 +54,7 @@ def test_a_pod_is_reached_from_its_node_and_reaches_it(kube: Kube) -> None:
     address = kube.ready("nginx")["status"]["podIP"]
     inside = kube.cluster.node.inside("busybox", "wget", "-qO-", f"http://{address}/")
 
-    assert "Welcome to nginx" in subprocess.run(inside, capture_output=True, text=True, check=True).stdout
+    def answer() -> bool:  # Ready is a container without a probe before its program listens
+        return "Welcome to nginx" in subprocess.run(inside, capture_output=True, text=True).stdout
+
+    kube.until(answer, "nginx's answer")

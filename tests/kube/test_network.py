@@ -6,7 +6,7 @@ import socket
 import subprocess
 from ipaddress import ip_address, ip_network
 
-from tests.kube.pods import Kube, pod, shell
+from tests.kube.pods import SERVING, Kube, pod, shell
 from tests.support.cluster import NODE_IP
 from tests.support.cluster_node import POD_SUBNETS
 
@@ -19,11 +19,11 @@ def test_host_ports_from_outside_and_from_the_node(kube: Kube) -> None:
     kube.run(
         pod(
             "p",
-            {"image": "nginx", "ports": ports},
+            {**SERVING, "ports": ports},
             shell("while true; do echo udp-answer | nc -u -l -p 5353 -w 2; done"),
         )
     )
-    with socket.create_connection((NODE_IP, 18080), timeout=5) as outside:
+    with socket.create_connection((NODE_IP, 18080), timeout=30) as outside:
         outside.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert b"200 OK" in outside.recv(4096)
     for address in ("127.0.0.1", NODE_IP):

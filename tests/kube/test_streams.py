@@ -13,7 +13,7 @@ import termios
 import time
 from pathlib import Path
 
-from tests.kube.pods import Kube, pod, shell
+from tests.kube.pods import SERVING, Kube, pod, shell
 
 
 def test_logs_and_logs_follow(kube: Kube) -> None:
@@ -84,11 +84,10 @@ def test_exec_with_a_terminal_and_resize(kube: Kube) -> None:
         assert "33 101" in text
         fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 44, 88, 0, 0))
         os.kill(child.pid, signal.SIGWINCH)
-        time.sleep(0.5)
-        os.write(master, b"stty size\n")
+        os.write(master, b'until [ "$(stty size)" = "44 $((80+8))" ]; do sleep 0.1; done; stty size\n')
         _read_until(master, "44 88")
         os.write(master, b"exit 7\n")
-        assert child.wait(timeout=20) == 7
+        assert child.wait(timeout=60) == 7
     finally:
         child.kill()
         child.wait()
@@ -139,14 +138,13 @@ def test_cp_there_and_back(kube: Kube, tmp_path: Path) -> None:
 
 
 def test_port_forward(kube: Kube) -> None:
-    kube("run", "nginx", "--image=nginx")
-    kube.ready("nginx")
+    kube.run(pod("nginx", SERVING))
     child = kube.popen("port-forward", "pod/nginx", ":80", stdout=subprocess.PIPE)
     assert child.stdout
     port = int(child.stdout.readline().split(b":")[1].split()[0])
     try:
         for _ in range(5):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
                 client.sendall(b"GET / HTTP/1.0\r\n\r\n")
                 answer = b"".join(iter(lambda: client.recv(65536), b""))
             assert b"Welcome to nginx" in answer
@@ -178,7 +176,7 @@ def test_debug_shares_the_target_pid_namespace(kube: Kube) -> None:
     assert kube.sh("p", "tr '\\0' ' ' </proc/1/cmdline", container="dbg").strip() == "sleep 4242"
 
 
-def _read_until(descriptor: int, wanted: str, timeout_s: float = 20) -> str:
+def _read_until(descriptor: int, wanted: str, timeout_s: float = 60) -> str:
     deadline, text = time.monotonic() + timeout_s, ""
     os.set_blocking(descriptor, False)
     while wanted not in text:
