@@ -388,7 +388,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     """Whether it became true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
