@@ -208,13 +208,11 @@ class Cgroup:
 
     def processes(self) -> list[int]:
         """The pids of the group and of all groups below, as seen from our pid namespace; none when it is gone."""
-        found: list[int] = []
-        pending = [self.directory]
-        while pending:
-            directory = pending.pop()
-            found += (int(pid) for pid in (_procs(directory)).split())
-            pending += tree.children(directory)
-        return sorted(set(found))
+        found: set[int] = set()
+        for group, left in tree.walk(self.directory):
+            if not left:
+                found.update(int(pid) for pid in _procs(group).split())
+        return sorted(found)
 
     def populated(self) -> bool:
         """Whether any living process is in the group or below; False when it is gone."""
@@ -301,7 +299,7 @@ class Cgroup:
 
     def _remove_tree(self, deadline: float) -> None:
         pause_s = 0.001
-        while not _remove_below(self.directory):
+        while not (tree.remove_below(self.directory) and tree.remove(self.directory)):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 pids = " ".join(map(str, self.processes()[:20])) or "none that can be seen"
@@ -313,7 +311,7 @@ class Cgroup:
                 pause_s *= 2
 
 
-def _procs(directory: str) -> str:
+def _procs(directory: int) -> str:
     try:
         return tree.read(directory, "cgroup.procs") or ""
     except KernelError as error:
@@ -353,12 +351,6 @@ def _hand_down(directory: str, only: Set[str] | None = None) -> None:
             tree.write(directory, "cgroup.subtree_control", f"+{name}")
         except KernelError:
             pass
-
-
-def _remove_below(directory: str) -> bool:
-    """rmdir from the leaves up; False when one is still in use."""
-    below = [_remove_below(child) for child in tree.children(directory)]
-    return all(below) and tree.remove(directory)
 
 
 def _remove_empty_parents(directory: str) -> None:

@@ -15,11 +15,16 @@ import time
 
 from pyrunc.errors import InvalidArgument, KernelError, Unsupported
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 USUAL_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 DELEGATED = "/sys/kernel/cgroup/delegate"
 MARK = "trusted.pyrunc"
 GONE = (errno.ENOENT, errno.ENODEV)
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _root = ""
 
 
@@ -61,11 +66,15 @@ def own_path(pid: int | str = "self") -> str | None:
     return None
 
 
-def read(directory: str, file: str) -> str | None:
-    """What the group's file holds; None when there is no such file or group. Raises KernelError."""
-    path = _file(directory, file)
+def read(directory: str | int, file: str) -> str | None:
+    """What the group's file holds; None when there is no such file or group. The group is a path or a descriptor.
+
+    Raises KernelError.
+    """
+    opened = directory if isinstance(directory, int) else None
+    path = file if isinstance(directory, int) else _file(directory, file)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=opened)
         try:
             content = os.read(descriptor, 65536)
             while len(content) and len(content) % 4096 == 0 and (more := os.read(descriptor, 65536)):
@@ -170,6 +179,69 @@ def children(directory: str) -> list[str]:
         if error.errno in GONE:
             return []
         raise KernelError("open", repr(directory), error.errno or 0) from None
+
+
+def walk(directory: str) -> Iterator[tuple[int, str]]:
+    """The group and all below it: (its descriptor, "") when it is entered, (its parent's descriptor, its name) when all below
+    it has been. Descriptors are good until the next step; nothing comes when the group is gone. Raises KernelError.
+
+    A container to which its tree was delegated makes groups as deep as it likes: longer than a path, deeper than calls nest.
+    """
+    try:
+        current = os.open(directory, _FOLDER)
+    except OSError as error:
+        if error.errno in GONE:
+            return
+        raise KernelError("open", repr(directory), error.errno or 0) from None
+    try:
+        way = [("", _names(current))]
+        yield current, ""
+        while True:
+            name, left = way[-1]
+            if left:
+                below = left.pop()
+                try:
+                    entered = os.open(below, _FOLDER, dir_fd=current)
+                except FileNotFoundError:
+                    continue
+                os.close(current)
+                current = entered
+                way.append((below, _names(current)))
+                yield current, ""
+            elif len(way) > 1:
+                above = os.open("..", _FOLDER, dir_fd=current)
+                os.close(current)
+                current = above
+                way.pop()
+                yield current, name
+            else:
+                return
+    except OSError as error:
+        if error.errno not in GONE:
+            raise KernelError("open", repr(directory), error.errno or 0) from None
+    finally:
+        os.close(current)
+
+
+def _names(group: int) -> list[str]:
+    with os.scandir(group) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def remove_below(directory: str) -> bool:
+    """rmdir of all groups below the group, from the leaves up; False while one is in use. Raises KernelError."""
+    all_gone = True
+    for parent, name in walk(directory):
+        if name:
+            try:
+                os.rmdir(name, dir_fd=parent)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                    raise KernelError("rmdir", repr(name), error.errno or 0) from None
+                all_gone = False
+    return all_gone
 
 
 def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:

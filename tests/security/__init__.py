@@ -60,6 +60,7 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | runc 4103, names of limits | test_cgroups.py::test_file_names_from_limits | no slash |
 | crun 1.28, sub-cgroups | test_cgroups.py::test_the_group_of_an_exec | no `..` |
 | | test_cgroups.py::test_the_groups_path | normalised below the root |
+| delegated trees | test_cgroups.py::test_groups_deeper_than_a_path | walked by descriptors, without recursion |
 | the root group | test_cgroups.py::test_the_root_group_is_never_acted_on | refused by each verb of the group |
 | device access | test_cgroups.py::test_devices_of_the_host | device filter on the group before the first process |
 | CVE-2024-3154, annotations | test_server.py::test_annotations_are_no_orders | they do not reach the specification |

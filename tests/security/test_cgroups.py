@@ -15,7 +15,8 @@ import pytest
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import InvalidSpec
 from pyrunc.kernel import cgroup as tree
-from tests.security.attack import refused
+from tests.security.attack import mount, refused
+from tests.support.processes import wait_until
 from tests.system.harness import Runtime
 
 Config = dict[str, Any]
@@ -132,6 +133,26 @@ def test_the_containers_view_of_the_tree(runtime: Runtime) -> None:
         assert out[:2] == ["0::/", "0"], out
         assert sum("Read-only file system" in line for line in out) >= 2, out
         assert any("mount:" in line and ("denied" in line or "permitted" in line) for line in out), out
+
+
+def test_groups_deeper_than_a_path(runtime: Runtime) -> None:
+    """A container whose cgroup tree is its own makes groups below groups: deeper than a path is long, and than calls of an interpreter
+    nest; a process hides in the last one. Proof: it is counted, killed, and no group is left.
+    """
+    script = (
+        "cd /sys/fs/cgroup; i=0; while [ $i -lt 1100 ]; do mkdir deeper && cd -P deeper || exit 1; i=$((i+1)); done;"
+        "sleep 1000 & echo $! > cgroup.procs; echo made; wait"
+    )
+
+    def change(config: Config) -> None:
+        config["mounts"] = [m for m in config["mounts"] if m["destination"] != "/sys/fs/cgroup"]
+        config["mounts"].append(mount("/sys/fs/cgroup", "cgroup", "cgroup", "rw"))
+
+    before = groups()
+    box = runtime.box("sh", "-c", script, change=change).up()
+    assert wait_until(lambda: len(runtime("ps", "--format", "json", box.id).ok().json) == 2, 20)
+    box.delete("--force").ok()
+    assert groups() == before
 
 
 def test_release_agent(runtime: Runtime) -> None:
