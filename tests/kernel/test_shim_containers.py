@@ -104,6 +104,16 @@ async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> No
     await pod.client.shutdown()
 
 
+async def test_nothing_starts_in_a_pod_whose_holder_has_ended(pod: TestPod) -> None:
+    """Its configuration names the holder's namespaces by a pid, which a process of the host may have got meanwhile."""
+    held = await hold(pod)
+    os.kill(held.pid, signal.SIGKILL)
+    await until(lambda: pod.events)
+    with pytest.raises(WrongState, match="holder"):
+        await pod.run("a", "exit 0")
+    assert (await pod.client.state()).containers == []
+
+
 async def test_a_pod_on_the_hosts_network_has_no_network_namespace_of_its_own(pod: TestPod) -> None:
     shared = {"network": "host", "ipc": "host", "uts": "host", "pid": "none"}
     held = await hold(pod, namespaces=shared, hostname="")
