@@ -27,7 +27,8 @@ WORKS = (
     ("pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.life", "pyrunc.cgroups.group"),
     ("pyrunc.cli.execute", "pyrunc.lifecycle.again", "pyrunc.lifecycle.run", _NUMBERS),
     ("pyrunc.lifecycle.create", "pyrunc.lifecycle.bundle", "pyrunc.lifecycle.run", "pyrunc.spec.check", "pyrunc.spec.parse",
-     "pyrunc.cgroups.naming", "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.reaper", _NUMBERS),
+     "pyrunc.cgroups.naming", "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf",
+     "pyrunc.kernel.reaper", _NUMBERS),
 )  # fmt: skip
 
 
