@@ -142,7 +142,7 @@ class TestPod:
         if self._client:
             self._client.close()
         await self.close_zygote()
-        if self.pid and (fact := tree.stat(self.pid)) and fact.state not in "ZX":
+        if self.pid and not gone(self.pid):
             with contextlib.suppress(ProcessLookupError):  # it may be leaving by itself
                 os.kill(self.pid, signal.SIGKILL)
         group = Cgroup(self.group)
@@ -218,6 +218,12 @@ def name_of(pid: int) -> str | None:
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; an orphan may wait for the machine's process 1 to reap it, which takes its time."""
+    fact = tree.stat(pid)
+    return fact is None or not fact.alive
 
 
 def descriptors(pid: int) -> set[str]:

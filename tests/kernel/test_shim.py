@@ -20,7 +20,7 @@ from pyrunc.abi.capability import CAP_SYS_RESOURCE
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
 from pyrunc.shim import tree
 from pyrunc.shim.client import ShimClient
-from tests.kernel.shim_pod import TestPod, children, descriptors, name_of, open_gate, settled, until
+from tests.kernel.shim_pod import TestPod, children, descriptors, gone, name_of, open_gate, settled, until
 
 # Where the alternative is to wait for minutes or for ever: "at once" on a machine that is busy with something else, too.
 AT_ONCE_S = 10
@@ -251,7 +251,7 @@ async def test_shutdown_refuses_while_something_runs_and_then_leaves_nothing(pod
         await pod.client.forget("a")
     await pod.client.stop("a", 15, 0)
     await pod.client.shutdown()
-    await until(lambda: not Path(f"/proc/{pod.pid}").exists())
+    await until(lambda: gone(pod.pid))
     assert {path.name for path in pod.sandbox.iterdir()} == {"shim.log"}
     assert pod.shim_log() == ""
     with pytest.raises(NotFound):
@@ -265,7 +265,7 @@ async def test_a_killed_shim_is_noticed_and_cannot_be_connected_to(pod: TestPod)
     with pytest.raises(PeerError):
         await waiting
     assert pod.closed == 1
-    await until(lambda: not Path(f"/proc/{pod.pid}").exists())  # its descriptors close one after the other
+    await until(lambda: gone(pod.pid))  # its descriptors close one after the other
     with pytest.raises(NotFound):
         await pod.connect()
 

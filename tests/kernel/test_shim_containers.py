@@ -16,7 +16,7 @@ import pytest_asyncio
 from pyrunc.errors import Error, NotFound, WrongState
 from pyrunc.shim.client import StartedHolder
 from pyrunc.shim.pod import PARKED_FOR_S
-from tests.kernel.shim_pod import TIMEOUT_S, TestPod, children, name_of, read_all, read_some, until
+from tests.kernel.shim_pod import TIMEOUT_S, TestPod, children, gone, name_of, read_all, read_some, until
 
 HOLDER: dict[str, Any] = {
     "version": 1,
@@ -79,7 +79,7 @@ async def test_a_worker_that_waits_ends_with_its_shim(pod: TestPod) -> None:
     await until(lambda: _parked(pod))
     (parked,) = _parked(pod)
     os.kill(pod.pid, signal.SIGKILL)
-    await until(lambda: not os.path.exists(f"/proc/{parked}"))
+    await until(lambda: gone(parked))
 
 
 def _parked(pod: TestPod) -> list[int]:

@@ -20,6 +20,7 @@ from tests.kernel.shim_pod import (
     TestPod,
     children,
     descriptors,
+    gone,
     name_of,
     open_gate,
     read_all,
@@ -36,13 +37,6 @@ PYTHON = "/usr/bin/python3"
 async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
     async with TestPod(tmp_path / "pod") as found:
         yield found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 # -- log
@@ -406,7 +400,7 @@ async def test_killing_a_session_kills_its_descendants_and_nothing_else(pod: Tes
     await until(lambda: pids.exists() and len(pids.read_text().split()) == 4)
     await pod.client.kill_exec(session.exec_id)
     assert await session.exited == 137
-    await until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
+    await until(lambda: all(gone(int(pid)) for pid in pids.read_text().split()))
     await until(lambda: set(pod.processes()) == before | {other.pid})  # one has not told its pid
     session.close()
     other.close()
@@ -417,9 +411,9 @@ async def test_the_descendants_of_an_ended_session_can_still_be_killed(pod: Test
     session = await _exec(pod, "a", "sleep 100 & echo $!")
     assert session.stdout_fd is not None
     left = int(await read_some(session.stdout_fd))
-    assert await session.exited == 0 and alive(left)
+    assert await session.exited == 0 and not gone(left)
     await pod.client.kill_exec(session.exec_id)
-    await until(lambda: not alive(left))
+    await until(lambda: gone(left))
     session.close()
 
 

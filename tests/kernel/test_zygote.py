@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
 from pyrunc.zygote.client import Zygote
-from tests.kernel.shim_pod import TIMEOUT_S, children, descriptors, name_of
+from tests.kernel.shim_pod import TIMEOUT_S, children, descriptors, gone, name_of
 
 HERE = "tests.kernel.zygote_functions"
 
@@ -25,14 +25,6 @@ async def zygote() -> AsyncIterator[Zygote]:
     found = await Zygote.start([HERE])
     yield found
     await found.close()
-
-
-def gone(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 async def until_gone(pids: list[int], timeout_s: float = TIMEOUT_S) -> bool:
@@ -227,7 +219,7 @@ async def test_a_spare_child_serves_one_request_and_another_takes_its_place(tmp_
         assert await zygote.fork(f"{HERE}:leave") != spare and await _spares(zygote, pids) == [spare]
     finally:
         await zygote.close()
-    await _until(lambda: not os.path.exists(f"/proc/{spare}"))
+    await _until(lambda: gone(spare))
 
 
 async def test_a_spare_child_that_died_is_not_missed(tmp_path: Path) -> None:
@@ -253,7 +245,7 @@ async def test_a_spare_child_ends_with_a_zygote_that_is_killed() -> None:
         (spare,) = await _spares(zygote)
         assert zygote.pid
         os.kill(zygote.pid, signal.SIGKILL)
-        await _until(lambda: not os.path.exists(f"/proc/{spare}"))
+        await _until(lambda: gone(spare) and zygote.pid is None)
         await zygote.fork(f"{HERE}:leave")
         assert await _spares(zygote)
     finally:
