@@ -145,9 +145,7 @@ class Pod:
         container_id = call.text("container")
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
-        if (
-            self._holder and not self._holder_running
-        ):  # its namespaces are named by a pid that may be another's now
+        if self._holder and not self._holder_running:  # its namespaces' names hold a pid, which may be reused
             raise WrongState("the pod's holder has ended")
         directory = f"{self._containers_dir}/{container_id}"
         container = Container(self._loop, container_id, directory, self._kill_counts, self._container_exited)

@@ -18,6 +18,7 @@ import pytest
 from cri_server.cli import show
 from pyrunc.seccomp.default import runtime_default
 from pyrunc.spec.default import MASKED_PATHS, READONLY_PATHS
+from tests.support.processes import wait_until
 from tests.system.console import receive_terminal
 from tests.system.harness import Runtime
 
@@ -195,6 +196,10 @@ def test_terminal_text_of_a_container_in_our_tables() -> None:
     """
     evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m"
     with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as shown:
+        arguments = Path(f"/proc/{shown.pid}/cmdline")
+        assert wait_until(
+            arguments.read_bytes, 5, 0.01
+        )  # it has closed its files, but not yet become the shell
         lines = [
             *show.processes([("c", shown.pid)]),
             *show.table(("NAME", "STATE"), [(evil, "up")]).splitlines(),
