@@ -198,7 +198,7 @@ def test_terminal_text_of_a_container_in_our_tables() -> None:
     with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as shown:
         arguments = Path(f"/proc/{shown.pid}/cmdline")
         assert wait_until(
-            arguments.read_bytes, 5, 0.01
+            arguments.read_bytes, 60, 0.01
         )  # it has closed its files, but not yet become the shell
         lines = [
             *show.processes([("c", shown.pid)]),

@@ -150,7 +150,7 @@ def test_groups_deeper_than_a_path(runtime: Runtime) -> None:
 
     before = groups()
     box = runtime.box("sh", "-c", script, change=change).up()
-    assert wait_until(lambda: len(runtime("ps", "--format", "json", box.id).ok().json) == 2, 20)
+    assert wait_until(lambda: len(runtime("ps", "--format", "json", box.id).ok().json) == 2, 60)
     box.delete("--force").ok()
     assert groups() == before
 

@@ -224,7 +224,7 @@ def test_passwd_is_something_else(runtime: Runtime, rootfs: Path, canary: Canary
         [*command, "run", "--bundle", box.folder, box.id],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert time.monotonic() - start < 60

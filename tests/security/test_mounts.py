@@ -224,10 +224,10 @@ def test_a_source_that_is_swapped_during_create(runtime: Runtime, tmp_path: Path
     chosen = tmp_path / "volume/chosen"
     chosen.mkdir(parents=True)
     box = runtime.box("sleep", "60", change=lambda c: c["mounts"].append(bind(chosen, "/v")))
-    box.runtime = slowly(runtime, ["clone3", "clone", "vfork"], 400)
+    box.runtime = slowly(runtime, ["clone3", "clone", "vfork"], 2000)
     with ThreadPoolExecutor(1) as pool:
         creating = pool.submit(box.create)
-        assert wait_until((runtime.root / box.id / "start.sock").exists, 10, 0.002), creating.result()
+        assert wait_until((runtime.root / box.id / "start.sock").exists, 60, 0.002), creating.result()
         exchanged(chosen, canary)
         refused(creating.result(), "no link")
     assert runtime("state", box.id).code != 0

@@ -214,7 +214,7 @@ def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
         f'mount --bind /proc {tmp_path}/real && mount --bind {fake} /proc && exec {sys.executable} -c "$0"'
     )
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, program]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 1 and "/proc is no procfs" in found.stderr, found.stderr
     assert not any((fake / "self" / name).read_text() for name in ("attr/exec", "attr/apparmor/exec", "oom_score_adj",
                                                                    "attr/keycreate", "timens_offsets"))  # fmt: skip

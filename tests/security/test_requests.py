@@ -205,7 +205,7 @@ def test_files_of_the_bundle_and_options(runtime: Runtime, tmp_path: Path, kind:
             str(runtime.root),
             *words,
         ]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert found.returncode != 0 and "Traceback" not in found.stderr, found
 
 
