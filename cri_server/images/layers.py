@@ -18,11 +18,13 @@ from pathlib import Path
 from cri_server.images.content import FOLDER_MODE, node_error
 from cri_server.images.extract import OPAQUE_XATTR
 from cri_server.images.trees import open_folder
-from cri_server.images.unpack import TREE, Layer
+from cri_server.images.unpack import RECORD, TREE, Layer
 from pyrunc.errors import KernelError, NotFound
 from pyrunc.kernel.call import syscall
 from pyrunc.kernel.tree import remove_tree
 from pyrunc.record import DamagedRecord
+
+RECORD_LIMIT_BYTES = 256 << 20  # a layer may have a million folders
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
@@ -88,6 +90,7 @@ class Layers:
 
         What the directories inherit from below is set now. Call `sync` before what refers to the layer becomes visible.
         """
+        _refuse_links(folder)
         layer = Layer.read(folder)
         if layer.devices:
             _make_devices(os.path.join(folder, TREE), layer)
@@ -168,6 +171,18 @@ class Layers:
         finally:
             for fd in (root, *roots):
                 os.close(fd)
+
+
+def _refuse_links(folder: str) -> None:
+    """What we now open by name was made by a process that met hostile bytes, and could do nothing but make files: a link in
+    place of the tree would make the host's files an image's, a pipe in place of the record would keep us waiting."""
+    for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
+        try:
+            found = os.stat(os.path.join(folder, name), follow_symlinks=False)
+        except FileNotFoundError:
+            raise NotFound(f"{folder} has no {name}") from None
+        if not is_kind(found.st_mode) or found.st_size > RECORD_LIMIT_BYTES:
+            raise DamagedRecord(f"{folder}/{name} is not what an unpacker makes")
 
 
 def _make_devices(tree: str, layer: Layer) -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
+import pytest
+
+from cri_server.images.layers import Layers
+from pyrunc.record import DamagedRecord
 from pyrunc.zygote.client import Zygote
 from tests.cri.images import exploit
 
@@ -29,3 +34,39 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path) -> None:
     assert answer["succeeded"] == [] and len(exploit.attempts(arguments)) > 40
     assert {"d", "link", "whiteout"} <= set(answer["works"]) and (folder / "d/file").read_text() == "the blob"
     assert canary.read_text() == "unharmed" and {p.name for p in tmp_path.iterdir()} == {"layer", "canary"}
+
+
+@pytest.mark.parametrize("what", ["a link for the tree", "a link for the record", "a pipe", "a folder"])
+def test_what_a_taken_over_unpacker_leaves_is_not_trusted(tmp_path: Path, what: str) -> None:
+    """It could do nothing but make files in its folder. The server, which may do everything, then opens them by name: it must
+    not take the host's folder for the layer's tree, change owners there, or wait for a pipe."""
+    layers = Layers(tmp_path)
+    layers.prepare()
+    host = tmp_path / "host"
+    (host / "etc").mkdir(parents=True, mode=0o700)
+    folder = Path(layers.new_folder())
+    (folder / "tree/etc").mkdir(parents=True)
+    record = {
+        "version": 1,
+        "diff_id": "sha256:" + "0" * 64,
+        "size_bytes": 1,
+        "inodes": 1,
+        "implicit": ["etc"],
+        "devices": [],
+    }
+    (folder / "layer.json").write_text(json.dumps(record))
+    if what == "a link for the tree":
+        shutil.rmtree(folder / "tree")
+        (folder / "tree").symlink_to(host)
+    else:
+        (folder / "layer.json").rename(host / "layer.json")
+        {
+            "a link for the record": lambda: (folder / "layer.json").symlink_to(host / "layer.json"),
+            "a pipe": lambda: os.mkfifo(folder / "layer.json"),
+            "a folder": lambda: (folder / "layer.json").mkdir(),
+        }[what]()
+    with pytest.raises(DamagedRecord, match="unpacker"):
+        layers.commit(str(folder), ["sha256:" + "1" * 64])
+    assert list((tmp_path / "layers").iterdir()) == [] and (host / "etc").stat().st_mode & 0o777 == 0o700
+    layers.discard(str(folder))
+    assert (host / "etc").is_dir() and not folder.exists()
