@@ -46,6 +46,7 @@ def run(call: Call, log: Log) -> int:
         _await_ready(wishes.proxy, created, attached, log)
     if not attached:
         return 0
+    import pyrunc.lifecycle.delete  # noqa: F401 (while the program runs, not after it)
     from pyrunc.lifecycle.run import attend
 
     try:

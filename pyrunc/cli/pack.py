@@ -88,7 +88,7 @@ def _batches(imports: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def _with_imports(names: Sequence[str], imports: Mapping[str, Sequence[str]]) -> set[str]:
-    found, to_do = set[str](), list(names)
+    found, to_do = set[str](), [name for name in names if name in imports]
     while to_do:
         if (name := to_do.pop()) not in found:
             found.add(name)

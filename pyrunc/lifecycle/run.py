@@ -23,14 +23,14 @@ CHUNK_BYTES = 65536
 
 def attend(pidfd: int, console_fd: int | None) -> int:
     """Wait for our child's end; its exit code, or 128 + the signal that ended it. Takes over `console_fd`."""
-    with _Forwarding(pidfd):
-        if console_fd is None:
-            _wait(pidfd)
-        else:
-            try:
-                _Terminal(console_fd, pidfd).copy()
-            finally:
-                os.close(console_fd)
+    _forward_signals(pidfd)
+    if console_fd is None:
+        _wait(pidfd)
+    else:
+        try:
+            _Terminal(console_fd, pidfd).copy()
+        finally:
+            os.close(console_fd)
     return _reap(pidfd)
 
 
@@ -46,26 +46,19 @@ def _reap(pidfd: int) -> int:
     return found.si_status if found.si_code == os.CLD_EXITED else SIGNAL_BASE + found.si_status
 
 
-class _Forwarding:
-    """While this lasts, signals are passed on. One that the process cannot get any more is dropped."""
+def _forward_signals(pidfd: int) -> None:
+    """From now on signals are passed on, to our own end: one that comes when the process has ended is dropped, and does not
+    keep us from taking away what is left of it."""
 
-    def __init__(self, pidfd: int) -> None:
-        self._pidfd, self._old = pidfd, {}  # type: tuple[int, dict[int, object]]
-
-    def __enter__(self) -> None:
-        for number in range(1, LAST_SIGNAL + 1):
-            if number not in NOT_FORWARDED:
-                self._old[number] = set_handler(number, self._forward)
-
-    def _forward(self, number: int, _: object) -> None:
+    def forward(number: int, _: object) -> None:
         try:
-            pidfd_send_signal(self._pidfd, number)
+            pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
             pass
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            set_handler(number, SIG_DFL if handler is None else handler)
+    for number in range(1, LAST_SIGNAL + 1):
+        if number not in NOT_FORWARDED:
+            set_handler(number, forward)
 
 
 class _Terminal:

@@ -13,7 +13,7 @@ import pytest
 
 import pyrunc
 from pyrunc.cli.entry import script
-from pyrunc.cli.pack import bundle
+from pyrunc.cli.pack import WORKS, bundle
 from tests.support.bundle import runtime
 
 PACKAGE = Path(pyrunc.__file__).parent
@@ -62,6 +62,7 @@ def test_modules_are_made_after_what_they_import(installed: Path) -> None:
     packed = bundle(str(installed / "pyrunc"), [])
     head = 8 + int.from_bytes(packed[:8], "little")
     _, _, index, batches = marshal.loads(packed[8:head])
+    assert {name for work in WORKS for name in work} <= set(index)
     orders = [list(marshal.loads(packed[head + at : head + at + length])) for at, length in batches]
     assert sorted(name for order in orders for name in order) == sorted(n for n in index if index[n][0] >= 0)
     together = max(orders, key=len)
