@@ -135,7 +135,7 @@ def _from_layout(blobs: Blobs, archive: _Archive, digest: str, docker: list[Any]
     index = manifests.parse(blobs.read(digest, manifests.LIMIT_BYTES), manifests.OCI_INDEX)
     assert isinstance(index, Index)
     tags = {
-        _digest(archive, str(item.get("Config"))): item.get("RepoTags") or []
+        _digest(archive, str(item.get("Config"))): _repo_tags(item)
         for item in docker
         if isinstance(item, dict)
     }
@@ -190,10 +190,14 @@ def _from_docker(blobs: Blobs, archive: _Archive, item: Any) -> Loaded:
     manifest = Manifest(Descriptor(manifests.OCI_CONFIG, config_digest, size), layers)
     data = _encoded(manifest)
     target = Descriptor(manifests.OCI_MANIFEST, blobs.put(data), len(data))
+    return Loaded(target, manifest, _config(blobs, manifest), _references(_repo_tags(item)))
+
+
+def _repo_tags(item: dict[str, Any]) -> list[Any]:
     names = item.get("RepoTags") or []
     if not isinstance(names, list):
         raise BadLayer("manifest.json: RepoTags is not a list")
-    return Loaded(target, manifest, _config(blobs, manifest), _references(names))
+    return names
 
 
 def _layer(blobs: Blobs, digest: str) -> Descriptor:

@@ -121,6 +121,10 @@ BAD_ARCHIVES = {
     ),
     "a blob under another digest": (layer({f"blobs/sha256/{'0' * 64}": "x"}), "has the content of"),
     "an empty index": (layer({"index.json": '{"schemaVersion":2,"manifests":[]}'}), "no image for this machine"),
+    "names that are none, in both forms": (
+        layer({"index.json": '{"schemaVersion":2,"manifests":[]}', "c": "{}", "manifest.json": '[{"Config":"c","RepoTags":5}]'}),
+        "RepoTags is not a list",
+    ),
     "half": (docker_archive({"a:b": make()})[:300_000], "truncated"),
 }  # fmt: skip
 
