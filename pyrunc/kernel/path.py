@@ -61,6 +61,20 @@ def open_beneath(root_fd: int, path: Path, flags: int = O_PATH, mode: int = 0, *
     return openat2(root_fd, path, flags, mode, resolve)
 
 
+def open_folder_at(dir_fd: int, name: str) -> int:
+    """O_PATH of the folder `name` in a folder, made with mode 0755 when it is missing. Raises OSError, for a link too."""
+    flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=dir_fd)
+    except FileNotFoundError:
+        pass
+    try:
+        os.mkdir(name, 0o755, dir_fd=dir_fd)
+    except FileExistsError:
+        pass
+    return os.open(name, flags, dir_fd=dir_fd)
+
+
 def clean(path: str) -> str:
     """The path as absolute and lexically normal: `a/./b/../c//` is `/a/c`. `..` at the top stays at the top."""
     parts: list[str] = []

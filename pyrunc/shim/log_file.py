@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from pyrunc.errors import KernelError
+from pyrunc.kernel.path import open_folder_at
 from pyrunc.shim.log_lines import time_stamp
 
 TYPE_CHECKING = False
@@ -125,7 +126,7 @@ def open_log(path: str, directory: str = "") -> int:
         folder = os.open(top, FOLDER | os.O_NOFOLLOW if directory else FOLDER)
         try:
             for part in os.path.relpath(above, top).split("/"):
-                below = _open_folder(folder, part)
+                below = open_folder_at(folder, part)
                 os.close(folder)
                 folder = below
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -134,11 +135,3 @@ def open_log(path: str, directory: str = "") -> int:
             os.close(folder)
     except OSError as error:
         raise KernelError("open", repr(path), error.errno or 0, "the container's log") from None
-
-
-def _open_folder(above: int, name: str) -> int:
-    try:
-        os.mkdir(name, 0o755, dir_fd=above)
-    except FileExistsError:
-        pass
-    return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=above)

@@ -33,6 +33,7 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | CVE-2021-30465, swapped destinations | test_mounts.py::test_a_folder_that_is_swapped_while_it_is_mounted_on | RESOLVE_IN_ROOT, descriptors, move_mount |
 | CVE-2024-45310, files made on the host | test_mounts.py::test_links_in_destinations | mkdirat and O_EXCL on verified folders |
 | | test_mounts.py::test_a_working_directory_that_is_swapped | the same for process.cwd |
+| | test_server.py::test_a_missing_source_is_made_where_it_was_looked_up | folder in folder, no link followed |
 | CVE-2021-25741 kin, swapped sources | test_mounts.py::test_a_source_by_descriptor_is_not_looked_up_again | /proc/PID/fd/N is opened once |
 | | test_mounts.py::test_a_source_that_is_swapped_during_create | looked up once: its real path is opened without following a link |
 | | test_mounts.py::test_a_source_that_is_swapped_before_start | mounts are made by create, start opens none of them |

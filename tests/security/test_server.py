@@ -24,6 +24,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.containers.spec import sources
 from cri_server.images import build
 from tests.cri.server_harness import Server, code_of, message_of
 from tests.security.attack import Canary
@@ -429,6 +430,19 @@ def test_a_source_that_is_swapped_before_the_start(server: Server, pod: str, can
         assert server.status(container).exit_code == 128
         (folder / "d").unlink()
         (folder / "taken").rename(folder / "d")
+
+
+def test_a_missing_source_is_made_where_it_was_looked_up(tmp_path: Path, canary: Canary) -> None:
+    """CVE-2024-45310's kin on the host: a host path that does not exist is made; between looking it up and making it a neighbour
+    puts a link to the canary on the way. Proof: ELOOP or ENOTDIR, and nothing is made in the canary.
+    """
+    sources.make_folders(str(tmp_path / "a/b/c"))
+    sources.make_folders(str(tmp_path / "a/b/c"))
+    assert (tmp_path / "a/b/c").is_dir()
+    (tmp_path / "a/b").rename(tmp_path / "a/was")
+    (tmp_path / "a/b").symlink_to(canary.path)
+    with pytest.raises(OSError):
+        sources.make_folders(str(tmp_path / "a/b/new"))
 
 
 def test_an_image_over_proc(server: Server, pod: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from cri_server.api import api_pb2 as api
 from cri_server.containers.spec.mounts import Asked
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError
+from pyrunc.kernel.path import open_folder_at
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +64,22 @@ def real_path(path: str) -> str:
     try:
         resolved = os.path.realpath(path)
         if not os.path.lexists(resolved):
-            os.makedirs(resolved, mode=0o755, exist_ok=True)
+            make_folders(resolved)
         return resolved
     except OSError as error:
         raise KernelError("mkdir", repr(path), error.errno or 0) from None
+
+
+def make_folders(resolved: str) -> None:
+    """The folder and those above it, one in the other: no link that somebody puts in place of one leads elsewhere."""
+    folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in resolved.strip("/").split("/"):
+            below = open_folder_at(folder, name)
+            os.close(folder)
+            folder = below
+    finally:
+        os.close(folder)
 
 
 def mount_table() -> list[tuple[str, set[str]]]:
