@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Turns a Debian 12 or 13 machine into a one-node Kubernetes on our CRI server: packages, the project, a control plane, kubelet.
+# With API_SERVER it becomes another node of the cluster whose control plane has that address.
 #
 # usage: provision.sh [FOLDER]      as root; again is harmless
 #
 # FOLDER holds what was made elsewhere, each part of it optional: packages/*.deb, wheels/*.whl, bin/ (etcd, kubectl, kubelet,
-# kube-apiserver, kube-controller-manager, kube-scheduler; or a disk labelled `kubernetes` with these), images/*.tar.
-# Only what is missing is fetched or built.
-# NODE_ADDRESS names the node's address where the machine has several; CGROUP_DRIVER is systemd (default) or cgroupfs.
+# kube-apiserver, kube-controller-manager, kube-scheduler; or a disk labelled `kubernetes` with these), images/*.tar,
+# pki/ca.crt and pki/ca.key (one authority for several nodes). Only what is missing is fetched or built.
+# NODE is the node's name (node1), NODE_ADDRESS its address where the machine has several. CGROUP_DRIVER is systemd (default)
+# or cgroupfs. POD_NETWORK is bridge (default) or none: then somebody else, such as flannel, writes the CNI configuration.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,8 +17,10 @@ GIVEN=$(realpath -m "${1:-$HERE/.given}")
 VENV=/opt/venv
 BIN=/opt/kubernetes/bin
 ETC=/etc/kubernetes
-NODE=node1
+NODE=${NODE:-node1}
+API_SERVER=${API_SERVER:-}
 CGROUP_DRIVER=${CGROUP_DRIVER:-systemd}
+POD_NETWORK=${POD_NETWORK:-bridge}
 PACKAGES=(python3 python3-venv libseccomp2 nftables iptables conntrack iproute2 procps openssl ca-certificates apparmor busybox-static)
 BUILD_PACKAGES=(gcc make git libc6-dev libcap-dev python3-dev)
 CONTROL_PLANE=(etcd kube-apiserver kube-controller-manager kube-scheduler)
@@ -32,9 +36,9 @@ main() {
   step units write_units
   step "CRI server" start_server
   step images load_images
-  step "control plane" start_control_plane
+  [ -n "$API_SERVER" ] || step "control plane" start_control_plane
   step kubelet start_kubelet
-  echo "provision: $NODE is Ready; try: $BIN/kubectl --kubeconfig $ETC/admin.conf get nodes -o wide"
+  echo "provision: $NODE is there; try: $BIN/kubectl --kubeconfig $ETC/admin.conf get nodes -o wide"
 }
 
 step() { # NAME COMMAND...: says how long it took; `set -e` ends the script where it fails
@@ -121,7 +125,11 @@ make_certificates() {
   mkdir -p $pki
   openssl genrsa -out $pki/sa.key 2048 2>/dev/null
   openssl rsa -in $pki/sa.key -pubout -out $pki/sa.pub 2>/dev/null
-  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $pki/ca.key -out $pki/ca.crt -days 3650 -subj /CN=ca -addext keyUsage=critical,keyCertSign,cRLSign 2>/dev/null
+  if [ -f "$GIVEN/pki/ca.key" ]; then
+    cp "$GIVEN/pki/ca.crt" "$GIVEN/pki/ca.key" $pki
+  else
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $pki/ca.key -out $pki/ca.crt -days 3650 -subj /CN=ca -addext keyUsage=critical,keyCertSign,cRLSign 2>/dev/null
+  fi
   certificate apiserver /CN=kube-apiserver
   certificate admin /O=system:masters/CN=admin
   certificate node /O=system:masters/CN=system:node:$NODE
@@ -135,7 +143,7 @@ certificate() { # NAME SUBJECT
   cat >"$ETC/$1.conf" <<K
 apiVersion: v1
 kind: Config
-clusters: [{name: here, cluster: {server: "https://127.0.0.1:6443", certificate-authority: $pki/ca.crt}}]
+clusters: [{name: here, cluster: {server: "https://${API_SERVER:-127.0.0.1}:6443", certificate-authority: $pki/ca.crt}}]
 users: [{name: $1, user: {client-certificate: $pki/$1.crt, client-key: $pki/$1.key}}]
 contexts: [{name: here, context: {cluster: here, user: $1}}]
 current-context: here
@@ -152,12 +160,7 @@ node_address() {
 write_configuration() {
   mkdir -p /etc/pyrunc /etc/cni/net.d $ETC/kubelet.conf.d
   printf '[cgroup]\ndriver = "%s"\nmissing_controllers = "error"\n' "$CGROUP_DRIVER" >/etc/pyrunc/config.toml
-  cat >/etc/cni/net.d/10-pyrunc.conflist <<J
-{"cniVersion": "1.0.0", "name": "pods", "plugins": [
-  {"type": "bridge", "bridge": "pods0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
-   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}},
-  {"type": "portmap", "capabilities": {"portMappings": true}}]}
-J
+  [ "$POD_NETWORK" = none ] || write_bridge_network
   cat >$ETC/kubelet.yaml <<K
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -167,6 +170,7 @@ cgroupsPerQOS: true
 enforceNodeAllocatable: [pods]
 systemReserved: {cpu: 200m, memory: 512Mi}
 podPidsLimit: 512
+volumeStatsAggPeriod: 10s
 failSwapOn: false
 authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {clientCAFile: $ETC/pki/ca.crt}}
 authorization: {mode: AlwaysAllow}
@@ -179,9 +183,20 @@ K
   printf '%s\n' "NODE_ADDRESS=$(node_address)" NODE=$NODE GOMAXPROCS=1 GOGC=400 >$ETC/node.env
 }
 
+write_bridge_network() { # one node's own; the controllers give node1 the same range
+  cat >/etc/cni/net.d/10-pyrunc.conflist <<J
+{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "pods0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}
+J
+}
+
 write_units() {
   install -m 0644 "$HERE"/units/*.service /etc/systemd/system/
-  systemctl enable -q "${CONTROL_PLANE[@]}" pyrunc-cri kubelet # reloads, too
+  local control_plane=("${CONTROL_PLANE[@]}")
+  [ -z "$API_SERVER" ] || control_plane=()
+  systemctl enable -q "${control_plane[@]}" pyrunc-cri kubelet # reloads, too
 }
 
 start_control_plane() { # each says READY; what talks to the API server waits for it
@@ -215,7 +230,8 @@ start_kubelet() {
 
 node_is_ready() {
   local kubectl=("$BIN/kubectl" --kubeconfig $ETC/admin.conf)
-  "${kubectl[@]}" wait --for=create node/$NODE --timeout=60s && "${kubectl[@]}" wait --for=condition=Ready node/$NODE --timeout=60s
+  "${kubectl[@]}" wait --for=create "node/$NODE" --timeout=60s || return 1
+  [ "$POD_NETWORK" = none ] || "${kubectl[@]}" wait --for=condition=Ready "node/$NODE" --timeout=60s
 }
 
 main

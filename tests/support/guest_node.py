@@ -6,11 +6,13 @@ Kubernetes comes on a read-only disk, the project as a wheel, images as archives
 from __future__ import annotations
 
 import io
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support import images
@@ -20,20 +22,34 @@ GIVEN = "/root/given"
 PACKAGES = ("pyrunc", "cri_server", "cni_plugins")
 
 
-def provision(guest: Guest) -> str:
-    """Make the guest a node; returns what the script said. The guest has the disk of `guest_disk.kubernetes()`."""
+def provision(
+    guest: Guest,
+    *,
+    settings: Mapping[str, str] | None = None,
+    authority: Path | None = None,
+    timeout_s: float = 900,
+) -> str:
+    """Make the guest a node; returns what the script said. The guest has the disk of `guest_disk.kubernetes()`.
+
+    `settings` are the script's variables, `authority` is a folder with ca.crt and ca.key that sign its certificates.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        push(guest, {"wheels": wheel(Path(folder)), "images": images.busybox()})
-    done = guest.ssh(f"/root/project/vagrant/provision.sh {GIVEN} 2>&1", timeout_s=900)
-    return done.stdout.decode(errors="replace")
+        files = {"wheels": [wheel(Path(folder))], "images": [images.busybox()]}
+        if authority is not None:
+            files["pki"] = [authority / "ca.crt", authority / "ca.key"]
+        push(guest, files)
+    variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in (settings or {}).items())
+    command = f"{variables} /root/project/vagrant/provision.sh {GIVEN} 2>&1"
+    return guest.ssh(command, timeout_s=timeout_s).stdout.decode(errors="replace")
 
 
-def push(guest: Guest, files: dict[str, Path]) -> None:
-    """Folder under GIVEN -> a file that goes there."""
+def push(guest: Guest, files: Mapping[str, list[Path]]) -> None:
+    """Folder under GIVEN -> the files that go there."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for target, source in files.items():
-            archive.add(source, arcname=f"{target}/{source.name}")
+        for target, sources in files.items():
+            for source in sources:
+                archive.add(source, arcname=f"{target}/{source.name}")
     folders = " ".join(f"{GIVEN}/{target}" for target in files)
     guest.ssh(f"rm -rf {folders} && mkdir -p {folders} && tar xf - -C {GIVEN}", stdin=buffer.getvalue())
 
