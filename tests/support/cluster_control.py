@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.authority import Authority
 from tests.support.cluster_node import NODE_IP, Node
 from tests.support.processes import Program
 
@@ -29,31 +28,13 @@ class ControlPlane:
 
     def make_certificates(self, nodes: Sequence[Node]) -> None:
         """One authority, a certificate for the API server, for the administrator and for each node, kubeconfigs."""
-        pki = self.pki
-        pki.mkdir(exist_ok=True)
-        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-        _openssl(
-            "req", "-x509", *key, "-keyout", f"{pki}/ca.key", "-out", f"{pki}/ca.crt", "-days", "365", "-subj", "/CN=ca",
-        )  # fmt: skip
-        hosts = ",".join(f"DNS:{node.host}" for node in nodes)
-        (pki / "names").write_text(
-            f"subjectAltName=IP:127.0.0.1,IP:10.96.0.1,IP:{NODE_IP},DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,{hosts}"
-        )
-        subjects = {"apiserver": "/CN=kube-apiserver", "admin": "/O=system:masters/CN=admin"}
-        subjects |= {node.host: f"/O=system:masters/CN=system:node:{node.host}" for node in nodes}
-        for name, subject in subjects.items():
-            _openssl(
-                "req", *key, "-keyout", f"{pki}/{name}.key", "-out", f"{pki}/{name}.csr", "-subj", subject
-            )
-            _openssl(
-                "x509", "-req", "-in", f"{pki}/{name}.csr", "-CA", f"{pki}/ca.crt", "-CAkey", f"{pki}/ca.key", "-CAcreateserial",
-                "-days", "365", "-out", f"{pki}/{name}.crt", "-extfile", f"{pki}/names",
-            )  # fmt: skip
-        _openssl("genrsa", "-out", f"{pki}/sa.key", "2048")
-        _openssl("rsa", "-in", f"{pki}/sa.key", "-pubout", "-out", f"{pki}/sa.pub")
-        self._write_kubeconfig(self.kubeconfig, "admin")
+        authority = Authority(self.pki)
+        authority.make()
+        hosts = [node.host for node in nodes]
+        authority.sign_for_cluster([f"IP:{NODE_IP}", *(f"DNS:{host}" for host in hosts)], hosts)
+        authority.write_kubeconfig(self.kubeconfig, "admin", f"{NODE_IP}:6443")
         for node in nodes:
-            self._write_kubeconfig(self.node_kubeconfig(node), node.host)
+            authority.write_kubeconfig(self.node_kubeconfig(node), node.host, f"{NODE_IP}:6443")
 
     def start_storage(self, programs: Path) -> None:
         """etcd and the API server; that one does not answer at once."""
@@ -91,16 +72,3 @@ class ControlPlane:
 
     def _start(self, program: Path, *arguments: str) -> None:
         self.programs[program.name].start(self._node.inside(str(program), *arguments))
-
-    def _write_kubeconfig(self, path: Path, user: str) -> None:
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "pyrunc",
-            "clusters": [{"name": "pyrunc", "cluster": {"server": f"https://{NODE_IP}:6443", "certificate-authority": f"{self.pki}/ca.crt"}}],
-            "users": [{"name": user, "user": {"client-certificate": f"{self.pki}/{user}.crt", "client-key": f"{self.pki}/{user}.key"}}],
-            "contexts": [{"name": "pyrunc", "context": {"cluster": "pyrunc", "user": user}}],
-        }  # fmt: skip
-        path.write_text(json.dumps(config, indent=1))
-
-
-def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)

@@ -1,0 +1,64 @@
+"""A cluster's certificates: one authority in a folder, what it signs beside it, and kubeconfigs that point there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+_EC_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+_DAYS = "365"
+NAMES = ("IP:127.0.0.1", "IP:10.96.0.1", "DNS:localhost", "DNS:kubernetes", "DNS:kubernetes.default")
+
+
+class Authority:
+    """`folder` gets ca.crt and ca.key, NAME.crt and NAME.key for each certificate, sa.key and sa.pub for tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def make(self) -> None:
+        """The authority itself and the tokens' key."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        self._openssl("req", "-x509", *_EC_KEY, *self._pair("ca"), "-days", _DAYS, "-subj", "/CN=ca", *usage)
+        self._openssl("genrsa", "-out", f"{self.folder}/sa.key", "2048")
+        self._openssl("rsa", "-in", f"{self.folder}/sa.key", "-pubout", "-out", f"{self.folder}/sa.pub")
+
+    def sign(self, name: str, subject: str, names: Iterable[str] = ()) -> None:
+        """A certificate for `subject`, valid under NAMES and `names` (`IP:…`, `DNS:…`)."""
+        extensions, request = self.folder / f"{name}.names", f"{self.folder}/{name}.csr"
+        extensions.write_text(
+            f"subjectAltName={','.join([*NAMES, *names])}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"
+        )
+        self._openssl("req", *_EC_KEY, "-keyout", f"{self.folder}/{name}.key", "-out", request, "-subj", subject)  # fmt: skip
+        self._openssl(
+            "x509", "-req", "-in", request, "-CA", f"{self.folder}/ca.crt", "-CAkey", f"{self.folder}/ca.key", "-CAcreateserial",
+            "-days", _DAYS, "-out", f"{self.folder}/{name}.crt", "-extfile", str(extensions),
+        )  # fmt: skip
+
+    def sign_for_cluster(self, names: Iterable[str], nodes: Iterable[str]) -> None:
+        """Certificates for the API server, which is also called `names`, the administrator and each of `nodes`."""
+        self.sign("apiserver", "/CN=kube-apiserver", names)
+        self.sign("admin", "/O=system:masters/CN=admin")
+        for node in nodes:
+            self.sign(node, f"/O=system:masters/CN=system:node:{node}")
+
+    def write_kubeconfig(self, path: Path, user: str, server: str) -> None:
+        """A kubeconfig for the owner of a certificate; `server` is HOST:PORT."""
+        own = self.folder
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "pyrunc",
+            "clusters": [{"name": "pyrunc", "cluster": {"server": f"https://{server}", "certificate-authority": f"{own}/ca.crt"}}],
+            "users": [{"name": user, "user": {"client-certificate": f"{own}/{user}.crt", "client-key": f"{own}/{user}.key"}}],
+            "contexts": [{"name": "pyrunc", "context": {"cluster": "pyrunc", "user": user}}],
+        }  # fmt: skip
+        path.write_text(json.dumps(config, indent=1))
+
+    def _pair(self, name: str) -> tuple[str, str, str, str]:
+        return ("-keyout", f"{self.folder}/{name}.key", "-out", f"{self.folder}/{name}.crt")
+
+    @staticmethod
+    def _openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True)
