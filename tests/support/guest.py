@@ -3,22 +3,29 @@ kernel's own files.
 
 `python -m tests.support.guest build|start|ssh COMMAND…|stop` (`make vm`). The disk is built once into the cache folder, with
 the project's dependencies already installed in /opt/venv; every boot works on a snapshot of it, so the disk stays as built.
-The guest sees no network but a port forward for ssh. KVM is used only after it has proved that it boots this kernel.
+The guest sees no network but ports of its own that are forwarded from here, ssh's among them, and, with a `Link`, another
+guest. KVM is used only after it has proved that it boots this kernel. GUEST_SUITE (trixie) and GUEST_PORT (2222) are the
+suite and ssh's port of the guest that the commands above are about.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
 import os
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import toolchain
@@ -46,6 +53,7 @@ echo no-root-disk; sleep 1000
 """
 # Both processors in one thread: with a thread each, QEMU 7.2 (Debian 12) let the guest's kernel crash or hang now and then.
 TCG = "tcg,thread=single"
+SERVICES = "10.0.2.100"
 UNWANTED = (
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -66,8 +74,13 @@ def dependencies() -> list[str]:
 
 def disk_folder(suite: str) -> Path:
     """The cache folder of the disk; another list of packages or another recipe is another disk."""
-    recipe = "\n".join([*PACKAGES, *dependencies(), *INITRD_MODULES, INIT, "2"])
+    recipe = "\n".join([*PACKAGES, *dependencies(), *INITRD_MODULES, INIT, "3"])
     return toolchain.cache() / "vm" / f"{suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
+def build_bookworm() -> Path:
+    """The disk with Debian 12."""
+    return build("bookworm")
 
 
 def build(suite: str = "trixie") -> Path:
@@ -148,7 +161,7 @@ def _configure(root: Path, work: Path) -> None:
     (root / "etc/hostname").write_text("guest\n")
     (root / "etc/hosts").write_text("127.0.0.1 localhost guest\n")
     (root / "etc/systemd/network/10-eth.network").write_text(
-        "[Match]\nName=eth*\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n"
+        "[Match]\nName=eth0\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n"
     )
     units = root / "etc/systemd/system"
     (units / "multi-user.target.wants").mkdir(parents=True, exist_ok=True)
@@ -203,68 +216,87 @@ def _disk(root: Path, work: Path) -> None:
     shutil.rmtree(root)
 
 
+@dataclass(frozen=True)
+class Link:
+    """A cable between the second cards (eth1) of two guests: each sends to the other's socket, so nobody must be there first."""
+
+    own: Path
+    other: Path
+    hardware_address: str
+
+    def options(self) -> list[str]:
+        """QEMU's."""
+        ends = f"local.type=unix,local.path={self.own},remote.type=unix,remote.path={self.other}"
+        return ["-netdev", f"dgram,id=n1,{ends}", "-device", f"virtio-net-pci,netdev=n1,mac={self.hardware_address}"]  # fmt: skip
+
+
 class Guest:
     """One boot of the disk. Use as a context manager, or `start` and `stop`."""
 
     def __init__(
-        self, suite: str = "trixie", *, port: int = 2222, memory_mib: int = 4096, disks: Sequence[Path] = ()
+        self,
+        suite: str = "trixie",
+        *,
+        port: int = 0,
+        memory_mib: int = 4096,
+        disks: Sequence[Path] = (),
+        link: Link | None = None,
+        forward: Mapping[int, int] | None = None,
+        services: Mapping[int, int] | None = None,
     ) -> None:
-        """`disks` are read-only in the guest, as /dev/vdb, /dev/vdc, …"""
-        self.disk, self.port, self.memory_mib, self.disks = build(suite), port, memory_mib, tuple(disks)
-        self.program = Program(f"guest-{port}", toolchain.cache() / "vm" / "run")
+        """`port` is ssh's on this side (0: a free one), `disks` are read-only in the guest, as /dev/vdb, /dev/vdc, …
+
+        `forward` has more ports of 127.0.0.1 here and the guest's that they lead to, `services` the ports of SERVICES in the
+        guest and those of 127.0.0.1 here.
+        """
+        self.disk, self.port, self.memory_mib, self.disks = build(suite), port or free_port(), memory_mib, tuple(disks)  # fmt: skip
+        self._link, self._forward = link, {**(forward or {}), self.port: 22}
+        self._services = dict(services or {})
+        self.program = Program(f"guest-{self.port}", toolchain.cache() / "vm" / "run")
         self.accelerator = ""
+        self._connection: Path | None = None
 
     def start(self, timeout_s: float = 240) -> None:
         """Boot; the guest answers on ssh when this returns."""
         self.program.log.unlink(missing_ok=True)
         self.accelerator = "kvm" if kvm_boots(self.disk) else TCG
         self.program.start(self._qemu())
-        if not wait_until(
-            lambda: not self.program.pid or self.ssh("true", check=False).returncode == 0, timeout_s, 1.0
-        ):
+        self._connection = Path(tempfile.mkdtemp(prefix="guest-"))
+        if not wait_until(lambda: not self.program.pid or self._connect(), timeout_s, 0.5):
             self.stop()
             raise RuntimeError(
                 f"the guest did not answer on ssh in {timeout_s:.0f} s; its console:\n{self.program.tail(40)}"
             )
         if not self.program.pid:
+            self.stop()
             raise RuntimeError(f"the guest ended while booting; its console:\n{self.program.tail(40)}")
 
+    def _connect(self) -> bool:
+        """One connection for all commands: to make one takes emulated processors some seconds. It ends with the guest."""
+        command = [*self._ssh_command(), "-f", "-N", "-M"]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0  # fmt: skip
+
     def _qemu(self) -> list[str]:
+        forward = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for here, there in self._forward.items())
+        # A process for each connection: without `cmd` all of the guest's would share one.
+        for there, here in self._services.items():
+            forward += f",guestfwd=tcp:{SERVICES}:{there}-cmd:busybox nc 127.0.0.1 {here}"
         return [
             "qemu-system-x86_64", "-M", "q35", "-accel", self.accelerator, "-cpu", "max", "-smp", "2", "-m", str(self.memory_mib), "-nographic", "-no-reboot",
             "-kernel", str(self.disk / "vmlinuz"), "-initrd", str(self.disk / "initrd.gz"), "-snapshot",
             "-append", "console=ttyS0 quiet root=/dev/vda rw net.ifnames=0 mitigations=off systemd.show_status=0 audit=0 panic=-1 oops=panic",
             "-drive", f"file={self.disk}/disk.img,if=virtio,format=raw,cache=unsafe",
             *(word for disk in self.disks for word in ("-drive", f"file={disk},if=virtio,format=raw,readonly=on")),
-            "-netdev", f"user,id=n0,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22", "-device", "virtio-net-pci,netdev=n0",
+            "-netdev", f"user,id=n0,restrict=on{forward}", "-device", "virtio-net-pci,netdev=n0",
+            *(self._link.options() if self._link else []),
         ]  # fmt: skip
 
     def ssh(
         self, command: str, *, check: bool = True, stdin: bytes | None = None, timeout_s: float = 600
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a shell command in the guest as root; output is captured."""
-        options = (
-            "StrictHostKeyChecking=no",
-            "UserKnownHostsFile=/dev/null",
-            "ConnectTimeout=30",
-            "ServerAliveInterval=15",
-            "ServerAliveCountMax=8",
-            "LogLevel=ERROR",
-        )
-        key = str(self.disk / "key")
-        full = [
-            "ssh",
-            "-q",
-            "-i",
-            key,
-            *(f"-o{o}" for o in options),
-            "-p",
-            str(self.port),
-            "root@127.0.0.1",
-            command,
-        ]
         done = subprocess.run(
-            full,
+            [*self._ssh_command(), command],
             input=stdin if stdin is not None else b"",
             capture_output=True,
             timeout=timeout_s,
@@ -275,6 +307,18 @@ class Guest:
                 f"in the guest: {command}: exit code {done.returncode}\n{done.stdout.decode()}{done.stderr.decode()}"
             )
         return done
+
+    def _ssh_command(self) -> list[str]:
+        options = (
+            "StrictHostKeyChecking=no",
+            "UserKnownHostsFile=/dev/null",
+            "ConnectTimeout=30",
+            "ServerAliveInterval=15",
+            "ServerAliveCountMax=8",
+            "LogLevel=ERROR",
+            f"ControlPath={self._connection / 'ssh' if self._connection else 'none'}",
+        )
+        return ["ssh", "-q", "-i", f"{self.disk}/key", *(f"-o{o}" for o in options), "-p", str(self.port), "root@127.0.0.1"]  # fmt: skip
 
     def push_project(self) -> None:
         """Copy the checkout as it is now, with what `make build` made, to /root/project."""
@@ -300,6 +344,9 @@ class Guest:
             self.ssh("systemctl poweroff --force --force", check=False, timeout_s=15)
         wait_until(lambda: not self.program.pid, 10)
         self.program.stop()
+        if self._connection is not None:
+            shutil.rmtree(self._connection, ignore_errors=True)
+            self._connection = None
 
     def __enter__(self) -> Guest:
         self.start()
@@ -334,6 +381,16 @@ def kvm_boots(disk: Path, within_s: float = 10) -> bool:
     return b"initrd-is-up" in seen
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens at, and none of those that the kernel gives out."""
+    first, count = 20000, 12000
+    while True:
+        port = first + secrets.randbelow(count)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -345,22 +402,22 @@ def _run(*command: str) -> None:
 def main(arguments: Sequence[str]) -> None:
     """The verbs of the module's docstring."""
     verb = arguments[0] if arguments else ""
-    suite = os.environ.get("GUEST_SUITE", "trixie")
+    suite, port = os.environ.get("GUEST_SUITE", "trixie"), int(os.environ.get("GUEST_PORT", "2222"))
     if verb == "build":
         print(build(suite))
     elif verb == "start":
-        guest = Guest(suite)
+        guest = Guest(suite, port=port)
         guest.start()
         guest.push_project()
         print(
             f"ssh -i {guest.disk}/key -p {guest.port} root@127.0.0.1    # the project is in /root/project, its Python is /opt/venv/bin/python"
         )
     elif verb == "ssh":
-        done = Guest(suite).ssh(" ".join(arguments[1:]), check=False)
+        done = Guest(suite, port=port).ssh(" ".join(arguments[1:]), check=False)
         sys.stdout.buffer.write(done.stdout + done.stderr)
         sys.exit(done.returncode)
     elif verb == "stop":
-        Guest(suite).stop()
+        Guest(suite, port=port).stop()
     else:
         sys.exit("usage: python -m tests.support.guest build|start|ssh COMMAND...|stop")
 

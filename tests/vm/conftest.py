@@ -1,4 +1,6 @@
-"""One boot for all tests of this folder. What runs inside is collected in the guest alone."""
+"""One guest at a time for all tests of this folder, booted when it is first asked for. What runs inside is collected in the
+guest alone.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,46 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import guest_disk
-from tests.support.guest import Guest
+from tests.support.guest import Guest, free_port
 
-collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci"]
+collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci", "linux_6_1"]
+
+
+class Boots:
+    """The guest that runs, if any: emulated processors are slow enough for one. `api_port` is one of 127.0.0.1 here, which
+    guests see as SERVICES:6443.
+    """
+
+    def __init__(self) -> None:
+        self.api_port = free_port()
+        self._suite = ""
+        self._running: Guest | None = None
+
+    def guest(self, suite: str) -> Guest:
+        """A running guest of that suite with the checkout in /root/project and Kubernetes' programs on a disk of their own."""
+        if self._running is None or self._suite != suite:
+            self.stop()
+            booted = Guest(suite, disks=[guest_disk.kubernetes()], services={6443: self.api_port})
+            booted.start()
+            self._suite, self._running = suite, booted
+            booted.push_project()
+        return self._running
+
+    def stop(self) -> None:
+        """Power off what runs."""
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
 
 
 @pytest.fixture(scope="session")
-def guest() -> Iterator[Guest]:
-    """A running guest with the checkout in /root/project and Kubernetes' programs on a disk of their own."""
-    with Guest(disks=[guest_disk.kubernetes()]) as booted:
-        booted.push_project()
-        yield booted
+def boots() -> Iterator[Boots]:
+    made = Boots()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def guest(boots: Boots) -> Guest:
+    """Debian 13. Modules share one boot."""
+    return boots.guest("trixie")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,12 @@ import urllib3
 Json = dict[str, Any]
 PKI = Path("/etc/kubernetes/pki")
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
+
+
+MANNER: Json = {
+    "cert_file": str(PKI / "admin.crt"), "key_file": str(PKI / "admin.key"), "timeout": 60,
+    "retries": urllib3.Retry(total=5, other=0, backoff_factor=0.5),
+}  # fmt: skip
 
 
 class Refused(Exception):
@@ -22,13 +30,14 @@ class Refused(Exception):
 
 
 class Api:
-    """Requests as the cluster's administrator."""
+    """Requests as the cluster's administrator, to the API server that the node knows."""
 
     def __init__(self) -> None:
+        server = re.search(r"https://([^:]+):(\d+)", Path("/etc/kubernetes/admin.conf").read_text())
+        assert server
         self._pool = urllib3.HTTPSConnectionPool(
-            "127.0.0.1", 6443, cert_file=str(PKI / "admin.crt"), key_file=str(PKI / "admin.key"), ca_certs=str(PKI / "ca.crt"),
-            timeout=60, retries=urllib3.Retry(total=5, other=0, backoff_factor=0.5),
-        )  # fmt: skip
+            server[1], int(server[2]), ca_certs=str(PKI / "ca.crt"), **MANNER
+        )
 
     def get(self, path: str) -> Json:
         """The object or list at `path`."""
@@ -52,6 +61,16 @@ class Api:
         except Refused as refused:
             if refused.status != 404:
                 raise
+
+    def summary(self) -> Json:
+        """kubelet's own answer, whose certificate nobody has signed."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+            with urllib3.HTTPSConnectionPool("127.0.0.1", 10250, cert_reqs="CERT_NONE", **MANNER) as kubelet:
+                answer = kubelet.request("GET", "/stats/summary")
+        assert answer.status == 200, answer.data
+        found: Json = json.loads(answer.data)
+        return found
 
     def text(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> str:
         """The answer's text. Raises Refused."""

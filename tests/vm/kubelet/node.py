@@ -174,7 +174,7 @@ class Node:
 
     def summary(self) -> Json:
         """kubelet's summary API."""
-        return self.api.get("/api/v1/nodes/node1/proxy/stats/summary")
+        return self.api.summary()
 
 
 def systemctl(*arguments: str) -> str:

@@ -46,9 +46,8 @@ def test_static_policies_pin_containers(kubelet: Node, removing: list[str]) -> N
         memoryManagerPolicy="Static", reservedMemory=[{"numaNode": 0, "limits": {"memory": f"{RESERVED_MIB}Mi"}}],
     )  # fmt: skip
     removing += ["shared", "pinned"]
-    shared = kubelet.run(
-        limited("shared", {"requests": {"memory": "16Mi"}})
-    )  # `pinned` needs all CPU that is allocatable
+    # No CPU for this one: `pinned` needs the whole processor that is allocatable.
+    shared = kubelet.run(limited("shared", {"requests": {"memory": "16Mi"}}))
     both = {"0-1", "0,1", ""}
     kubelet.until(
         lambda: fact(kubelet.group(shared), "cpuset.cpus") in both, "all processors for the first pod"

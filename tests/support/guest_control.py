@@ -1,0 +1,73 @@
+"""A control plane on this side for a node in a guest: at this machine's speed and on another processor than the guest's.
+
+Its programs are started as `vagrant/units` have them, with paths, addresses and ports of this side.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import urllib3
+
+from tests.support import toolchain
+from tests.support.authority import Authority
+from tests.support.guest import PROJECT, SERVICES, free_port
+from tests.support.processes import Program, wait_until
+
+UNITS = PROJECT / "vagrant" / "units"
+STORAGE, CONTROLLERS = ("etcd", "kube-apiserver"), ("kube-controller-manager", "kube-scheduler")
+
+
+class GuestControlPlane:
+    """etcd, API server, controllers and scheduler. `folder` has their files and the authority that signs for the node too."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self._port, self._bin = folder, port, toolchain.kubernetes()
+        self._programs = {name: Program(name, folder / "log") for name in (*STORAGE, *CONTROLLERS)}
+        client, peer = free_port(), free_port()
+        self._here = {
+            "/opt/kubernetes/bin": str(self._bin), "/etc/kubernetes/pki": str(folder), "/etc/kubernetes": str(folder), "/var/lib/etcd": f"{folder}/etcd",
+            "${NODE_ADDRESS}": "127.0.0.1", "--bind-address=0.0.0.0": "--bind-address=127.0.0.1",
+            "=6443": f"={port}", ":2379": f":{client}", ":2380": f":{peer}",
+        }  # fmt: skip
+
+    def start(self) -> None:
+        """It answers when this returns."""
+        authority = Authority(self.folder)
+        authority.make()
+        authority.sign_for_cluster([f"IP:{SERVICES}"], ["node"])
+        authority.write_kubeconfig(self.folder / "node.conf", "node", f"127.0.0.1:{self._port}")
+        for name in STORAGE:
+            self._programs[name].start(self._command(name))
+        if not wait_until(self._answers, 120, 0.5):
+            said = "\n".join(self._programs[name].tail(15) for name in STORAGE)
+            raise RuntimeError(f"the API server is not there after 120 s\n{said}")
+        for name in CONTROLLERS:  # port 0: they serve nothing
+            self._programs[name].start([*self._command(name), "--secure-port=0"])
+
+    def stop(self) -> None:
+        """End the programs, the first last."""
+        for program in reversed(self._programs.values()):
+            program.stop()
+
+    def _command(self, unit: str) -> list[str]:
+        """The unit's command line, on this side."""
+        text = (UNITS / f"{unit}.service").read_text()
+        found = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
+        assert found, unit
+        line = found[1].replace("\\\n", " ")
+        for there, here in self._here.items():
+            line = line.replace(there, here)
+        return shlex.split(line)
+
+    def _answers(self) -> bool:
+        own = self.folder
+        with urllib3.HTTPSConnectionPool(
+            "127.0.0.1", self._port, cert_file=f"{own}/admin.crt", key_file=f"{own}/admin.key", ca_certs=f"{own}/ca.crt", retries=False,
+        ) as server:  # fmt: skip
+            try:
+                return server.request("GET", "/readyz", timeout=5).status == 200
+            except urllib3.exceptions.HTTPError:
+                return False
