@@ -9,7 +9,7 @@ import os
 from errno import E2BIG, EINVAL, ENAMETOOLONG
 
 from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
-from pyrunc.abi.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, OPEN_TREE_CLONE
+from pyrunc.abi.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, OPEN_TREE_CLONE, TMPFS_MAGIC
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.lifecycle import facts, findings
@@ -152,8 +152,16 @@ def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
     try:
         kernel_mount.idmap(tree, owner, recursive=recursive)
     except KernelError as error:
-        note = "the filesystem may not support idmapped mounts" if error.errno == EINVAL else ""
-        raise KernelError("idmap", f"'{what}'", error.errno, note) from None
+        raise KernelError(
+            "idmap", f"'{what}'", error.errno, _why_not(tree) if error.errno == EINVAL else ""
+        ) from None
+
+
+def _why_not(tree: int) -> str:
+    """Kubernetes' tokens, secrets and volumes in memory are on a tmpfs."""
+    if kernel_mount.fstatfs_type(tree) == TMPFS_MAGIC:
+        return "a tmpfs takes no idmapped mounts before Linux 6.3"
+    return "the filesystem may not support idmapped mounts"
 
 
 def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Collection[int]) -> None:

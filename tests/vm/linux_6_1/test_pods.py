@@ -1,0 +1,56 @@
+"""Pods whose layers and volumes need mounts that Linux 6.1 makes in its own way, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cri_server.images import build
+from tests.kube.pods import pod, shell
+from tests.vm.kubelet.node import Node
+from tests.vm.kubelet.test_confinement import test_user_namespaces  # noqa: F401
+
+LAYERED = "docker.io/library/layered:latest"
+LAYERS, SOMEBODY = 12, 1234
+
+
+@pytest.fixture(scope="module")
+def layered(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image of many layers, whose user is in the topmost /etc/passwd alone."""
+    passwd = f"root:x:0:0::/:/bin/sh\nsomebody:x:{SOMEBODY}:{SOMEBODY}::/:/bin/sh\n"
+    layers = [build.layer({f"layer{n}": str(n)}) for n in range(1, LAYERS - 1)]
+    image = build.image([*build.busybox().layers, *layers, build.layer({"etc/passwd": passwd})], {"User": "somebody"})  # fmt: skip
+    archive = tmp_path_factory.mktemp("layered") / "image.tar"
+    archive.write_bytes(build.docker_archive({LAYERED: image}))
+    subprocess.run(["pyrunc-cri", "image", "load", str(archive)], check=True)
+    return LAYERED
+
+
+def test_the_kernel_is_the_one_that_this_is_about() -> None:
+    assert os.uname().release.startswith("6.1.")
+
+
+@pytest.mark.parametrize("host_users", [True, False], ids=["plain", "mapped"])
+def test_an_image_of_many_layers(node: Node, removing: list[str], layered: str, host_users: bool) -> None:
+    """No new mount API for overlays: mount(2) with the folder that they share, in a mount namespace of the moment."""
+    removing.append("layered")
+    facts = "cat /layer* | tr -d '\\n' >/tmp/facts; exec sleep 3600"
+    made = node.run(pod("layered", {**shell(facts), "image": layered}, hostUsers=host_users))
+    pid = node.main_pid(made)
+    assert (Path(f"/proc/{pid}/root/tmp/facts")).read_text() == "".join(map(str, sorted(range(1, LAYERS - 1), key=str)))  # fmt: skip
+    first = int(Path(f"/proc/{pid}/uid_map").read_text().split()[1])
+    assert Path(f"/proc/{pid}").stat().st_uid == first + SOMEBODY
+
+
+def test_a_volume_in_memory_cannot_be_mapped(node: Node, removing: list[str]) -> None:
+    """tmpfs takes no map of ids before Linux 6.3; kubelet's tokens and secrets are on such volumes. It is said."""
+    removing.append("in-memory")
+    volume = {"name": "v", "emptyDir": {"medium": "Memory"}}
+    container = shell("sleep 3600", volumeMounts=[{"name": "v", "mountPath": "/v"}])
+    node.create(pod("in-memory", container, hostUsers=False, volumes=[volume]))
+    said = "idmap '/var/lib/kubelet/pods/"
+    event = node.until(lambda: [e for e in node.events("in-memory") if said in e], "the refusal", "in-memory")
+    assert "tmpfs" in event[0] and "Linux 6.3" in event[0]

@@ -1,0 +1,36 @@
+"""Debian 12 (Linux 6.1, systemd 252), the other machine that the Vagrantfile offers: limits, kubelet's classes, and what such
+a kernel does in its own way.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import guest_node
+from tests.support.guest import Guest
+from tests.vm import remote
+from tests.vm.conftest import Boots
+
+pytestmark = [pytest.mark.guest, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def guest(boots: Boots) -> Guest:
+    return boots.guest("bookworm")
+
+
+@pytest.fixture(scope="module")
+def node(guest: Guest) -> Guest:
+    print(guest_node.provision(guest))
+    return guest
+
+
+@pytest.mark.timeout(1200)
+def test_limits(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    remote.run(guest, "tests/vm/inside", capsys, ledger="machine", timeout_s=900)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("what", ["-m 'not slow' tests/vm/kubelet/test_placement.py", "tests/vm/linux_6_1"], ids=["placement", "pods"])  # fmt: skip
+def test_kubelet(node: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    remote.run(node, what, capsys, timeout_s=900)
