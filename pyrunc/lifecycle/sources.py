@@ -193,7 +193,7 @@ def _open_bind(mount: Mount, source: str, settled: Collection[str]) -> int:
     try:
         return kernel_mount.open_tree(place, "", flags)
     except KernelError as error:
-        raise KernelError("bind", f"'{source}' on '{mount.destination}'", error.errno) from None
+        raise findings.bind_failed(mount, source, error.errno) from None
     finally:
         os.close(place)
 
