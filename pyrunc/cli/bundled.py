@@ -109,6 +109,7 @@ class Importer:
 
 def install() -> None:
     """Put the importer first, and our folders last in sys.path. Without a bundle the program cannot know these folders."""
+    sys.modules["encodings"].__path__ = [f"{sys.path[0]}/encodings"]  # it is frozen, the rarer codecs are not
     view = _pyrunc.bundle()
     end = LENGTH_BYTES + int.from_bytes(view[:LENGTH_BYTES], "little")
     magic, folders, index, batches = marshal.loads(view[LENGTH_BYTES:end])
