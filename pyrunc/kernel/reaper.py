@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from pyrunc.abi.prctl import PR_SET_CHILD_SUBREAPER
 from pyrunc.errors import KernelError
 from pyrunc.kernel.call import syscall
@@ -12,14 +14,20 @@ def set_child_subreaper(on: bool = True) -> None:
     syscall("prctl", "PR_SET_CHILD_SUBREAPER", PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
-def set_parent_death_signal(signal: int) -> None:
-    """The caller gets `signal` when the *thread* that forked it ends (PR_SET_PDEATHSIG): only for single-threaded parents."""
+def set_parent_death_signal(signal: int, parent: int) -> None:
+    """The caller gets `signal` when the *thread* that forked it ends (PR_SET_PDEATHSIG): only for single-threaded parents.
+
+    `parent` is the pid that forked it: when that has ended already, the signal comes now (the kernel would wait for the end of
+    whoever adopted the caller).
+    """
     import prctl  # 1 ms, which commands that do not need it do not pay
 
     try:
         prctl.set_pdeathsig(signal)
     except OSError as error:
         raise KernelError("prctl", "PR_SET_PDEATHSIG", error.errno or 0) from None
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal)
 
 
 def set_name(name: str) -> None:

@@ -45,11 +45,11 @@ class Parked:
     ) -> None:
         """`perform(job, fds)` is what it will do with the job that it is given."""
         ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
-        self.socket = ours
+        self.socket, shim = ours, os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            _work(lambda: _wait(perform, theirs), theirs, not_inherited)
+            _work(shim, lambda: _wait(perform, theirs), theirs, not_inherited)
         theirs.close()
 
     def give(self, job: dict[str, Any], fds: Sequence[int]) -> bool:
@@ -98,9 +98,10 @@ class Worker:
             self._answer, self.pid = parked.socket, parked.pid
         else:
             self._answer, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+            shim = os.getpid()
             self.pid = os.fork()
             if self.pid == 0:
-                _work(work, theirs, not_inherited)
+                _work(shim, work, theirs, not_inherited)
             theirs.close()
         reaper.hold()  # what the fork leaves us may end before we hear its pid
         loop.watch(self._answer.fileno(), READABLE, self._answered)
@@ -132,11 +133,14 @@ class Worker:
 
 
 def _work(
-    work: Callable[[], tuple[dict[str, Any], Sequence[int]]], answer: socket, not_inherited: Sequence[int]
+    shim: int,
+    work: Callable[[], tuple[dict[str, Any], Sequence[int]]],
+    answer: socket,
+    not_inherited: Sequence[int],
 ) -> NoReturn:
     """With the shim dead nobody would hold what is started: then this ends too."""
     try:
-        set_parent_death_signal(signal.SIGKILL)
+        set_parent_death_signal(signal.SIGKILL, shim)
         wire.close_all(not_inherited)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -38,10 +38,10 @@ def fork_errand(request: dict[str, Any], fds: Sequence[int]) -> int:
 
     It dies with the zygote, however that dies (PR_SET_PDEATHSIG); processes that it started only if the zygote ends orderly.
     """
-    function = preload.resolve(request["function"])
+    function, zygote = preload.resolve(request["function"]), os.getpid()
     pid = os.fork()
     if pid == 0:
-        _in_child(_errand, function, request, list(fds))
+        _in_child(lambda *asked: _errand(zygote, *asked), function, request, list(fds))
     _own_group(pid)
     return pid
 
@@ -75,8 +75,8 @@ def _detached(function: Callable[..., Any], request: dict[str, Any], fds: list[i
     return _code(function(request.get("arguments", {}), mine))
 
 
-def _errand(function: Callable[..., Any], request: dict[str, Any], fds: list[int]) -> int:
-    reaper.set_parent_death_signal(signal.SIGKILL)
+def _errand(zygote: int, function: Callable[..., Any], request: dict[str, Any], fds: list[int]) -> int:
+    reaper.set_parent_death_signal(signal.SIGKILL, zygote)
     reaper.set_child_subreaper()
     _own_group(0)
     result, *mine = _take_descriptors(fds)

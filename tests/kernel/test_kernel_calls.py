@@ -243,6 +243,23 @@ class TestProcesses:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
+    def test_a_parent_that_has_ended_before_the_signal_was_asked_for(self) -> None:
+        pid = os.fork()
+        if pid == 0:
+            reaper.set_child_subreaper()
+            middle = os.fork()
+            if middle == 0:
+                parent = os.getpid()
+                if os.fork() == 0:
+                    while os.getppid() == parent:
+                        time.sleep(0.001)
+                    reaper.set_parent_death_signal(signal.SIGKILL, parent)
+                    os._exit(0)
+                os._exit(0)
+            os.waitpid(middle, 0)
+            os._exit(-os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
     def test_a_subreaper_gets_the_orphans(self) -> None:
         pid = os.fork()
         if pid == 0:
