@@ -414,6 +414,7 @@ def split(out: bytes) -> Iterator[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_million_mutated_frames() -> None:
     """S-14: whole sessions with bytes changed, cut out, doubled; the core ends each in one of its two ways."""
     rng = random.Random(14)
