@@ -37,4 +37,4 @@ def test_oci(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.timeout(3000)
 def test_engines(with_containerd: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """podman of root and of an ordinary user, containerd."""
-    remote.run(with_containerd, f"-m slow {INSIDE}", capsys, timeout_s=2900)
+    remote.run(with_containerd, f"-m slow --timeout=600 {INSIDE}", capsys, timeout_s=2900)

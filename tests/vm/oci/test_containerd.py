@@ -35,6 +35,10 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt"]
       [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.pyrunc.options]
         BinaryName = "{commands.PYRUNC}"
         SystemdCgroup = true
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.plain]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.plain.options]
+        BinaryName = "{commands.PYRUNC}"
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
   sandbox = "{PAUSE}"
 """
@@ -141,16 +145,19 @@ class Cri:
         self.runtime: Any = api_pb2_grpc.RuntimeServiceStub(channel)
         self.folder = folder
 
-    def pod(self, name: str) -> tuple[str, api.PodSandboxConfig]:
-        """A running pod on the host's network."""
+    def pod(
+        self, name: str, handler: str = "", parent: str = "ctdpods.slice"
+    ) -> tuple[str, api.PodSandboxConfig]:
+        """A running pod on the host's network; the handler `plain` is that with the cgroupfs driver."""
         config = api.PodSandboxConfig(
             metadata=api.PodSandboxMetadata(name=name, uid=f"{name}-uid", namespace="default"),
             log_directory=str(self.folder / name),
-            linux=api.LinuxPodSandboxConfig(cgroup_parent="ctdpods.slice"),
+            linux=api.LinuxPodSandboxConfig(cgroup_parent=parent),
         )
         config.linux.security_context.namespace_options.network = api.NODE
         config.linux.security_context.namespace_options.pid = api.CONTAINER
-        answer = self.runtime.RunPodSandbox(api.RunPodSandboxRequest(config=config), timeout=120)
+        request = api.RunPodSandboxRequest(config=config, runtime_handler=handler)
+        answer = self.runtime.RunPodSandbox(request, timeout=120)
         return str(answer.pod_sandbox_id), config
 
     def container(self, pod: str, pod_config: api.PodSandboxConfig, *command: str, **linux: Any) -> str:
@@ -211,7 +218,9 @@ def test_a_pod_over_cri(cri: Cri) -> None:
 
 
 def test_an_oom_kill_over_cri(cri: Cri) -> None:
-    pod, config = cri.pod("hungry")
+    """With cgroupfs: systemd takes a scope away with its last process, and containerd then has nothing to ask (as its
+    handleContainerExit says)."""
+    pod, config = cri.pod("hungry", "plain", "/ctdplain")
     resources = api.LinuxContainerResources(memory_limit_in_bytes=16 * MIB)
     container = cri.container(pod, config, "sh", "-c", "sleep 1; exec tail /dev/zero", resources=resources)
     assert wait_until(lambda: cri.status(container).state == api.CONTAINER_EXITED, 90, 1)

@@ -136,11 +136,24 @@ def test_mounts_and_devices(podman: Podman, tmp_path: Path) -> None:
     assert said.startswith("outside") and "Read-only" in said and said.endswith("1024\n2048\ndevice")
 
 
-def test_other_ways_to_start(podman: Podman) -> None:
+def test_an_init_and_no_cgroup(podman: Podman) -> None:
     assert podman.run("--init", IMAGE, "cat", "/proc/1/cmdline").startswith("/run/podman-init\0")
     assert podman.run("--cgroups", "disabled", IMAGE, "cat", "/proc/self/cgroup")
+
+
+def test_a_network(podman: Podman) -> None:
     assert "10.88." in podman.output("run", "--rm", IMAGE, "ip", "-4", "addr")
-    assert podman.run("--hostname", "named", "--sysctl", "net.ipv4.ip_forward=1", IMAGE, "sh", "-c", "hostname; cat /proc/sys/net/ipv4/ip_forward").split() == ["named", "1"]  # fmt: skip
+
+
+def test_a_name_and_settings(podman: Podman) -> None:
+    said = podman.run(
+        "--hostname", "named", "--sysctl", "net.ipv4.ip_forward=1", IMAGE,
+        "sh", "-c", "hostname; cat /proc/sys/net/ipv4/ip_forward",
+    )  # fmt: skip
+    assert said.split() == ["named", "1"]
+
+
+def test_what_cannot_be_run(podman: Podman) -> None:
     missing = podman("run", "--rm", "--network", "none", IMAGE, "no-such-program", check=False)
     assert missing.returncode == 127 and "executable file not found in $PATH" in missing.stderr
     assert podman("run", "--rm", "--network", "none", IMAGE, "/etc", check=False).returncode == 126
