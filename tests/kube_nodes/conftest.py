@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.pods import Kube, pod, shell
-from tests.kube_nodes.views import Hosts
+from tests.kube.pods import Kube, Manifest, pod, shell
+from tests.kube_nodes.views import AnyNode, Hosts
 from tests.support import images, ledger
 from tests.support.cluster import Cluster
 from tests.support.flannel import Flannel
@@ -27,6 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
+
+
+def web_server(node: AnyNode) -> Manifest:
+    """The pod `webN` of node N; its web server says who asks."""
+    return pod(f"web{node.number}", shell(_WEB), nodeName=node.host)
 
 
 @pytest.fixture(scope="package", params=["vxlan", pytest.param("host-gw", marks=pytest.mark.slow)])
@@ -62,5 +67,5 @@ def kube(flannel: Flannel) -> Iterator[Kube]:
 def hosts(flannel: Flannel, kube: Kube) -> Hosts:
     """On each node a pod, `web1` and `web2`, whose web server says who asks."""
     nodes = flannel.cluster.nodes
-    kube.apply(*(pod(f"web{node.number}", shell(_WEB), nodeName=node.host) for node in nodes))
+    kube.apply(*(web_server(node) for node in nodes))
     return Hosts(flannel, kube, {node.host: kube.ready(f"web{node.number}") for node in nodes})

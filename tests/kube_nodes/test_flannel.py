@@ -47,7 +47,7 @@ def test_addresses_are_of_the_nodes_own_range(hosts: Hosts) -> None:
         address = ip_address(hosts.address(node))
         assert address in subnet
         assert hosts.pods[node.host]["status"]["hostIP"] == node.address
-        assert {str(address), hosts.address6(node)} <= views.leases(node)
+        assert hosts.addresses(node) <= views.leases(node)
 
 
 def test_the_way_is_in_the_kernels_tables(hosts: Hosts) -> None:

@@ -10,85 +10,92 @@ from typing import Any
 from tests.kube.pods import Kube, Manifest
 from tests.support.cluster_node import Node
 from tests.support.flannel import Flannel
+from tests.support.guest_cluster import GuestFlannel, GuestNode
+
+AnyNode = Node | GuestNode
 
 
 @dataclass(frozen=True)
 class Hosts:
     """The cluster with a web server's pod on each node; `pods` by the node's name."""
 
-    flannel: Flannel
+    flannel: Flannel | GuestFlannel
     kube: Kube
     pods: dict[str, Manifest]
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[AnyNode]:
         return self.flannel.cluster.nodes
 
-    def pairs(self) -> list[tuple[Node, Node]]:
+    def pairs(self) -> list[tuple[AnyNode, AnyNode]]:
         """Both ways between the two nodes."""
         first, second = self.nodes
         return [(first, second), (second, first)]
 
-    def address(self, node: Node) -> str:
+    def address(self, node: AnyNode) -> str:
         """The node's pod's address."""
         return str(self.pods[node.host]["status"]["podIP"])
 
-    def address6(self, node: Node) -> str:
-        """The same of the other family."""
+    def addresses(self, node: AnyNode) -> set[str]:
+        """Its addresses of all families."""
+        return {str(entry["ip"]) for entry in self.pods[node.host]["status"]["podIPs"]}
+
+    def address6(self, node: AnyNode) -> str:
+        """Its address of the second family."""
         first, second = (entry["ip"] for entry in self.pods[node.host]["status"]["podIPs"])
         assert first == self.address(node)
         return str(second)
 
-    def subnet(self, node: Node) -> IPv4Network:
+    def subnet(self, node: AnyNode) -> IPv4Network:
         """The node's range as the controller manager gave it out."""
         found = ip_network(self.flannel.cluster.pod_range(node))
         assert isinstance(found, IPv4Network)
         return found
 
-    def fetch(self, node: Node, url: str) -> str:
+    def fetch(self, node: AnyNode, url: str) -> str:
         """What the node's pod gets from `url`. (With -T Debian's static wget ends in a segmentation fault.)"""
         return self.kube.sh(f"web{node.number}", f"timeout 10 wget -qO- http://{url}")
 
 
-def links(node: Node, *arguments: str) -> list[dict[str, Any]]:
+def links(node: AnyNode, *arguments: str) -> list[dict[str, Any]]:
     """`ip link show` in the node."""
     return _table(node, "ip -d -s -j link show " + " ".join(arguments))
 
 
-def link_names(node: Node) -> set[str]:
+def link_names(node: AnyNode) -> set[str]:
     """The node's links, from /proc."""
     lines = node.output("cat /proc/net/dev").splitlines()[2:]
     return {line.partition(":")[0].strip() for line in lines}
 
 
-def ports(node: Node, bridge: str = "cni0") -> list[str]:
+def ports(node: AnyNode, bridge: str = "cni0") -> list[str]:
     """The links that are enslaved to the node's bridge."""
     return [link["ifname"] for link in links(node, "master", bridge)]
 
 
-def routes(node: Node) -> dict[str, dict[str, Any]]:
+def routes(node: AnyNode) -> dict[str, dict[str, Any]]:
     """The node's routes by destination."""
     return {route["dst"]: route for route in _table(node, "ip -j route show")}
 
 
-def forwarding(node: Node, device: str) -> dict[str, str]:
+def forwarding(node: AnyNode, device: str) -> dict[str, str]:
     """Hardware address -> tunnel's far end, of the forwarding table of a VXLAN."""
     found = _table(node, f"bridge -j fdb show dev {device}")
     return {entry["mac"]: entry["dst"] for entry in found if "dst" in entry}
 
 
-def neighbours(node: Node, device: str) -> dict[str, str]:
+def neighbours(node: AnyNode, device: str) -> dict[str, str]:
     """Address -> hardware address."""
     return {n["dst"]: n["lladdr"] for n in _table(node, f"ip -j neigh show dev {device}") if "lladdr" in n}
 
 
-def leases(node: Node) -> set[str]:
+def leases(node: AnyNode) -> set[str]:
     """The addresses that our host-local has given out for flannel's network."""
-    folder = node.folder / "leases" / "cbr0"
-    return {path.name for family in ("10.*", "fd77:*") for path in folder.glob(family)}
+    names = node.output(f"find {node.folder}/leases/cbr0 -type f -printf '%f\\n'").split()
+    return {name for name in names if name.startswith(("10.", "fd77:"))}
 
 
-def _table(node: Node, command: str) -> list[dict[str, Any]]:
+def _table(node: AnyNode, command: str) -> list[dict[str, Any]]:
     text = node.output(command)
     found: list[dict[str, Any]] = json.loads(text) if text.strip() else []
     return found

@@ -47,6 +47,21 @@ def _build_daemon(out: Path) -> None:
     made.rmdir()
 
 
+def daemon_settings(backend: str) -> dict[str, Any]:
+    """What flanneld reads, for IPv4."""
+    return {"Network": POD_RANGE, "EnableIPv4": True, "EnableNFTables": True, "Backend": {"Type": backend}}
+
+
+def pod_network(folder: Path) -> dict[str, Any]:
+    """The CNI configuration of flannel's own manifest, with a node's folder."""
+    plugin = {
+        "type": "flannel", "subnetFile": f"{folder}/flannel/subnet.env", "dataDir": f"{folder}/flannel/cni",
+        "ipam": {"dataDir": f"{folder}/leases"}, "delegate": {"hairpinMode": True, "isDefaultGateway": True},
+    }  # fmt: skip
+    plugins = [plugin, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    return {"cniVersion": "0.3.1", "name": "cbr0", "plugins": plugins}
+
+
 class Flannel:
     """flannel with one backend (`vxlan` or `host-gw`) and both families on all nodes of a cluster, as its DaemonSet would
     run it.
@@ -63,11 +78,8 @@ class Flannel:
         for folder in (executables, own):
             folder.mkdir(parents=True)
         shutil.copy(self._programs / "flannel", executables)
-        network = {
-            "Network": POD_RANGE, "IPv6Network": POD_RANGE6, "EnableIPv4": True, "EnableIPv6": True,
-            "EnableNFTables": True, "Backend": {"Type": self.backend},
-        }  # fmt: skip
-        (own / "net-conf.json").write_text(json.dumps(network))
+        settings = {**daemon_settings(self.backend), "IPv6Network": POD_RANGE6, "EnableIPv6": True}
+        (own / "net-conf.json").write_text(json.dumps(settings))
 
     def start(self) -> None:
         """The daemons, which want to find their nodes' ranges, then the nodes' CNI configuration, which makes them Ready."""
@@ -77,7 +89,7 @@ class Flannel:
         for node in self.cluster.nodes:
             written = node.folder / "flannel" / "subnet.env"
             self.cluster.wait_for(f"flannel's range on {node.host}: {written}", written.exists, 60)
-            node.write_network(self.network(node))
+            node.write_network(pod_network(node.folder))
         self.cluster.await_nodes()
 
     def start_daemon(self, node: Node) -> None:
@@ -95,17 +107,6 @@ class Flannel:
         """End the daemons; their links and routes stay with the nodes."""
         for daemon in self.daemons.values():
             daemon.stop()
-
-    @staticmethod
-    def network(node: Node) -> dict[str, Any]:
-        """The CNI configuration of flannel's own manifest, with the node's folders."""
-        own = node.folder / "flannel"
-        plugin = {
-            "type": "flannel", "subnetFile": f"{own}/subnet.env", "dataDir": f"{own}/cni",
-            "ipam": {"dataDir": f"{node.folder}/leases"}, "delegate": {"hairpinMode": True, "isDefaultGateway": True},
-        }  # fmt: skip
-        plugins = [plugin, {"type": "portmap", "capabilities": {"portMappings": True}}]
-        return {"cniVersion": "0.3.1", "name": "cbr0", "plugins": plugins}
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ class Guest:
         self.accelerator = ""
         self._connection: Path | None = None
 
-    def start(self, timeout_s: float = 240) -> None:
+    def start(self, timeout_s: float = 600) -> None:
         """Boot; the guest answers on ssh when this returns."""
         self.program.log.unlink(missing_ok=True)
         self.accelerator = "kvm" if kvm_boots(self.disk) else TCG

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support import toolchain
+from tests.support.flannel import programs as flannel_programs
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
 SPARE_BYTES = 32 << 20
@@ -23,6 +24,12 @@ def kubernetes() -> Path:
     """The disk with Kubernetes' programs."""
     folder = toolchain.kubernetes()
     return of_files("kubernetes", {name: folder / name for name in CONTROL_PLANE})
+
+
+def flannel() -> Path:
+    """The disk with flannel's daemon and plugin."""
+    folder = flannel_programs()
+    return of_files("flannel", {name: folder / name for name in ("flanneld", "flannel")})
 
 
 def of_files(name: str, files: Mapping[str, Path]) -> Path:

@@ -1,0 +1,162 @@
+"""Two guests as one cluster: a cable between them, the control plane on the first, real flannel with VXLAN as the pods' network.
+
+It looks from outside like `cluster.Cluster` with `flannel.Flannel`, so that the same checks run against it: nodes whose
+`output` is what a command prints there, kubectl from this side, the nodes' ranges.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.support import flannel, guest_disk, guest_node, images, toolchain
+from tests.support.authority import Authority
+from tests.support.guest import Guest, Link, free_port
+from tests.support.processes import wait_until
+
+ADDRESSES = ("198.18.78.1", "198.18.78.2")
+FOLDER = Path("/var/lib/node")
+PROGRAMS = "/opt/flannel"
+PATIENCE_S = 900.0  # both guests are emulated, each by one thread
+FLANNELD = f"""set -e
+mkdir -p {PROGRAMS} {FOLDER}/flannel /opt/cni/bin
+mount -o ro /dev/disk/by-label/flannel {PROGRAMS}
+cp {PROGRAMS}/flannel /opt/cni/bin/
+cat >{FOLDER}/flannel/net-conf.json
+systemd-run -q --unit flanneld --setenv NODE_NAME=NODE -p Restart=always -p RestartSec=2 {PROGRAMS}/flanneld \\
+  --kube-subnet-mgr --kubeconfig-file /etc/kubernetes/node.conf --net-config-path {FOLDER}/flannel/net-conf.json \\
+  --subnet-file {FOLDER}/flannel/subnet.env --iface eth1 --ip-masq
+"""
+
+
+class Unit:
+    """A systemd unit of a guest."""
+
+    def __init__(self, guest: Guest, name: str) -> None:
+        self._guest, self._name = guest, name
+
+    def tail(self, lines: int = 30) -> str:
+        """The end of its log."""
+        return self._guest.ssh(f"journalctl --no-pager -o cat -n {lines} -u {self._name}", check=False).stdout.decode()  # fmt: skip
+
+
+class GuestNode:
+    """Node `number`, 1 or 2. `folder` is a path in the guest."""
+
+    folder = FOLDER
+
+    def __init__(self, number: int, sockets: Path, disks: Iterable[Path], forward: dict[int, int]) -> None:
+        self.number, self.host, self.address = number, f"node{number}", ADDRESSES[number - 1]
+        link = Link(sockets / str(number), sockets / str(3 - number), f"52:54:00:77:00:0{number}")
+        self.guest = Guest(memory_mib=3072, disks=[*disks], link=link, forward=forward)
+        self.server, self.kubelet, self.flanneld = (Unit(self.guest, n) for n in ("pyrunc-cri", "kubelet", "flanneld"))  # fmt: skip
+
+    def output(self, command: str) -> str:
+        """What a command that is run in the guest prints; it must succeed."""
+        return self.guest.ssh(command).stdout.decode()
+
+    def run(self, command: str, text: str) -> None:
+        """A command that reads `text`."""
+        self.guest.ssh(command, stdin=text.encode())
+
+    def has(self, name: str) -> bool:
+        """Whether there is something in a file of the folder."""
+        return self.guest.ssh(f"test -s {self.folder}/{name}", check=False).returncode == 0
+
+    def boot(self) -> None:
+        """Start the guest and plug it in."""
+        self.guest.start()
+        self.guest.push_project()
+        self.output(f"ip addr add {self.address}/24 dev eth1 && ip link set eth1 up")
+
+    def provision(self, authority: Path) -> None:
+        """A node without a network for pods."""
+        settings = {"NODE": self.host, "NODE_ADDRESS": self.address, "POD_NETWORK": "none"}
+        if self.number > 1:
+            settings["API_SERVER"] = ADDRESSES[0]
+        guest_node.provision(self.guest, settings=settings, authority=authority, timeout_s=PATIENCE_S)
+
+
+class GuestCluster:
+    """`folder` is for certificates and sockets; `kubeconfig` is usable from this side."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.kubeconfig, self.bin = folder, folder / "kubeconfig", toolchain.kubernetes()
+        self._port = free_port()
+        disks = [guest_disk.kubernetes(), guest_disk.flannel()]
+        self.nodes = [GuestNode(n, folder, disks, {self._port: 6443} if n == 1 else {}) for n in (1, 2)]
+        self.node = self.nodes[0]
+
+    def up(self) -> None:
+        """Boot both and make them nodes, side by side: each guest fills one processor here."""
+        images.busybox()  # made once, before two ask for it
+        authority = Authority(self.folder)
+        authority.make()
+        authority.sign("admin", "/O=system:masters/CN=admin")
+        authority.write_kubeconfig(self.kubeconfig, "admin", f"127.0.0.1:{self._port}")
+        self._on_each(lambda node: node.boot())
+        self._on_each(lambda node: node.provision(self.folder))
+
+    def down(self) -> None:
+        """Power both off."""
+        self._on_each(lambda node: node.guest.stop())
+
+    def kubectl(
+        self, *arguments: str, check: bool = True, timeout_s: float = 300, **options: object
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl on this side; on failure the error shows what it printed."""
+        command = [f"{self.bin}/kubectl", "--kubeconfig", str(self.kubeconfig), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)  # type: ignore[call-overload]
+        if check and done.returncode:
+            raise AssertionError(f"kubectl {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")  # fmt: skip
+        return done  # type: ignore[no-any-return]
+
+    def is_ready(self, node: GuestNode) -> bool:
+        """Whether the API server has the node as Ready."""
+        path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        return self.kubectl("get", "node", node.host, "-o", path, check=False).stdout == "True"
+
+    def pod_range(self, node: GuestNode) -> str:
+        """The node's range of pod addresses, empty as long as it has none."""
+        return self.kubectl("get", "node", node.host, "-o", "jsonpath={.spec.podCIDR}", check=False).stdout
+
+    def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
+        """Until `condition()`; when it does not come true the error shows what the units said last."""
+        if wait_until(condition, timeout_s, 1.0):
+            return
+        units = [(f"{n.host}: {u}", getattr(n, u)) for n in self.nodes for u in ("server", "kubelet", "flanneld")]  # fmt: skip
+        logs = "\n".join(f"--- {name}\n{unit.tail(15)}" for name, unit in units)
+        raise RuntimeError(f"{what}: not there after {timeout_s:.0f} s\n{logs}")
+
+    def _on_each(self, action: Callable[[GuestNode], None]) -> None:
+        with ThreadPoolExecutor(len(self.nodes)) as threads:
+            for done in [threads.submit(action, node) for node in self.nodes]:
+                done.result()
+
+
+class GuestFlannel:
+    """flannel on both nodes, as a unit of systemd."""
+
+    backend = "vxlan"
+
+    def __init__(self, cluster: GuestCluster) -> None:
+        self.cluster = cluster
+
+    def start(self) -> None:
+        """The daemons, which want to find their nodes' ranges, then the nodes' CNI configuration, which makes them Ready."""
+        for node in self.cluster.nodes:
+            self._wait(f"{node.host}'s range", lambda n=node: self.cluster.pod_range(n))  # type: ignore[misc]
+            settings = json.dumps(flannel.daemon_settings(self.backend))
+            node.run(FLANNELD.replace("NODE_NAME=NODE", f"NODE_NAME={node.host}"), settings)
+        for node in self.cluster.nodes:
+            self._wait(f"flannel's range on {node.host}", lambda n=node: n.has("flannel/subnet.env"))  # type: ignore[misc]
+            there = "/etc/cni/net.d"
+            node.run(f"cat >{there}/new && mv {there}/new {there}/10-flannel.conflist", json.dumps(flannel.pod_network(FOLDER)))  # fmt: skip
+        for node in self.cluster.nodes:
+            self._wait(f"{node.host} Ready", lambda n=node: self.cluster.is_ready(n))  # type: ignore[misc]
+
+    def _wait(self, what: str, condition: Callable[[], object]) -> None:
+        self.cluster.wait_for(what, condition, PATIENCE_S)

@@ -1,0 +1,73 @@
+"""Pods on two machines: flannel's VXLAN between two guests with a kernel, a systemd and a control plane of their own.
+
+The checks are those for two nodes in namespaces of one machine.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kube.pods import Kube, Manifest
+from tests.kube_nodes.conftest import web_server
+from tests.kube_nodes.test_flannel import (  # noqa: F401
+    test_addresses_are_of_the_nodes_own_range,
+    test_host_ports_of_one_node_from_a_pod_of_the_other,
+    test_nodes_reach_pods_of_other_nodes,
+    test_our_bridge_made_the_pods_links,
+    test_packets_go_the_way_that_the_backend_says,
+    test_pods_reach_each_other_both_ways,
+    test_the_way_is_in_the_kernels_tables,
+)
+from tests.kube_nodes.views import Hosts
+from tests.support.guest_cluster import GuestCluster, GuestFlannel
+from tests.vm.conftest import Boots
+
+pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(3600)]
+PATIENCE_S = 300
+
+
+class PatientKube(Kube):
+    """kubectl, for pods on emulated processors."""
+
+    def ready(self, name: str, timeout_s: int = 0) -> Manifest:
+        return super().ready(name, max(timeout_s, PATIENCE_S))
+
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 0) -> Any:
+        return super().until(condition, what, max(timeout_s, PATIENCE_S))
+
+
+@pytest.fixture(scope="module")
+def flannel(boots: Boots) -> Iterator[GuestFlannel]:
+    """Two Ready nodes. Their sockets' paths must be short."""
+    boots.stop()
+    with tempfile.TemporaryDirectory(prefix="guests-") as folder:
+        cluster = GuestCluster(Path(folder))
+        try:
+            cluster.up()
+            running = GuestFlannel(cluster)
+            assert not any(cluster.is_ready(node) for node in cluster.nodes), "Ready without a network"
+            running.start()
+            yield running
+        finally:
+            cluster.down()
+
+
+@pytest.fixture(scope="module")
+def kube(flannel: GuestFlannel) -> Kube:
+    """kubectl in one namespace, which goes with the guests."""
+    helper = PatientKube(flannel.cluster, "two-guests")
+    helper.create_namespace()
+    return helper
+
+
+@pytest.fixture(scope="module")
+def hosts(flannel: GuestFlannel, kube: Kube) -> Hosts:
+    """On each node a pod, `web1` and `web2`, whose web server says who asks."""
+    nodes = flannel.cluster.nodes
+    kube.apply(*(web_server(node) for node in nodes))
+    return Hosts(flannel, kube, {node.host: kube.ready(f"web{node.number}") for node in nodes})
