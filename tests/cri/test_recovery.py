@@ -272,6 +272,7 @@ def points_of(verb: str) -> list[str]:
     return [point for point in all_points() if point.startswith(f"{verb}.")]
 
 
+@pytest.mark.timeout(600)  # six lives of a server for each step: half a minute on a quiet machine
 @pytest.mark.parametrize("verb", VERBS)
 def test_killed_after_any_step_the_server_finishes_or_undoes(server: Server, verb: str) -> None:
     for point in points_of(verb):
@@ -293,6 +294,7 @@ def test_killed_after_any_step_the_server_finishes_or_undoes(server: Server, ver
         nothing_left(server)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_failure_after_any_step_is_taken_back(server: Server, verb: str) -> None:
     for point in points_of(verb):

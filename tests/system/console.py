@@ -59,8 +59,11 @@ class Console:
         return found
 
     def close(self) -> None:
+        if self._thread.is_alive():  # it waits for a connection, whose end a close of the socket would not be
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
+                last.connect(str(self.path))
+        self._thread.join(60)
         self._listening.close()
-        self._thread.join(1)
         if self._master >= 0:
             os.close(self._master)
 
