@@ -26,15 +26,15 @@ def with_containerd(guest: Guest) -> Guest:
 
 @pytest.mark.guest
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2100)
 def test_oci(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """Rootless containers, checkpoints, confinement."""
-    remote.run(guest, f"-m 'not slow' {INSIDE}", capsys, timeout_s=1100)
+    remote.run(guest, f"-m 'not slow' {INSIDE}", capsys, timeout_s=2000)
 
 
 @pytest.mark.guest
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(4000)
 def test_engines(with_containerd: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """podman of root and of an ordinary user, containerd."""
-    remote.run(with_containerd, f"-m slow --timeout=600 {INSIDE}", capsys, timeout_s=2900)
+    remote.run(with_containerd, f"-m slow --timeout=600 {INSIDE}", capsys, timeout_s=3900)
