@@ -97,19 +97,15 @@ def test_limited_swap(swap: None, kubelet: Node, removing: list[str]) -> None:
 
 def test_eviction_under_memory_pressure(kubelet: Node, removing: list[str]) -> None:
     """The node says MemoryPressure, the hungry best-effort pod goes, the modest one stays."""
+    # What is kept from eviction is not allocatable, so it is much less than what is free: pods would find no place.
     available = kubelet.summary()["node"]["memory"]["availableBytes"]
     kubelet.configure_kubelet(
-        evictionHard={"memory.available": str(available - 300 * MIB)}, evictionPressureTransitionPeriod="5s"
+        evictionHard={"memory.available": str(available - 1200 * MIB)}, evictionPressureTransitionPeriod="5s"
     )
     removing += ["modest", "hungry"]
     modest = kubelet.run(limited("modest", {"requests": {"memory": "32Mi"}, "limits": {"memory": "64Mi"}}))
-    script = "dd if=/dev/zero of=/dev/shm/eaten bs=1M count=600; sleep 3600"
-    hungry = pod(
-        "hungry",
-        shell(script, volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}]),
-        restartPolicy="Never",
-    )
-    hungry["spec"]["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "700Mi"}}]
+    # Held by a dd that nobody reads from. (A volume in memory is no larger than what kubelet leaves allocatable.)
+    hungry = pod("hungry", shell("dd if=/dev/zero bs=1500M count=1 | sleep 3600"), restartPolicy="Never")
     kubelet.create(hungry)
     kubelet.until(
         lambda: kubelet.pod("hungry")["status"].get("reason") == "Evicted", "the eviction", "hungry", 300
