@@ -107,7 +107,7 @@ async def open_services(config: Config, limits: node.Limits, stack: contextlib.A
     facts = node.probe(config, limits)
     zygote, errands = await _open_zygotes(stack)
     index = Index()
-    shims = Shims(zygote, paths, index, facts)
+    shims = Shims(zygote, paths, index)
     stack.callback(shims.disconnect)
     images = await _open_images(config, paths, index, errands, stack)
     network = _network(config, paths, errands)

@@ -16,9 +16,9 @@ from typing import Any
 
 from cri_server import stats
 from cri_server.api import api_pb2 as api
+from cri_server.containers.spec import groups
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
-from pyrunc.cgroups import naming
 
 BASE_LABELS = ("pod", "namespace", "container", "id", "image")
 
@@ -225,7 +225,7 @@ def _values(metric: Metric, figures: Figures) -> Values:
 
 
 def _measure(services: Services, container: Container, layer_bytes: int) -> Figures:
-    group = naming.place(container.cgroups_path, container.id, services.node.cgroup_driver)
+    group = groups.place(container.cgroups_path, container.id)
     usage, pids = stats.measure(group), group.processes()
     memory = usage.memory or {}
     threads = descriptors_open = sockets = 0

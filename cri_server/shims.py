@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cri_server.node import Node
+from cri_server.containers.spec import groups
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
 from pyrunc import record
-from pyrunc.cgroups import naming
 from pyrunc.errors import Error, NotFound, PeerError
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
@@ -35,8 +34,8 @@ Told = Callable[[Sandbox, Container | None], None]
 class Shims:
     """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted; None: the holder's."""
 
-    def __init__(self, zygote: Zygote, paths: Paths, index: Index, node: Node) -> None:
-        self._zygote, self._paths, self._index, self._node = zygote, paths, index, node
+    def __init__(self, zygote: Zygote, paths: Paths, index: Index) -> None:
+        self._zygote, self._paths, self._index = zygote, paths, index
         self._clients: dict[str, ShimClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.told: Told = lambda sandbox, container: None
@@ -176,7 +175,7 @@ class Shims:
 
     def group_exists(self, container: Container) -> bool:
         """Whether the container has a cgroup: it is made at the start and removed after the exit."""
-        group = naming.place(container.cgroups_path, container.id, self._node.cgroup_driver)
+        group = groups.place(container.cgroups_path, container.id)
         return group.exists()
 
     async def kill_group(self, cgroups_path: str, identifier: str) -> None:
@@ -184,7 +183,7 @@ class Shims:
         if not cgroups_path:
             return
         try:
-            group = naming.place(cgroups_path, identifier, self._node.cgroup_driver)
+            group = groups.place(cgroups_path, identifier)
             await asyncio.to_thread(_kill_and_remove, group)
         except (Error, OSError) as error:
             log.warning("cgroup %s: %s", cgroups_path, error)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.containers.spec import groups
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
 from pyrunc.cgroups import naming
@@ -75,7 +76,7 @@ async def of_container(services: Services, container: Container) -> api.Containe
     result.writable_layer.used_bytes.value = used
     result.writable_layer.inodes_used.value = inodes
     if container.running:
-        group = naming.place(container.cgroups_path, container.id, services.node.cgroup_driver)
+        group = groups.place(container.cgroups_path, container.id)
         found = await asyncio.to_thread(measure, group)
         _fill(result.cpu, result.memory, found)
         _fill_swap(result.swap, found)
@@ -105,7 +106,7 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStat
     linux.SetInParent()
     containers = services.index.containers_of(sandbox)
     if sandbox.state == api.SANDBOX_READY:
-        found, processes = await asyncio.to_thread(_measure_pod, services, sandbox, containers)
+        found, processes = await asyncio.to_thread(_measure_pod, sandbox, containers)
         _fill(linux.cpu, linux.memory, found)
         _psi(linux.io, found, "io")
         linux.process.timestamp = time.time_ns()
@@ -124,9 +125,9 @@ def measure(group: Cgroup) -> Stats:
     return found
 
 
-def _measure_pod(services: Services, sandbox: Sandbox, containers: list[Container]) -> tuple[Stats, int]:
-    driver = services.node.cgroup_driver
+def _measure_pod(sandbox: Sandbox, containers: list[Container]) -> tuple[Stats, int]:
     if sandbox.config.linux.cgroup_parent.strip("/"):
+        driver = groups.driver_of(sandbox.cgroup_parent)
         path = naming.expand_slice(sandbox.cgroup_parent) if driver == "systemd" else sandbox.cgroup_parent
         pod = Cgroup(path, driver)
         return measure(pod), len(pod.processes())
@@ -134,7 +135,7 @@ def _measure_pod(services: Services, sandbox: Sandbox, containers: list[Containe
     members = [(sandbox.cgroups_path, sandbox.id)]
     members += [(c.cgroups_path, c.id) for c in containers if c.running]
     for cgroups_path, identifier in members:
-        group = naming.place(cgroups_path, identifier, driver)
+        group = groups.place(cgroups_path, identifier)
         found = measure(group)
         count += len(group.processes())
         total.cpu = _sum(total.cpu, found.cpu)

@@ -12,7 +12,7 @@ from cri_server import events
 from cri_server.api import api_pb2 as api
 from cri_server.containers import image_volumes
 from cri_server.containers.accounts import read_accounts
-from cri_server.containers.spec import build, cdi, mounts, signals, sources
+from cri_server.containers.spec import build, cdi, groups, mounts, signals, sources
 from cri_server.containers.spec.security import DEFAULT, apparmor_profile
 from cri_server.containers.spec.user import Accounts
 from cri_server.images.service import Image, Rootfs
@@ -266,7 +266,7 @@ async def write_bundle(work: Work) -> None:
         "log_directory": work.sandbox.config.log_directory,
         "settled": [mount.source for mount in work.wanted if mount.request.host_path],
         "cgroup": {
-            "driver": work.services.node.cgroup_driver,
+            "driver": groups.driver_of(work.container.cgroups_path),
             "missing_controllers": settings.cgroup.missing_controllers,
         },
     }

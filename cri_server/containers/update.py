@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import resources
+from cri_server.containers.spec import groups, resources
 from cri_server.services import Services
 from cri_server.store import disk
 from cri_server.store.model import Container
 from cri_server.undo import Step, Steps
 from pyrunc import record
-from pyrunc.cgroups import naming
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import cgroup as tree
 
@@ -53,8 +52,8 @@ async def restore_cgroup(work: Work) -> None:
 
 def _write(work: Work, whole: api.LinuxContainerResources, changed: api.LinuxContainerResources) -> None:
     """The kernel files of what changed; memory and swap go together, whichever was asked for."""
-    node, settings = work.services.node, work.services.config.cgroup
-    group = naming.place(work.container.cgroups_path, work.container.id, node.cgroup_driver)
+    settings = work.services.config.cgroup
+    group = groups.place(work.container.cgroups_path, work.container.id)
     limits = resources.to_oci(changed)
     if "memory" in limits:
         limits["memory"] = resources.to_oci(whole)["memory"]

@@ -175,7 +175,9 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
             _options(inputs), inputs.holder_pid, inputs.target_pid, privileged=privileged
         ),
         "resources": limits,
-        "cgroupsPath": groups.path(inputs.cgroup_parent, inputs.container_id, inputs.node.cgroup_driver),
+        "cgroupsPath": groups.path(
+            inputs.cgroup_parent, inputs.container_id, groups.driver_of(inputs.cgroup_parent)
+        ),
         "maskedPaths": [] if privileged else list(context.masked_paths),
         "readonlyPaths": [] if privileged else list(context.readonly_paths),
     }

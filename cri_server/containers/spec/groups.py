@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import posixpath
 
+from pyrunc.cgroups import naming
+from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import InvalidArgument
 
 SCOPE_PREFIX = "cri-pyrunc"
@@ -26,6 +28,16 @@ def path(parent_group: str, identifier: str, driver: str) -> str:
     if driver == "systemd":
         return f"{parent_group}:{SCOPE_PREFIX}:{identifier}"
     return posixpath.join(parent_group, identifier)
+
+
+def driver_of(name: str) -> str:
+    """The driver that a parent or a `cgroupsPath` of ours was made for; after a change of the configuration not the server's."""
+    return "cgroupfs" if name.startswith("/") else "systemd"
+
+
+def place(cgroups_path: str, identifier: str) -> Cgroup:
+    """The group of a sandbox's holder or a container."""
+    return naming.place(cgroups_path, identifier, driver_of(cgroups_path))
 
 
 def _slice(asked: str, default: str) -> str:

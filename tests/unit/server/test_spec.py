@@ -404,3 +404,12 @@ def test_apparmor() -> None:
     assert security.apparmor_profile(security_context()) == default_
     unconfined = security.apparmor_profile(security_context(apparmor_profile="unconfined"))
     assert security.apparmor_name(unconfined, enabled=True, default="ours", loaded=set()) == ""
+
+
+@pytest.mark.parametrize(
+    ("driver", "parent"), [("cgroupfs", "/kubepods/pod1"), ("systemd", "kubepods-pod1.slice")]
+)
+def test_a_group_is_found_with_the_driver_that_it_was_made_with(driver: str, parent: str) -> None:
+    found = groups.place(groups.path(parent, "abc", driver), "abc")
+    assert groups.driver_of(parent) == found.driver == driver
+    assert found.path.startswith("/kubepods") and "abc" in found.path.rpartition("/")[2]
