@@ -59,8 +59,8 @@ class Loop:
                 self._refill()
                 if self._server.fileno() in ready and not self._request():
                     return
-        except BrokenPipeError:
-            return  # the server went away in the middle of an answer
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the server went away in the middle of an answer, or without having read one
         finally:
             for errand in self._errands.values():
                 descendants.kill(errand.pid)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
@@ -302,3 +305,14 @@ async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> 
         for fd in result.fds:
             os.close(fd)
     await _until(lambda: descriptors(pid) <= before and not children(pid))
+
+
+def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
+    """The kernel then resets the connection, which reads as ECONNRESET."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path)]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
+        theirs.close()
+        assert select.select([ours], [], [], 30)[0]  # it is ready, and says so
+        ours.close()
+        assert process.communicate(timeout=30)[1] == b"" and process.returncode == 0
