@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from pyrunc import wire
 from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
 from pyrunc.zygote.client import Zygote
 from tests.kernel.shim_pod import TIMEOUT_S, children, descriptors, gone, name_of
+from tests.support.processes import wait_until
 
 HERE = "tests.kernel.zygote_functions"
 
@@ -308,11 +310,23 @@ async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> 
 
 
 def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
-    """The kernel then resets the connection, which reads as ECONNRESET."""
+    """The kernel then resets the connection: the next answer, here an errand's end, meets ECONNRESET."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path)]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
         theirs.close()
         assert select.select([ours], [], [], 30)[0]  # it is ready, and says so
+        reading, writing = os.pipe()
+        null = os.open("/dev/null", os.O_RDWR)
+        request = {"id": 1, "call": "run", "function": f"{HERE}:echo", "arguments": {"say": ""}}
+        wire.send(ours, {**request, "environment": {}, "timeout_s": None}, [reading, null, null, null])
+        os.close(reading)
+        os.close(null)
+        assert wait_until(lambda: children(process.pid), TIMEOUT_S)
+        (errand,) = children(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        os.close(writing)
+        assert wait_until(lambda: gone(errand), TIMEOUT_S)
         ours.close()
+        os.kill(process.pid, signal.SIGCONT)
         assert process.communicate(timeout=30)[1] == b"" and process.returncode == 0
