@@ -318,15 +318,22 @@ def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
         assert select.select([ours], [], [], 30)[0]  # it is ready, and says so
         reading, writing = os.pipe()
         null = os.open("/dev/null", os.O_RDWR)
+        result, its_result = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = {"id": 1, "call": "run", "function": f"{HERE}:echo", "arguments": {"say": ""}}
-        wire.send(ours, {**request, "environment": {}, "timeout_s": None}, [reading, null, null, null])
+        wire.send(
+            ours,
+            {**request, "environment": {}, "timeout_s": None},
+            [reading, null, null, its_result.fileno()],
+        )
         os.close(reading)
         os.close(null)
+        its_result.close()
         assert wait_until(lambda: children(process.pid), TIMEOUT_S)
         (errand,) = children(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
         os.close(writing)
         assert wait_until(lambda: gone(errand), TIMEOUT_S)
         ours.close()
+        result.close()
         os.kill(process.pid, signal.SIGCONT)
         assert process.communicate(timeout=30)[1] == b"" and process.returncode == 0
