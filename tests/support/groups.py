@@ -25,6 +25,11 @@ def own_group(name: str) -> Iterator[Path]:
         _remove(group)
 
 
+def below(root: Path, part: str) -> list[Path]:
+    """The groups below `root` with `part` in their name. Others may go meanwhile, at which `Path.rglob` would fail."""
+    return [Path(folder, name) for folder, names, _ in os.walk(root) for name in names if part in name]
+
+
 def _remove(group: Path) -> None:
     """A process that was ended last may be on its way out."""
     deadline = time.monotonic() + REMOVE_TIMEOUT_S

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.support import cri, images
+from tests.support import cri, groups, images
 from tests.support.cluster import Node
 
 MIB = 1 << 20
@@ -71,7 +71,7 @@ class Server:
         return status
 
     def group(self, container: str) -> Path:
-        found = [p for p in CGROUPS.rglob(f"*{container}*") if p.is_dir()]
+        found = groups.below(CGROUPS, container)
         assert len(found) == 1, found
         return found[0]
 
@@ -97,7 +97,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def removed_afterwards(server: Server) -> Iterator[None]:
     yield
     server.node.remove_everything()
-    assert not [p for p in CGROUPS.rglob("*cri-pyrunc*") if p.is_dir()]
+    assert not groups.below(CGROUPS, "cri-pyrunc")
 
 
 def test_the_driver_is_what_was_asked_for(server: Server) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support import groups
 from tests.support.processes import wait_until
 from tests.vm.kubelet.api import Api, Json, Refused
 
@@ -80,7 +81,7 @@ class Node:
         )
         marks = [form for uid in uids for form in (uid, uid.replace("-", "_"))]
         self.until(
-            lambda: not [g for g in CGROUPS.glob("kubepods*/**/*pod*") if any(m in g.name for m in marks)],
+            lambda: not [group for mark in marks for group in groups.below(CGROUPS, mark)],
             "removal of the pods' groups",
         )
 
