@@ -135,10 +135,15 @@ def our_processes() -> dict[str, str]:
 
 
 def mounts() -> set[str]:
-    """Mount points of this mount namespace with their type and source."""
+    """Mount points of this mount namespace with their type and source.
+
+    Not /run/netns itself, which the first `ip netns add` of a machine's life binds onto itself for good.
+    """
     found = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
+        if left.split()[4] == "/run/netns":
+            continue
         found.add(f"{left.split()[4]} ({right.split()[0]} {right.split()[1]})")
     return found
 
