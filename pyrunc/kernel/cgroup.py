@@ -89,7 +89,11 @@ def read(directory: str | int, file: str) -> str | None:
 
 
 def write(directory: str, file: str, content: str) -> None:
-    """Write `content` to the group's file with one write(2). Raises KernelError; ENOENT when there is no such file."""
+    """Write `content` to the group's file with one write(2). Raises KernelError; ENOENT when there is no such file.
+
+    The kernel says ENODEV when the group goes between open and write, and in a controller's file for a device that is not there.
+    The former is ENOENT here; its folder may be seen a moment longer than its files work.
+    """
     path = _file(directory, file)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -98,7 +102,10 @@ def write(directory: str, file: str, content: str) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise KernelError("write", f"{content!r} to {path!r}", error.errno or 0) from None
+        gone = error.errno == errno.ENODEV and (file.startswith("cgroup.") or not os.path.exists(directory))
+        raise KernelError(
+            "write", f"{content!r} to {path!r}", errno.ENOENT if gone else error.errno or 0
+        ) from None
 
 
 def keyed(content: str | None) -> dict[str, int]:
