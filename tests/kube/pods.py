@@ -84,8 +84,9 @@ class Kube:
         )
 
     def delete_namespace(self) -> None:
-        """Delete all pods at once, then the namespace in the background."""
-        self("delete", "pods,deployments,replicasets", "--all", "--wait=true", "--timeout=60s", check=False)
+        """Delete all pods at once, then the namespace in the background. Most run `sleep`, which as process 1 ends by force."""
+        kinds = "pods,deployments,replicasets"
+        self("delete", kinds, "--all", "--grace-period=1", "--wait=true", "--timeout=60s", check=False)
         self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
 
     def apply(self, *manifests: Manifest) -> None:

@@ -20,6 +20,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("kube_nodes/", "tests.support.toolchain:kube_proxy"),
     ("kube_nodes/", "tests.support.flannel:programs"),
     ("kernel/cni/", "tests.support.toolchain:reference_plugins"),
+    ("cri/streaming/", "tests.support.goclient.build:goclient"),
     ("cri/critest/", "tests.support.toolchain:critest"),
     ("cri/network/test_under_containerd", "tests.support.toolchain:peer"),
     ("system/test_runtime_tools", "tests.system.runtime_tools:build"),
