@@ -183,6 +183,11 @@ def _hook(hook: Hook, path: str) -> None:
         raise InvalidSpec(f"{path}.path", "must be absolute")
     if hook.timeout_s is not None and hook.timeout_s <= 0:
         raise InvalidSpec(f"{path}.timeout", "must be above zero")
+    if hook.args and not hook.args[0]:
+        raise InvalidSpec(f"{path}.args[0]", "is empty")
+    for i, entry in enumerate(hook.env or ()):
+        if not entry.partition("=")[0]:
+            raise InvalidSpec(f"{path}.env[{i}]", f"{entry!r} is not of the form NAME=VALUE")
 
 
 def _linux(linux: Linux) -> None:
