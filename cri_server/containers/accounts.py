@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from errno import E2BIG, EINVAL, ENAMETOOLONG
 
 from cri_server.containers.spec.user import Accounts
 from pyrunc.errors import KernelError
-from pyrunc.kernel import mount
 from pyrunc.kernel import path as paths
-from pyrunc.lifecycle import detached, facts
+from pyrunc.lifecycle.sources import open_layers
 
 SIZE_LIMIT_BYTES = 1 << 20
 CACHED_IMAGES, CACHED_BYTES = 256, 1 << 16  # a file of short lines takes ten times its size when it is parsed
@@ -48,13 +46,7 @@ def _open_root(layers: list[str]) -> int:
     """overlay(5) needs two layers when there is no upper one; a single one is opened as it is."""
     if len(layers) == 1:
         return os.open(layers[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return mount.open_overlay(layers)
-    except KernelError as error:
-        if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
-            raise
-    # Linux before 6.7: in a mount namespace of this thread.
-    return detached.open_overlay(layers, "", "", volatile=False)
+    return open_layers(layers)
 
 
 def _content(root: int, name: str) -> bytes:

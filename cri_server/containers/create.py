@@ -242,8 +242,7 @@ def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
 
 
 async def remove_folders(work: Work) -> None:
-    await disk.delete_tree(work.services.paths.container_root(work.id))
-    await disk.delete_tree(work.services.paths.container_state(work.id))
+    await disk.delete_container_folders(work.services.paths, work.id)
 
 
 async def write_bundle(work: Work) -> None:

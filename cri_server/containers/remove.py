@@ -63,8 +63,7 @@ async def remove_record(work: Work) -> None:
 
 
 async def remove_folders(work: Work) -> None:
-    await disk.delete_tree(work.services.paths.container_root(work.container.id))
-    await disk.delete_tree(work.services.paths.container_state(work.container.id))
+    await disk.delete_container_folders(work.services.paths, work.container.id)
 
 
 async def forget(work: Work) -> None:

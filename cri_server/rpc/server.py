@@ -45,9 +45,8 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._connections_limit = connections_limit()
         self._calls = self._large_bytes = 0
-        self._complaints: dict[
-            str, tuple[float, int]
-        ] = {}  # by kind: when the last was logged, how many were not
+        # By kind: when the last was logged, and how many were not since.
+        self._complaints: dict[str, tuple[float, int]] = {}
         self._empty = asyncio.Event()
         self._empty.set()
 

@@ -58,8 +58,7 @@ async def remove_record(work: Work) -> None:
 
 
 async def remove_state(work: Work) -> None:
-    await disk.delete_tree(work.services.paths.sandbox_root(work.sandbox.id))
-    await disk.delete_tree(work.services.paths.sandbox_state(work.sandbox.id))
+    await disk.delete_sandbox_folders(work.services.paths, work.sandbox.id)
 
 
 async def forget(work: Work) -> None:

@@ -126,8 +126,7 @@ def _make_log_directory(path: str) -> None:
 
 
 async def remove_state(work: Work) -> None:
-    await disk.delete_tree(work.services.paths.sandbox_root(work.sandbox.id))
-    await disk.delete_tree(work.services.paths.sandbox_state(work.sandbox.id))
+    await disk.delete_sandbox_folders(work.services.paths, work.sandbox.id)
 
 
 def holder(work: Work) -> dict[str, Any]:

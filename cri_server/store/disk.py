@@ -50,12 +50,25 @@ async def forget(path: Path) -> None:
     await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
-async def delete_tree(path: Path) -> None:
-    """Delete a folder and all below, in a thread; fine when it is gone. Raises KernelError."""
-    try:
-        await asyncio.to_thread(remove_path, path)
-    except OSError as error:
-        raise worded(error, "rmdir", str(path)) from None
+async def delete_sandbox_folders(paths: Paths, identifier: str) -> None:
+    """Delete its folders on both sides with all below; the state, by which an unfinished one is found, last. Raises KernelError."""
+    await asyncio.to_thread(_delete_trees, paths.sandbox_root(identifier), paths.sandbox_state(identifier))
+
+
+async def delete_container_folders(paths: Paths, identifier: str) -> None:
+    """As `delete_sandbox_folders`. Raises KernelError."""
+    await asyncio.to_thread(
+        _delete_trees, paths.container_root(identifier), paths.container_state(identifier)
+    )
+
+
+def _delete_trees(*folders: Path) -> None:
+    """In this order; fine when they are gone."""
+    for folder in folders:
+        try:
+            remove_path(folder)
+        except OSError as error:
+            raise worded(error, "rmdir", str(folder)) from None
 
 
 def records_in(folder: Path) -> list[str]:

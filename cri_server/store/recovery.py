@@ -165,8 +165,7 @@ async def _drop_sandbox(services: Services, identifier: str) -> None:
     except (NotFound, TimeoutError):
         await services.network.detach(identifier, None)
     await services.shims.kill_group(_cgroups_path(folder), identifier)
-    await disk.delete_tree(services.paths.sandbox_root(identifier))
-    await disk.delete_tree(folder)
+    await disk.delete_sandbox_folders(services.paths, identifier)
     log.info("dropped sandbox %s, which was never finished", identifier)
 
 
@@ -180,6 +179,5 @@ def _cgroups_path(folder: Path) -> str:
 async def _drop_container(services: Services, identifier: str) -> None:
     """A container without a record or without a sandbox: it was being made or removed."""
     await disk.forget(services.paths.container_record(identifier))
-    await disk.delete_tree(services.paths.container_root(identifier))
-    await disk.delete_tree(services.paths.container_state(identifier))
+    await disk.delete_container_folders(services.paths, identifier)
     log.info("dropped what was left of container %s", identifier)

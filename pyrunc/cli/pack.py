@@ -126,12 +126,8 @@ def compiled(tree: ast.Module, path: str) -> CodeType:
     future = [line for line in tree.body if isinstance(line, ast.ImportFrom) and line.module == "__future__"]
     tree.body = [line for line in tree.body if line not in future]  # it speaks to the compiler only
     for node in ast.walk(tree):
-        if isinstance(node, ast.expr | ast.stmt | ast.excepthandler):
-            node.end_lineno, node.col_offset, node.end_col_offset = (
-                node.lineno,
-                -1,
-                -1,
-            )  # tracebacks name the line
+        if isinstance(node, ast.expr | ast.stmt | ast.excepthandler):  # tracebacks name the line
+            node.end_lineno, node.col_offset, node.end_col_offset = node.lineno, -1, -1
     flags = __future__.annotations.compiler_flag if future else 0
     code: CodeType = compile(_Bare().visit(tree), path, "exec", flags, dont_inherit=True, optimize=0)
     return code

@@ -7,6 +7,7 @@ deeper than a path can say is counted too. Nothing is kept per file, for there m
 from __future__ import annotations
 
 import os
+from stat import S_ISDIR
 
 from pyrunc.kernel.tree import FOLDER, identity, open_folder
 
@@ -32,7 +33,7 @@ def usage(path: str | os.PathLike[str]) -> tuple[int, int]:
     and when folders are moved meanwhile, what was counted until then."""
     used, inodes = 0.0, 0.0
     for status in _entries(path):
-        links = 1 if status.st_mode & 0o170000 == 0o040000 else max(1, status.st_nlink)
+        links = 1 if S_ISDIR(status.st_mode) else max(1, status.st_nlink)
         used += status.st_blocks * BLOCK_BYTES / links
         inodes += 1 / links
     return round(used), round(inodes)

@@ -2,8 +2,8 @@
 
 Linux 6.15 clones mounts that are attached nowhere and takes them as an overlay's layers, 6.7 takes layers one by one. Before,
 a mount must be attached in the caller's mount namespace to be cloned or to be a layer: so the namespace that has it is
-entered, or a private one made, and left again. Only a single-threaded process can do that (setns(2)); the runtime's
-processes are.
+entered, or a private one made, and left again. The first only a single-threaded process can do (setns(2)), as the runtime's
+are; the second any thread, which has its own root and working directory from then on (unshare(2)).
 """
 
 from __future__ import annotations

@@ -92,9 +92,7 @@ def _has_parent(folder: int, name: str) -> bool:
             mode = entry.stat(follow_symlinks=False).st_mode
             if entry.name == PARENT and S_ISLNK(mode):
                 found = True
-            elif not (
-                S_ISDIR(mode) or S_ISSOCK(mode)
-            ):  # open(2) opens neither for writing, nor a socket at all
+            elif not S_ISDIR(mode) and not S_ISSOCK(mode):  # neither can be opened for writing
                 _require_regular(mode, f"{name}/{entry.name}")
     return found
 

@@ -236,9 +236,8 @@ def _options(
         else:
             names = criu.message([(1, KERNEL_NAMES[entry.type]), (2, entry.path)])
             fields.append((criu.JOIN_NS, names))
-    ours = {
-        stream: number for number, stream in reversed([*enumerate(streams)])
-    }  # the first of two that are one
+    # Of two that are one, the first.
+    ours = {stream: number for number, stream in reversed([*enumerate(streams)])}
     fields += [
         (criu.INHERIT_FD, criu.message([(1, stream), (2, number)]))
         for stream, number in ours.items()

@@ -20,7 +20,7 @@ from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from pyrunc.lifecycle.create import CreateRequest
     from pyrunc.lifecycle.descriptors import Descriptors
@@ -66,19 +66,25 @@ def open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> int
     would silently be read-only), so they must belong to the namespace's root.
     """
     options = (("volatile", None),) if rootfs.volatile and rootfs.upper else ()
-    upper, work = rootfs.upper or None, rootfs.work or None
     if linux.namespace("user") is not None:
         return _open_mapped_overlay(rootfs, linux, descriptors, options)
-    if len(rootfs.lower) == 1 and not upper:  # overlayfs wants two layers, or one to write to
+    if len(rootfs.lower) == 1 and not rootfs.upper:  # overlayfs wants two layers, or one to write to
         return _open_read_only(rootfs.lower[0])
+    return open_layers(rootfs.lower, rootfs.upper, rootfs.work, options)
+
+
+def open_layers(
+    lower: Sequence[str], upper: str = "", work: str = "", options: tuple[tuple[str, None], ...] = ()
+) -> int:
+    """A detached overlay of layers as they are, top first, on every kernel that we know. Raises KernelError."""
     try:
-        return kernel_mount.open_overlay(rootfs.lower, upper, work, options=options)
+        return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)
     except KernelError as error:
         if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
             raise
     from pyrunc.lifecycle import detached  # brings contextlib, 3 ms
 
-    return detached.open_overlay(rootfs.lower, rootfs.upper, rootfs.work, volatile=bool(options))
+    return detached.open_overlay(lower, upper, work, volatile=bool(options))
 
 
 def _open_mapped_overlay(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.support.cluster_node import (
     Switch,
     bridge_network,
 )
+from tests.support.kubectl import Kubectl
 from tests.support.processes import Program, wait_until
 
 __all__ = ["LOCKED_REGISTRY", "NODE_IP", "OUTSIDE_IP", "PASSWORD", "REGISTRY", "USER", "Cluster", "Node"]
@@ -34,7 +34,7 @@ __all__ = ["LOCKED_REGISTRY", "NODE_IP", "OUTSIDE_IP", "PASSWORD", "REGISTRY", "
 USER, PASSWORD = "puller", "s3cret-of-the-test"
 
 
-class Cluster:
+class Cluster(Kubectl):
     """The control plane and `nodes` nodes, the first of which is `node` and runs the control plane too.
 
     `folder` holds everything; `kubeconfig` is usable from outside the nodes. A single node shares this machine's mounts.
@@ -92,18 +92,6 @@ class Cluster:
             program.stop()
         self._switch.remove()
 
-    def kubectl(
-        self, *arguments: str, check: bool = True, timeout_s: float = 120, **options: object
-    ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl; on failure the error shows what it printed."""
-        command = [str(toolchain.kubernetes() / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)  # type: ignore[call-overload]
-        if check and done.returncode:
-            raise AssertionError(
-                f"kubectl {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
-            )
-        return done  # type: ignore[no-any-return]
-
     def start_kubelet(self, node: Node | None = None, **changes: object) -> None:
         """Start a node's kubelet, the first one's unless another is named; used again after a test killed it."""
         node = node or self.node
@@ -115,15 +103,6 @@ class Cluster:
         """Kill the first node's kubelet and start it with `changes` to its configuration."""
         self.node.kubelet.stop(signal.SIGKILL)
         self.start_kubelet(**changes)
-
-    def is_ready(self, node: Node) -> bool:
-        """Whether the API server has the node as Ready."""
-        path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
-        return self.kubectl("get", "node", node.host, "-o", path, check=False).stdout == "True"
-
-    def pod_range(self, node: Node) -> str:
-        """The node's range of pod addresses, empty as long as it has none."""
-        return self.kubectl("get", "node", node.host, "-o", "jsonpath={.spec.podCIDR}", check=False).stdout
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
         """Until `condition()`; when it does not come true the error shows what all programs said last."""

@@ -7,14 +7,14 @@ It looks from outside like `cluster.Cluster` with `flannel.Flannel`, so that the
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.support import flannel, guest_disk, guest_node, images, toolchain
+from tests.support import flannel, guest_disk, guest_node, images
 from tests.support.authority import Authority
 from tests.support.guest import Guest, Link, free_port
+from tests.support.kubectl import Kubectl
 from tests.support.processes import wait_until
 
 ADDRESSES = ("198.18.78.1", "198.18.78.2")
@@ -80,11 +80,13 @@ class GuestNode:
         guest_node.provision(self.guest, settings=settings, authority=authority, timeout_s=PATIENCE_S)
 
 
-class GuestCluster:
-    """`folder` is for certificates and sockets; `kubeconfig` is usable from this side."""
+class GuestCluster(Kubectl):
+    """`folder` is for certificates and sockets."""
+
+    kubectl_timeout_s = 300.0
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.kubeconfig, self.bin = folder, folder / "kubeconfig", toolchain.kubernetes()
+        self.folder, self.kubeconfig = folder, folder / "kubeconfig"
         self._port = free_port()
         disks = [guest_disk.kubernetes(), guest_disk.flannel()]
         self.nodes = [GuestNode(n, folder, disks, {self._port: 6443} if n == 1 else {}) for n in (1, 2)]
@@ -103,25 +105,6 @@ class GuestCluster:
     def down(self) -> None:
         """Power both off."""
         self._on_each(lambda node: node.guest.stop())
-
-    def kubectl(
-        self, *arguments: str, check: bool = True, timeout_s: float = 300, **options: object
-    ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl on this side; on failure the error shows what it printed."""
-        command = [f"{self.bin}/kubectl", "--kubeconfig", str(self.kubeconfig), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)  # type: ignore[call-overload]
-        if check and done.returncode:
-            raise AssertionError(f"kubectl {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")  # fmt: skip
-        return done  # type: ignore[no-any-return]
-
-    def is_ready(self, node: GuestNode) -> bool:
-        """Whether the API server has the node as Ready."""
-        path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
-        return self.kubectl("get", "node", node.host, "-o", path, check=False).stdout == "True"
-
-    def pod_range(self, node: GuestNode) -> str:
-        """The node's range of pod addresses, empty as long as it has none."""
-        return self.kubectl("get", "node", node.host, "-o", "jsonpath={.spec.podCIDR}", check=False).stdout
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
         """Until `condition()`; when it does not come true the error shows what the units said last."""

@@ -1,0 +1,44 @@
+"""What can be asked about a cluster with kubectl from this side, wherever its nodes are."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Protocol
+
+from tests.support import toolchain
+
+
+class Hosted(Protocol):
+    """A node by its name in the cluster."""
+
+    host: str
+
+
+class Kubectl:
+    """A cluster whose API server `kubeconfig` reaches."""
+
+    kubeconfig: Path
+    kubectl_timeout_s = 120.0
+
+    def kubectl(
+        self, *arguments: str, check: bool = True, timeout_s: float | None = None, **options: object
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl; on failure the error shows what it printed."""
+        command = [str(toolchain.kubernetes() / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
+        limit_s = timeout_s or self.kubectl_timeout_s
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, **options)  # type: ignore[call-overload]
+        if check and done.returncode:
+            raise AssertionError(
+                f"kubectl {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+            )
+        return done  # type: ignore[no-any-return]
+
+    def is_ready(self, node: Hosted) -> bool:
+        """Whether the API server has the node as Ready."""
+        path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        return self.kubectl("get", "node", node.host, "-o", path, check=False).stdout == "True"
+
+    def pod_range(self, node: Hosted) -> str:
+        """The node's range of pod addresses, empty as long as it has none."""
+        return self.kubectl("get", "node", node.host, "-o", "jsonpath={.spec.podCIDR}", check=False).stdout
