@@ -25,11 +25,13 @@ EXTENSIONS, EXTENSION = ("_json", "termios"), -1
 _NUMBERS = f"pyrunc.abi.syscalls_{os.uname().machine}"
 WORKS = (
     ("pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.life", "pyrunc.cgroups.group"),
-    ("pyrunc.cli.execute", "pyrunc.lifecycle.again", "pyrunc.lifecycle.run", _NUMBERS),
+    ("pyrunc.cli.execute", "pyrunc.lifecycle.again", "pyrunc.lifecycle.run"),
     ("pyrunc.lifecycle.create", "pyrunc.lifecycle.bundle", "pyrunc.lifecycle.run", "pyrunc.spec.check", "pyrunc.spec.parse",
      "pyrunc.cgroups.naming", "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf",
-     "pyrunc.kernel.reaper", _NUMBERS),
+     "pyrunc.kernel.reaper"),
 )  # fmt: skip
+# What a module imports by way of a function while it is made itself.
+AT_ONCE = {"pyrunc.kernel.call": (_NUMBERS,)}
 
 
 def bundle(package: str, folders: Sequence[str]) -> bytes:
@@ -37,7 +39,7 @@ def bundle(package: str, folders: Sequence[str]) -> bytes:
     # The time is taken before a file is read: an edit in between makes the entry stale, not wrong.
     stamps = {name: (path, *_stamp(path)) for name, path in _sources(package)}
     trees = {name: parsed(stamp[0]) for name, stamp in stamps.items()}
-    imports = {name: _imports(name, tree, trees) for name, tree in trees.items()}
+    imports = {name: (*_imports(name, tree, trees), *AT_ONCE.get(name, ())) for name, tree in trees.items()}
     batches = _batches(imports)
     parts = [
         marshal.dumps({name: compiled(trees[name], stamps[name][0]) for name in batch}) for batch in batches

@@ -14,7 +14,6 @@ import select
 import time
 
 from pyrunc.errors import InvalidArgument, KernelError, Unsupported
-from pyrunc.kernel.fd import write_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +96,12 @@ def write(directory: str, file: str, content: str) -> None:
     """
     path = _file(directory, file)
     try:
-        write_once(path, content.encode("utf-8", "surrogateescape"))
+        # Not by kernel.fd: `state` would load that for this.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, content.encode("utf-8", "surrogateescape"))
+        finally:
+            os.close(descriptor)
     except OSError as error:
         gone = error.errno == errno.ENODEV and (file.startswith("cgroup.") or not os.path.exists(directory))
         raise KernelError(

@@ -84,6 +84,45 @@ def test_modules_are_made_after_what_they_import(installed: Path) -> None:
         assert f"pyrunc.{elsewhere}" not in together
 
 
+# The importer of the program, in an ordinary interpreter: prints the modules that cannot be the first after its own.
+EACH_FIRST = """
+import marshal, os, sys, types
+from pyrunc.cli.pack import bundle
+packed = memoryview(bundle("pyrunc", []))
+sys.modules["_pyrunc"] = types.SimpleNamespace(bundle=lambda: packed, is_unchanged=lambda *_: True, call=None, address=None)
+text = open("pyrunc/cli/bundled.py").read().partition("gc.disable()")[0]
+exec(compile(text, "bundled", "exec"))
+for name in [name for name in sys.modules if name.startswith("pyrunc")]:
+    del sys.modules[name]
+install()
+importer = sys.meta_path[0]
+assert type(importer).__name__ == "Importer"
+for name, entry in importer.index.items():
+    if entry[0] == EXTENSION or name in ("pyrunc.cli.bundled", "pyrunc.cli.people"):  # itself; click is not there
+        continue
+    child = os.fork()
+    if child == 0:
+        try:
+            __import__("pyrunc.cli.main")  # as the program does
+            __import__(name)
+            assert sys.modules[name].__spec__.loader is importer
+        except BaseException as error:
+            print(name, repr(error))
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+print(len(importer.index) > 100, flush=True)
+os._exit(0)
+"""
+
+
+def test_each_module_can_be_the_first_that_a_command_imports(installed: Path) -> None:
+    """Making a batch must not need one that is on its way; what a module imports through a function shows only here."""
+    command = [str(installed / "python3"), "-c", EACH_FIRST]
+    done = subprocess.run(command, cwd=installed, capture_output=True, text=True, check=True, env={})
+    assert done.stdout == "True\n" and not done.stderr
+
+
 def test_the_program_gives_way_to_the_script_when_the_interpreter_is_another_one(installed: Path) -> None:
     program, python = installed / "bin/pyrunc", installed / "python3"
     trace = ["strace", "-f", "-e", "execve", "-qq", str(program), "--version"]
