@@ -257,17 +257,17 @@ def test_windows_of_nothing(server: Server) -> None:
     with served(server), contextlib.ExitStack() as stack:
         for _ in range(20):
             client = stack.enter_context(Client(server, greeting))
-            for number in range(1, 4001, 2):
+            for number in range(1, 1801, 2):  # within the limit of streams
                 client.send(client.call(number, "ListContainers"))
 
 
 def test_clients_that_never_read(server: Server) -> None:
-    """They are not read either when the socket is full, and keep what they have not read to themselves."""
+    """They are not read either when the socket is full, or cut off when we are quicker than they: most streams are refused."""
     with served(server), contextlib.ExitStack() as stack:
         for _ in range(10):
             client = stack.enter_context(Client(server))
             client.socket.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError, ConnectionError):
                 for number in range(1, 100_000, 2):
                     client.socket.sendall(client.call(number, "ListContainers"))
                 raise AssertionError("all of it was taken")
