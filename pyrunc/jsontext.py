@@ -6,10 +6,9 @@ that is not finite) is handed to `json`, which words the error. Texts are compac
 
 from __future__ import annotations
 
-import _json
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 WHITE = " \t\n\r"
@@ -28,13 +27,28 @@ class _Scanning:
         raise ValueError(f"{name} is not JSON")
 
 
-_scan = _json.make_scanner(_Scanning)  # type: ignore[arg-type]
+_scan: Callable[[str, int], tuple[Any, int]] | None = None
+_encode: Callable[[object, int], tuple[str, ...]] | None = None
+
+
+def _load() -> None:
+    """Not before it is needed: a shared object cannot be in the snapshot from which `pyrunc` starts (cli/front.c)."""
+    global _scan, _encode
+    import _json
+
+    _scan = _json.make_scanner(_Scanning)  # type: ignore[arg-type]
+    _encode = _json.make_encoder(
+        None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, False
+    )
 
 
 def loads(text: str | bytes) -> Any:
     """The value of a JSON text (UTF-8 when bytes; surrogate escapes for what is not). Raises ValueError."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
+    if _scan is None:
+        _load()
+    assert _scan is not None
     start = len(text) - len(text.lstrip(WHITE))
     try:
         value, end = _scan(text, start)
@@ -52,6 +66,9 @@ def loads(text: str | bytes) -> Any:
 
 def dumps(value: object) -> str:
     """A compact ASCII text. Raises TypeError for what JSON cannot hold, RecursionError for a circle."""
+    if _encode is None:
+        _load()
+    assert _encode is not None
     return "".join(_encode(value, 0))
 
 
@@ -66,8 +83,3 @@ def _words_of_the_standard_library(text: str) -> Any:
 
 def _refuse(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not a JSON value")
-
-
-_encode = _json.make_encoder(
-    None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, False
-)

@@ -10,7 +10,6 @@ Usage: `python -m pyrunc.cli.entry install BIN_DIR`.
 
 from __future__ import annotations
 
-import marshal
 import os
 import shutil
 import subprocess
@@ -19,15 +18,13 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 
 import pyrunc
-from pyrunc.cli.pack import bundle, compiled, parsed, source_of
 from pyrunc.record import write_bytes
 
 PACKAGE = os.path.dirname(os.path.abspath(pyrunc.__file__))
 NATIVE = os.path.join(PACKAGE, "native")
-SCRIPT, BUNDLE = os.path.join(NATIVE, "pyrunc-script"), os.path.join(NATIVE, "pyrunc-bundle")
+SCRIPT, SNAPSHOT = os.path.join(NATIVE, "pyrunc-script"), os.path.join(NATIVE, "pyrunc-snapshot")
 FRONT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "front.c")
-START = "_pyrunc_start"
-FROZEN = ("encodings", "encodings.aliases", "encodings.utf_8", "pyrunc.cli.bundled")
+WRAPPED = ("malloc", "calloc", "realloc", "free")
 
 
 def folders() -> list[str]:
@@ -53,7 +50,6 @@ def install(folder: str) -> str:
     text = script(python, folders()).encode()
     os.makedirs(NATIVE, exist_ok=True)
     write_bytes(SCRIPT, text, mode=0o755)
-    write_bytes(BUNDLE, bundle(PACKAGE, folders()), mode=0o644)
     if not _link(path, python):
         write_bytes(path, text, mode=0o755)
     return path
@@ -71,21 +67,25 @@ def _link(path: str, python: str) -> bool:
     # Debian 13's library asks for an archive of Python's build folder, which no package has: hashlib's own SHA-2.
     absent = [name for name in names if name.endswith("libHacl_Hash_SHA2.a") and not os.path.exists(name)]
     names = [name for name in dict.fromkeys(names) if name not in absent]
-    header, made = f"{path}.h.{os.getpid()}", f"{path}.{os.getpid()}"
-    write_bytes(header, _frozen_header().encode())
-    words = [compiler, "-O2", "-no-pie", f"-I{sysconfig.get_path('include')}", *_definitions(python, header)]
+    made, snapshot = f"{path}.{os.getpid()}", f"{SNAPSHOT}.{os.getpid()}"
+    words = [compiler, "-O2", "-no-pie", f"-I{sysconfig.get_path('include')}", *_definitions(python)]
     words += ["-DWITHOUT_SHA2"] if absent else []
-    words += ["-Wl,--wrap=_Py_Deepfreeze_Init"] if sys.version_info < (3, 12) else []
+    words += [f"-Wl,--wrap={name}" for name in WRAPPED]
     words += [FRONT, library, "-o", made, "-Wl,--export-dynamic", "-s", *map(_static_if_there, names)]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"pyrunc stays a script, its program could not be linked:\n{done.stderr}", file=sys.stderr)
-            return False
+        for command in (words, [made, "--write-snapshot", snapshot], [made, "--version"]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(f"pyrunc stays a script, its program failed:\n{done.stderr}", file=sys.stderr)
+                return False
+            if os.path.exists(snapshot):
+                os.rename(snapshot, SNAPSHOT)
         os.rename(made, path)
-        return True
     finally:
-        os.unlink(header)
+        for left in (made, snapshot):
+            if os.path.exists(left):
+                os.unlink(left)
+    return True
 
 
 def _static_if_there(option: str) -> str:
@@ -94,35 +94,20 @@ def _static_if_there(option: str) -> str:
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 
 
-def _definitions(python: str, header: str) -> Iterator[str]:
-    status = os.stat(python)
+def _definitions(python: str) -> Iterator[str]:
     library = sysconfig.get_path("stdlib")
     strings = {
         "PYTHON": python,
         "SCRIPT": SCRIPT,
-        "BUNDLE": BUNDLE,
+        "SNAPSHOT": SNAPSHOT,
         "PREFIX": sys.base_prefix,
-        "FROZEN": header,
+        "FOLDERS": ":".join(folders()),
+        "BUILD": os.urandom(12).hex(),
     }
     for name, value in strings.items():
         yield f'-D{name}="{value}"'
     yield f'-DSTDLIB=L"{library}"'
     yield f'-DDYNLOAD=L"{os.path.join(library, "lib-dynload")}"'
-    yield f"-DPYTHON_MTIME_NS={status.st_mtime_ns}LL"
-    yield f"-DPYTHON_SIZE={status.st_size}"
-
-
-def _frozen_header() -> str:
-    """C arrays of the code that the interpreter needs before there is a bundle."""
-    arrays, rows = [], []
-    for number, name in enumerate(FROZEN):
-        path = source_of(name)
-        code = marshal.dumps(compiled(parsed(path), path))
-        arrays.append(f"static const unsigned char code_{number}[] = {{{','.join(map(str, code))}}};")
-        is_package = int(name == "encodings")
-        as_name = START if name.startswith("pyrunc.") else name
-        rows.append(f'\t{{"{as_name}", code_{number}, sizeof code_{number}, {is_package}}},')
-    return "\n".join((*arrays, "static const struct _frozen frozen[] = {", *rows, "\t{NULL},", "};", ""))
 
 
 def main(arguments: Sequence[str]) -> int:

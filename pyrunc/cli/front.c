@@ -1,17 +1,31 @@
-/* `pyrunc` as a program of its own: CPython linked in, started with what a command of milliseconds needs and nothing else.
+/* `pyrunc` as a program of its own: CPython linked in, and every command begins where a snapshot of it was taken.
 
-   Against `python -I -S script` this saves the search for the standard library, the locale, the reading of a script and of
-   one file per module (their code lies in one bundle, see bundled.py), libffi for the raw system calls, and the destruction of
-   the interpreter at the end. It is the same Python and the same code; when the interpreter that it was linked from is not
-   the installed one any more, it executes the plain script instead.
+   An interpreter needs 4 ms to come to be and as long again to import what a command needs, and all of that is the same each
+   time. So it is done once, when the program is installed: the interpreter starts, imports the modules (cli/snapshot.py), and
+   its memory is written to a file. A command maps that file where the memory was, privately, so that only the pages that it
+   touches are copied, and goes on from there, like a child after fork(2).
 
-   Compiled by entry.py, which defines: PYTHON (path), PYTHON_MTIME_NS, PYTHON_SIZE, STDLIB, DYNLOAD, SCRIPT, BUNDLE, FOLDERS
-   (what follows the standard library in sys.path, separated by colons). */
+   That works because all of the interpreter's memory is where it was: the program is not position-independent, so code and data
+   have fixed addresses, and what the interpreter allocates comes from one region at a fixed address. The C library is another
+   matter: it lies elsewhere in each process. Its own data is not in the snapshot, its functions are called through tables of the
+   program that are not either, and the few variables of it that the linker puts among the program's (R_*_COPY: environ, stdin, …)
+   are put back. No memory of its malloc is in the snapshot (--wrap), and no other shared object may be loaded.
+   With the memory, the secret of Python's string hashes is the same in every command; whoever can choose a configuration to
+   exploit that may have any program run.
+
+   A snapshot that was taken by another build, of another interpreter or of sources that have changed since is not used; then
+   the plain script is executed, which does the same in its time.
+
+   Compiled by entry.py, which defines: PYTHON (path), SCRIPT, SNAPSHOT, PREFIX, STDLIB, DYNLOAD, FOLDERS (what follows the
+   standard library in sys.path, separated by colons), BUILD (a word that no other build has). */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <marshal.h>
+#include <link.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -72,45 +86,9 @@ static PyObject *address(PyObject *self, PyObject *buffer)
 	return found;
 }
 
-static int is_of(const struct stat *status, long long mtime_ns, long long size)
-{
-	return status->st_size == size && status->st_mtim.tv_sec * 1000000000LL + status->st_mtim.tv_nsec == mtime_ns;
-}
-
-/* bundle(): the bundle as a read-only memoryview, None without one. */
-static PyObject *bundle(PyObject *self, PyObject *nothing)
-{
-	struct stat status;
-	int file = open(BUNDLE, O_RDONLY | O_CLOEXEC);
-	if (file < 0)
-		Py_RETURN_NONE;
-	void *start = MAP_FAILED;
-	if (fstat(file, &status) == 0 && status.st_size > 0)
-		start = mmap(NULL, status.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-	close(file);
-	if (start == MAP_FAILED)
-		Py_RETURN_NONE;
-	return PyMemoryView_FromMemory(start, status.st_size, PyBUF_READ);
-}
-
-/* is_unchanged(path, mtime_ns, size): whether a file is still the one of this time and size. */
-static PyObject *is_unchanged(PyObject *self, PyObject *const *words, Py_ssize_t count)
-{
-	struct stat status;
-	const char *path = count == 3 ? PyUnicode_AsUTF8(words[0]) : NULL;
-	if (path == NULL)
-		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "is_unchanged() takes three arguments");
-	long long mtime_ns = PyLong_AsLongLong(words[1]), size = PyLong_AsLongLong(words[2]);
-	if (PyErr_Occurred())
-		return NULL;
-	return PyBool_FromLong(stat(path, &status) == 0 && is_of(&status, mtime_ns, size));
-}
-
 static PyMethodDef functions[] = {
 	{"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
 	{"address", address, METH_O, NULL},
-	{"bundle", bundle, METH_NOARGS, NULL},
-	{"is_unchanged", (PyCFunction)(void (*)(void))is_unchanged, METH_FASTCALL, NULL},
 	{NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_pyrunc", .m_methods = functions};
@@ -128,40 +106,278 @@ PyMODINIT_FUNC PyInit__sha2(void)
 }
 #endif
 
-#if PY_VERSION_HEX < 0x030c0000
-/* CPython 3.11 enters every name of every frozen module into the table of interned strings at each start, those of modules that
-   nobody imports too: half a millisecond. This takes the place of that (see entry.py): names are then compared by their text,
-   and interned where they are first used. CPython 3.13 does no such thing any more. */
-int __wrap__Py_Deepfreeze_Init(void);
-int __wrap__Py_Deepfreeze_Init(void)
+/* -- memory */
+
+/* The region from which all of the snapshot's memory comes, in order and without coming back (small objects come from Python's own
+   allocator, which has arenas of it). A command gets one huge page more, where the kernel has one: a page costs more to get than
+   most code needs to fill it. The rest comes from the C library, since a command may live as long as its container. */
+#define REGION_START 0x1000000000UL
+#define ALIGNMENT 0x10000UL /* of what is mapped from the file: the largest page of any machine */
+enum { HUGE_PAGE = 2 << 20, REGION = 128 << 20, GRAIN = 16 };
+static size_t region_used, region_end; /* nothing is taken from it before it is there */
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *block, size_t size);
+void __real_free(void *block);
+
+static int is_in_region(const void *block)
 {
-	return 0;
+	return (uintptr_t)block - REGION_START < region_end;
 }
-#endif
 
-/* -- the interpreter */
+/* `bytes` of the region, all zero, or NULL. Threads may ask at once. */
+static void *take(size_t bytes)
+{
+	size_t used = __atomic_load_n(&region_used, __ATOMIC_RELAXED);
+	do {
+		if (bytes > region_end - used)
+			return NULL;
+	} while (!__atomic_compare_exchange_n(&region_used, &used, used + bytes, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+	return (char *)REGION_START + used;
+}
 
-/* Modules that the interpreter itself loads from files before anybody could hand it a bundle. */
-#include FROZEN
+/* A block with its size before it. */
+static void *take_block(size_t size)
+{
+	if (size > region_end)
+		return NULL;
+	char *start = take(GRAIN + (size + GRAIN - 1) / GRAIN * GRAIN);
+	if (start == NULL)
+		return NULL;
+	*(size_t *)start = size;
+	return start + GRAIN;
+}
 
-static int linked_from_the_installed_one(void)
+void *__wrap_malloc(size_t size)
+{
+	void *block = take_block(size);
+	return block != NULL ? block : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+	size_t bytes;
+	void *block = __builtin_mul_overflow(count, size, &bytes) ? NULL : take_block(bytes);
+	return block != NULL ? block : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *block, size_t size)
+{
+	if (block == NULL)
+		return __wrap_malloc(size);
+	if (!is_in_region(block))
+		return __real_realloc(block, size);
+	size_t before = *(size_t *)((char *)block - GRAIN);
+	if (size <= before)
+		return block;
+	void *moved = __wrap_malloc(size);
+	return moved == NULL ? NULL : memcpy(moved, block, before);
+}
+
+void __wrap_free(void *block)
+{
+	if (!is_in_region(block))
+		__real_free(block);
+}
+
+static void *take_arena(void *context, size_t size)
+{
+	void *arena = take(size);
+	if (arena == NULL)
+		arena = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return arena == MAP_FAILED ? NULL : arena;
+}
+
+static void give_arena_back(void *context, void *arena, size_t size)
+{
+	if (!is_in_region(arena))
+		munmap(arena, size);
+}
+
+/* Memory at a fixed address where nothing is yet: of the file, or of nothing when that is -1. */
+static int map(uintptr_t start, size_t length, int file, off_t offset)
+{
+	int flags = MAP_PRIVATE | MAP_FIXED_NOREPLACE | (file < 0 ? MAP_ANONYMOUS | MAP_NORESERVE : 0);
+	void *found = mmap((void *)start, length, PROT_READ | PROT_WRITE, flags, file, offset);
+	if (found != MAP_FAILED && found != (void *)start) /* a kernel that does not know the flag */
+		munmap(found, length);
+	return found == (void *)start;
+}
+
+static uintptr_t rounded(uintptr_t value, uintptr_t to)
+{
+	return (value + to - 1) & ~(to - 1);
+}
+
+/* -- the snapshot */
+
+/* In the file: this; the stamps, each mtime_ns, size (both long long) and a path; then, at multiples of ALIGNMENT, the region
+   and, from the last such multiple before them, the program's data. */
+struct head {
+	char build[32];
+	long long region_bytes, region_offset, data_start, data_end, data_offset, stamps_bytes;
+	PyThreadState *state;
+	PyObject *resume;
+};
+enum { STAMPS_AT_MOST = 256 << 10 };
+
+/* The program's data, initialized or not: of the linker. The tables through which the C library is called lie before it. */
+extern char data_start[], _end[];
+
+static int is_unchanged(const char *path, long long mtime_ns, long long size)
 {
 	struct stat status;
-	return stat(PYTHON, &status) == 0 && is_of(&status, PYTHON_MTIME_NS, PYTHON_SIZE);
+	return stat(path, &status) == 0 && status.st_size == size &&
+	       status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec == mtime_ns;
 }
 
-static void execute_the_script(int count, char **words)
+static int are_unchanged(const char *stamps, size_t length)
 {
-	char *arguments[count + 3];
-	arguments[0] = PYTHON, arguments[1] = "-IS", arguments[2] = SCRIPT;
-	for (int i = 1; i <= count; i++) /* with the NULL at the end */
-		arguments[i + 2] = words[i];
-	execv(PYTHON, arguments);
-	perror(PYTHON);
+	const char *const end = stamps + length;
+	while (stamps < end) {
+		long long numbers[2];
+		memcpy(numbers, stamps, sizeof numbers);
+		stamps += sizeof numbers;
+		if (!is_unchanged(stamps, numbers[0], numbers[1]))
+			return 0;
+		stamps += strlen(stamps) + 1;
+	}
+	return 1;
+}
+
+/* The C library's variables among ours: kept before the data is mapped, put back after. */
+struct copies {
+	const ElfW(Rela) * table;
+	const ElfW(Sym) * symbols;
+	size_t count, used;
+	char kept[256];
+};
+
+static int is_copy(const ElfW(Rela) * entry)
+{
+#ifdef __aarch64__
+	return ELF64_R_TYPE(entry->r_info) == R_AARCH64_COPY;
+#else
+	return ELF64_R_TYPE(entry->r_info) == R_X86_64_COPY;
+#endif
+}
+
+static int keep_copies(struct copies *copies)
+{
+	copies->table = NULL, copies->symbols = NULL, copies->count = copies->used = 0;
+	for (const ElfW(Dyn) *entry = _DYNAMIC; entry->d_tag != DT_NULL; entry++) {
+		if (entry->d_tag == DT_RELA)
+			copies->table = (const void *)entry->d_un.d_ptr;
+		else if (entry->d_tag == DT_RELASZ)
+			copies->count = entry->d_un.d_val / sizeof(ElfW(Rela));
+		else if (entry->d_tag == DT_SYMTAB)
+			copies->symbols = (const void *)entry->d_un.d_ptr;
+	}
+	for (size_t i = 0; i < copies->count; i++) {
+		const ElfW(Rela) *entry = &copies->table[i];
+		if (!is_copy(entry))
+			continue;
+		size_t size = copies->symbols[ELF64_R_SYM(entry->r_info)].st_size;
+		if (size > sizeof copies->kept - copies->used)
+			return 0;
+		memcpy(copies->kept + copies->used, (void *)entry->r_offset, size);
+		copies->used += size;
+	}
+	return 1;
+}
+
+static void put_copies_back(const struct copies *copies)
+{
+	size_t used = 0;
+	for (size_t i = 0; i < copies->count; i++) {
+		const ElfW(Rela) *entry = &copies->table[i];
+		if (!is_copy(entry))
+			continue;
+		size_t size = copies->symbols[ELF64_R_SYM(entry->r_info)].st_size;
+		memcpy((void *)entry->r_offset, copies->kept + used, size);
+		used += size;
+	}
+}
+
+static int read_at(int file, void *start, size_t length, off_t offset)
+{
+	return pread(file, start, length, offset) == (ssize_t)length;
+}
+
+static void fail(const char *what)
+{
+	fprintf(stderr, "pyrunc: %s: %s\n", what, strerror(errno));
 	_exit(1);
 }
 
-static PyStatus configure(PyConfig *config, int count, char **words)
+/* The program's data: whole pages are mapped, what shares its pages with other things is read. */
+static void map_data(int file, const struct head *head)
+{
+	uintptr_t start = (uintptr_t)data_start, end = (uintptr_t)_end, page = sysconf(_SC_PAGESIZE);
+	uintptr_t first = rounded(start, page), last = end & ~(page - 1);
+	off_t offset = head->data_offset - (start & ~(ALIGNMENT - 1));
+	if (!read_at(file, (void *)start, first - start, offset + start) || !read_at(file, (void *)last, end - last, offset + last))
+		fail(SNAPSHOT);
+	int flags = MAP_PRIVATE | MAP_FIXED;
+	if (mmap((void *)first, last - first, PROT_READ | PROT_WRITE, flags, file, offset + first) == MAP_FAILED)
+		fail(SNAPSHOT);
+}
+
+/* Become the process of the snapshot. Returns 0 when there is none that fits; nothing has changed then. */
+static int restore(struct head *head)
+{
+	char stamps[STAMPS_AT_MOST];
+	struct copies copies;
+	int file = open(SNAPSHOT, O_RDONLY | O_CLOEXEC);
+	if (file < 0)
+		return 0;
+	if (!read_at(file, head, sizeof *head, 0) || memcmp(head->build, BUILD, sizeof BUILD) ||
+	    head->data_start != (long long)(uintptr_t)data_start || head->data_end != (long long)(uintptr_t)_end ||
+	    head->stamps_bytes > STAMPS_AT_MOST || !read_at(file, stamps, head->stamps_bytes, sizeof *head) ||
+	    !are_unchanged(stamps, head->stamps_bytes) || !keep_copies(&copies))
+		goto unfit;
+	if (!map(REGION_START, head->region_bytes, file, head->region_offset))
+		goto unfit;
+	if (!map(REGION_START + head->region_bytes, HUGE_PAGE, -1, 0)) {
+		munmap((void *)REGION_START, head->region_bytes);
+		goto unfit;
+	}
+	madvise((void *)(REGION_START + head->region_bytes), HUGE_PAGE, MADV_HUGEPAGE);
+	map_data(file, head); /* there is no way back from here */
+	put_copies_back(&copies);
+	close(file);
+	return 1;
+unfit:
+	close(file);
+	return 0;
+}
+
+static void write_at(int file, const void *start, size_t length, off_t offset)
+{
+	while (length) {
+		ssize_t written = pwrite(file, start, length, offset);
+		if (written <= 0)
+			fail("the snapshot");
+		start = (const char *)start + written, length -= written, offset += written;
+	}
+}
+
+/* -- the interpreter */
+
+static int count_object(struct dl_phdr_info *info, size_t size, void *count)
+{
+	return ++*(int *)count, 0;
+}
+
+static int shared_objects(void)
+{
+	int count = 0;
+	dl_iterate_phdr(count_object, &count);
+	return count;
+}
+
+static PyStatus configure(PyConfig *config)
 {
 	PyPreConfig before;
 	PyPreConfig_InitIsolatedConfig(&before);
@@ -195,28 +411,130 @@ static PyStatus configure(PyConfig *config, int count, char **words)
 		if (PyStatus_Exception(status))
 			return status;
 	}
-	status = PyConfig_SetString(config, &config->stdlib_dir, STDLIB);
-	if (PyStatus_Exception(status))
-		return status;
-	return PyConfig_SetBytesArgv(config, count, words);
+	return PyConfig_SetString(config, &config->stdlib_dir, STDLIB);
 }
 
-int main(int count, char **words)
+static void append_folders(void)
+{
+	PyObject *path = PySys_GetObject("path"), *folders = PyUnicode_DecodeFSDefault(FOLDERS);
+	PyObject *colon = PyUnicode_FromString(":"), *list = folders && colon ? PyUnicode_Split(folders, colon, -1) : NULL;
+	if (path == NULL || list == NULL || PyList_SetSlice(path, PyList_GET_SIZE(path), PyList_GET_SIZE(path), list) < 0)
+		return;
+	Py_DECREF(list);
+	Py_DECREF(folders);
+	Py_DECREF(colon);
+}
+
+/* `pyrunc --write-snapshot FILE`: start, import, write. */
+static int write_snapshot(const char *path)
 {
 	PyConfig config;
+	int objects = shared_objects();
+	struct head head = {.build = BUILD, .data_start = (uintptr_t)data_start, .data_end = (uintptr_t)_end};
 
-	if (!linked_from_the_installed_one())
-		execute_the_script(count, words);
+	if (!map(REGION_START, REGION, -1, 0))
+		fail("the region of memory");
+	region_end = REGION;
+	PyObjectArenaAllocator arenas = {NULL, take_arena, give_arena_back};
+	PyObject_SetArenaAllocator(&arenas);
 	if (PyImport_AppendInittab("_pyrunc", make_module) < 0)
 		return 1;
-	PyImport_FrozenModules = frozen;
-	PyStatus status = configure(&config, count, words);
+	PyStatus status = configure(&config);
 	if (!PyStatus_Exception(status))
 		status = Py_InitializeFromConfig(&config);
 	if (PyStatus_Exception(status))
 		Py_ExitStatusException(status);
-	PyObject *start = PyImport_ImportModule("_pyrunc_start"); /* ends the process */
-	if (start == NULL)
+	append_folders();
+	PyObject *module = PyImport_ImportModule("pyrunc.cli.snapshot");
+	PyObject *stamps = module != NULL ? PyObject_CallMethod(module, "prepare", NULL) : NULL;
+	head.resume = stamps != NULL ? PyObject_GetAttrString(module, "resume") : NULL;
+	if (head.resume == NULL) {
 		PyErr_Print();
-	_exit(1);
+		return 1;
+	}
+	if (shared_objects() != objects || region_used > REGION - HUGE_PAGE || PyBytes_GET_SIZE(stamps) > STAMPS_AT_MOST) {
+		fprintf(stderr, "pyrunc: a module has loaded a shared object, or they are too many\n");
+		return 1;
+	}
+	int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+	if (file < 0)
+		fail(path);
+	head.state = PyThreadState_Get();
+	head.stamps_bytes = PyBytes_GET_SIZE(stamps);
+	head.region_bytes = region_used = rounded(region_used, HUGE_PAGE);
+	region_end = region_used + HUGE_PAGE;
+	head.region_offset = rounded(sizeof head + head.stamps_bytes, ALIGNMENT);
+	head.data_offset = head.region_offset + head.region_bytes;
+	PyOS_BeforeFork(); /* its other half comes with each command */
+	off_t offset = head.data_offset - ((uintptr_t)data_start & ~(ALIGNMENT - 1)) + (uintptr_t)data_start;
+	write_at(file, &head, sizeof head, 0);
+	write_at(file, PyBytes_AS_STRING(stamps), head.stamps_bytes, sizeof head);
+	write_at(file, (void *)REGION_START, head.region_bytes, head.region_offset);
+	write_at(file, data_start, _end - data_start, offset);
+	_exit(0); /* Python is not wound up: it would remove what is on its way into the file */
+}
+
+/* The environment as a dict of bytes. */
+static PyObject *environment(void)
+{
+	PyObject *found = PyDict_New();
+	for (char **entry = environ; found != NULL && *entry != NULL; entry++) {
+		const char *equals = strchr(*entry, '=');
+		if (equals == NULL)
+			continue;
+		PyObject *name = PyBytes_FromStringAndSize(*entry, equals - *entry), *value = PyBytes_FromString(equals + 1);
+		if (name == NULL || value == NULL || PyDict_SetDefault(found, name, value) == NULL)
+			return NULL;
+		Py_DECREF(name);
+		Py_DECREF(value);
+	}
+	return found;
+}
+
+static int go_on(const struct head *head, int count, char **words)
+{
+	struct sigaction ignore = {.sa_handler = SIG_IGN}, interrupt;
+#if PY_VERSION_HEX >= 0x030c0000
+	extern __thread PyThreadState *_Py_tss_tstate;
+	_Py_tss_tstate = head->state;
+#endif
+	head->state->thread_id = PyThread_get_thread_ident();
+	PyOS_AfterFork_Child(); /* locks, identities of the thread, what modules do then */
+	sigaction(SIGPIPE, &ignore, NULL);
+	sigaction(SIGXFSZ, &ignore, NULL);
+	sigaction(SIGINT, NULL, &interrupt);
+	PyObject *arguments = PyList_New(count);
+	for (int i = 0; arguments != NULL && i < count; i++) {
+		PyObject *word = PyUnicode_DecodeFSDefault(words[i]);
+		if (word == NULL)
+			break;
+		PyList_SET_ITEM(arguments, i, word);
+	}
+	PyObject *variables = environment();
+	if (variables != NULL && !PyErr_Occurred())
+		PyObject_CallFunction(head->resume, "OOi", arguments, variables, interrupt.sa_handler == SIG_IGN);
+	PyErr_Print(); /* resume() does not return */
+	return 1;
+}
+
+static int execute_the_script(int count, char **words)
+{
+	char *arguments[count + 3];
+	arguments[0] = PYTHON, arguments[1] = "-IS", arguments[2] = SCRIPT;
+	for (int i = 1; i <= count; i++) /* with the NULL at the end */
+		arguments[i + 2] = words[i];
+	execv(PYTHON, arguments);
+	perror(PYTHON);
+	return 1;
+}
+
+int main(int count, char **words)
+{
+	struct head head;
+
+	if (count == 3 && strcmp(words[1], "--write-snapshot") == 0)
+		return write_snapshot(words[2]);
+	if (restore(&head))
+		_exit(go_on(&head, count, words));
+	return execute_the_script(count, words);
 }

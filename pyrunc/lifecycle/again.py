@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FOLDER, AT_MOST = "programs", 16
 DESCRIPTORS = {"container", "cgroup"}
-BUNDLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "pyrunc-bundle")
+SCRIPT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "pyrunc-script")
 # What of the options says how the process is made; the others are about us.
 ASKED = (
     "additional_gids", "apparmor", "cap", "cwd", "env", "no_new_privs", "process_label", "user", "restrict_oom_score_adj",
@@ -90,13 +90,13 @@ def key(state: State, options: Mapping[str, Any], arguments: Sequence[str]) -> b
         ours = [line for line in (file.readall() or b"").splitlines() if line.startswith(OURS)]
     with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
         ours.append(file.readall() or b"")
-    config, bundle = _identity(f"{state.folder}/config.json"), _identity(BUNDLE)
+    config, ours_is = _identity(f"{state.folder}/config.json"), _identity(SCRIPT)
     etc = f"/proc/{state.pid}/root/etc"
     if os.path.islink(etc) or os.path.islink(f"{etc}/passwd"):
         return None  # a link of the container's leads somewhere else for us
     home = _identity(f"{etc}/passwd")
     wanted = [options.get(name) for name in ASKED]
-    parts = (config, bundle, home, ours, wanted, [*arguments], asked, state.pid, state.keyring)
+    parts = (config, ours_is, home, ours, wanted, [*arguments], asked, state.pid, state.keyring)
     return repr(parts).encode("utf-8", "surrogatepass")
 
 

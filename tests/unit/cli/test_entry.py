@@ -1,22 +1,60 @@
-"""The program that callers exec: the script, and the one that is linked with the interpreter and reads a bundle."""
+"""The program that callers exec: the script, and the one that is linked with the interpreter and begins at a snapshot."""
 
 from __future__ import annotations
 
-import marshal
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pyrunc
 from pyrunc.cli.entry import script
-from pyrunc.cli.pack import WORKS, bundle
 from tests.support.bundle import runtime
 
 PACKAGE = Path(pyrunc.__file__).parent
+# In place of the command line: what a command sees of its process, as JSON.
+PROBE = """
+import _signal, _thread, os, posix, sys
+
+
+def main():
+    if sys.argv[1] == "--version":
+        return 0
+    if sys.argv[1] == "memory":
+        for _ in range(4000):
+            bytes(65536)
+        with open("/proc/self/status") as file:
+            print([line.split()[1] for line in file if line.startswith("VmHWM")][0])
+        sys.stdout.flush()
+        return 0
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    seen = []
+    _thread.start_new_thread(lambda: (seen.append(_thread.get_ident()), lock.release()), ())
+    lock.acquire()
+    import json, random, threading
+
+    facts = {
+        "arguments": sys.argv[1:],
+        "environ": dict(os.environ),
+        "bytes": [name.decode() for name in os.environb] == list(os.environ) == [n.decode() for n in posix.environ],
+        "input": sys.stdin.read() if sys.stdin else None,
+        "errors": [stream and stream.errors for stream in (sys.stdin, sys.stdout, sys.stderr)],
+        "interrupt": [_signal.SIG_IGN, _signal.default_int_handler].index(_signal.getsignal(2)),
+        "pid": os.getpid(),
+        "native": threading.main_thread().native_id,
+        "threads": len({*seen, _thread.get_ident(), threading.main_thread().ident}),
+        "random": random.random(),
+    }
+    posix.write(3, json.dumps(facts).encode())
+    return 7
+"""
 
 
 def test_the_script_is_isolated_with_a_fixed_path() -> None:
@@ -25,115 +63,119 @@ def test_the_script_is_isolated_with_a_fixed_path() -> None:
     compile(text, "pyrunc", "exec")
 
 
-def version(program: Path) -> str:
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, env={})
-    return done.stdout.splitlines()[0]
+Installer = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the package, of the interpreter, and in `bin` the program that was made of these."""
-    folder = tmp_path_factory.mktemp("installed")
-    shutil.copytree(PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("__pycache__", "pyrunc-*"))
-    shutil.copy(os.path.realpath(sys.executable), folder / "python3")
-    (folder / "bin").mkdir()
-    command = [folder / "python3", "-m", "pyrunc.cli.entry", "install", "bin"]
-    subprocess.run(command, check=True, cwd=folder, env={"PATH": os.environ["PATH"]})
-    return folder
+def install(tmp_path_factory: pytest.TempPathFactory) -> Installer:
+    """Makes a folder with a copy of the package, of the interpreter, and in `bin` the program that was made of these."""
+
+    def make(main: str | None = None) -> Path:
+        folder = tmp_path_factory.mktemp("installed")
+        shutil.copytree(PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("__pycache__", "pyrunc-*"))
+        if main is not None:
+            (folder / "pyrunc/cli/main.py").write_text(main)
+        shutil.copy(os.path.realpath(sys.executable), folder / "python3")
+        (folder / "bin").mkdir()
+        command = [folder / "python3", "-m", "pyrunc.cli.entry", "install", "bin"]
+        subprocess.run(command, check=True, cwd=folder, env={"PATH": os.environ["PATH"]})
+        assert (folder / "bin/pyrunc").read_bytes().startswith(b"\x7fELF"), (
+            "Python's static library should be here (libpython3-dev)"
+        )
+        return folder
+
+    return make
 
 
-def test_the_program_takes_its_modules_from_the_bundle_unless_they_changed(installed: Path) -> None:
-    program, source = installed / "bin/pyrunc", installed / "pyrunc/__init__.py"
-    assert program.read_bytes().startswith(b"\x7fELF"), (
-        "Python's static library should be here (libpython3-dev)"
-    )
-    text = source.read_text()
-    assert version(program) == f"pyrunc version {pyrunc.__version__}"
-    assert not list(installed.rglob("__pycache__/fast.*")), "it was read from its source"
-    source.write_text(text.replace(pyrunc.__version__, "77.7"))
-    assert version(program) == "pyrunc version 77.7"
-    with open(installed / "pyrunc/errors.py", "a") as file:
-        file.write("# one in the middle of what is made in one go\n")
-    assert version(program) == "pyrunc version 77.7"
-    assert list(installed.rglob("__pycache__/errors.*")) and not list(installed.rglob("__pycache__/fast.*"))
+def executed(folder: Path) -> list[str]:
+    """What `pyrunc --version` executes, by name."""
+    command = ["strace", "-f", "-e", "execve", "-qq", str(folder / "bin/pyrunc"), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
+    assert done.stdout.startswith("pyrunc version ")
+    lines = [
+        line.partition('"')[2].partition('"')[0] for line in done.stderr.splitlines() if "execve(" in line
+    ]
+    return [Path(line).name for line in lines]
 
 
-def test_modules_are_made_after_what_they_import(installed: Path) -> None:
-    packed = bundle(str(installed / "pyrunc"), [])
-    head = 8 + int.from_bytes(packed[:8], "little")
-    _, _, index, batches = marshal.loads(packed[8:head])
-    assert {name for work in WORKS for name in work} <= set(index)
-    orders = [list(marshal.loads(packed[head + at : head + at + length])) for at, length in batches]
-    assert sorted(name for order in orders for name in order) == sorted(n for n in index if index[n][0] >= 0)
-    together = max(orders, key=len)
-    assert len(together) > 30
-    for before, after in (
-        ("plan.model", "plan.build"),
-        ("plan.build", "lifecycle.create"),
-        ("plan", "plan.model"),
-    ):
-        assert together.index(f"pyrunc.{before}") < together.index(f"pyrunc.{after}")
-    # These are wanted without a new container too, whose modules would all come along.
-    for elsewhere in (
-        "cgroups.group",
-        "lifecycle.status",
-        "lifecycle.delete",
-        "lifecycle.again",
-        "lifecycle.run",
-    ):
-        assert f"pyrunc.{elsewhere}" not in together
+ITSELF, AS_SCRIPT = ["pyrunc"], ["pyrunc", "python3"]
 
 
-# The importer of the program, in an ordinary interpreter: prints the modules that cannot be the first after its own.
-EACH_FIRST = """
-import marshal, os, sys, types
-from pyrunc.cli.pack import bundle
-packed = memoryview(bundle("pyrunc", []))
-sys.modules["_pyrunc"] = types.SimpleNamespace(bundle=lambda: packed, is_unchanged=lambda *_: True, call=None, address=None)
-text = open("pyrunc/cli/bundled.py").read().partition("gc.disable()")[0]
-exec(compile(text, "bundled", "exec"))
-for name in [name for name in sys.modules if name.startswith("pyrunc")]:
-    del sys.modules[name]
-install()
-importer = sys.meta_path[0]
-assert type(importer).__name__ == "Importer"
-for name, entry in importer.index.items():
-    if entry[0] == EXTENSION or name in ("pyrunc.cli.bundled", "pyrunc.cli.people"):  # itself; click is not there
-        continue
-    child = os.fork()
-    if child == 0:
+def test_the_program_gives_way_to_the_script_when_its_snapshot_does_not_fit(install: Installer) -> None:
+    folder = install()
+    assert executed(folder) == ITSELF
+
+    def with_change(path: Path, change: Callable[[], object]) -> list[str]:
+        content, status = path.read_bytes(), path.stat()
+        change()
         try:
-            __import__("pyrunc.cli.main")  # as the program does
-            __import__(name)
-            assert sys.modules[name].__spec__.loader is importer
-        except BaseException as error:
-            print(name, repr(error))
-        sys.stdout.flush()
-        os._exit(0)
-    os.waitpid(child, 0)
-print(len(importer.index) > 100, flush=True)
-os._exit(0)
-"""
+            return executed(folder)
+        finally:
+            path.write_bytes(content)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    source, python, kept = (
+        folder / "pyrunc/errors.py",
+        folder / "python3",
+        folder / "pyrunc/native/pyrunc-snapshot",
+    )
+    assert with_change(source, lambda: source.write_text(source.read_text() + "# changed\n")) == AS_SCRIPT
+    assert with_change(source, lambda: os.utime(source, ns=(1, 1))) == AS_SCRIPT
+    assert with_change(python, lambda: os.utime(python, ns=(1, 1))) == AS_SCRIPT
+    assert with_change(kept, kept.unlink) == AS_SCRIPT
+    assert with_change(kept, lambda: kept.write_bytes(b"")) == AS_SCRIPT
+    other = install()
+    assert with_change(kept, lambda: shutil.copy(other / "pyrunc/native/pyrunc-snapshot", kept)) == AS_SCRIPT
+    assert executed(folder) == ITSELF, "nothing else was wrong"
 
 
-def test_each_module_can_be_the_first_that_a_command_imports(installed: Path) -> None:
-    """Making a batch must not need one that is on its way; what a module imports through a function shows only here."""
-    command = [str(installed / "python3"), "-c", EACH_FIRST]
-    done = subprocess.run(command, cwd=installed, capture_output=True, text=True, check=True, env={})
-    assert done.stdout == "True\n" and not done.stderr
+def test_a_change_of_the_source_is_what_runs(install: Installer) -> None:
+    folder = install()
+    source = folder / "pyrunc/__init__.py"
+    source.write_text(source.read_text().replace(pyrunc.__version__, "77.7"))
+    done = subprocess.run(
+        [folder / "bin/pyrunc", "--version"], capture_output=True, text=True, check=True, env={}
+    )
+    assert done.stdout.startswith("pyrunc version 77.7\n")
 
 
-def test_the_program_gives_way_to_the_script_when_the_interpreter_is_another_one(installed: Path) -> None:
-    program, python = installed / "bin/pyrunc", installed / "python3"
-    trace = ["strace", "-f", "-e", "execve", "-qq", str(program), "--version"]
+@pytest.fixture(scope="module")
+def probe(install: Installer) -> Path:
+    return install(PROBE) / "bin/pyrunc"
 
-    def executed() -> list[str]:
-        text = subprocess.run(trace, capture_output=True, text=True, check=True, env={}).stderr
-        return [line.partition('"')[2].partition('"')[0] for line in text.splitlines() if "execve(" in line]
 
-    assert executed() == [str(program)]
-    os.utime(python, ns=(1, 1))
-    assert executed() == [str(program), str(python)]
+def look(probe: Path, shell: str, **environment: str) -> dict[str, Any]:
+    """What the probe sees that this shell command executes as "$@"."""
+    command = ["sh", "-c", f"{shell} 3>&1 >/dev/null", "sh", str(probe), "a", "\udcff é"]
+    done = subprocess.run(
+        command, input="words", capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 7 and not done.stderr, done
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def test_a_command_sees_its_own_process(probe: Path) -> None:
+    facts = look(probe, 'exec "$@"', A="1", B="=é")
+    assert facts["arguments"] == ["a", "\udcff é"] and facts["input"] == "words" and facts["bytes"]
+    assert {name: facts["environ"][name] for name in "AB"} == {"A": "1", "B": "=é"}
+    assert facts["errors"] == ["surrogateescape", "surrogateescape", "backslashreplace"]
+    assert facts["interrupt"] == 1
+    assert facts["pid"] == facts["native"] and facts["threads"] == 2
+    again = look(probe, 'exec "$@"')
+    assert again["random"] != facts["random"] and "A" not in again["environ"] and again["pid"] != facts["pid"]
+
+
+def test_closed_streams_and_an_ignored_interrupt_stay_so(probe: Path) -> None:
+    facts = look(probe, 'trap "" INT; exec "$@" <&- 2>&-')
+    assert facts["interrupt"] == 0
+    assert facts["errors"] == [None, "surrogateescape", None] and facts["input"] is None
+
+
+def test_memory_is_given_back(probe: Path) -> None:
+    """A command may live as long as its container."""
+    done = subprocess.run([probe, "memory"], capture_output=True, text=True, check=True, env={})
+    assert int(done.stdout) < 40_000, "KiB"
 
 
 def test_what_is_under_test_is_the_program_that_was_made_here() -> None:

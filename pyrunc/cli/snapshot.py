@@ -1,0 +1,81 @@
+"""What `pyrunc`'s own program (front.c) does in Python: import what commands need, once, and go on from there in each of them.
+
+`prepare` runs when the program is installed, before the snapshot is taken; `resume` in every command, in a copy of that memory.
+So nothing that differs between two processes may have been looked at before: no environment, no time, no descriptor, no pid.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import gc
+import io
+import os
+import posix
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+# The works of callers; their imports come along. Modules that load a shared object cannot be among them.
+WORKS = (
+    "pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.life", "pyrunc.cli.execute", "pyrunc.cli.look",
+    "pyrunc.lifecycle.create", "pyrunc.lifecycle.bundle", "pyrunc.lifecycle.run", "pyrunc.lifecycle.again",
+    "pyrunc.lifecycle.start", "pyrunc.lifecycle.kill", "pyrunc.lifecycle.delete", "pyrunc.lifecycle.exec",
+    "pyrunc.lifecycle.list", "pyrunc.spec.check", "pyrunc.spec.parse", "pyrunc.cgroups.group", "pyrunc.cgroups.naming",
+    "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf", "pyrunc.kernel.reaper",
+    "pyrunc.seccomp.compiler",
+)  # fmt: skip
+
+STREAMS = (
+    (0, "stdin", "r", "surrogateescape"),
+    (1, "stdout", "w", "surrogateescape"),
+    (2, "stderr", "w", "backslashreplace"),
+)
+
+
+def prepare() -> bytes:
+    """Import it all; the stamps of what it was made from: mtime in ns and size as signed 64 bits, the path, a zero byte.
+
+    Raises ImportError when a module lies in a shared object.
+    """
+    for name in WORKS:
+        __import__(name)
+    files = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
+    sources = [sys.executable, *(file for file in files if file is not None)]
+    if shared := [source for source in sources if source.endswith(".so")]:
+        raise ImportError(f"shared objects cannot be in a snapshot: {', '.join(shared)}")
+    gc.collect()
+    gc.disable()  # a command ends before circles could matter
+    return b"".join(map(_stamp, dict.fromkeys(sources)))
+
+
+def _stamp(source: str) -> bytes:
+    status = os.stat(source)
+    return struct.pack("=qq", status.st_mtime_ns, status.st_size) + os.fsencode(source) + b"\0"
+
+
+def resume(arguments: list[str], environment: dict[bytes, bytes], interrupt_ignored: int) -> NoReturn:
+    """Make the process of the snapshot this one, run the command line and end."""
+    from pyrunc.cli.main import main
+
+    sys.argv = arguments
+    posix.environ = os.environ._data = os.environb._data = environment  # type: ignore[attr-defined]
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN if interrupt_ignored else _signal.default_int_handler)
+    for number, name, mode, errors in STREAMS:
+        stream = _stream(number, mode, errors)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    posix._exit(main())
+
+
+def _stream(number: int, mode: str, errors: str) -> io.TextIOWrapper | None:
+    """A standard stream as the interpreter makes it; None when the descriptor is closed."""
+    try:
+        raw = io.FileIO(number, mode, closefd=False)
+    except OSError:
+        return None
+    buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+    lines = number == 2 or raw.isatty()
+    return io.TextIOWrapper(buffer, "utf-8", errors, newline="\n", line_buffering=lines)
