@@ -27,12 +27,7 @@ WORKS = (
     "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf", "pyrunc.kernel.reaper",
     "pyrunc.seccomp.compiler",
 )  # fmt: skip
-
-STREAMS = (
-    (0, "stdin", "r", "surrogateescape"),
-    (1, "stdout", "w", "surrogateescape"),
-    (2, "stderr", "w", "backslashreplace"),
-)
+STREAMS = ("stdin", "stdout", "stderr")
 
 
 def prepare() -> bytes:
@@ -63,19 +58,20 @@ def resume(arguments: list[str], environment: dict[bytes, bytes], interrupt_igno
     sys.argv = arguments
     posix.environ = os.environ._data = os.environb._data = environment  # type: ignore[attr-defined]
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN if interrupt_ignored else _signal.default_int_handler)
-    for number, name, mode, errors in STREAMS:
-        stream = _stream(number, mode, errors)
+    for number, name in enumerate(STREAMS):
+        stream = _stream(number, getattr(sys, name))
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     posix._exit(main())
 
 
-def _stream(number: int, mode: str, errors: str) -> io.TextIOWrapper | None:
-    """A standard stream as the interpreter makes it; None when the descriptor is closed."""
+def _stream(number: int, made: io.TextIOWrapper) -> io.TextIOWrapper | None:
+    """The standard stream as the interpreter makes it at its start: nothing was read from it or written to it. None when
+    the descriptor is closed."""
     try:
-        raw = io.FileIO(number, mode, closefd=False)
+        posix.fstat(number)
     except OSError:
         return None
-    buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
-    lines = number == 2 or raw.isatty()
-    return io.TextIOWrapper(buffer, "utf-8", errors, newline="\n", line_buffering=lines)
+    if number == 1 and posix.isatty(number):
+        made.reconfigure(line_buffering=True)
+    return made

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from errno import EINVAL, EPERM
 
-from pyrunc.abi.capability import CAP_SYS_RESOURCE
+from pyrunc.abi.capability import CAP_SYS_ADMIN, CAP_SYS_RESOURCE
 from pyrunc.abi.file import AT_EMPTY_PATH
 from pyrunc.abi.mount import OPEN_TREE_CLONE
 from pyrunc.errors import KernelError, Unsupported
@@ -17,6 +17,7 @@ from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import in_user_namespace
 from pyrunc.plan.model import Host
 
+DETACHED_SINCE = (6, 15)
 _host: Host | None = None
 
 
@@ -32,7 +33,7 @@ def host() -> Host:
             _read("/sys/module/apparmor/parameters/enabled")[:1] == b"Y",
             os.path.exists("/sys/fs/selinux/enforce"),
             os.path.exists("/proc/kcore"),
-            _clones_detached(),
+            _clones_detached(capabilities),
             len(os.sched_getaffinity(0)) < (os.cpu_count() or 1),
             in_user_namespace(),
             _read("/proc/self/setgroups").strip() != b"deny",
@@ -72,8 +73,14 @@ def _read(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _clones_detached() -> bool:
-    """Whether open_tree can clone a mount that is attached nowhere (Linux 6.15); no, where we may not make mounts at all."""
+def _clones_detached(capabilities: int) -> bool:
+    """Whether open_tree can clone a mount that is attached nowhere (Linux 6.15); no, where we may not make mounts at all.
+
+    An older release is asked, in case somebody has given it this: 130 us.
+    """
+    major, minor = os.uname().release.split(".")[:2]
+    if major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= DETACHED_SINCE:
+        return bool(capabilities >> CAP_SYS_ADMIN & 1)
     try:
         mount = kernel_mount.open_mount("tmpfs", (("nr_blocks", "1"), ("nr_inodes", "1")))
     except KernelError as error:

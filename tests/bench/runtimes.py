@@ -4,6 +4,7 @@ Rounds alternate between the runtimes, so that the machine's noise hits all of t
 milliseconds belong to this machine and this hour. Every command is a process that starts, works and ends, as its callers have it:
 nothing of any runtime stays between two commands. The second table is processor time, which says more than the clock when the
 machine has other work. runc is built from its module (the peer of `make bench`); crun is the machine's.
+Their state lies on a tmpfs, as /run is on a machine that systemd has booted.
 Debian's crun refuses a host that has both cgroup trees, so there it runs in a mount namespace without the v2 tree.
 """
 
@@ -45,6 +46,7 @@ class Side:
 
     def __init__(self, name: str, program: Sequence[str], folder: Path, prefix: Sequence[str] = ()) -> None:
         self.name, self.program, self.prefix, self.folder = name, list(program), list(prefix), folder
+        self.state = folder.parent / "run" / name
         self.clock_ms: dict[str, list[float]] = {task: [] for task in COMMANDS}
         self.processor_ms: dict[str, list[float]] = {task: [] for task in COMMANDS}
         self.memory_mib: dict[str, list[float]] = {"create": [], "exec": []}
@@ -62,7 +64,7 @@ class Side:
 
     def call(self, *words: str) -> Cost:
         """What one command cost, which must succeed."""
-        command = [*self.prefix, str(self.spawn), *self.program, "--root", str(self.folder / "state"), *words]
+        command = [*self.prefix, str(self.spawn), *self.program, "--root", str(self.state), *words]
         reading, writing = os.pipe()
         with open(self.folder / "output", "wb") as output:
             actions = [
@@ -193,6 +195,8 @@ def main() -> int:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench-runtimes-"))
     try:
+        (folder / "run").mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "run", str(folder / "run")], check=True)
         build_spawn(folder)
         bundle.make_root(folder / "root")
         with sides(folder) as found:
@@ -203,6 +207,7 @@ def main() -> int:
                 for side in found:
                     side.round(number)
     finally:
+        subprocess.run(["umount", "-l", str(folder / "run")], check=False)
         shutil.rmtree(folder, ignore_errors=True)
     print(
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()},"
