@@ -27,6 +27,7 @@ WORKS = (
     "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf", "pyrunc.kernel.reaper",
     "pyrunc.seccomp.compiler",
 )  # fmt: skip
+REHEARSALS = 20
 STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -37,6 +38,7 @@ def prepare() -> bytes:
     """
     for name in WORKS:
         __import__(name)
+    _rehearse()
     files = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
     sources = [sys.executable, *(file for file in files if file is not None)]
     if shared := [source for source in sources if source.endswith(".so")]:
@@ -44,6 +46,23 @@ def prepare() -> bytes:
     gc.collect()
     gc.disable()  # a command ends before circles could matter
     return b"".join(map(_stamp, dict.fromkeys(sources)))
+
+
+def _rehearse() -> None:
+    """What is pure is done a few times: CPython adapts code to what passes through it (PEP 659), and names to their places."""
+    from pyrunc.cli.parse import parse as parse_words
+    from pyrunc.plan.build import build
+    from pyrunc.plan.lower import lower
+    from pyrunc.plan.model import Findings, Host
+    from pyrunc.spec.check import check
+    from pyrunc.spec.default import default
+    from pyrunc.spec.parse import parse
+
+    for _ in range(REHEARSALS):
+        parse_words(("--root", "/run/pyrunc", "run", "--bundle", ".", "x"))
+        spec = parse(default())
+        check(spec)
+        lower(build(spec, Host((1 << 41) - 1, 40), Findings())).program.encode()
 
 
 def _stamp(source: str) -> bytes:
