@@ -109,11 +109,11 @@ PyMODINIT_FUNC PyInit__sha2(void)
 /* -- memory */
 
 /* The region from which all of the snapshot's memory comes, in order and without coming back (small objects come from Python's own
-   allocator, which has arenas of it). A command gets one huge page more, where the kernel has one: a page costs more to get than
-   most code needs to fill it. The rest comes from the C library, since a command may live as long as its container. */
+   allocator, which has arenas of it). A command gets a part more, for as much as most need; the rest comes from the C library,
+   since a command may live as long as its container. (A huge page for that part costs more than the pages it saves.) */
 #define REGION_START 0x1000000000UL
 #define ALIGNMENT 0x10000UL /* of what is mapped from the file: the largest page of any machine */
-enum { HUGE_PAGE = 2 << 20, REGION = 128 << 20, GRAIN = 16 };
+enum { SPARE = 2 << 20, REGION = 128 << 20, GRAIN = 16 };
 static size_t region_used, region_end; /* nothing is taken from it before it is there */
 
 void *__real_malloc(size_t size);
@@ -220,7 +220,7 @@ struct head {
 	PyThreadState *state;
 	PyObject *resume;
 };
-enum { STAMPS_AT_MOST = 256 << 10 };
+enum { STAMPS_AT_MOST = 64 << 10 };
 
 /* The program's data, initialized or not: of the linker. The tables through which the C library is called lie before it. */
 extern char data_start[], _end[];
@@ -339,11 +339,10 @@ static int restore(struct head *head)
 		goto unfit;
 	if (!map(REGION_START, head->region_bytes, file, head->region_offset))
 		goto unfit;
-	if (!map(REGION_START + head->region_bytes, HUGE_PAGE, -1, 0)) {
+	if (!map(REGION_START + head->region_bytes, SPARE, -1, 0)) {
 		munmap((void *)REGION_START, head->region_bytes);
 		goto unfit;
 	}
-	madvise((void *)(REGION_START + head->region_bytes), HUGE_PAGE, MADV_HUGEPAGE);
 	map_data(file, head); /* there is no way back from here */
 	put_copies_back(&copies);
 	close(file);
@@ -452,7 +451,7 @@ static int write_snapshot(const char *path)
 		PyErr_Print();
 		return 1;
 	}
-	if (shared_objects() != objects || region_used > REGION - HUGE_PAGE || PyBytes_GET_SIZE(stamps) > STAMPS_AT_MOST) {
+	if (shared_objects() != objects || region_used > REGION - SPARE || PyBytes_GET_SIZE(stamps) > STAMPS_AT_MOST) {
 		fprintf(stderr, "pyrunc: a module has loaded a shared object, or they are too many\n");
 		return 1;
 	}
@@ -461,8 +460,8 @@ static int write_snapshot(const char *path)
 		fail(path);
 	head.state = PyThreadState_Get();
 	head.stamps_bytes = PyBytes_GET_SIZE(stamps);
-	head.region_bytes = region_used = rounded(region_used, HUGE_PAGE);
-	region_end = region_used + HUGE_PAGE;
+	head.region_bytes = region_used = rounded(region_used, ALIGNMENT);
+	region_end = region_used + SPARE;
 	head.region_offset = rounded(sizeof head + head.stamps_bytes, ALIGNMENT);
 	head.data_offset = head.region_offset + head.region_bytes;
 	PyOS_BeforeFork(); /* its other half comes with each command */
