@@ -22,6 +22,7 @@ from pyrunc.lifecycle import status as facts
 from pyrunc.lifecycle.birth import Born
 from pyrunc.lifecycle.create import Created
 from pyrunc.lifecycle.descriptors import Descriptors
+from pyrunc.lifecycle.findings import cgroup_owner
 from pyrunc.plan.mounts import normal
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.undo import Undo
@@ -132,6 +133,8 @@ class _Part:
             resources = self._spec.linux.resources or {}
             self.warnings += self._group.apply(resources, self._wishes.missing_controllers)
             self._group.set_devices(resources.get("devices") or ())
+            if (owner := cgroup_owner(self._spec)) is not None:
+                self._group.give_to(owner)
 
 
 def _open_group(state: State, spec: Spec, wishes: Wishes, undo: Undo) -> Cgroup | None:

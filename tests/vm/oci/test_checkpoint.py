@@ -208,6 +208,23 @@ def test_its_network_namespace_was_given_by_path(container: Container) -> None:
         subprocess.run(["ip", "netns", "del", container.id], check=True)
 
 
+def test_its_cgroup_is_its_user_s_again(container: Container) -> None:
+    """An ordinary user who may write to the tree that it sees: the group is that user's, its limits are not."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["process"]["user"] = {"uid": 1000, "gid": 1000}
+        (tree,) = (mount for mount in config["mounts"] if mount["destination"] == "/sys/fs/cgroup")
+        tree["options"] = [option for option in tree["options"] if option != "ro"]
+
+    container.make("sh", "-c", "while :; do sleep 0.1; done", change=change)
+    container.run()
+    container.pyrunc("checkpoint", *images(container), container.id)
+    restore(container)
+    owners = {name: (container.group / name).stat().st_uid for name in (".", "cgroup.procs", "memory.max")}
+    assert owners == {".": 1000, "cgroup.procs": 1000, "memory.max": 0}
+    container.sh("mkdir /sys/fs/cgroup/below && rmdir /sys/fs/cgroup/below")
+
+
 def test_refusals_leave_all_as_it_was(container: Container) -> None:
     container.make("sleep", "1000")
     container.pyrunc("create", "--bundle", container.bundle, container.id)
