@@ -3,13 +3,31 @@
 #
 # usage: run_tests.sh [PYTEST ARGUMENTS]     on the host, in any folder, after `vagrant up`; default: what CI runs
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
 
-if [ $# -eq 0 ]; then
-  set -- -m "'not slow'" tests/vm/inside tests/vm/kubelet
+PYTHON=/opt/venv/bin/python
+
+main() {
+  cd "$(dirname "${BASH_SOURCE[0]}")"
+  [ $# -gt 0 ] || set -- -m "not slow" tests/vm/inside tests/vm/kubelet
+  vagrant rsync
+  exec vagrant ssh -c "sudo /opt/project/vagrant/run_tests.sh --inside $(printf '%q ' "$@")"
+}
+
+inside() { # PYTEST ARGUMENTS: in the machine, as root
+  local installed folder
+  cd /opt/project
+  installed=$($PYTHON -Ic 'import os, pyrunc; print(os.path.dirname(pyrunc.__path__[0]))')
+  for folder in cri_server/api pyrunc/native; do # what `make build` makes, where the host's checkout has not been built
+    rsync -a --ignore-existing "$installed/$folder/" $folder
+  done
+  $PYTHON -c "import pytest, pytest_timeout, pytest_asyncio" 2>/dev/null \
+    || $PYTHON -m pip install -q --disable-pip-version-check pytest pytest-timeout pytest-asyncio hypothesis
+  export CI=true PYRUNC_GUEST=1
+  exec $PYTHON -m pytest -v --tb=short "$@"
+}
+
+if [ "${1:-}" = --inside ]; then
+  inside "${@:2}"
+else
+  main "$@"
 fi
-vagrant rsync
-exec vagrant ssh -c "sudo sh -ec 'cd /opt/project
-  /opt/venv/bin/python -c \"import pytest, pytest_timeout, pytest_asyncio\" 2>/dev/null \
-    || /opt/venv/bin/python -m pip install -q --disable-pip-version-check pytest pytest-timeout pytest-asyncio hypothesis
-  export CI=true PYRUNC_GUEST=1; exec /opt/venv/bin/python -m pytest -v --tb=short $*'"
