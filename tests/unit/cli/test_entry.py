@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -148,8 +149,9 @@ def look(probe: Path, shell: str, **environment: str) -> dict[str, Any]:
     """What the probe sees that this shell command executes as "$@"."""
     command = ["sh", "-c", f"{shell} 3>&1 >/dev/null", "sh", str(probe), "a", "\udcff é"]
     done = subprocess.run(
-        command, input="words", capture_output=True, text=True, env=environment, check=False
-    )
+        command, input="words", capture_output=True, text=True, env=environment, check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whatever we were started with
+    )  # fmt: skip
     assert done.returncode == 7 and not done.stderr, done
     facts: dict[str, Any] = json.loads(done.stdout)
     return facts
