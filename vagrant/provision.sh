@@ -78,10 +78,13 @@ configure_kernel() {
 }
 
 install_project() {
-  local wheel options=()
+  local wheel wheels=$GIVEN/wheels options=()
   [ -x $VENV/bin/python ] || python3 -m venv $VENV
-  compgen -G "$GIVEN/wheels/pyrunc-*.whl" >/dev/null || build_wheel
-  wheel=$(ls -t "$GIVEN"/wheels/pyrunc-*.whl | head -n 1)
+  compgen -G "$wheels/pyrunc-*.whl" >/dev/null || {
+    build_wheel
+    wheels=/opt/build/wheels
+  }
+  wheel=$(ls -t "$wheels"/pyrunc-*.whl | head -n 1)
   compgen -G "$VENV/lib/python3*/site-packages/pyrunc-*.dist-info" >/dev/null && options=(--force-reinstall --no-deps)
   if ! pip_install --no-index "${options[@]}" "$wheel" 2>/dev/null; then
     install_packages "${BUILD_PACKAGES[@]}"
@@ -95,10 +98,10 @@ pip_install() { $VENV/bin/python -m pip install -q --disable-pip-version-check -
 
 build_wheel() { # in a copy: the checkout may be a read-only share
   install_packages "${BUILD_PACKAGES[@]}"
-  rm -rf /opt/build && mkdir -p /opt/build "$GIVEN/wheels"
+  rm -rf /opt/build && mkdir -p /opt/build
   tar -C "$PROJECT" --exclude=./.git --exclude=./.venv --exclude="./vagrant" -cf - . | tar -C /opt/build -xf -
   make -C /opt/build build
-  /opt/build/.venv/bin/python -m pip wheel -q --no-deps -w "$GIVEN/wheels" /opt/build
+  /opt/build/.venv/bin/python -m pip wheel -q --no-deps -w /opt/build/wheels /opt/build
 }
 
 install_kubernetes() {
