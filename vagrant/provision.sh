@@ -90,7 +90,7 @@ install_project() {
     install_packages "${BUILD_PACKAGES[@]}"
     pip_install "${options[@]}" "$wheel"
   fi
-  $VENV/bin/python -m pyrunc.cli.entry install $VENV/bin >/dev/null # pip has put its own script there
+  $VENV/bin/python -I -m pyrunc.cli.entry install $VENV/bin >/dev/null # pip has put its own script there
   ln -sf $VENV/bin/pyrunc-cri $VENV/bin/pyrunc /usr/local/bin/
 }
 
