@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    Scan = Callable[[str, int], tuple[Any, int]]
+    Encode = Callable[[object, int], tuple[str, ...]]
+
 WHITE = " \t\n\r"
 
 
@@ -27,31 +30,29 @@ class _Scanning:
         raise ValueError(f"{name} is not JSON")
 
 
-_scan: Callable[[str, int], tuple[Any, int]] | None = None
-_encode: Callable[[object, int], tuple[str, ...]] | None = None
+_halves: tuple[Scan, Encode] | None = None
 
 
-def _load() -> None:
+def _load() -> tuple[Scan, Encode]:
     """Not before it is needed: a shared object cannot be in the snapshot from which `pyrunc` starts (cli/front.c)."""
-    global _scan, _encode
+    global _halves
     import _json
 
-    _scan = _json.make_scanner(_Scanning)  # type: ignore[arg-type]
-    _encode = _json.make_encoder(
-        None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, False
+    _halves = (
+        _json.make_scanner(_Scanning),  # type: ignore[arg-type]
+        _json.make_encoder(None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, False),
     )
+    return _halves
 
 
 def loads(text: str | bytes) -> Any:
     """The value of a JSON text (UTF-8 when bytes; surrogate escapes for what is not). Raises ValueError."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
-    if _scan is None:
-        _load()
-    assert _scan is not None
+    scan, _ = _halves or _load()
     start = len(text) - len(text.lstrip(WHITE))
     try:
-        value, end = _scan(text, start)
+        value, end = scan(text, start)
     except (
         StopIteration,
         SystemError,
@@ -66,10 +67,8 @@ def loads(text: str | bytes) -> Any:
 
 def dumps(value: object) -> str:
     """A compact ASCII text. Raises TypeError for what JSON cannot hold, RecursionError for a circle."""
-    if _encode is None:
-        _load()
-    assert _encode is not None
-    return "".join(_encode(value, 0))
+    _, encode = _halves or _load()
+    return "".join(encode(value, 0))
 
 
 def _words_of_the_standard_library(text: str) -> Any:

@@ -73,19 +73,24 @@ def _link(path: str, python: str) -> bool:
     words += [f"-Wl,--wrap={name}" for name in WRAPPED]
     words += [FRONT, library, "-o", made, "-Wl,--export-dynamic", "-s", *map(_static_if_there, names)]
     try:
-        for command in (words, [made, "--write-snapshot", snapshot], [made, "--version"]):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(f"pyrunc stays a script, its program failed:\n{done.stderr}", file=sys.stderr)
-                return False
-            if os.path.exists(snapshot):
-                os.rename(snapshot, SNAPSHOT)
+        if not (_succeeds(words) and _succeeds([made, "--write-snapshot", snapshot])):
+            return False
+        os.rename(snapshot, SNAPSHOT)
+        if not _succeeds([made, "--version"]):
+            return False
         os.rename(made, path)
+        return True
     finally:
         for left in (made, snapshot):
             if os.path.exists(left):
                 os.unlink(left)
-    return True
+
+
+def _succeeds(command: Sequence[str]) -> bool:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"pyrunc stays a script, its program failed:\n{done.stderr}", file=sys.stderr)
+    return not done.returncode
 
 
 def _static_if_there(option: str) -> str:
@@ -101,13 +106,13 @@ def _definitions(python: str) -> Iterator[str]:
         "SCRIPT": SCRIPT,
         "SNAPSHOT": SNAPSHOT,
         "PREFIX": sys.base_prefix,
-        "FOLDERS": ":".join(folders()),
         "BUILD": os.urandom(12).hex(),
     }
     for name, value in strings.items():
         yield f'-D{name}="{value}"'
     yield f'-DSTDLIB=L"{library}"'
-    yield f'-DDYNLOAD=L"{os.path.join(library, "lib-dynload")}"'
+    searched = (library, os.path.join(library, "lib-dynload"), *folders())
+    yield "-DSEARCHED=" + ",".join(f'L"{folder}"' for folder in searched)
 
 
 def main(arguments: Sequence[str]) -> int:

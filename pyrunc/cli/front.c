@@ -16,8 +16,8 @@
    A snapshot that was taken by another build, of another interpreter or of sources that have changed since is not used; then
    the plain script is executed, which does the same in its time.
 
-   Compiled by entry.py, which defines: PYTHON (path), SCRIPT, SNAPSHOT, PREFIX, STDLIB, DYNLOAD, FOLDERS (what follows the
-   standard library in sys.path, separated by colons), BUILD (a word that no other build has). */
+   Compiled by entry.py, which defines: PYTHON (path), SCRIPT, SNAPSHOT, PREFIX, STDLIB, SEARCHED (sys.path, strings with commas
+   between), BUILD (a word that no other build has). */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
@@ -246,14 +246,6 @@ static int are_unchanged(const char *stamps, size_t length)
 	return 1;
 }
 
-/* The C library's variables among ours: kept before the data is mapped, put back after. */
-struct copies {
-	const ElfW(Rela) * table;
-	const ElfW(Sym) * symbols;
-	size_t count, used;
-	char kept[256];
-};
-
 static int is_copy(const ElfW(Rela) * entry)
 {
 #ifdef __aarch64__
@@ -263,41 +255,34 @@ static int is_copy(const ElfW(Rela) * entry)
 #endif
 }
 
-static int keep_copies(struct copies *copies)
+/* The C library's variables among ours: kept before the data is mapped, put back after. Returns 0 when there is no room. */
+enum { COPIES = 256 };
+
+static int move_copies(char *kept, int back)
 {
-	copies->table = NULL, copies->symbols = NULL, copies->count = copies->used = 0;
+	const ElfW(Rela) *table = NULL;
+	const ElfW(Sym) *symbols = NULL;
+	size_t count = 0, used = 0;
+
 	for (const ElfW(Dyn) *entry = _DYNAMIC; entry->d_tag != DT_NULL; entry++) {
 		if (entry->d_tag == DT_RELA)
-			copies->table = (const void *)entry->d_un.d_ptr;
+			table = (const void *)entry->d_un.d_ptr;
 		else if (entry->d_tag == DT_RELASZ)
-			copies->count = entry->d_un.d_val / sizeof(ElfW(Rela));
+			count = entry->d_un.d_val / sizeof *table;
 		else if (entry->d_tag == DT_SYMTAB)
-			copies->symbols = (const void *)entry->d_un.d_ptr;
+			symbols = (const void *)entry->d_un.d_ptr;
 	}
-	for (size_t i = 0; i < copies->count; i++) {
-		const ElfW(Rela) *entry = &copies->table[i];
-		if (!is_copy(entry))
+	for (size_t i = 0; i < count; i++) {
+		if (!is_copy(&table[i]))
 			continue;
-		size_t size = copies->symbols[ELF64_R_SYM(entry->r_info)].st_size;
-		if (size > sizeof copies->kept - copies->used)
+		void *variable = (void *)table[i].r_offset;
+		size_t size = symbols[ELF64_R_SYM(table[i].r_info)].st_size;
+		if (size > COPIES - used)
 			return 0;
-		memcpy(copies->kept + copies->used, (void *)entry->r_offset, size);
-		copies->used += size;
-	}
-	return 1;
-}
-
-static void put_copies_back(const struct copies *copies)
-{
-	size_t used = 0;
-	for (size_t i = 0; i < copies->count; i++) {
-		const ElfW(Rela) *entry = &copies->table[i];
-		if (!is_copy(entry))
-			continue;
-		size_t size = copies->symbols[ELF64_R_SYM(entry->r_info)].st_size;
-		memcpy((void *)entry->r_offset, copies->kept + used, size);
+		memcpy(back ? variable : kept + used, back ? kept + used : variable, size);
 		used += size;
 	}
+	return 1;
 }
 
 static int read_at(int file, void *start, size_t length, off_t offset)
@@ -327,15 +312,14 @@ static void map_data(int file, const struct head *head)
 /* Become the process of the snapshot. Returns 0 when there is none that fits; nothing has changed then. */
 static int restore(struct head *head)
 {
-	char stamps[STAMPS_AT_MOST];
-	struct copies copies;
+	char stamps[STAMPS_AT_MOST], copies[COPIES];
 	int file = open(SNAPSHOT, O_RDONLY | O_CLOEXEC);
 	if (file < 0)
 		return 0;
 	if (!read_at(file, head, sizeof *head, 0) || memcmp(head->build, BUILD, sizeof BUILD) ||
 	    head->data_start != (long long)(uintptr_t)data_start || head->data_end != (long long)(uintptr_t)_end ||
 	    head->stamps_bytes > STAMPS_AT_MOST || !read_at(file, stamps, head->stamps_bytes, sizeof *head) ||
-	    !are_unchanged(stamps, head->stamps_bytes) || !keep_copies(&copies))
+	    !are_unchanged(stamps, head->stamps_bytes) || !move_copies(copies, 0))
 		goto unfit;
 	if (!map(REGION_START, head->region_bytes, file, head->region_offset))
 		goto unfit;
@@ -344,7 +328,7 @@ static int restore(struct head *head)
 		goto unfit;
 	}
 	map_data(file, head); /* there is no way back from here */
-	put_copies_back(&copies);
+	move_copies(copies, 1);
 	close(file);
 	return 1;
 unfit:
@@ -392,8 +376,8 @@ static PyStatus configure(PyConfig *config)
 	config->install_signal_handlers = 1;
 	config->pathconfig_warnings = 0;
 	config->module_search_paths_set = 1;
-	static const wchar_t *const paths[] = {STDLIB, DYNLOAD};
-	for (int i = 0; i < 2; i++) {
+	static const wchar_t *const paths[] = {SEARCHED};
+	for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
 		status = PyWideStringList_Append(&config->module_search_paths, paths[i]);
 		if (PyStatus_Exception(status))
 			return status;
@@ -411,17 +395,6 @@ static PyStatus configure(PyConfig *config)
 			return status;
 	}
 	return PyConfig_SetString(config, &config->stdlib_dir, STDLIB);
-}
-
-static void append_folders(void)
-{
-	PyObject *path = PySys_GetObject("path"), *folders = PyUnicode_DecodeFSDefault(FOLDERS);
-	PyObject *colon = PyUnicode_FromString(":"), *list = folders && colon ? PyUnicode_Split(folders, colon, -1) : NULL;
-	if (path == NULL || list == NULL || PyList_SetSlice(path, PyList_GET_SIZE(path), PyList_GET_SIZE(path), list) < 0)
-		return;
-	Py_DECREF(list);
-	Py_DECREF(folders);
-	Py_DECREF(colon);
 }
 
 /* `pyrunc --write-snapshot FILE`: start, import, write. */
@@ -443,7 +416,6 @@ static int write_snapshot(const char *path)
 		status = Py_InitializeFromConfig(&config);
 	if (PyStatus_Exception(status))
 		Py_ExitStatusException(status);
-	append_folders();
 	PyObject *module = PyImport_ImportModule("pyrunc.cli.snapshot");
 	PyObject *stamps = module != NULL ? PyObject_CallMethod(module, "prepare", NULL) : NULL;
 	head.resume = stamps != NULL ? PyObject_GetAttrString(module, "resume") : NULL;
