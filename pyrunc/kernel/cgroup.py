@@ -40,11 +40,11 @@ def _find_root() -> str:
     for candidate in USUAL_ROOTS:
         if os.path.exists(f"{candidate}/cgroup.controllers"):
             return candidate
-    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
-        for line in (file.readall() or b"").splitlines():
-            left, _, right = line.partition(b" - ")
-            if right.startswith(b"cgroup2 "):
-                return os.fsdecode(left.split()[4])
+    from pyrunc.kernel.mountinfo import mount_points
+
+    for mount in mount_points():
+        if mount.kind == "cgroup2":
+            return mount.path
     raise Unsupported("no cgroup v2 tree is mounted (looked for /sys/fs/cgroup and /sys/fs/cgroup/unified)")
 
 

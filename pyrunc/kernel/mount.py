@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _MOUNT_ATTR = Struct("<4Q")
 _STATFS_TYPE = Struct("@l")
+STRING_LIMIT_BYTES = 255  # of a value, fsconfig(2)
 
 
 def mount(
@@ -63,7 +64,7 @@ def fsconfig_flag(fs_fd: int, key: str) -> None:
 
 
 def fsconfig_string(fs_fd: int, key: str, value: Path) -> None:
-    """fsconfig(FSCONFIG_SET_STRING); at most 255 bytes of value."""
+    """fsconfig(FSCONFIG_SET_STRING); at most STRING_LIMIT_BYTES of value."""
     subject = f"'{key}={os.fsdecode(value)}'"
     syscall("fsconfig", subject, fs_fd, FSCONFIG_SET_STRING, key.encode(), path_bytes(value), 0)
 
@@ -174,17 +175,16 @@ def open_overlay(
     """A detached overlay mount; layers top first, each a path or a descriptor. Without `upper` it is read-only.
 
     `lowerdir+` takes one layer at a time (Linux 6.7) and has no limit on the whole; where it is missing, one `lowerdir`
-    string joins the paths. A descriptor needs Linux 6.13, one of a detached mount 6.15.
+    string joins the paths. A descriptor needs Linux 6.13, one of a detached mount 6.15; a path of more than 255 bytes
+    goes as a descriptor.
     """
     fs_fd = open_fs("overlay")
     try:
         fsconfig_string(fs_fd, "source", source)
         _set_lower(fs_fd, lower)
         for key, place in (("upperdir", upper), ("workdir", work)):
-            if isinstance(place, int):
-                fsconfig_fd(fs_fd, key, place)
-            elif place is not None:
-                fsconfig_string(fs_fd, key, place)
+            if place is not None:
+                _set_folder(fs_fd, key, place)
         return _open_with(fs_fd, options, attributes)
     finally:
         os.close(fs_fd)
@@ -193,10 +193,7 @@ def open_overlay(
 def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
     for index, layer in enumerate(lower):
         try:
-            if isinstance(layer, int):
-                fsconfig_fd(fs_fd, "lowerdir+", layer)
-            else:
-                fsconfig_string(fs_fd, "lowerdir+", layer)
+            _set_folder(fs_fd, "lowerdir+", layer)
         except KernelError as error:
             if isinstance(layer, int) and error.errno == errno.EBADF:
                 raise Unsupported(
@@ -208,6 +205,23 @@ def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
             escaped = (p.replace("\\", "\\\\").replace(":", "\\:") for p in paths)
             fsconfig_string(fs_fd, "lowerdir", ":".join(escaped))
             return
+
+
+def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
+    """`upperdir` and `workdir` are read with the backslash as an escape (ovl_mount_dir), `lowerdir+` is not."""
+    if isinstance(place, int):
+        fsconfig_fd(fs_fd, key, place)
+        return
+    path = path_bytes(place)
+    text = path if key == "lowerdir+" else path.replace(b"\\", b"\\\\")
+    if len(text) <= STRING_LIMIT_BYTES:
+        fsconfig_string(fs_fd, key, text)
+        return
+    folder = open_tree(AT_FDCWD, path, 0)
+    try:
+        fsconfig_fd(fs_fd, key, folder)
+    finally:
+        os.close(folder)
 
 
 def open_read_only_clone(path: Path) -> int:

@@ -126,20 +126,10 @@ def look(
 
 def whole_instances() -> tuple[str, ...]:
     """Where whole procfs and sysfs are mounted in our namespace, the last mounted first."""
-    found = []
-    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
-        for line in (file.readall() or b"").splitlines():
-            fields, _, rest = line.partition(b" - ")
-            _, _, _, root, place = fields.split()[:5]
-            if root == b"/" and rest.split()[0] in (b"proc", b"sysfs"):
-                found.append(os.fsdecode(_unescaped(place)))
+    from pyrunc.kernel.mountinfo import mount_points
+
+    found = [mount.path for mount in mount_points() if mount.root == "/" and mount.kind in ("proc", "sysfs")]
     return tuple(reversed(found))
-
-
-def _unescaped(place: bytes) -> bytes:
-    """mountinfo writes blanks and backslashes as three octal digits."""
-    first, *others = place.split(b"\\")
-    return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in others)
 
 
 def has_home(process: Process) -> bool:

@@ -12,6 +12,7 @@ import os
 
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel.fd import write_once
+from pyrunc.kernel.mountinfo import mount_points
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,11 +28,9 @@ WHERE = "linux.intelRdt"
 
 def mounted() -> str:
     """Where the resctrl filesystem is. Raises Unsupported when it is not mounted."""
-    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
-        for line in (file.readall() or b"").splitlines():
-            left, _, right = line.partition(b" - ")
-            if right.startswith(b"resctrl "):
-                return os.fsdecode(left.split()[4])
+    for mount in mount_points():
+        if mount.kind == "resctrl":
+            return mount.path
     raise Unsupported(f"{WHERE}: no resctrl filesystem is mounted (mount -t resctrl resctrl /sys/fs/resctrl)")
 
 

@@ -125,11 +125,33 @@ def _open_read_only(path: str) -> int:
 
 
 def overlay_of(mount: Mount) -> Overlay:
-    """The layers that the options of a mount of type overlay name."""
-    options = dict(Options(mount.options).data)
-    lower = (options.get("lowerdir") or "").replace("\\:", "\0").split(":")
-    layers = tuple(path.replace("\0", ":") for path in lower if path)
-    return Overlay(layers, options.get("upperdir") or "", options.get("workdir") or "", "volatile" in options)
+    """The layers that the options of a mount of type overlay name, as overlayfs reads them: `lowerdir+` has one path, taken
+    literally; `lowerdir` has several with `:` between them, and takes a backslash as an escape, as the writable ones do."""
+    layers: list[str] = []
+    writable = {"upperdir": "", "workdir": ""}
+    volatile = False
+    for key, value in Options(mount.options).data:
+        if key == "lowerdir+":
+            layers.append(value or "")
+        elif key == "lowerdir":
+            layers = _paths(value or "", ":")
+        elif key in writable:
+            writable[key] = "".join(_paths(value or "", ""))
+        volatile = volatile or key == "volatile"
+    return Overlay(
+        tuple(path for path in layers if path), writable["upperdir"], writable["workdir"], volatile
+    )
+
+
+def _paths(text: str, separator: str) -> list[str]:
+    """The paths of an option; a backslash takes the next character as it is (ovl_parse_param_split_lowerdirs, ovl_unescape)."""
+    paths, characters = [""], iter(text)
+    for character in characters:
+        if character == separator:
+            paths.append("")
+        else:
+            paths[-1] += next(characters, "") if character == "\\" else character
+    return paths
 
 
 def _give_to_root(rootfs: Overlay, linux: Linux) -> None:

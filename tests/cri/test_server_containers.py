@@ -308,6 +308,23 @@ def test_a_volume_of_an_image_with_several_layers(server: Server) -> None:
     assert server.exec(container, "touch", "/part/x").exit_code == 1
 
 
+def test_a_colon_in_a_sub_path_names_one_folder(server: Server) -> None:
+    host = server.folder / "host"
+    host.mkdir()
+    (host / "secret").touch()
+    (server.folder / "a").mkdir()
+    part, long = f"a:{host}", "/".join(("n" * 200, "b\\:c,d", "n" * 200))
+    files = {f"{part}/image": b"", "a/x": b"", f"{long}/deep": b""}
+    server.load_image(image_archive("registry.test/colon:1", files, {**files, f"{part}/top": b""}))
+    image = api.ImageSpec(image="registry.test/colon:1")
+    mounts = [
+        api.Mount(container_path=f"/{n}", readonly=True, image=image, image_sub_path=path)
+        for n, path in enumerate((part, long))
+    ]
+    container = server.launch(server.run_pod(), server.container_config(mounts=mounts))
+    assert server.output(container, "ls", "/0", "/1").split() == ["/0:", "image", "top", "/1:", "deep"]
+
+
 def test_environment_and_arguments(server: Server) -> None:
     config = server.container_config(
         ["sh", "-c", "env; pwd; exit 0"],

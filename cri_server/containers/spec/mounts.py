@@ -147,8 +147,10 @@ def to_oci(wanted: Asked) -> Mount:
     request = wanted.request
     extra = sorted(set(request.mount_options))
     if wanted.overlay_lower:
-        lower = ":".join(wanted.overlay_lower)
-        return _fs(wanted.destination, "overlay", [f"lowerdir={lower}", "ro", "nosuid", "nodev", *extra])
+        layers = [
+            f"lowerdir+={path}" for path in wanted.overlay_lower
+        ]  # an image chooses its names: never joined
+        return _fs(wanted.destination, "overlay", [*layers, "ro", "nosuid", "nodev", *extra])
     access = "ro" if request.readonly else "rw"
     options = [
         "rbind",

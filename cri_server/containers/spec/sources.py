@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from cri_server.api import api_pb2 as api
 from cri_server.containers.spec.mounts import Asked
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError
+from pyrunc.kernel.mountinfo import MountPoint, mount_points
 from pyrunc.kernel.path import open_folder_at
 
 log = logging.getLogger(__name__)
@@ -49,13 +50,13 @@ def find(wanted: list[Asked]) -> None:
 
     Raises InvalidArgument for a propagation that the source's mount does not offer, KernelError.
     """
-    table: list[tuple[str, set[str]]] | None = None
+    table: list[MountPoint] | None = None
     for mount in wanted:
         if mount.source or mount.overlay_lower:
             continue
         mount.source = real_path(mount.request.host_path)
         if mount.request.propagation != api.PROPAGATION_PRIVATE:
-            table = table if table is not None else mount_table()
+            table = table if table is not None else list(mount_points())
             _check_propagation(mount, table)
 
 
@@ -82,24 +83,13 @@ def make_folders(resolved: str) -> None:
         os.close(folder)
 
 
-def mount_table() -> list[tuple[str, set[str]]]:
-    """Mount points of this namespace with their propagation tags, innermost last."""
-    table = []
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            left = line.partition(" - ")[0].split()
-            point = left[4].encode().decode("unicode_escape")
-            table.append((point, {tag.partition(":")[0] for tag in left[6:]}))
-    return table
-
-
-def _check_propagation(mount: Asked, table: list[tuple[str, set[str]]]) -> None:
+def _check_propagation(mount: Asked, table: list[MountPoint]) -> None:
     tags: set[str] = set()
     longest = -1
-    for point, found in table:
-        beneath = point == "/" or mount.source == point or mount.source.startswith(point + "/")
-        if beneath and len(point) >= longest:
-            tags, longest = found, len(point)
+    for point in table:
+        beneath = point.path == "/" or f"{mount.source}/".startswith(f"{point.path}/")
+        if beneath and len(point.path) >= longest:
+            tags, longest = point.propagation, len(point.path)
     needed = (
         {"shared"} if mount.request.propagation == api.PROPAGATION_BIDIRECTIONAL else {"shared", "master"}
     )

@@ -443,6 +443,32 @@ def test_writable_overlay_as_a_volume(box: Box, tmp_path: Path) -> None:
     assert (tmp_path / "u/made").exists()
 
 
+ODD = ("a:b", "a\\:b", "a\\b", "a\\\\", "a,b", "b" * 250)
+
+
+@pytest.mark.parametrize("name", ODD, ids=map(str, range(len(ODD))))
+def test_folders_of_an_overlay_that_is_a_volume_by_any_name(box: Box, tmp_path: Path, name: str) -> None:
+    folders = {part: tmp_path / part / name for part in ("one", "two", "u", "w")}
+    for part, folder in folders.items():
+        folder.mkdir(parents=True)
+        (folder / part).touch()
+    (folders["w"] / "w").unlink()
+    escaped = {part: str(folder).replace("\\", "\\\\") for part, folder in folders.items()}
+    writable = (f"upperdir={escaped['u']}", f"workdir={escaped['w']}")
+    box.add_mount("/list", "overlay", *(f"lowerdir+={folders[n]}" for n in ("one", "two")), kind="overlay")
+    joined = ":".join(escaped[n].replace(":", "\\:") for n in ("one", "two"))
+    box.add_mount("/joined", "overlay", f"lowerdir={joined}", *writable, kind="overlay")
+    assert box.run("ls /list; touch /joined/made; ls /joined").split() == [
+        "one",
+        "two",
+        "made",
+        "one",
+        "two",
+        "u",
+    ]
+    assert (folders["u"] / "made").exists()
+
+
 def test_tmpfs_that_copies_up(box: Box) -> None:
     home = box.image / "home/web"
     (home / "deep/er").mkdir(parents=True)
