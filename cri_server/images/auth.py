@@ -12,7 +12,7 @@ import binascii
 import json
 import re
 from dataclasses import dataclass, field
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 from cri_server.images.hosts import Host
 from cri_server.images.model import Auth
@@ -125,8 +125,7 @@ def challenges(header: str) -> list[Challenge]:
 
 def token_request(challenge: Challenge, who: Credential, host: Host, scope: str) -> TokenRequest:
     """How to get a bearer token. Raises PeerError for a token server that must not be asked."""
-    realm = challenge.parameters.get("realm", "")
-    parts = urlsplit(realm)
+    parts = _split(challenge.parameters.get("realm", ""))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise PeerError(f"{host.netloc}: the challenge names no token server")
     if parts.scheme == "http" and host.url.startswith("https://"):
@@ -149,6 +148,15 @@ def token_request(challenge: Challenge, who: Credential, host: Host, scope: str)
     query = "&".join(filter(None, (parts.query, urlencode(asked))))
     basic = who.basic
     return TokenRequest(base._replace(query=query).geturl(), {"Authorization": basic} if basic else {})
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL that a server named; of one that cannot be read, such as a port that is no number, none."""
+    try:
+        parts = urlsplit(url)
+        return parts if parts.port is None or parts.port else urlsplit("")
+    except ValueError:
+        return urlsplit("")
 
 
 def read_token(data: bytes, server: str) -> str:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 from urllib import request as environment
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -88,8 +88,9 @@ class Session:
         if self._aborted.wait(seconds):
             raise Abandoned
 
-    def get(self, host: Host, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
-        """The response to a GET, redirects followed, its body not read: the caller closes it.
+    def get(self, host: Host, url: str, headers: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
+        """The response to a GET, redirects followed, its body not read (the caller closes it); and who gave it, when a
+        redirect led away from the origin of `url`: host[:port] of that other server, which is owed no secret.
 
         Raises Unavailable, Forbidden, Abandoned.
         """
@@ -99,10 +100,10 @@ class Session:
             response = self._send("GET", host, url, sent, None, foreign)
             location = response.headers.get("Location")
             if response.status not in _REDIRECTS or not location:
-                return response
+                return response, urlsplit(url).netloc if foreign else ""
             response.close()
             url, target = self._redirected(url, location)
-            if (target.scheme, target.netloc) != (origin.scheme, origin.netloc):
+            if origin_of(target) != origin_of(origin):
                 foreign = True
                 kept = {name.lower() for name in headers} - set(_SECRET_HEADERS)
                 sent = {name: value for name, value in sent.items() if name.lower() in kept}
@@ -110,7 +111,7 @@ class Session:
 
     def token(self, host: Host, url: str, headers: dict[str, str], body: bytes | None) -> BaseHTTPResponse:
         """The answer of a token server that `host` named; redirects are not followed, they would carry the secret."""
-        foreign = urlsplit(url).netloc != host.netloc
+        foreign = origin_of(urlsplit(url)) != origin_of(urlsplit(host.url))
         return self._send("GET" if body is None else "POST", host, url, headers, body, foreign)
 
     def read(self, response: BaseHTTPResponse, size: int) -> bytes:
@@ -151,8 +152,13 @@ class Session:
         self._touch()
         return response
 
-    def _redirected(self, url: str, location: str) -> tuple[str, Any]:
-        here, target = urlsplit(url), urlsplit(urljoin(url, location))
+    def _redirected(self, url: str, location: str) -> tuple[str, SplitResult]:
+        here = urlsplit(url)
+        try:
+            target = urlsplit(urljoin(url, location))
+            origin_of(target)  # a port that is no number
+        except ValueError:
+            raise Forbidden(f"{here.netloc}: a redirect to what is no URL") from None
         if target.scheme not in ("http", "https") or not target.hostname:
             raise Forbidden(f"{here.netloc}: a redirect to a {target.scheme[:20]!r} address")
         if here.scheme == "https" and target.scheme == "http":
@@ -217,6 +223,11 @@ class Session:
             self._sockets.add(sock)
         if self._aborted.is_set():
             sock.shutdown(socket.SHUT_RDWR)
+
+
+def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
+    """Scheme, host and port: what a secret is bound to (RFC 6454 section 4)."""
+    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def tls_context(host: Host | None) -> ssl.SSLContext:

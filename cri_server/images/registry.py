@@ -219,14 +219,16 @@ class Registry:
     def _open(self, host: Host, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
         """A successful response. Raises Unavailable, Unauthorized, _NoSuch, PeerError."""
         url = f"{host.url}{quote(host.prefix)}/{self._reference.path}/{what}{self._namespace(host)}"
-        response = self._session.get(host, url, headers | self._authorization(host))
-        if response.status == 401:
+        response, other = self._session.get(host, url, headers | self._authorization(host))
+        if response.status == 401 and not other:
             response.close()
             self._log_in(host, response.headers.getlist("WWW-Authenticate"))
-            response = self._session.get(host, url, headers | self._authorization(host))
+            response, other = self._session.get(host, url, headers | self._authorization(host))
         if response.status in (200, 206):
             return response
         try:
+            if response.status == 401 and other:
+                raise Unauthorized(f"{host.netloc} sent us to {other}, which wants a login of its own")
             raise self._refusal(host, response, what)
         finally:
             response.close()
@@ -241,7 +243,7 @@ class Registry:
         return {"Authorization": value} if value else {}
 
     def _log_in(self, host: Host, headers: list[str]) -> None:
-        """Answer the challenge with what is meant for this host."""
+        """Answer the host's own challenge with what is meant for it."""
         offered = [challenge for header in headers for challenge in logins.challenges(header)]
         who = self._credentials[host]
         bearer = next((c for c in offered if c.scheme == "bearer"), None)

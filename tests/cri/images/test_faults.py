@@ -258,6 +258,43 @@ async def test_a_redirect_to_another_host_takes_no_secret_along(
             assert "authorization" not in request.headers and "x-secret" not in request.headers
 
 
+AUTHS = {
+    "password": Auth("u", PASSWORD),
+    "refresh token": Auth(identity_token=PASSWORD),
+    "bearer": Auth(registry_token=PASSWORD),
+}
+
+
+@pytest.mark.parametrize("challenge", ['Basic realm="x"', 'Bearer realm="{thief}/token",service="s"'])
+@pytest.mark.parametrize("auth", AUTHS.values(), ids=AUTHS.keys())
+@pytest.mark.parametrize(("what", "detour"), [("manifests", False), ("blobs", True)])
+async def test_a_host_that_a_redirect_names_asks_in_vain_for_the_secret(
+    tmp_path: Path, service: ImageService, challenge: str, auth: Auth, what: str, detour: bool
+) -> None:
+    """A detour: the host sends us back to the registry's own address and asks there, by a redirect of its own."""
+    with Registry(tmp_path / "front") as front, Registry(tmp_path / "thief") as thief:
+        front.push("app:v1", make())
+        thief.fault("/token", status=200, body=b'{"token": "t"}')
+        if detour:
+            thief.fault("/stolen/1", status=307, headers={"Location": f"{front.url}/stolen/2"})
+            front.fault("/stolen/2", status=307, headers={"Location": f"{thief.url}/stolen/3"})
+        thief.fault("/stolen/", status=401, headers={"WWW-Authenticate": challenge.format(thief=thief.url)})
+        front.fault(f"/v2/app/{what}/", status=307, headers={"Location": f"{thief.url}/stolen/1"})
+        error = await refused(service, f"{front.host}/app:v1", auth)
+        assert f"{front.host} sent us to {thief.host}, which wants a login of its own" in error.message
+        assert thief.asked("/stolen/") and not thief.asked("/token")
+        assert all("authorization" not in request.headers for request in thief.requests)
+
+
+async def test_a_redirect_inside_the_registry_is_logged_in(tmp_path: Path, service: ImageService) -> None:
+    with Registry(tmp_path / "front", auth=("bearer", "u", PASSWORD)) as front:
+        built = make()
+        front.push("app:v1", built)
+        for way in ("manifests/v1", *(f"blobs/sha256:{p.name}" for p in (front.root / "blobs").iterdir())):
+            front.fault(f"/v2/old/{way}", status=307, headers={"Location": f"{front.url}/v2/app/{way}"})
+        assert await service.pull(f"{front.host}/old:v1", Auth("u", PASSWORD)) == built.id
+
+
 DISTANT, LINK = "198.51.100.1", "169.254.169.254"
 
 

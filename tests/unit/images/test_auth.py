@@ -155,7 +155,19 @@ def test_anonymous_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "realm", ["", "x", "ftp://a/", "file:///etc/passwd", "https://u:p@a/", "https:///x", "http://a.example/t"]
+    "realm",
+    [
+        "",
+        "x",
+        "ftp://a/",
+        "file:///etc/passwd",
+        "https://u:p@a/",
+        "https:///x",
+        "http://a.example/t",
+        "https://[x/t",
+        "https://a:b/t",
+        "https://a:99999/t",
+    ],
 )
 def test_token_servers_that_are_not_asked(realm: str) -> None:
     with pytest.raises(PeerError, match=r"r\.example: "):
