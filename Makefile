@@ -59,12 +59,12 @@ lint: build .venv/tested ## ruff and mypy
 # PYTEST holds more arguments, such as PYTEST='-k shim'.
 .PHONY: test
 test: lint ## all that CI runs: lint, unit, kernel, CRI, Kubernetes, guest
-	@PYRUNC_LEDGER=machine $(BIN)/python -m pytest -m 'not slow' $(PYTEST)
+	@$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
 
 .PHONY: test-all test-slow
 test-all: test test-slow ## what CI runs and what takes too long for it
 test-slow: build .venv/tested ## what takes too long for CI: fifty minutes
-	@PYRUNC_LEDGER=machine $(BIN)/python -m pytest -m slow $(PYTEST)
+	@$(BIN)/python -m pytest -m slow $(PYTEST)
 
 .PHONY: clean
 clean: ## remove what was built here; the cache stays
@@ -82,7 +82,7 @@ vm: build .venv/tested ## build and boot the guest with pure cgroup v2 and syste
 vm-down:
 	@$(BIN)/python -m tests.support.guest stop
 test-vm: build .venv/tested ## the tests that run in the guest; PYTEST="-m ''" for the slow ones too
-	@PYRUNC_LEDGER=machine $(BIN)/python -m pytest -m 'not slow' tests/vm $(PYTEST)
+	@$(BIN)/python -m pytest -m 'not slow' tests/vm $(PYTEST)
 
 .PHONY: bench
 bench: build .venv/tested ## compare with containerd and runc in one run

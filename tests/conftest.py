@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support import builds, ledger
+from tests.support import builds, ledger, session
 
 TESTS = Path(__file__).parent
 INTEGRATION = ("kernel", "system", "cri")  # a cluster is counted around its whole life, in tests/kube
@@ -18,13 +17,18 @@ EXPECTED_SKIPS: tuple[str, ...] = ()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault(ledger.MARK, f"{os.getpid()}-{time.time_ns()}")
+    session.begin(anew=hasattr(config, "workerinput"))  # workers of xdist count apart from each other
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Long builds come before the first test, outside of its time limit. The guest has nothing to build with."""
     if not session.config.option.collectonly and "PYRUNC_GUEST" not in os.environ:
         builds.make_for({item.path for item in session.items}, lambda line: print(line, flush=True))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def folders_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
+    ledger.FOLDERS.add(f"{tmp_path_factory.getbasetemp()}/")
 
 
 @pytest.fixture(autouse=True)

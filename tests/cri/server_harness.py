@@ -26,6 +26,7 @@ from cri_server.images import build
 from cri_server.rpc import private
 from cri_server.shims import kill_process
 from cri_server.store.facts import Process
+from tests.support import session
 from tests.support.processes import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -63,7 +64,7 @@ class Server:
         disk_bytes: int = 0,
     ) -> None:
         """`disk_bytes`: the root directory is a tmpfs of this size."""
-        self.folder = Path(tempfile.mkdtemp(prefix="pyrunc-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{session.name('pyrunc')}-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"
         self.logs = self.folder / "logs"
         self.socket = self.folder / "cri.sock"

@@ -25,6 +25,7 @@ from pyrunc.shim import tree
 from pyrunc.shim.client import SHIM, Exit, ShimClient, Started, start_shim
 from pyrunc.spec.default import default
 from pyrunc.zygote.client import Zygote
+from tests.support import session
 
 TIMEOUT_S = 30.0  # for what takes milliseconds when the machine has nothing else to do
 DIRECT = "tests.kernel.shim_starter:DirectStarter"
@@ -58,7 +59,7 @@ class TestPod:
         self.events: list[dict[str, Any]] = []
         self.closed = 0
         self.pid = 0
-        self.group = f"/pyrunc-test-{os.getpid()}-{time.monotonic_ns()}"
+        self.group = f"/{session.name('shim')}-{time.monotonic_ns()}"
         self._client: ShimClient | None = None
         self._zygote: Zygote | None = None
         for path in (self.sandbox, self.containers):

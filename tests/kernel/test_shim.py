@@ -103,10 +103,13 @@ async def test_exits_are_recorded_while_nobody_is_connected(pod: TestPod) -> Non
 
 
 async def test_orphans_are_reaped(pod: TestPod) -> None:
-    os.mkfifo(gate := pod.folder / "gate")
-    started = await pod.run("a", f"( cat {gate} & ) ; ( setsid cat {gate} & ) ; exec sleep 100")
+    gates = [pod.folder / name for name in ("gate", "gate-of-a-session")]
+    for gate in gates:
+        os.mkfifo(gate)
+    started = await pod.run("a", f"( cat {gates[0]} & ) ; ( setsid cat {gates[1]} & ) ; exec sleep 100")
     await until(lambda: [name_of(child) for child in children(pod.pid)].count("cat") == 2)
-    await open_gate(gate)
+    for gate in gates:
+        await open_gate(gate)  # each waits for the one process that opens it, which may have its name only
     await until(lambda: children(pod.pid) == [started.pid])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kube.pods import Kube
-from tests.support import images, ledger, nginx
+from tests.support import images, ledger, nginx, session
 from tests.support.cluster import Cluster
 
 
@@ -17,7 +17,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = Path(tmp_path_factory.mktemp("kube"))
     archives = [images.busybox(), nginx.archive()]
     before = ledger.take()
-    running = Cluster(folder)
+    running = Cluster(folder, session.name("kube"))
     try:
         running.up(archives, [archives[0]])
         yield running

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kube.pods import Kube, Manifest, pod, shell
 from tests.kube_nodes.views import AnyNode, Hosts
-from tests.support import images, ledger
+from tests.support import images, ledger, session
 from tests.support.cluster import Cluster
 from tests.support.flannel import Flannel
 
@@ -38,7 +38,7 @@ def web_server(node: AnyNode) -> Manifest:
 def flannel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flannel]:
     """A running cluster of two nodes whose pod network is flannel's."""
     before = ledger.take()
-    cluster = Cluster(Path(tmp_path_factory.mktemp("nodes")), "pyrunc-nodes", nodes=2)
+    cluster = Cluster(Path(tmp_path_factory.mktemp("nodes")), session.name("nodes"), nodes=2)
     running = Flannel(cluster, request.param)
     try:
         for node in cluster.nodes:

@@ -44,6 +44,8 @@ class Cluster(Kubectl):
         self.folder = folder
         names = [name, *(f"{name}-{n}" for n in range(2, nodes + 1))]
         self.nodes = [Node(folder / f"node{n}", names[n - 1], n) for n in range(1, nodes + 1)]
+        for node in self.nodes:
+            node.pods_group = f"/{node.name}"
         self.node = self.nodes[0]
         self.control = ControlPlane(folder, self.node)
         self.kubeconfig = self.control.kubeconfig

@@ -48,7 +48,7 @@ class Switch:
     """A network namespace with a bridge, and this machine plugged into it as `OUTSIDE_IP`."""
 
     def __init__(self, name: str) -> None:
-        self.name, self._outside = f"{name}-switch", f"{name[:10]}-up"
+        self.name, self._outside = f"{name}-switch", f"{name[:12]}-up"
 
     def make(self) -> None:
         """The namespace and the machine's plug. Its end there is up before anybody plugs in."""
@@ -83,10 +83,12 @@ class Node:
     """Node `number` of its cluster, 1 is the first. `name` is that of its network namespace, `host` what Kubernetes calls it.
 
     A hybrid host has no controllers in its v2 tree, so a missing one is a warning there; in the guest it is an error.
+    `pods_group` is the cgroup of pods for which kubelet names none; it goes when the node is stopped. Empty: the server's own.
     """
 
     cgroup_driver = "cgroupfs"
     missing_controllers = "warn"
+    pods_group = ""
 
     def __init__(self, folder: Path, name: str = "pyrunc-kube", number: int = 1) -> None:
         self.folder, self.name, self.number = folder, name, number
@@ -154,8 +156,9 @@ class Node:
             hosts.write_text(
                 f'server = "http://{mirror}"\n[host."http://{mirror}"]\n  capabilities = ["pull", "resolve"]\n'
             )
+        parent = f'default_parent = "{self.pods_group}"\n' if self.pods_group else ""
         (self.folder / "config.toml").write_text(
-            f'[cgroup]\nmissing_controllers = "{self.missing_controllers}"\n\n[registry]\nconfig_path = "{self.folder}/certs.d"\n'
+            f'[cgroup]\nmissing_controllers = "{self.missing_controllers}"\n{parent}\n[registry]\nconfig_path = "{self.folder}/certs.d"\n'
         )
 
     def write_network(self, network: Mapping[str, Any]) -> None:
@@ -278,9 +281,16 @@ class Node:
             if self.answers():
                 self.remove_everything()
             self.server.stop()
+        self._remove_pods_group()
         self._unmount_kubelet()
         self.mounts.stop(signal.SIGKILL)
         self.remove_network()
+
+    def _remove_pods_group(self) -> None:
+        """The server leaves the parent of all pods where it made it. What is not empty stays, for the ledger to tell."""
+        if self.pods_group:
+            with contextlib.suppress(OSError):
+                os.rmdir(ledger.cgroup_root() + self.pods_group)
 
     def _unmount_kubelet(self) -> None:
         """kubelet leaves its tmpfs volumes mounted when it ends."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support import ledger, session
+
 # `sh -c ENTER GROUP PROGRAM…` runs a program in a group.
 ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
 REMOVE_TIMEOUT_S = 20.0
@@ -16,8 +18,7 @@ REMOVE_TIMEOUT_S = 20.0
 @contextmanager
 def own_group(name: str) -> Iterator[Path]:
     """A new group of the v2 tree with an empty group `own` below; both go with all that was made there, which must be empty."""
-    tree = Path("/sys/fs/cgroup/unified")
-    group = (tree if tree.is_dir() else Path("/sys/fs/cgroup")) / f"{name}-{os.getpid()}"
+    group = Path(ledger.cgroup_root(), session.name(name))
     (group / "own").mkdir(parents=True)
     try:
         yield group

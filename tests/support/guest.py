@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import toolchain
+from tests.support import session, toolchain
 from tests.support.processes import Program, wait_until
 
 PROJECT = Path(__file__).parents[2]
@@ -261,7 +261,7 @@ class Guest:
         self.program.log.unlink(missing_ok=True)
         self.accelerator = "kvm" if kvm_boots(self.disk) else TCG
         self.program.start(self._qemu())
-        self._connection = Path(tempfile.mkdtemp(prefix="guest-"))
+        self._connection = Path(tempfile.mkdtemp(prefix=session.name("guest")))
         if not wait_until(lambda: not self.program.pid or self._connect(), timeout_s, 0.5):
             self.stop()
             raise RuntimeError(

@@ -1,10 +1,13 @@
 """What a test may leave behind, counted: one snapshot before, one after, and the difference is a leak.
 
-Always: descriptors and children of the test's process, and processes that carry the session's mark in their environment.
+Always: descriptors and children of the test's process, and what is the session's own, whatever else the machine does
+meanwhile: processes with the session's mark in their environment or in the name of their cgroup, and all that descend from
+these; mounts in folders of the session; network namespaces, links and cgroups with the mark in their names.
 A process is known again by its pid and start time; its name may change in between (a zygote takes its own after execve).
-With `PYRUNC_LEDGER=machine` (how `make test` runs; nothing else must be testing on the machine then) also what belongs to
-the machine: mounts, named network namespaces, links, nftables tables with their elements, cgroups of the v2 tree, and every
-process that runs one of our programs. State entries are counted for the folders that a test names.
+
+With `PYRUNC_LEDGER=machine`, CI's way, all that belongs to the machine counts, whoever made it: also a leak under a name that
+nobody meant, nftables with their elements, and every process that runs one of our programs. Nothing else may then work on
+the machine. State entries are counted for the folders that a test names.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MARK = "PYRUNC_TEST_SESSION"
+from tests.support import session
+
 OURS = ("pyrunc", "cri_server", "cni_plugins", "/memfd:launcher", "/memfd:pause", "pyrunc/native/")
+FOLDERS: set[str] = set()
+"""Folders of this session whose path does not contain its mark, each with a slash at its end."""
 
 Entries = dict[str, dict[str, str]]
 
@@ -44,20 +50,25 @@ def take(folders: Iterable[Path] = ()) -> Ledger:
     entries: Entries = {
         "descriptor": _by_name(descriptors()),
         "child": children(),
-        "process": marked_processes(),
+        "process": own_processes(),
+        "mount": _by_name(mounts()),
+        "network namespace": _by_name(_listing("/run/netns")),
+        "link": _by_name(name for _, name in socket.if_nameindex()),
+        "cgroup": _by_name(cgroups()),
     }
-    if os.environ.get("PYRUNC_LEDGER") == "machine":
-        entries |= {
-            "mount": _by_name(mounts()),
-            "network namespace": _by_name(_listing("/run/netns")),
-            "link": _by_name(name for _, name in socket.if_nameindex()),
-            "nftables": _by_name(nftables()),
-            "cgroup": _by_name(cgroups()),
-            "process of ours": our_processes(),
-        }
+    if counts_the_machine():
+        entries |= {"nftables": _by_name(nftables()), "process of ours": our_processes()}
+    else:
+        for kind in ("mount", "network namespace", "link", "cgroup"):
+            entries[kind] = {name: words for name, words in entries[kind].items() if _is_own(name)}
     for folder in folders:
         entries[f"state in {folder}"] = _by_name(os.path.relpath(path, folder) for path in _below(folder))
     return Ledger(entries)
+
+
+def counts_the_machine() -> bool:
+    """`PYRUNC_LEDGER=machine` says so; where the variable is not set, CI does."""
+    return os.environ.get("PYRUNC_LEDGER", "machine" if os.environ.get("CI") else "") == "machine"
 
 
 def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.0) -> list[str]:
@@ -96,22 +107,37 @@ def children() -> dict[str, str]:
     return found
 
 
-def marked_processes() -> dict[str, str]:
-    """Processes, wherever they ended up, whose environment carries this session's mark."""
-    mark = os.environ.get(MARK)
-    if not mark:
-        return {}
-    wanted = f"{MARK}={mark}".encode()
+def own_processes() -> dict[str, str]:
+    """This session's processes, wherever they ended up, without this one: those that bear its mark, and their descendants.
+
+    A process of a container has the environment that its image says: it is known by its cgroup or its parents.
+    """
+    parents = {pid: _name_and_parent(pid)[1] for pid in _pids()}
+    own = {pid for pid in parents if _bears_the_mark(pid)}
     found = {}
-    for pid in _pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                marked = wanted in file.read().split(b"\0")
-        except OSError:
-            continue
-        if marked and int(pid) != os.getpid() and not _waits_to_be_a_shim(pid):
+    for pid in parents:
+        line = [pid]
+        while line[-1] not in own and (above := parents.get(line[-1], "0")) not in ("0", *line):
+            line.append(above)
+        if line[-1] in own and int(pid) != os.getpid() and not _waits_to_be_a_shim(pid):
             found |= _described(pid)
     return found
+
+
+def _bears_the_mark(pid: str) -> bool:
+    mark = session.mark()
+    if not mark:
+        return False
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if f"{session.VARIABLE}={mark}".encode() in file.read().split(b"\0"):
+                return True
+    except OSError:
+        pass  # it is gone, or a zombie, which still has its cgroup
+    try:
+        return mark in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
 
 
 def our_processes() -> dict[str, str]:
@@ -150,10 +176,13 @@ def mounts() -> set[str]:
 
 def cgroups() -> set[str]:
     """Every group of the v2 tree, but for the server's default parent of all pods, which stays once it was made."""
-    root = Path("/sys/fs/cgroup/unified")
-    if not root.is_dir():
-        root = Path("/sys/fs/cgroup")
+    root = cgroup_root()
     return {f"{base}/{name}" for base, names, _ in os.walk(root) for name in names} - {f"{root}/pyrunc"}
+
+
+def cgroup_root() -> str:
+    """The v2 tree."""
+    return "/sys/fs/cgroup/unified" if os.path.isdir("/sys/fs/cgroup/unified") else "/sys/fs/cgroup"
 
 
 def nftables() -> set[str]:
@@ -170,6 +199,12 @@ def nftables() -> set[str]:
         elif word == "}" and place:
             place.pop()
     return found
+
+
+def _is_own(name: str) -> bool:
+    """Whether a mount, link, cgroup or named namespace is this session's."""
+    mark = session.mark()
+    return bool(mark and mark in name) or any(folder in name for folder in FOLDERS)
 
 
 def _by_name(names: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support import bundle
+from tests.support import bundle, session
 
 TIMEOUT_S = 90.0
 _numbers = itertools.count(1)
@@ -91,7 +91,7 @@ class Runtime:
 
     def box(self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any) -> Box:
         """A container to be: its bundle is written, nothing else done. `change` edits the configuration."""
-        name = f"sys-{os.getpid()}-{next(_numbers)}"
+        name = f"{session.name('sys')}-{next(_numbers)}"
         config = bundle.configuration(*args, cgroupsPath=f"/{name}", **linux)
         config["root"] = {"path": str(self.rootfs), "readonly": True}
         if change is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,14 +11,14 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.bench.peer import Containerd, pause_archive
-from tests.support import cri, images
+from tests.support import cri, images, session
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
 def containerd(tmp_path: Path) -> Iterator[Containerd]:
-    name = f"containerd-{os.getpid()}"
+    name = session.name("containerd")
     subprocess.run(["ip", "netns", "add", name], check=True)
     subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
     ours = tmp_path / "plugins"

@@ -18,6 +18,7 @@ from pyrunc.lifecycle.sources import Directory, Overlay
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse
+from tests.support import session
 
 APPLETS = [
     "sh",
@@ -123,7 +124,7 @@ class Box:
             if overlay
             else Directory(str(self.image))
         )
-        name = f"t{os.getpid()}-{self.folder.name}-{self.count}"
+        name = f"{session.name('t')}-{self.folder.name}-{self.count}"
         more.setdefault("cgroup", CgroupChoice(missing_controllers="warn"))
         return CreateRequest(name, str(self.folder), spec, rootfs, stdio, mount_fds=self.mount_fds, **more)
 
@@ -206,7 +207,7 @@ def held(box: Box) -> Iterator[dict[str, str]]:
     """A holder of the box's mounts; what a container's request needs besides, where detached mounts cannot be cloned."""
     pod = holder(
         HolderRequest(
-            id=f"h{os.getpid()}-{box.folder.name}",
+            id=f"{session.name('h')}-{box.folder.name}",
             namespaces={"ipc": "new"},
             cgroup=CgroupChoice(missing_controllers="warn"),
             mounts={f"/{name}": number for name, number in box.mount_fds.items()},

@@ -16,6 +16,7 @@ from pyrunc.kernel.namespace import open_new_network
 from pyrunc.lifecycle.descriptors import CgroupChoice
 from pyrunc.lifecycle.holder import Held, HolderRequest, holder
 from tests.kernel.plan.box import Box
+from tests.support import session
 
 POD = {"network": "new", "ipc": "new", "uts": "new", "pid": "none"}
 
@@ -23,7 +24,7 @@ POD = {"network": "new", "ipc": "new", "uts": "new", "pid": "none"}
 @contextmanager
 def held(**more: Any) -> Iterator[Held]:
     wanted = {
-        "id": f"pod{os.getpid()}",
+        "id": session.name("pod"),
         "namespaces": POD,
         "hostname": "pod-1",
         "cgroup": CgroupChoice(missing_controllers="warn"),
@@ -144,4 +145,4 @@ def test_failures_leave_nothing(more: dict[str, Any]) -> None:
         pass
     from pyrunc.cgroups.naming import place
 
-    assert not place("", f"pod{os.getpid()}", "cgroupfs").exists()
+    assert not place("", session.name("pod"), "cgroupfs").exists()

@@ -16,6 +16,7 @@ from pyrunc.lifecycle.holder import HolderRequest, holder
 from pyrunc.lifecycle.sources import Overlay, open_overlay
 from pyrunc.spec.model import IdMap, Linux, Namespace
 from tests.kernel.plan.box import Box, mounts, release
+from tests.support import session
 
 MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]
 
@@ -154,7 +155,7 @@ def test_a_pod_with_a_user_namespace(box: Box) -> None:
     shm = km.open_mount("tmpfs", [("mode", "1777")], attributes=2 | 4 | 8)
     pod = holder(
         HolderRequest(
-            id=f"upod{os.getpid()}",
+            id=session.name("upod"),
             namespaces=dict.fromkeys(kinds, "new"),
             hostname="upod",
             sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "99999"},

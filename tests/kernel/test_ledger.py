@@ -1,0 +1,124 @@
+"""The ledger tells a session's own leaks from what others do on the machine meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support import ledger, session
+from tests.support.processes import wait_until
+
+
+class Things:
+    """What a program leaves on a machine: `make(KIND, NAME)` leaves one and returns the word by which a leak is told."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self.stack, self.folder = stack, folder
+        self.kinds: dict[str, Callable[[str], str]] = {
+            "cgroup": self.cgroup,
+            "network namespace": self.namespace,
+            "link": self.link,
+            "mount": self.mount,
+        }
+
+    def cgroup(self, name: str) -> str:
+        group = f"{ledger.cgroup_root()}/{name}"
+        os.mkdir(group)
+        self.stack.callback(os.rmdir, group)
+        return group
+
+    def namespace(self, name: str) -> str:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+        self.stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
+        return name
+
+    def link(self, name: str) -> str:
+        subprocess.run(["ip", "link", "add", name, "type", "bridge"], check=True)
+        self.stack.callback(subprocess.run, ["ip", "link", "del", name], check=True)
+        return name
+
+    def mount(self, name: str) -> str:
+        (place := self.folder / name).mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "left", place], check=True)
+        self.stack.callback(subprocess.run, ["umount", place], check=True)
+        return str(place)
+
+    def orphan(self, name: str, environment: dict[str, str]) -> int:
+        """A process with `name` in its command line that is not below this one, with a child; both are ended at the end."""
+        script = "echo $$; sleep 1000 >/dev/null & echo $!; exec >/dev/null; wait"
+        done = subprocess.run(
+            ["setsid", "--fork", "sh", "-c", script, name],
+            env={"PATH": os.environ["PATH"], **environment},
+            stdout=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+        pids = [int(pid) for pid in done.stdout.split()]
+        for pid in pids:
+            self.stack.callback(wait_until, lambda pid=pid: not _lives(pid), 30)
+            self.stack.callback(os.kill, pid, signal.SIGKILL)
+        return pids[0]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def things(monkeypatch: pytest.MonkeyPatch) -> Iterator[Things]:
+    monkeypatch.setenv("PYRUNC_LEDGER", "")
+    with ExitStack() as stack:
+        folder = Path(f"/tmp/other-{os.getpid()}")
+        folder.mkdir()
+        stack.callback(folder.rmdir)
+        made = Things(stack, folder)
+        stack.callback(lambda: [path.rmdir() for path in folder.iterdir()])
+        yield made
+
+
+@pytest.mark.parametrize("kind", ["cgroup", "network namespace", "link", "mount"])
+def test_own_things_are_leaks_and_those_of_others_are_not(things: Things, kind: str) -> None:
+    make, before = things.kinds[kind], ledger.take()
+    make(f"oth-{os.getpid()}")
+    assert ledger.take().leaks(before) == []
+    own = make(session.name("own"))
+    found = ledger.take().leaks(before)
+    assert any(line.startswith(f"{kind}: {own}") for line in found) and all(own in line for line in found)
+
+
+def test_mounts_in_folders_of_the_session_are_leaks(things: Things, tmp_path: Path) -> None:
+    before, things.folder = ledger.take(), tmp_path
+    place = things.mount("volume")
+    assert ledger.take().leaks(before) == [f"mount: {place} (tmpfs left)"]
+
+
+def test_processes_are_known_by_their_mark_their_parents_and_their_cgroup(things: Things) -> None:
+    before = ledger.take()
+    stranger = things.orphan("pyrunc-cri", {})
+    assert ledger.take().leaks(before) == []
+    group = Path(things.cgroup(session.name("processes")))
+    before = ledger.take()
+    (group / "cgroup.procs").write_text(str(stranger))
+    try:
+        assert len(ledger.take().leaks(before)) == 2  # its child bears nothing
+    finally:
+        Path(ledger.cgroup_root(), "cgroup.procs").write_text(str(stranger))
+    own = things.orphan("own", {session.VARIABLE: session.mark()})
+    assert {line.split()[1] for line in ledger.take().leaks(before)} > {str(own)}
+
+
+def test_the_whole_machine_counts_where_that_is_asked_for(
+    things: Things, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYRUNC_LEDGER", "machine")
+    before = ledger.take()
+    group, stranger = things.cgroup(f"oth-{os.getpid()}"), things.orphan("pyrunc-cri", {})
+    found = ledger.take().leaks(before)
+    assert f"cgroup: {group}" in found and any(f" {stranger} (" in line for line in found), found
