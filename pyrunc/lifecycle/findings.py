@@ -133,8 +133,9 @@ def whole_instances() -> tuple[str, ...]:
 
 
 def has_home(process: Process) -> bool:
-    """Whether the environment names a home, so that nobody has to look it up."""
-    return any(variable.startswith("HOME=") and len(variable) > 5 for variable in process.env)
+    """Whether the environment names a home, so that nobody has to look it up: of several the last counts."""
+    last = next((variable for variable in reversed(process.env) if variable.startswith("HOME=")), "HOME=")
+    return last != "HOME="
 
 
 def home(root: int, uid: int) -> str:

@@ -109,11 +109,14 @@ def change(
 
 
 def environment(process: Process, home: str) -> tuple[str, ...]:
-    """`env` with the last value of each name at the place of its first, and HOME if there is none (or an empty one)."""
-    by_name = {variable.partition("=")[0]: variable for variable in process.env}
-    if by_name.get("HOME", "HOME=") == "HOME=":
-        by_name["HOME"] = f"HOME={home or '/'}"
-    return tuple(by_name.values())
+    """`env` with each name once, its last value at the place of that; HOME comes last where there is none (or an empty one)."""
+    by_name: dict[str, str] = {}
+    for variable in reversed(process.env):
+        by_name.setdefault(variable.partition("=")[0], variable)
+    if by_name.get("HOME") == "HOME=":
+        del by_name["HOME"]
+    found = [*reversed(by_name.values())]
+    return (*found,) if "HOME" in by_name else (*found, f"HOME={home or '/'}")
 
 
 def _sets(

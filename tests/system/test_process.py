@@ -181,3 +181,17 @@ def test_a_read_only_root(runtime: Runtime) -> None:
 def test_sysctls(runtime: Runtime) -> None:
     out = runtime.shell("cat /proc/sys/net/ipv4/ip_forward", sysctl={"net.ipv4.ip_forward": "1"}).out
     assert out == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (["HOME=/a", "HOME="], ["PATH=/bin", "HOME=/root"]),
+        (["HOME=", "X=1", "HOME=/b"], ["X=1", "HOME=/b", "PATH=/bin"]),
+        (["A=1", "B=2", "A=3"], ["B=2", "A=3", "PATH=/bin", "HOME=/root"]),
+    ],
+)
+def test_of_a_name_the_last_value_counts(runtime: Runtime, env: list[str], expected: list[str]) -> None:
+    """At its own place; a home that is empty in the end is the user's."""
+    found = runtime.run("env", change=process(env=[*env, "PATH=/bin"])).ok()
+    assert found.out.splitlines() == expected

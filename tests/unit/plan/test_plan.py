@@ -356,8 +356,8 @@ def test_cpu_list() -> None:
 
 def test_environment() -> None:
     process = Process(env=("A=1", "B=2", "A=3"))
-    assert environment(process, "/h") == ("A=3", "B=2", "HOME=/h")
-    assert environment(Process(env=("HOME=", "X=1")), "") == ("HOME=/", "X=1")
+    assert environment(process, "/h") == ("B=2", "A=3", "HOME=/h")
+    assert environment(Process(env=("HOME=", "X=1")), "") == ("X=1", "HOME=/")
     assert environment(Process(env=("HOME=/x",)), "/h") == ("HOME=/x",)
 
 
