@@ -6,8 +6,9 @@ import os
 import sys
 
 from pyrunc import jsontext
-from pyrunc.errors import InvalidArgument
+from pyrunc.errors import InvalidArgument, NotFound, PeerError, WrongState
 from pyrunc.lifecycle import state as states
+from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 
     from pyrunc.cli.log import Log
     from pyrunc.cli.parse import Call
+    from pyrunc.lifecycle.state import State
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def list(call: Call, log: Log) -> int:
     """`list [--format table|json] [--quiet]`; without --root a missing folder holds no containers."""
-    from pyrunc.errors import NotFound
     from pyrunc.lifecycle.list import containers
 
     _one_of(call.options["format"], ("table", "json"))
@@ -46,17 +47,12 @@ def list(call: Call, log: Log) -> int:
 
 def ps(call: Call, log: Log) -> int:
     """`ps [--format table|json] ID [ARGUMENTS OF ps]`."""
-    from pyrunc.lifecycle.stats import group_of
-
     _one_of(call.options["format"], ("table", "json"))
-    pids = group_of(states.find(states.root_of(call.globals["root"]), call.arguments[0])).processes()
+    pids = _pids(states.find(states.root_of(call.globals["root"]), call.arguments[0]))
     if call.options["format"] == "json":
-        print(jsontext.dumps(pids))
+        print(jsontext.dumps(pids or None))
         return 0
-    import subprocess
-
-    command = ["ps", *(call.arguments[1:] or ["-ef"])]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    lines = _ps([*(call.arguments[1:] or ["-ef"])])
     column = _pid_column(lines[0])
     wanted = {str(pid) for pid in pids}
     print(lines[0])
@@ -64,6 +60,30 @@ def ps(call: Call, log: Log) -> int:
         if line.split()[column] in wanted:
             print(line)
     return 0
+
+
+def _pids(state: State) -> Sequence[int]:
+    """Whoever is in the container's cgroup, also when its init has ended. Raises WrongState when it lives and has none."""
+    group = state.cgroup()
+    if group is not None:
+        return group.processes()
+    if facts.alive(state.pid, state.start_time):
+        raise WrongState(f"container {state.id} has no cgroup")
+    return ()
+
+
+def _ps(arguments: Sequence[str]) -> Sequence[str]:
+    """The lines that ps(1) prints, of which the first is the header. Raises PeerError, NotFound."""
+    import subprocess
+
+    try:
+        done = subprocess.run(["ps", *arguments], check=False, capture_output=True)
+    except FileNotFoundError:
+        raise NotFound('exec: "ps": executable file not found in $PATH') from None
+    if done.returncode:
+        said = (done.stdout + done.stderr).decode("utf-8", "replace")
+        raise PeerError(f"ps: exit status {done.returncode}: {said.strip()}")
+    return done.stdout.decode("utf-8", "replace").splitlines() or [""]
 
 
 def _pid_column(header: str) -> int:
