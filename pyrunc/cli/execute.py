@@ -12,6 +12,7 @@ from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from pyrunc.cli.log import Log
@@ -31,8 +32,9 @@ def execute(call: Call, log: Log) -> int:
     pidfd = facts.open_process(found)
     if pidfd is None:
         raise WrongState("cannot exec in a stopped container")
-    key = again.key(found, options, call.arguments[1:])
-    executed = _again(found, pidfd, key, log) or _whole_way(call, found, pidfd, key, log)
+    document = _process_file(options["process"])
+    key = again.key(found, options, call.arguments[1:], document)
+    executed = _again(found, pidfd, key, log) or _whole_way(call, found, pidfd, document, key, log)
     attached = not options["detach"]
     hand_out(options, executed, not attached or bool(options["console_socket"]))
     if not attached:
@@ -40,6 +42,14 @@ def execute(call: Call, log: Log) -> int:
     from pyrunc.lifecycle.run import attend
 
     return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
+
+
+def _process_file(path: str | None) -> bytes | None:
+    """The content of --process, read once: it may be a pipe."""
+    if not path:
+        return None
+    with open(path, "rb", buffering=0) as file:
+        return file.readall() or b""
 
 
 def _again(found: State, pidfd: int, key: bytes | None, log: Log) -> Born | None:
@@ -51,8 +61,10 @@ def _again(found: State, pidfd: int, key: bytes | None, log: Log) -> Born | None
     return born
 
 
-def _whole_way(call: Call, found: State, pidfd: int, key: bytes | None, log: Log) -> Executed:
-    from pyrunc.cli.process import asked
+def _whole_way(
+    call: Call, found: State, pidfd: int, asked_for: bytes | None, key: bytes | None, log: Log
+) -> Executed:
+    from pyrunc.cli.process import asked, from_file
     from pyrunc.lifecycle.exec import ExecRequest, merged
     from pyrunc.lifecycle.exec import execute as enter
     from pyrunc.lifecycle.findings import host_id, keeps_groups
@@ -61,7 +73,11 @@ def _whole_way(call: Call, found: State, pidfd: int, key: bytes | None, log: Log
 
     options, document = call.options, found.config()
     spec = parse(document)
-    process = merged(spec, asked(document.get("process") or {}, options, call.arguments[1:]))
+    if asked_for is None:
+        wanted = asked(document.get("process") or {}, options, call.arguments[1:])
+    else:
+        wanted = from_file(options["process"], asked_for)
+    process = merged(spec, wanted)
     check_process(process)
     if process.terminal and options["detach"] and not options["console_socket"]:
         raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
@@ -70,6 +86,14 @@ def _whole_way(call: Call, found: State, pidfd: int, key: bytes | None, log: Log
         from pyrunc.lifecycle.listener import send
 
         send(born, spec, facts.oci_state(found, facts.RUNNING))
+
+    parts: dict[str, Callable[[Born], object]] = {}
+    if (spec.linux.seccomp or {}).get("listenerPath"):
+        parts["listener"] = listener
+    if process.terminal and not options["detach"] and not options["console_socket"]:
+        from pyrunc.lifecycle.run import translate_no_newlines
+
+        parts["before-identity"] = translate_no_newlines
 
     def keep(lowered: Lowered, warnings: tuple[str, ...]) -> None:
         user = spec.linux.namespace("user")
@@ -95,7 +119,7 @@ def _whole_way(call: Call, found: State, pidfd: int, key: bytes | None, log: Log
             id=found.id,
             bundle=found.bundle,
             keep_groups=keeps_groups(spec),
-            parts={"listener": listener} if (spec.linux.seccomp or {}).get("listenerPath") else {},
+            parts=parts,
             keep=keep,
         )
     )

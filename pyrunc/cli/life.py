@@ -39,7 +39,7 @@ def run(call: Call, log: Log) -> int:
         from pyrunc.kernel.reaper import set_child_subreaper
 
         set_child_subreaper()
-    wishes = _wishes(call, start_immediately=True)
+    wishes = _wishes(call, start_immediately=True, attached=attached)
     state, created = _make(call, log, wishes)
     _poststart(state, log)
     if wishes.proxy is not None:
@@ -91,7 +91,7 @@ def _make(call: Call, log: Log, wishes: Wishes) -> tuple[State, Created]:
     return bundles.make(states.root_of(call.globals["root"]), container_id, bundle, wishes, after)
 
 
-def _wishes(call: Call, start_immediately: bool) -> Wishes:
+def _wishes(call: Call, start_immediately: bool, attached: bool = False) -> Wishes:
     from pyrunc.lifecycle.bundle import Wishes
 
     driver, with_cgroup = _driver(call)
@@ -105,6 +105,7 @@ def _wishes(call: Call, start_immediately: bool) -> Wishes:
         pivot=not call.options["no_pivot"],
         notify=os.environ.get("NOTIFY_SOCKET", ""),
         trace=_tracer(call.options["trace"]),
+        attached=attached,
     )
 
 

@@ -45,6 +45,7 @@ def restore(call: Call, log: Log) -> int:
     """`restore --bundle DIR --image-path DIR ID`: with --detach 0, else the program's exit code."""
     from pyrunc.cli.handover import hand_out, open_missing_stdio
     from pyrunc.cli.life import cgroup_wishes, delete_again
+    from pyrunc.kernel.terminal import clear_onlcr
     from pyrunc.lifecycle import bundle as bundles
     from pyrunc.lifecycle.checkpoint import Choices
     from pyrunc.lifecycle.restore import Labels
@@ -66,6 +67,8 @@ def restore(call: Call, log: Log) -> int:
     def after(state: State, created: Created) -> None:
         for warning in created.warnings:
             log.warning(warning)
+        if attached and created.console_fd is not None:
+            clear_onlcr(created.console_fd)
         hand_out(options, created, not attached)
 
     root, bundle = states.root_of(call.globals["root"]), bundles.load(options["bundle"])

@@ -15,8 +15,6 @@ MAX_ID = (1 << 32) - 2
 
 def asked(base: dict[str, Any], options: dict[str, Any], command: Sequence[str]) -> dict[str, Any]:
     """An OCI process object. `base` is the container's. Raises InvalidArgument, InvalidSpec."""
-    if options["process"]:
-        return _from_file(options["process"])
     if not command:
         raise InvalidArgument("exec needs a command, or --process")
     process = {**base, "args": list(command), "terminal": options["tty"]}
@@ -37,9 +35,8 @@ def asked(base: dict[str, Any], options: dict[str, Any], command: Sequence[str])
     return process
 
 
-def _from_file(path: str) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        text = file.read()
+def from_file(path: str, text: bytes) -> dict[str, Any]:
+    """The OCI process object that `text`, the content of `path`, holds. Raises InvalidArgument, InvalidSpec."""
     try:
         process = jsontext.loads(text)
     except ValueError as error:

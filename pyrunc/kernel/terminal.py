@@ -28,6 +28,16 @@ def set_size(fd: int, width: int, height: int) -> None:
         raise KernelError("ioctl", "TIOCSWINSZ", error.errno or 0) from None
 
 
+def clear_onlcr(fd: int) -> None:
+    """Let a newline that a program writes stay one (termios(3), ONLCR): whoever shows the output translates it once more."""
+    try:
+        attributes = termios.tcgetattr(fd)
+        attributes[1] &= ~termios.ONLCR
+        termios.tcsetattr(fd, termios.TCSANOW, attributes)
+    except termios.error as error:
+        raise KernelError("ioctl", "TCSETS", error.args[0]) from None
+
+
 def size(fd: int) -> tuple[int, int]:
     """(width, height) in characters (TIOCGWINSZ)."""
     try:

@@ -76,16 +76,14 @@ class Program:
         return self._encoded
 
 
-def key(state: State, options: Mapping[str, Any], arguments: Sequence[str]) -> bytes | None:
-    """All that the program is made from; None when the request is none for this way."""
+def key(
+    state: State, options: Mapping[str, Any], arguments: Sequence[str], document: bytes | None = None
+) -> bytes | None:
+    """All that the program is made from; None when the request is none for this way. `document`: the content of --process."""
     if options["tty"] or options["preserve_fds"] or options["cgroup"] or "LISTEN_FDS" in os.environ:
         return None
     if not is_machine_root():
         return None
-    asked = b""
-    if options["process"]:
-        with open(options["process"], "rb", buffering=0) as file:
-            asked = file.readall() or b""
     with open("/proc/self/status", "rb", buffering=0) as file:
         ours = [line for line in (file.readall() or b"").splitlines() if line.startswith(OURS)]
     with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
@@ -96,7 +94,7 @@ def key(state: State, options: Mapping[str, Any], arguments: Sequence[str]) -> b
         return None  # a link of the container's leads somewhere else for us
     home = _identity(f"{etc}/passwd")
     wanted = [options.get(name) for name in ASKED]
-    parts = (config, ours_is, home, ours, wanted, [*arguments], asked, state.pid, state.keyring)
+    parts = (config, ours_is, home, ours, wanted, [*arguments], document, state.pid, state.keyring)
     return repr(parts).encode("utf-8", "surrogatepass")
 
 

@@ -59,9 +59,10 @@ def load(folder: str, config: str = "") -> Bundle:
 
 class Wishes:
     """How a container is to be made, beyond its bundle: what the command line says, and `notify`, the socket of a service
-    manager that waits for the container to be ready. `proxy` is open after `make` when the program runs then."""
+    manager that waits for the container to be ready. `attached`: we copy the program's terminal to ours. `proxy` is open after `make` when the program runs then."""
 
     __slots__ = (
+        "attached",
         "driver",
         "keyring",
         "missing_controllers",
@@ -86,10 +87,11 @@ class Wishes:
         pivot: bool = True,
         notify: str = "",
         trace: Callable[[Plan, int, Sequence[tuple[int, int]]], object] | None = None,
+        attached: bool = False,
     ) -> None:
         self.driver, self.with_cgroup, self.missing_controllers = driver, with_cgroup, missing_controllers
         self.keyring, self.preserve_fds, self.start_immediately = keyring, preserve_fds, start_immediately
-        self.pivot, self.notify, self.trace = pivot, notify, trace
+        self.pivot, self.notify, self.trace, self.attached = pivot, notify, trace, attached
         self.proxy: Proxy | None = None
 
 
@@ -211,7 +213,7 @@ def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
         state_dir=state.folder,
         cgroup=CgroupChoice(wishes.driver, wishes.missing_controllers) if wishes.with_cgroup else None,
         start_immediately=wishes.start_immediately,
-        parts=_parts(state, spec),
+        parts=_parts(state, spec, wishes.attached),
         preserve_fds=wishes.preserve_fds,
         keyring=wishes.keyring,
         pivot=wishes.pivot,
@@ -229,7 +231,7 @@ def _with_sockets(spec: Spec) -> Spec:
     return spec.replace(process=spec.process.replace(env=env))
 
 
-def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], None]]:
+def _parts(state: State, spec: Spec, attached: bool) -> Mapping[str, Callable[[Born], None]]:
     """Our part at the points where the new process waits for its parent."""
     hooks = spec.hooks
 
@@ -254,6 +256,10 @@ def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], None]]:
         parts["listener"] = listener
     if hooks.prestart or hooks.create_runtime:
         parts["mounted"] = mounted
+    if attached and spec.process is not None and spec.process.terminal:
+        from pyrunc.lifecycle.run import translate_no_newlines
+
+        parts["before-identity"] = translate_no_newlines
     return parts
 
 

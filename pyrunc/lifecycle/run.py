@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyrunc.lifecycle.birth import Born
+
 SIGCHLD, SIGURG, SIGWINCH, SIGKILL, SIGSTOP, SIGPIPE = 17, 23, 28, 9, 19, 13
 NOT_FORWARDED = (SIGKILL, SIGSTOP, SIGCHLD, SIGURG, SIGWINCH, 32, 33)
 LAST_SIGNAL = 64
@@ -32,6 +34,17 @@ def attend(pidfd: int, console_fd: int | None) -> int:
         finally:
             os.close(console_fd)
     return _reap(pidfd)
+
+
+def _open_own_terminal() -> int | None:
+    """The terminal at which somebody sits: stderr, stdout or stdin, of which some may lead elsewhere, else the controlling one."""
+    for number in (2, 1, 0):
+        if os.isatty(number):
+            return os.dup(number)
+    try:
+        return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # ENXIO: there is none
+        return None
 
 
 def _wait(pidfd: int) -> None:
@@ -61,47 +74,63 @@ def _forward_signals(pidfd: int) -> None:
             set_handler(number, forward)
 
 
+def translate_no_newlines(born: Born) -> None:
+    """A caller's part before the program runs: its terminal passes newlines on as they are.
+
+    Ours translates them where they are shown; where output is captured, it holds what the program wrote.
+    """
+    from pyrunc.kernel.terminal import clear_onlcr
+
+    if born.console_fd is not None:
+        clear_onlcr(born.console_fd)
+
+
 class _Terminal:
     """Our terminal (or pipes) joined with the process's: raw while it lasts, resized with ours."""
 
     def __init__(self, master: int, pidfd: int) -> None:
         self._master, self._pidfd = master, pidfd
-        self._is_terminal = os.isatty(0)
+        self._own = _open_own_terminal()
 
     def copy(self) -> None:
         """Copy both ways until the process has ended and what it wrote is out."""
-        for _ in self._raw():
-            self._resize()
-            old = set_handler(SIGWINCH, lambda *_: self._resize())
-            try:
-                self._loop()
-            finally:
-                set_handler(SIGWINCH, SIG_DFL if old is None else old)
+        try:
+            for _ in self._raw():
+                self._resize()
+                old = set_handler(SIGWINCH, lambda *_: self._resize())
+                try:
+                    self._loop()
+                finally:
+                    set_handler(SIGWINCH, SIG_DFL if old is None else old)
+        finally:
+            if self._own is not None:
+                os.close(self._own)
 
     def _raw(self) -> Iterator[None]:
-        if not self._is_terminal:
+        """Keys go to the process as they are. Output is still processed here, as the process's terminal leaves it alone."""
+        if self._own is None:
             yield
             return
         import termios
 
-        before = termios.tcgetattr(0)
-        raw = termios.tcgetattr(0)
+        before = termios.tcgetattr(self._own)
+        raw = termios.tcgetattr(self._own)
         raw[0] &= ~(termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON)
-        raw[1] &= ~termios.OPOST
+        raw[1] |= termios.OPOST
         raw[2] = raw[2] & ~(termios.CSIZE | termios.PARENB) | termios.CS8
         raw[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
         raw[6][termios.VMIN], raw[6][termios.VTIME] = 1, 0
-        termios.tcsetattr(0, termios.TCSADRAIN, raw)
+        termios.tcsetattr(self._own, termios.TCSADRAIN, raw)
         try:
             yield
         finally:
-            termios.tcsetattr(0, termios.TCSADRAIN, before)
+            termios.tcsetattr(self._own, termios.TCSADRAIN, before)
 
     def _resize(self) -> None:
-        if self._is_terminal:
+        if self._own is not None:
             from pyrunc.kernel import terminal
 
-            terminal.set_size(self._master, *terminal.size(0))
+            terminal.set_size(self._master, *terminal.size(self._own))
 
     def _loop(self) -> None:
         waiter = select.poll()

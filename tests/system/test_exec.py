@@ -78,6 +78,16 @@ def test_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
     assert found.out.split() == ["y", "5", "/etc"]
 
 
+def test_a_process_from_a_pipe(runtime: Runtime, box: Box) -> None:
+    """The shell's `<(...)` can be read once."""
+    process = {"args": ["echo", "piped"], "env": ["PATH=/bin"], "cwd": "/", "user": {"uid": 0, "gid": 0}}
+    command = [*runtime.program, "--root", str(runtime.root), "exec", "--process", "/dev/fd/3", box.id]
+    script = f"{shlex.join(command)} 3< <(echo {shlex.quote(json.dumps(process))})"
+    for _ in range(2):
+        done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, b"piped\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,65 @@ def test_attached_our_own_terminal_is_joined(runtime: Runtime) -> None:
     finally:
         os.close(master)
         os.close(slave)
+
+
+@contextmanager
+def own_terminal() -> Iterator[tuple[int, int]]:
+    """(master, slave) of a terminal at which the runtime's caller sits."""
+    master, slave = pty.openpty()
+    try:
+        yield master, slave
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+def captured(command: list[str], slave: int, stdin: int | None = None) -> bytes:
+    """What the command writes to a pipe, while the rest of it is at a terminal."""
+    return subprocess.run(
+        command,
+        stdin=slave if stdin is None else stdin,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        start_new_session=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+
+def test_captured_output_is_what_the_program_wrote(runtime: Runtime) -> None:
+    box = runtime.box("printf", "a\\nb\\r\\nc\\n", change=with_terminal)
+    with own_terminal() as (_, slave):
+        before = termios.tcgetattr(slave)
+        run = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+        assert captured(run, slave) == b"a\nb\r\nc\n"
+        assert termios.tcgetattr(slave) == before
+
+
+def test_captured_output_of_an_exec(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "1000").up()
+    with own_terminal() as (_, slave):
+        run = [*runtime.program, "--root", str(runtime.root), "exec", "-t", box.id, "printf", "a\\nb\\n"]
+        assert captured(run, slave) == b"a\nb\n"
+
+
+def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
+    box = runtime.box("printf", "a\\nb\\n", change=with_terminal)
+    run = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    with own_terminal() as (master, slave):
+        subprocess.run(
+            run, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, timeout=60, check=True
+        )
+        assert os.read(master, 4096) == b"a\r\nb\r\n"
+
+
+def test_the_size_is_that_of_the_terminal_that_is_there(runtime: Runtime) -> None:
+    """Of the three descriptors any may lead elsewhere."""
+    box = runtime.box("sh", "-c", "while stty size | grep -q '^0 0'; do :; done; stty size", change=with_terminal)  # fmt: skip
+    run = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    with own_terminal() as (_, slave):
+        subprocess.run(["stty", "rows", "22", "cols", "66"], stdin=slave, check=True)
+        assert captured(run, slave, subprocess.DEVNULL).split()[-2:] == [b"22", b"66"]
 
 
 def test_the_terminals_end_is_the_programs_end(runtime: Runtime, tmp_path: Path) -> None:
