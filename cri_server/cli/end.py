@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+from pathlib import Path
 
 import click
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli import folders
 from cri_server.cli.client import Client
-from cri_server.cli.translate import FOLDER_ANNOTATION
 from pyrunc.errors import NotFound
 
 GRACE_S = 10
@@ -33,15 +33,18 @@ def stop(address: str, names: tuple[str, ...], grace_s: int) -> None:
 @click.argument("names", nargs=-1, metavar="POD|CONTAINER...")
 @click.option("-a", "--all", "everything", is_flag=True, help="All pods.")
 @click.option("-t", "--time", "grace_s", default=0, show_default=True, help="Seconds before SIGKILL.")
+@folders.option("Where `run` made the pod's folder.")
 @click.pass_obj
-def rm(address: str, names: tuple[str, ...], everything: bool, grace_s: int) -> None:
+def rm(address: str, names: tuple[str, ...], everything: bool, grace_s: int, folder: Path) -> None:
     """Stop and remove pods with their containers, or single containers."""
     if bool(names) == everything:
         raise click.UsageError("name what to remove, or say --all")
     with Client(address) as client:
         for name in names or [p.id for p in client.pods()]:
             try:
-                remove_pod(client, client.pod(name).id, grace_s)
+                pod = client.pod(name).id
+                remove_pod(client, pod, grace_s)
+                folders.remove(folder, pod)
             except NotFound:
                 found = client.container(name).id
                 stop_container(client, found, grace_s)
@@ -57,13 +60,9 @@ def stop_pod(client: Client, pod: str, grace_s: int) -> None:
 
 
 def remove_pod(client: Client, pod: str, grace_s: int) -> None:
-    """Stop and remove a pod, and the logs and volumes that `run` made for it."""
+    """Stop and remove a pod with its containers."""
     stop_pod(client, pod, grace_s)
-    status = client.runtime("PodSandboxStatus", api.PodSandboxStatusRequest(pod_sandbox_id=pod)).status
     client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
-    folder = status.annotations.get(FOLDER_ANNOTATION, "")
-    if folder.startswith("/") and status.metadata.name in folder:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def stop_container(client: Client, container: str, grace_s: int) -> None:

@@ -14,11 +14,10 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import end, image, logs, manifest, show, translate
+from cri_server.cli import end, folders, image, logs, manifest, show, translate
 from cri_server.cli.client import Client, ServerError
 from pyrunc.errors import Error
 
-FOLDER = Path("/run/pyrunc/pods")
 FIRST_OUTPUT_S = 0.3
 FIRST_LINES = 10
 POLL_S = 0.02
@@ -45,13 +44,7 @@ class Running:
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.YAML")
 @click.option("--rm", "remove", is_flag=True, help="Follow the output, and remove the pod when it has ended.")
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path),
-    default=FOLDER,
-    show_default=True,
-    help="For logs and volumes.",
-)
+@folders.option("For logs and volumes.")
 @click.pass_obj
 def run(address: str, file: Path, remove: bool, folder: Path) -> None:
     """Run the pod of a manifest."""
@@ -72,14 +65,14 @@ def run(address: str, file: Path, remove: bool, folder: Path) -> None:
 def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
     """Sandbox, init containers one after the other, containers. What was made is removed when something fails."""
     name = pod.metadata.name
-    running = Running(name, folder / f"{pod.metadata.namespace}_{name}_{time.time_ns():x}")
-    running.folder.mkdir(parents=True)
+    running = Running(name, folders.make(folder, pod.metadata.namespace, name))
     try:
         config = translate.sandbox(pod, running.folder)
         images = find_images(client, pod, running)
         with running.timed("run sandbox"):
             request = api.RunPodSandboxRequest(config=config)
             running.id = client.runtime("RunPodSandbox", request).pod_sandbox_id
+        folders.give(running.folder, running.id)
         for each in pod.spec.init_containers:
             launch(client, pod, each, images[each.image], config, running)
             finish(client, each.name, running)

@@ -9,7 +9,6 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli import manifest
 
 CPU_PERIOD_US = 100_000
-FOLDER_ANNOTATION = "pyrunc.cli/folder"  # what `rm` removes with the pod
 MASKED = [
     "/proc/asound",
     "/proc/acpi",
@@ -46,7 +45,7 @@ def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
             "io.kubernetes.pod.name": metadata.name,
             "io.kubernetes.pod.namespace": metadata.namespace,
         },
-        annotations={**metadata.annotations, FOLDER_ANNOTATION: str(folder)},
+        annotations=metadata.annotations,
     )
     if spec.dns_policy == "None" or spec.dns_config is not None:
         _dns(config.dns_config, spec.dns_config or manifest.Dns())

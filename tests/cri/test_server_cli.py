@@ -69,8 +69,21 @@ def test_a_manifest_becomes_a_pod(server: Server) -> None:
     assert cli(server, "exec", "main", "sh", "-c", "echo $COLOUR").stdout == b"blue\n"
     cli(server, "exec", "main", "touch", "/data/new", code=1)
     cli(server, "stop", "-t", "0", "web")
-    cli(server, "rm", "web")
-    assert not server.pods()
+    (folder,) = (server.folder / "pods").iterdir()
+    assert folder.stat().st_mode & 0o077 == 0, "volumes are writable for everybody"
+    cli(server, "rm", "--folder", str(server.folder / "pods"), "web")
+    assert not server.pods() and not folder.exists()
+
+
+def test_rm_deletes_nothing_that_a_pod_names(server: Server) -> None:
+    """kubelet copies annotations and labels from whoever may create pods."""
+    others = server.folder / "others"
+    others.mkdir()
+    (others / "precious").touch()
+    named = {"pyrunc.cli/folder": str(others)}
+    pod = server.run_pod(server.pod_config("others", annotations=named, labels=named))
+    cli(server, "rm", "--folder", str(server.folder / "pods"), pod)
+    assert not server.pods() and (others / "precious").exists()
 
 
 def test_exec_with_streams(server: Server) -> None:

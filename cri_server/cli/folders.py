@@ -1,0 +1,50 @@
+"""The folder with logs and volumes that `run` makes for a pod, and how `rm` finds it again.
+
+A file in the folder holds the pod's id. What a pod says of itself, its annotations above all, is never a path: kubelet copies
+them from whoever may create pods, and `rm` deletes as root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+DEFAULT = Path("/run/pyrunc/pods")
+OWNER = "pod"  # the file with the id of the pod that the folder belongs to
+
+
+def option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`--folder` of a command."""
+    return click.option(
+        "--folder",
+        type=click.Path(path_type=Path),
+        default=DEFAULT,
+        show_default=True,
+        envvar="PYRUNC_CRI_FOLDER",
+        help=text,
+    )
+
+
+def make(base: Path, namespace: str, name: str) -> Path:
+    """A new folder for a pod, closed to other users: its volumes are writable for everybody. Raises OSError."""
+    base.mkdir(parents=True, exist_ok=True)
+    folder = base.absolute() / f"{namespace}_{name}_{time.time_ns():x}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def give(folder: Path, pod: str) -> None:
+    """The folder belongs to the pod of this id from now on. Raises OSError."""
+    (folder / OWNER).write_text(pod)
+
+
+def remove(base: Path, pod: str) -> None:
+    """Delete the folder of a pod; fine when `run` made none beneath `base`. Raises OSError."""
+    for mark in base.glob(f"*/{OWNER}"):
+        if mark.parent.lstat().st_uid == os.geteuid() and mark.read_text() == pod:
+            shutil.rmtree(mark.parent)
