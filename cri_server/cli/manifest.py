@@ -51,6 +51,7 @@ class VolumeMount(Object):
     mount_path: str
     read_only: bool = False
     sub_path: str = ""
+    sub_path_expr: str = ""
 
 
 class Profile(Object):
@@ -106,7 +107,16 @@ class Container(Object):
 
 class HostPath(Object):
     path: str
-    type: str = ""
+    type: Literal[
+        "",
+        "DirectoryOrCreate",
+        "Directory",
+        "FileOrCreate",
+        "File",
+        "Socket",
+        "CharDevice",
+        "BlockDevice",
+    ] = ""
 
 
 class EmptyDir(Object):
@@ -233,6 +243,8 @@ def _check(pod: Pod) -> None:
     for i, volume in enumerate(pod.spec.volumes):
         if (volume.host_path is None) == (volume.empty_dir is None):
             raise InvalidSpec(f"spec.volumes[{i}]", "one of hostPath and emptyDir is supported")
+        if volume.host_path is not None:
+            _check_host_path(volume.host_path.path, f"spec.volumes[{i}].hostPath.path")
     names: set[str] = set()
     for group, containers in (
         ("initContainers", pod.spec.init_containers),
@@ -258,6 +270,10 @@ def _check_container(container: Container, path: str, volumes: set[str]) -> None
             raise InvalidSpec(f"{path}.volumeMounts[{i}].name", f"there is no volume {mount.name!r}")
         if not mount.mount_path.startswith("/"):
             raise InvalidSpec(f"{path}.volumeMounts[{i}].mountPath", "is not absolute")
+        if mount.sub_path and mount.sub_path_expr:
+            raise InvalidSpec(f"{path}.volumeMounts[{i}]", "has both subPath and subPathExpr")
+        check_sub_path(mount.sub_path, f"{path}.volumeMounts[{i}].subPath")
+        check_sub_path(mount.sub_path_expr, f"{path}.volumeMounts[{i}].subPathExpr")
     for i, port in enumerate(container.ports):
         for key, value in (("containerPort", port.container_port), ("hostPort", port.host_port)):
             if not 0 <= value <= 65535:
@@ -266,6 +282,21 @@ def _check_container(container: Container, path: str, volumes: set[str]) -> None
         for key, text in (("cpu", values.cpu), ("memory", values.memory)):
             if text is not None:
                 quantity(text, f"{path}.resources.{group}.{key}")
+
+
+def _check_host_path(text: str, path: str) -> None:
+    if not text.startswith("/"):
+        raise InvalidSpec(path, f"{text!r} is not absolute")
+    if ".." in text.split("/"):
+        raise InvalidSpec(path, f"{text!r} contains '..'")
+
+
+def check_sub_path(text: str, path: str) -> None:
+    """A path beneath a volume. Raises InvalidSpec."""
+    if text.startswith("/"):
+        raise InvalidSpec(path, f"{text!r} is not relative")
+    if ".." in text.split("/"):
+        raise InvalidSpec(path, f"{text!r} contains '..'")
 
 
 _UNITS = {

@@ -5,6 +5,7 @@ cgroups, first output, and how long each step took.
 from __future__ import annotations
 
 import contextlib
+import posixpath
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import end, folders, image, logs, manifest, show, translate
+from cri_server.cli import end, folders, image, logs, manifest, show, translate, volumes
 from cri_server.cli.client import Client, ServerError
 from pyrunc.errors import Error
 
@@ -67,6 +68,7 @@ def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
     name = pod.metadata.name
     running = Running(name, folders.make(folder, pod.metadata.namespace, name))
     try:
+        volumes.prepare(pod, running.folder)
         config = translate.sandbox(pod, running.folder)
         images = find_images(client, pod, running)
         with running.timed("run sandbox"):
@@ -116,8 +118,24 @@ def launch(
     with running.timed(f"create {asked.name}"):
         identifier = client.runtime("CreateContainer", request).container_id
     running.containers[asked.name] = identifier
+    check_sources(client, identifier, asked, config)
     with running.timed(f"start {asked.name}"):
         client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
+
+
+def check_sources(
+    client: Client, identifier: str, asked: manifest.Container, config: api.ContainerConfig
+) -> None:
+    """A subPath was resolved beneath its volume: raises ServerError when the server came to another place since, over a link
+    that a container has put there. What the server found it keeps: it follows no link when it mounts."""
+    if not any(mount.sub_path or mount.sub_path_expr for mount in asked.volume_mounts):
+        return
+    mounts = show.container_info(client, identifier)["runtimeSpec"]["mounts"]
+    found = {mount["destination"]: mount["source"] for mount in mounts}
+    for mount, wanted in zip(asked.volume_mounts, config.mounts, strict=True):
+        place = posixpath.normpath(mount.mount_path)
+        if (mount.sub_path or mount.sub_path_expr) and found.get(place) != wanted.host_path:
+            raise ServerError(f"container {asked.name}: the subPath of {place} was replaced meanwhile")
 
 
 def finish(client: Client, name: str, running: Running) -> None:

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import manifest
+from cri_server.cli import manifest, volumes
+from cri_server.cli.expand import environment, expand, undefined
+from pyrunc.errors import InvalidSpec
 
 CPU_PERIOD_US = 100_000
 MASKED = [
@@ -92,14 +94,15 @@ def _all(spec: manifest.Spec) -> list[manifest.Container]:
 def container(
     pod: manifest.Pod, asked: manifest.Container, image_id: str, folder: Path
 ) -> api.ContainerConfig:
-    """One container of the pod."""
+    """One container of the pod. Raises InvalidSpec, and what `volumes.source` raises."""
+    values = environment((e.name, e.value) for e in asked.env)
     config = api.ContainerConfig(
         metadata=api.ContainerMetadata(name=asked.name),
         image=api.ImageSpec(image=image_id, user_specified_image=asked.image),
-        command=asked.command,
-        args=asked.args,
+        command=[expand(word, values) for word in asked.command],
+        args=[expand(word, values) for word in asked.args],
         working_dir=asked.working_dir,
-        envs=[api.KeyValue(key=e.name, value=e.value.encode()) for e in asked.env],
+        envs=[api.KeyValue(key=name, value=value.encode()) for name, value in values.items()],
         log_path=f"{asked.name}.log",
         stdin=asked.stdin,
         stdin_once=asked.stdin_once,
@@ -110,11 +113,11 @@ def container(
             "io.kubernetes.pod.namespace": pod.metadata.namespace,
         },
     )
-    volumes = {v.name: v for v in pod.spec.volumes}
+    named = {v.name: v for v in pod.spec.volumes}
     for mount in asked.volume_mounts:
         config.mounts.add(
             container_path=mount.mount_path,
-            host_path=_source(volumes[mount.name], mount, folder),
+            host_path=volumes.source(named[mount.name], sub_path(mount, values), folder),
             readonly=mount.read_only,
         )
     _resources(config.linux.resources, asked.resources)
@@ -122,14 +125,16 @@ def container(
     return config
 
 
-def _source(volume: manifest.Volume, mount: manifest.VolumeMount, folder: Path) -> str:
-    if volume.host_path is not None:
-        base = Path(volume.host_path.path)
-    else:
-        base = folder / "volumes" / volume.name
-        base.mkdir(parents=True, exist_ok=True)
-        base.chmod(0o777)
-    return str(base / mount.sub_path) if mount.sub_path else str(base)
+def sub_path(mount: manifest.VolumeMount, values: dict[str, str]) -> str:
+    """The mount's subPath, or its subPathExpr with the container's environment. Raises InvalidSpec."""
+    if not mount.sub_path_expr:
+        return mount.sub_path
+    missing = undefined(mount.sub_path_expr, values)
+    if missing:
+        raise InvalidSpec("subPathExpr", f"{mount.sub_path_expr!r}: {missing[0]!r} is not in the environment")
+    expanded = expand(mount.sub_path_expr, values)
+    manifest.check_sub_path(expanded, f"subPathExpr {mount.sub_path_expr!r}")
+    return expanded
 
 
 def _resources(target: api.LinuxContainerResources, asked: manifest.Resources) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli import manifest, volumes
+from cri_server.cli import run as pod_run
+from cri_server.cli.client import Client
+from pyrunc.errors import Error
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
+from tests.support.processes import wait_until
 
 POD = f"""
 apiVersion: v1
@@ -50,6 +58,13 @@ def run(server: Server, manifest: str, *flags: str, code: int = 0) -> subprocess
     return cli(server, "run", "--folder", str(server.folder / "pods"), *flags, str(path), code=code)
 
 
+@pytest.fixture(autouse=True)
+def no_folders(module_server: Server) -> Iterator[None]:
+    """The folders of pods that a test has left."""
+    yield
+    shutil.rmtree(module_server.folder / "pods", ignore_errors=True)
+
+
 def test_a_manifest_becomes_a_pod(server: Server) -> None:
     done = run(server, POD)
     output = done.stdout.decode()
@@ -84,6 +99,85 @@ def test_rm_deletes_nothing_that_a_pod_names(server: Server) -> None:
     pod = server.run_pod(server.pod_config("others", annotations=named, labels=named))
     cli(server, "rm", "--folder", str(server.folder / "pods"), pod)
     assert not server.pods() and (others / "precious").exists()
+
+
+def with_volume(volume: str, mount: str = "mountPath: /v", command: str = "sleep 3600") -> str:
+    """A pod with one volume, mounted once."""
+    return f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: volumes}}
+spec:
+  containers:
+    - name: main
+      image: {IMAGE}
+      command: [sh, -c, "{command}"]
+      env: [{{name: A, value: one}}, {{name: B, value: "$(A)/two"}}]
+      volumeMounts: [{{name: v, {mount}}}]
+  volumes: [{{name: v, {volume}}}]
+"""
+
+
+def test_a_host_path_is_checked_before_anything_runs(server: Server, tmp_path: Path) -> None:
+    missing = with_volume(f"hostPath: {{path: {tmp_path}/missing, type: Directory}}")
+    error = run(server, missing, code=1).stderr.decode()
+    assert f"'{tmp_path}/missing' does not exist, its type is Directory" in error
+    assert not server.pods() and not list((server.folder / "pods").iterdir())
+    run(server, missing.replace("type: Directory", 'type: ""'))
+    assert (tmp_path / "missing").is_dir(), "without a type it is made"
+
+
+def test_a_sub_path_is_resolved_beneath_its_volume(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume" / "out").symlink_to("..")
+    for given, problem in (("../x", "contains '..'"), ("/x", "is not relative"), ("out/x", "over a link")):
+        pod = with_volume(f"hostPath: {{path: {tmp_path}/volume}}", f"mountPath: /v, subPath: {given}")
+        assert problem in run(server, pod, code=1).stderr.decode() and not server.pods()
+    assert os.listdir(tmp_path) == ["volume"]
+    given = 'mountPath: /v, subPathExpr: "inner/$(B)"'
+    run(server, with_volume(f"hostPath: {{path: {tmp_path}/volume}}", given, "touch /v/made; sleep 3600"))
+    assert wait_until(lambda: (tmp_path / "volume" / "inner" / "one" / "two" / "made").exists(), 20)
+
+
+def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container of the pod does so between our look and the server's."""
+    resolve, volume = volumes.source, tmp_path / "volume"
+    volume.mkdir()
+
+    def resolve_and_replace(*arguments: Any) -> str:
+        found = resolve(*arguments)
+        Path(found).rmdir()
+        Path(found).symlink_to("/etc")
+        return found
+
+    monkeypatch.setattr(volumes, "source", resolve_and_replace)
+    pod, _ = manifest.parse(with_volume(f"hostPath: {{path: {volume}}}", "mountPath: /v, subPath: x"))
+    with (
+        Client(f"unix://{server.socket}") as client,
+        pytest.raises(Error, match="subPath of /v was replaced"),
+    ):
+        pod_run.start(client, pod, server.folder / "pods")
+    assert not server.pods()
+
+
+def test_a_sub_path_expression_needs_its_variables(server: Server, tmp_path: Path) -> None:
+    for given, problem in (
+        ('subPathExpr: "$(NOT)"', "'NOT' is not in the environment"),
+        ('subPathExpr: "$(A)", subPath: a', "both subPath and subPathExpr"),
+        ('subPathExpr: "$(UP)/x"', "contains '..'"),
+    ):
+        pod = with_volume(f"hostPath: {{path: {tmp_path}}}", f"mountPath: /v, {given}")
+        pod = pod.replace("name: A, value: one", "name: UP, value: ..") if "UP" in given else pod
+        assert problem in run(server, pod, code=1).stderr.decode() and not server.pods()
+
+
+def test_references_to_the_environment_are_expanded(server: Server) -> None:
+    pod = with_volume("emptyDir: {}", command="echo '$(B) $$(B) $(NOT)'")
+    run(server, pod)
+    (container,) = server.containers()
+    assert wait_until(lambda: server.log_lines(container.id) == ["one/two $(B) $(NOT)"], 20)
 
 
 def test_exec_with_streams(server: Server) -> None:
