@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyrunc.seccomp.profile import Profile, Rule
 
-GENERATION = b"1"  # what compiled programs depend on besides the profile: count up when this file, `stub` or `flatten` changes
+GENERATION = b"2"  # what compiled programs depend on besides the profile: count up when this file, `stub` or `flatten` changes
 INSTRUCTION_SIZE_BYTES, MAX_INSTRUCTIONS = 8, 4096
 STORE_LIMIT_FILES = 128
 
@@ -100,21 +100,29 @@ def build(profile: Profile, machine: str) -> bytes:
         raise Unsupported(f"seccomp on {machine}: only {' and '.join(profiles.NATIVE)} are known")
     native = profiles.NATIVE[machine]
     architectures = [native, *(audit for audit in dict.fromkeys(profile.architectures) if audit != native)]
-    conditional = {rule.name for rule in profile.rules if rule.conditions}
+    refused = _multiplexed(profile.rules)
+    rules = [rule for rule in profile.rules if rule not in refused]
+    conditional = {rule.name for rule in rules if rule.conditions}
     prologue = stub.prologue(
         _highest(profile, architectures), _verdicts(profile), stub.wanted(profile.default_action)
     )
-    whole = prologue + _compile(profile.default_action, profile.rules, architectures, machine)
-    rest = _compile(
-        profile.default_action,
-        [rule for rule in profile.rules if rule.name in conditional],
-        architectures,
-        machine,
-    )
-    program = min(whole, flatten(whole, rest, architectures), key=len)
+    whole = prologue + _compile(profile.default_action, rules, architectures, machine)
+    judged_by_arguments = [rule for rule in rules if rule.name in conditional]
+    rest = _compile(profile.default_action, judged_by_arguments, architectures, machine)
+    verdicts = {rule.conditions[0][2]: rule.action for rule in reversed(refused)}
+    first = stub.multiplexed(verdicts if profiles.X86 in architectures else {})
+    program = first + min(whole, flatten(whole, rest, architectures), key=len)
     if len(program) > MAX_INSTRUCTIONS * INSTRUCTION_SIZE_BYTES:
         raise Unsupported(f"the seccomp profile needs more than {MAX_INSTRUCTIONS} instructions")
     return program
+
+
+def _multiplexed(rules: Sequence[Rule]) -> list[Rule]:
+    """Rules that are for one of the calls that socketcall(2) stands for: libseccomp does not keep to them."""
+    first = (0, profiles.OPERATORS["SCMP_CMP_EQ"])
+    return [
+        r for r in rules if r.name == "socketcall" and len(r.conditions) == 1 and r.conditions[0][:2] == first
+    ]
 
 
 def _compile(default_action: int, rules: Sequence[Rule], architectures: Sequence[int], machine: str) -> bytes:

@@ -4,6 +4,12 @@ It allows the same calls as containerd's and Docker's default profiles of 2026 (
 subject). Everything else answers EPERM, calls newer than the list ENOSYS (`stub`). Left out on purpose: io_uring, keyrings,
 userfaultfd, kexec, and new namespaces without CAP_SYS_ADMIN. socket(2) takes the families one by one, because its argument is
 an int: "greater than AF_VSOCK" would also be true for AF_VSOCK with rubbish in the upper half of the register.
+
+i386's socketcall(2) has the family behind a pointer, where no filter sees it (CVE-2026-31431: AF_ALG opened in this way), so it
+makes no sockets here; it answers ENOSYS, on which musl and glibc built for Linux 4.3 have used socket(2) before. glibc of
+Debian, Ubuntu and Fedora for i386 is built for older kernels and knows no other way (Debian 12's 2.36 was looked at): 32-bit
+programs linked to it have no network under RuntimeDefault, and need a profile of their own (Localhost) or none. On sockets that
+exist, and for pairs (which neither AF_ALG nor AF_VSOCK makes), the multiplexer works.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ WAITING = """
 """
 SOCKETS = """
     accept accept4 bind connect getpeername getsockname getsockopt listen recv recvfrom recvmmsg recvmmsg_time64 recvmsg send
-    sendmmsg sendmsg sendto setsockopt shutdown socketcall socketpair
+    sendmmsg sendmsg sendto setsockopt shutdown socketpair
 """
 MEMORY = """
     brk cachestat madvise map_shadow_stack membarrier mincore mlock mlock2 mlockall mmap mmap2 mprotect mremap mseal msync
@@ -122,6 +128,7 @@ BY_CAPABILITY = {
 NEW_NAMESPACES = 0x7E020000
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # LINUX, LINUX32, both with UNAME26, "tell me"
 AF_ALG = 38
+SYS_SOCKET = 1  # of socketcall(2), linux/net.h
 FAMILIES_AFTER_ALG = (39, 41, 42, 43, 44, 45)  # NFC, KCM, QIPCRTR, SMC, XDP, MCTP: all but VSOCK (40)
 
 
@@ -139,6 +146,7 @@ def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
             _allow(BY_MACHINE[arch].split()),
             _allow_if("socket", AF_ALG, "SCMP_CMP_LT"),
             *(_allow_if("socket", family, "SCMP_CMP_EQ") for family in FAMILIES_AFTER_ALG),
+            *_no_new_sockets_by_multiplexer(),
             *(_allow_if("personality", value, "SCMP_CMP_EQ") for value in PERSONALITIES),
             *(_allow(names.split()) for capability, names in BY_CAPABILITY.items() if capability in held),
             *([] if "CAP_SYS_ADMIN" in held else _no_new_namespaces()),
@@ -150,6 +158,12 @@ def _no_new_namespaces() -> list[dict[str, Any]]:
     """clone(2) without namespace flags; clone3(2) hides its flags behind a pointer, so it is "not there" (moby #42681)."""
     clone = _allow_if("clone", NEW_NAMESPACES, "SCMP_CMP_MASKED_EQ")
     return [clone, {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}]
+
+
+def _no_new_sockets_by_multiplexer() -> list[dict[str, Any]]:
+    new_socket = {"index": 0, "value": SYS_SOCKET, "valueTwo": 0, "op": "SCMP_CMP_EQ"}
+    refuse = {"action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS, "args": [new_socket]}
+    return [{"names": ["socketcall"], **refuse}, _allow_if("socketcall", SYS_SOCKET, "SCMP_CMP_NE")]
 
 
 def _allow(names: list[str]) -> dict[str, Any]:

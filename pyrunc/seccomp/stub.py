@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 INSTRUCTION = struct.Struct("<HBBI")
 LOAD, JUMP, JUMP_EQUAL, JUMP_GREATER, JUMP_GREATER_OR_EQUAL, RETURN = 0x20, 0x05, 0x15, 0x25, 0x35, 0x06
-NUMBER_AT, ARCHITECTURE_AT = 0, 4
+NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
+SOCKETCALL = 102  # of i386
 X32_BIT = 0x40000000
 TAKES_RECENT = (ALLOW, LOG, TRACE)
 
@@ -48,6 +49,27 @@ def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosy
             code = [(JUMP_EQUAL, 0, len(block), audit), *block, *code]
     if code:
         code.insert(0, (LOAD, 0, 0, ARCHITECTURE_AT))
+    return b"".join(INSTRUCTION.pack(*instruction) for instruction in code)
+
+
+def multiplexed(verdicts: Mapping[int, int]) -> bytes:
+    """Judges i386's socketcall(2) by its first argument, the number of the call that it stands for, before the filter behind it.
+
+    libseccomp lets a multiplexed call pass as soon as there is any rule that allows the call itself, whatever that rule says of
+    arguments, and lets no rule for socketcall stand against that.
+    """
+    if not verdicts:
+        return b""
+    judge: list[Instruction] = []
+    for value, action in sorted(verdicts.items()):
+        judge += [(JUMP_EQUAL, 0, 1, value), (RETURN, 0, 0, action)]
+    judge = [
+        (LOAD, 0, 0, NUMBER_AT),
+        (JUMP_EQUAL, 0, len(judge) + 1, SOCKETCALL),
+        (LOAD, 0, 0, ARGUMENTS_AT),
+        *judge,
+    ]
+    code = [(LOAD, 0, 0, ARCHITECTURE_AT), (JUMP_EQUAL, 0, len(judge), X86), *judge]
     return b"".join(INSTRUCTION.pack(*instruction) for instruction in code)
 
 

@@ -247,6 +247,34 @@ static int call(const char *how, const char *folder)
 	return answer(how, result, errno);
 }
 
+/* sockets FAMILY: a new socket by the native call, by i386's, and by i386's multiplexer of socket calls; then two calls of the
+ * multiplexer on a socket that is there already */
+static int sockets(int family)
+{
+	long s = syscall(SYS_socket, family, SOCK_STREAM, 0);
+
+	answer("native", s, errno);
+#ifdef __x86_64__
+	static unsigned low[3]; /* the old gate takes 32-bit pointers: a static program's data lies low */
+	struct { const char *name; long number, first, second, third; } calls[] = {
+		{ "i386", 359, family, SOCK_STREAM, 0 },
+		{ "socketcall", 102, 1, (long)low, 0 },
+		{ "listen", 102, 4, (long)low, 0 },
+	};
+
+	for (int i = 0; i < 3; i++) {
+		long result;
+
+		low[0] = i == 2 ? (unsigned)socket(AF_UNIX, SOCK_STREAM, 0) : (unsigned)family;
+		low[1] = SOCK_STREAM;
+		__asm__ volatile("int $0x80" : "=a"(result)
+			: "a"(calls[i].number), "b"(calls[i].first), "c"(calls[i].second), "d"(calls[i].third) : "memory");
+		answer(calls[i].name, result < 0 ? -1 : result, result < 0 ? (int)-result : 0);
+	}
+#endif
+	return 0;
+}
+
 /* connect NAME: to an abstract socket */
 static int connect_to(const char *name)
 {
@@ -280,6 +308,8 @@ int main(int argc, char **argv)
 		return type(argv[2]);
 	if (!strcmp(word, "call"))
 		return call(argv[2], argv[3]);
+	if (!strcmp(word, "sockets"))
+		return sockets(atoi(argv[2]));
 	if (!strcmp(word, "connect"))
 		return connect_to(argv[2]);
 	if (!strcmp(word, "key"))

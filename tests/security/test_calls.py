@@ -155,6 +155,21 @@ def test_what_a_tight_container_may_try(runtime: Runtime) -> None:
     assert kinds == [], out
 
 
+@x86
+def test_no_door_to_closed_socket_families(runtime: Runtime) -> None:
+    """CVE-2026-31431: AF_ALG (38) and AF_VSOCK (40) by socket(2) of each table and by i386's socketcall(2), whose family lies behind
+    a pointer that no filter can follow. Proof: none opens one; AF_UNIX is opened by the calls that can be judged, and the
+    multiplexer still serves sockets that are there.
+    """
+    profile = runtime_default([], platform.machine())
+    for family in (38, 40):
+        out = runtime.shell(f"probe sockets {family}; true", seccomp=profile).out.splitlines()
+        assert out[:3] == ["native EPERM", "i386 EPERM", "socketcall ENOSYS"], out
+    out = runtime.shell("probe sockets 1; true", seccomp=profile).out.splitlines()
+    assert out == ["native DONE", "i386 DONE", "socketcall ENOSYS", "listen EINVAL"], out
+    assert runtime.shell("probe sockets 1; true").out.splitlines()[2] == "socketcall DONE", "the attack works"
+
+
 def test_no_new_privileges_reaches_exec(runtime: Runtime, rootfs: Path) -> None:
     """A set-user-ID program of the image, run by an ordinary user under no_new_privs. Proof: the effective uid stays 1000, by run and
     exec; without it, it would be 0.

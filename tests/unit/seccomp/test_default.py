@@ -84,6 +84,16 @@ def test_vsock_and_the_kernels_cryptography_are_closed_also_with_a_dirty_registe
     assert run(program(), CALLS["socket"], [family]) == EPERM
 
 
+def test_the_multiplexer_of_i386_makes_no_sockets() -> None:
+    made, socketcall = program(*USUAL), 102
+    assert run(made, socketcall, [1], architecture=X86) == ENOSYS
+    assert {run(made, socketcall, [call], architecture=X86) for call in range(2, 21)} == {ALLOW}
+    assert run(made, 359, [2], architecture=X86) == ALLOW
+    assert {run(made, 359, [family], architecture=X86) for family in (38, 40)} == {EPERM}
+    assert run(made, socketcall) == ALLOW  # fchdir has this number on x86-64
+    assert run(made, CALLS["getuid"]) == ALLOW
+
+
 def test_personalities() -> None:
     made = program()
     allowed = [
