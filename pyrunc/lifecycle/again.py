@@ -19,6 +19,7 @@ from pyrunc import record
 from pyrunc.errors import KernelError
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.lifecycle import birth
+from pyrunc.lifecycle.null import own_stdio
 from pyrunc.program.errors import OperationFailed
 from pyrunc.undo import Undo
 
@@ -152,7 +153,8 @@ def execute(state: State, pidfd: int, program: Program) -> Born | None:
                 return None
             opened["cgroup"] = group.open_directory()
         with Undo() as undo:
-            born = birth.bear(program, opened, undo, stdio=(0, 1, 2), args=("",))  # type: ignore[arg-type]
+            stdio = own_stdio((0, 1, 2), opened)
+            born = birth.bear(program, opened, undo, stdio=stdio, args=("",))  # type: ignore[arg-type]
             undo.commit()
             return born
     except OperationFailed:

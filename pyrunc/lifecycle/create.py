@@ -23,7 +23,8 @@ from pyrunc.lifecycle.descriptors import (
     refuse_settings_of_the_host,
 )
 from pyrunc.lifecycle.idmaps import maps_of_namespace, write_maps
-from pyrunc.lifecycle.sources import open_root, open_sources
+from pyrunc.lifecycle.null import own_stdio
+from pyrunc.lifecycle.sources import open_devices, open_root, open_sources
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.spec.check import check
@@ -104,6 +105,7 @@ def create(request: CreateRequest) -> Created:
         open_root(request, descriptors)
         inside = findings.inside(spec, request.settled)
         open_sources(request, descriptors, inside)
+        open_devices(spec, descriptors)
         if spec.linux.sysctl:
             descriptors.take("proc", kernel_mount.open_proc())
         found = findings.look(spec, descriptors.numbers, request.stdio, inside, request.pivot)
@@ -119,7 +121,8 @@ def create(request: CreateRequest) -> Created:
         plan = _plan(request, found, load_filter, cgroup is not None, parts)
         findings.give_stdio(spec, request.stdio)
         try:
-            born = _bear(request, plan, descriptors, undo, parts)
+            stdio = request.stdio if found.null_stdio else own_stdio(request.stdio, descriptors.numbers)
+            born = _bear(request, plan, stdio, descriptors, undo, parts)
         except birth.EndedEarly:
             if cgroup is not None and cgroup.oom_kills():
                 raise ResourceExhausted(OOM_KILLED) from None
@@ -133,7 +136,12 @@ def create(request: CreateRequest) -> Created:
 
 
 def _bear(
-    request: CreateRequest, plan: Plan, descriptors: Descriptors, undo: Undo, parts: Parts
+    request: CreateRequest,
+    plan: Plan,
+    stdio: Sequence[int],
+    descriptors: Descriptors,
+    undo: Undo,
+    parts: Parts,
 ) -> birth.Born:
     process = request.spec.process
     times: list[tuple[int, int]] | None = None if request.trace is None else []
@@ -143,7 +151,7 @@ def _bear(
             lower(plan, timed=times is not None),
             descriptors.numbers,
             undo,
-            stdio=request.stdio,
+            stdio=stdio,
             args=process.args if process else ("",),
             parts=parts,
             extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
@@ -163,6 +171,7 @@ def preview(request: CreateRequest) -> Plan:
         open_root(request, descriptors)
         inside = findings.inside(spec, request.settled)
         open_sources(request, descriptors, inside)
+        open_devices(spec, descriptors)
         found = findings.look(spec, descriptors.numbers, request.stdio, inside, request.pivot)
         load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
         parts = user_namespace_parts(spec.linux, spec.process, _with_hooks(request, descriptors))

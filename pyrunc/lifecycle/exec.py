@@ -14,6 +14,7 @@ from pyrunc.lifecycle import birth, facts, findings
 from pyrunc.lifecycle.create import set_limits
 from pyrunc.lifecycle.descriptors import Descriptors, compiled_filter
 from pyrunc.lifecycle.idmaps import maps_of_process
+from pyrunc.lifecycle.null import own_stdio
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.program.errors import OperationFailed
@@ -145,6 +146,7 @@ def _run(
             descriptors.take("cgroup", os.open(group, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         elif request.cgroup is not None:
             descriptors.take("cgroup", request.cgroup.open_directory())
+        stdio = own_stdio(request.stdio, descriptors.numbers)
         parts = _parts(request)
         plan = plans.build_exec(
             request.spec.linux,
@@ -165,7 +167,7 @@ def _run(
                 lowered,
                 descriptors.numbers,
                 undo,
-                stdio=request.stdio,
+                stdio=stdio,
                 args=process.args,
                 parts=parts,
                 extra={3 + i: number for i, number in enumerate(request.preserve_fds)},

@@ -13,6 +13,7 @@ from stat import S_ISCHR, S_ISDIR
 from pyrunc.abi.file import AT_FDCWD, O_CLOEXEC, O_PATH, RESOLVE_NO_SYMLINKS
 from pyrunc.errors import KernelError
 from pyrunc.kernel.path import O_DIRECTORY, open_in_root, openat2, read_in_root, resolve
+from pyrunc.lifecycle.null import DEVICE, is_null
 from pyrunc.plan.model import LINK_CAME, Findings
 from pyrunc.plan.mounts import may_be_opened_inside, normal
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 # Places that every image has as plain directories, or that lie in mounts of ours; others are looked at.
 _PLAIN = frozenset(("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/sys/fs/cgroup"))
 PASSWD_LIMIT_BYTES = 1 << 20
+DEVICE_NAME = "device:"  # and the path: how descriptors of device files are called
 KEEP_GROUPS = "run.oci.keep_original_groups"
-NULL = os.makedev(1, 3)
 
 
 def inside(spec: Spec, settled: Collection[str] = ()) -> dict[int, tuple[str, bool]]:
@@ -119,9 +120,19 @@ def look(
         destinations,
         modes,
         "" if process is None or has_home(process) else home(root, process.user.uid),
-        tuple(n for n in range(3) if _is_null(stdio[n])) if process and not process.terminal else (),
+        _reopened(spec, stdio),
+        {name[len(DEVICE_NAME) :]: name for name in descriptors if name.startswith(DEVICE_NAME)},
         () if pivot else whole_instances(),
     )
+
+
+def _reopened(spec: Spec, stdio: tuple[int, int, int]) -> tuple[int, ...]:
+    """Which of stdio are null devices that the process opens again in the container, where a dump by CRIU finds them. In a user
+    namespace /dev/null may be the host's, and without mounts it is: there they are replaced by `null.own_stdio`."""
+    linux, process = spec.linux, spec.process
+    if process is None or process.terminal or linux.namespace("mount") is None or linux.namespace("user"):
+        return ()
+    return tuple(n for n in range(3) if is_null(stdio[n]))
 
 
 def whole_instances() -> tuple[str, ...]:
@@ -165,7 +176,7 @@ def give_to(owner: int, stdio: tuple[int, int, int]) -> None:
     """Make `owner`, an id of the host, the owner of descriptors that are not /dev/null. KernelError."""
     for number in stdio:
         status = os.fstat(number)
-        if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == NULL):
+        if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == DEVICE):
             continue
         try:
             os.fchown(number, owner, -1)
@@ -215,8 +226,3 @@ def _mode(root: int, path: str) -> int | None:
         return os.fstat(number).st_mode
     finally:
         os.close(number)
-
-
-def _is_null(number: int) -> bool:
-    status = os.fstat(number)
-    return S_ISCHR(status.st_mode) and status.st_rdev == NULL

@@ -16,6 +16,7 @@ from pyrunc.lifecycle.descriptors import (
     open_namespaces,
     refuse_settings_of_the_host,
 )
+from pyrunc.lifecycle.null import open_null
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.namespaces import KERNEL_NAMES
@@ -112,7 +113,7 @@ def holder(request: HolderRequest) -> Held:
         )
         stdio = request.stdio
         if stdio is None:
-            null = descriptors.take("null", os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+            null = descriptors.take("null", open_null())
             stdio = (null, null, null)
         born = birth.bear(lower(plan), descriptors.numbers, undo, stdio=stdio, args=("pause",), parts=parts)
         if cgroup is not None:

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import os
 from errno import E2BIG, EINVAL, ENAMETOOLONG
+from stat import S_IFBLK, S_IFCHR
 
 from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
-from pyrunc.abi.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, OPEN_TREE_CLONE, TMPFS_MAGIC
+from pyrunc.abi.mount import (
+    MOUNT_ATTR_NOEXEC,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    MS_PRIVATE,
+    OPEN_TREE_CLONE,
+    TMPFS_MAGIC,
+)
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.lifecycle import facts, findings
 from pyrunc.lifecycle.copyup import open_copy
 from pyrunc.lifecycle.idmaps import open_user_namespace
+from pyrunc.plan import devices
 from pyrunc.plan.mounts import Options, copies_up, is_bind, is_tree
 from pyrunc.spec.value import Value
 
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyrunc.lifecycle.create import CreateRequest
     from pyrunc.lifecycle.descriptors import Descriptors
-    from pyrunc.spec.model import IdMap, Linux, Mount
+    from pyrunc.spec.model import IdMap, Linux, Mount, Spec
 
 OUR_MOUNTS = "pyrunc:"
 
@@ -212,6 +221,34 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Colle
             gids = mount.gid_mappings or linux.gid_mappings
             owner = _user_namespace(uids, gids, linux, descriptors)
             _map(number, owner, mount.source, recursive="ridmap" in mount.options)
+
+
+def open_devices(spec: Spec, descriptors: Descriptors) -> None:
+    """Detached mounts of device files for a container whose user namespace may make none: nodes of its own, which belong to its
+    users, in place of the host's. Not before Linux 6.15, which can clone mounts that are attached nowhere."""
+    wanted, host = devices.made_outside(spec), facts.host()
+    if not wanted or not host.clones_detached or not devices.may_make(host):
+        return
+    linux = spec.linux
+    folder = kernel_mount.open_mount("tmpfs", (("mode", "700"), ("nr_blocks", "1")))
+    try:
+        for number, op in enumerate(wanted):
+            name, kind = str(number), S_IFBLK if op.type == "b" else S_IFCHR
+            os.mknod(name, kind, os.makedev(op.major, op.minor), dir_fd=folder)
+            os.chown(
+                name,
+                findings.host_id(op.uid, linux.uid_mappings),
+                findings.host_id(op.gid, linux.gid_mappings),
+                dir_fd=folder,
+            )
+            os.chmod(name, op.mode, dir_fd=folder)
+            node = kernel_mount.open_tree(folder, name, OPEN_TREE_CLONE)
+            descriptors.take(f"{findings.DEVICE_NAME}{op.path}", node)
+            kernel_mount.mount_setattr(node, attr_set=MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
+    except OSError as error:
+        raise KernelError("mknod", f"'{op.path}'", error.errno or 0) from None
+    finally:
+        os.close(folder)
 
 
 def _open_bind(mount: Mount, source: str, settled: Collection[str]) -> int:

@@ -226,7 +226,7 @@ def _root_filesystem(
         if i in findings.destinations:
             mount = mount.replace(destination=findings.destinations[i])
         ops += mounts.operations(mount, i, linux, host, findings, warnings)
-    ops += devices.operations(spec, host)
+    ops += devices.operations(spec, host, findings.devices)
     ops += _sync("mounted", sync)
     ops += _sync("before-pivot", sync)
     ops.append(model.PivotRoot() if pivot else model.CoverRoot(root_place != "/", findings.instances))

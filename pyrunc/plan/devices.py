@@ -7,7 +7,7 @@ mount keeps it as it is.
 from __future__ import annotations
 
 from pyrunc.abi.capability import CAPABILITIES
-from pyrunc.plan.model import MakeDevice, Symlink
+from pyrunc.plan.model import AttachDevice, MakeDevice, Symlink
 from pyrunc.plan.mounts import is_bind, normal
 
 TYPE_CHECKING = False
@@ -44,24 +44,17 @@ _FRESH_PTMX = Symlink("/dev/ptmx", "pts/ptmx")
 _CORE = Symlink("/dev/core", "/proc/kcore")
 
 
-def operations(spec: Spec, host: Host) -> list[Op]:
-    """Nodes, then links. A listed device replaces the default of its path; a listed ptmx is left to the link."""
+def operations(spec: Spec, host: Host, outside: Mapping[str, str] = {}) -> list[Op]:
+    """Nodes, then links. A listed device replaces the default of its path; a listed ptmx is left to the link. `outside` has the
+    descriptors of nodes that were made before (`made_outside`)."""
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
-    dev = destinations.get("/dev")
-    if dev is not None and is_bind(dev):
+    if _has_own(destinations):
         return []
+    dev = destinations.get("/dev")
     fresh = dev is not None and dev.type == "tmpfs" and not _covered(destinations)
-    # mknod needs the capability in the initial user namespace
-    allowed = host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1 and not host.in_user_namespace
-    bind = not allowed or spec.linux.namespace("user") is not None
-    asked = {normal(device.path): device for device in spec.linux.devices}
-    ops: list[Op] = [op for op in _DEFAULT_OPS[fresh, bind] if op.path not in asked]
-    for path, device in asked.items():
-        if path == "/dev/ptmx":
-            continue
-        mode = 0o666 if device.file_mode is None else device.file_mode & 0o7777
-        owner = device.uid, device.gid
-        ops.append(MakeDevice(path, device.type, device.major, device.minor, mode, *owner, False, bind))
+    bind = not may_make(host) or spec.linux.namespace("user") is not None
+    nodes = _nodes(spec, fresh, bind)
+    ops: list[Op] = [AttachDevice(op, outside[op.path]) if op.path in outside else op for op in nodes]
     if "/proc" in destinations:
         ops += _LINKS
         if host.kcore:
@@ -69,6 +62,38 @@ def operations(spec: Spec, host: Host) -> list[Op]:
     if "/dev/ptmx" not in destinations:
         ops.append(_PTMX if not fresh else _FRESH_PTMX)
     return ops
+
+
+def may_make(host: Host) -> bool:
+    """mknod(2) needs the capability in the initial user namespace."""
+    return bool(host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1) and not host.in_user_namespace
+
+
+def made_outside(spec: Spec) -> list[MakeDevice]:
+    """The nodes of a container with a user namespace, which may not make them itself. A FIFO it may."""
+    if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
+        return []
+    if _has_own({normal(mount.destination): mount for mount in spec.mounts}):
+        return []
+    return [op for op in _nodes(spec, False, True) if op.type != "p"]
+
+
+def _nodes(spec: Spec, fresh: bool, bind: bool) -> list[MakeDevice]:
+    asked = {normal(device.path): device for device in spec.linux.devices}
+    found = [op for op in _DEFAULT_OPS[fresh, bind] if op.path not in asked]
+    for path, device in asked.items():
+        if path == "/dev/ptmx":
+            continue
+        mode = 0o666 if device.file_mode is None else device.file_mode & 0o7777
+        owner = device.uid, device.gid
+        found.append(MakeDevice(path, device.type, device.major, device.minor, mode, *owner, False, bind))
+    return found
+
+
+def _has_own(destinations: Mapping[str, Mount]) -> bool:
+    """A container that brings its own /dev keeps it as it is."""
+    dev = destinations.get("/dev")
+    return dev is not None and is_bind(dev)
 
 
 def _covered(destinations: Mapping[str, Mount]) -> bool:

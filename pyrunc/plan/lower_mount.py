@@ -181,6 +181,22 @@ def make_device(low: Lowering, op: m.MakeDevice) -> None:
     a.place(done)
 
 
+def attach_device(low: Lowering, op: m.AttachDevice) -> None:
+    a, device = low.a, op.device
+    above, _, name = device.path.rpartition("/")
+    folder = low.folder(above or "/")
+    place, exists, done = a.slot(4), a.label(), a.label()
+    flags = f.O_RDONLY | f.O_CREAT | f.O_EXCL | low.o_nofollow | f.O_CLOEXEC
+    a.sys("openat", folder, name, flags, 0o644, store=place, skip={EEXIST: exists})
+    attach = mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH
+    a.sys("move_mount", low.numbers[op.descriptor], "", place, "", attach)
+    low.close(place)
+    a.goto(done)
+    a.place(exists)
+    _same_device(low, device, folder, name, _TYPES[device.type])
+    a.place(done)
+
+
 def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind: int) -> None:
     """A file that is there already must be the device that was asked for (runtime-spec, linux.devices)."""
     a, buffer, wrong, right = low.a, low.scratch, low.a.label(), low.a.label()
@@ -378,6 +394,7 @@ CALLS: dict[type, Callable[[Lowering, Any], None]] = {
     m.MountFs: mount_fs,
     m.MountTree: mount_tree,
     m.MakeDevice: make_device,
+    m.AttachDevice: attach_device,
     m.Symlink: symlink,
     m.PivotRoot: pivot_root,
     m.CoverRoot: cover_root,
@@ -395,5 +412,6 @@ NEEDS: dict[type, Callable[[Any], tuple[str, ...]]] = {
     m.AttachRoot: lambda op: ("root",),
     m.ChangeRoot: lambda op: ("root",),
     m.AttachMount: lambda op: (op.descriptor,),
+    m.AttachDevice: lambda op: (op.descriptor,),
     m.MountTree: lambda op: (op.descriptor,) if op.descriptor else (),
 }

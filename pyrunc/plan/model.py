@@ -188,6 +188,13 @@ class MakeDevice(Op):
     bind: bool = True
 
 
+class AttachDevice(Op):
+    """A device file that was made outside, as a detached mount, where the container's user namespace may make none."""
+
+    device: MakeDevice
+    descriptor: str
+
+
 class Symlink(Op):
     """A symbolic link in the container; an existing file stays unless it is to be taken over."""
 
@@ -451,6 +458,8 @@ class Findings(Value):
     """What whoever runs the plan found out about this container's files. Keys are indices of `spec.mounts`.
 
     `sources`: absolute paths of those binds that the container's process makes itself; the others come as descriptors.
+    `null_stdio`: descriptors that are reopened as the container's /dev/null.
+    `devices`: descriptors of device files that were made outside, by path.
     `instances`: mount points of whole procfs and sysfs in our namespace, looked up only for a root that covers ours.
     """
 
@@ -460,6 +469,7 @@ class Findings(Value):
     modes: Mapping[int, int] = {}
     home: str = ""
     null_stdio: tuple[int, ...] = ()
+    devices: Mapping[str, str] = {}
     instances: tuple[str, ...] = ()
 
 

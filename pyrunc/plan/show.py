@@ -152,6 +152,9 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.AttachMount: lambda op: f"attach '{op.descriptor}' on '{op.path}'",
     m.MountFs: _mount_fs,
     m.MountTree: _mount_tree,
+    m.AttachDevice: lambda op: (
+        f"attach '{op.device.path}' {op.device.type} {op.device.major}:{op.device.minor}"
+    ),
     m.MakeDevice: lambda op: f"mknod '{op.path}' {op.type} {op.major}:{op.minor} mode {op.mode:04o}",
     m.Symlink: lambda op: f"symlink '{op.path}' to '{op.target}'",
     m.PivotRoot: lambda op: "pivot_root",

@@ -10,6 +10,7 @@ import signal
 import sys
 
 from pyrunc.kernel import reaper
+from pyrunc.lifecycle import null
 from pyrunc.program import launch
 from pyrunc.shim import messages, pod
 from pyrunc.shim.rehearse import rehearse as rehearse  # found and called by the zygote
@@ -52,6 +53,7 @@ def _begin() -> LibraryStarter:
     _be_steady()
     reaper.set_child_subreaper()
     launch.executable()  # workers inherit it
+    null.prepare()  # and this
     return LibraryStarter(_be_spared())
 
 

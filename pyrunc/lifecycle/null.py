@@ -1,0 +1,96 @@
+"""Null devices for processes in containers: an inode of their own, in a detached tmpfs of ours.
+
+The host's /dev/null as stdin is an inode of the host inside the container: its root changes mode and owner of it through the
+descriptor (fchmod(2), fchown(2) ask for CAP_FOWNER and CAP_CHOWN, which containers have), for the whole machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from errno import EACCES, EPERM
+from stat import S_IFCHR, S_ISCHR
+
+from pyrunc.errors import KernelError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEVICE = os.makedev(1, 3)
+REFUSED = (EPERM, EACCES)
+
+_folder: tuple[int, int] | None = None  # number, device
+
+
+def is_null(number: int) -> bool:
+    """Whether an open file is a null device, whoever's."""
+    status = os.fstat(number)
+    return S_ISCHR(status.st_mode) and status.st_rdev == DEVICE
+
+
+def own_stdio(stdio: Sequence[int], opened: dict[str, int]) -> list[int]:
+    """`stdio` with one null device that no other process has in place of each; it is put into `opened`, whose owner closes it."""
+    nulls = [is_null(number) for number in stdio]
+    if any(nulls):
+        opened["null"] = open_null()
+    return [opened["null"] if null else number for null, number in zip(nulls, stdio, strict=True)]
+
+
+def open_null() -> int:
+    """A null device that is linked nowhere: 15 us where `prepare` was called, 140 elsewhere.
+
+    Where devices cannot be made (in a user namespace, without CAP_MKNOD) it is the host's /dev/null, which is not ours to
+    change there either. KernelError.
+    """
+    prepared = _prepared()
+    try:
+        folder = prepared or _open_folder()
+        try:
+            return _make(folder)
+        finally:
+            if not prepared:
+                os.close(folder)
+    except (KernelError, OSError) as error:
+        if error.errno not in REFUSED:
+            raise KernelError("mknod", "a null device", error.errno or 0) from None
+    return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+
+
+def _make(folder: int) -> int:
+    name = f"{os.getpid()}.{time.monotonic_ns()}"  # a fork has the same folder
+    os.mknod(name, S_IFCHR | 0o666, DEVICE, dir_fd=folder)
+    try:
+        os.chmod(name, 0o666, dir_fd=folder)  # whatever our umask is
+        return os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.unlink(name, dir_fd=folder)
+
+
+def prepare() -> None:
+    """Keep the tmpfs of null devices open: for a process that makes many, and its forks. Nothing where there cannot be one."""
+    global _folder
+    try:
+        number = _open_folder()
+    except KernelError as error:
+        if error.errno not in REFUSED:
+            raise
+    else:
+        _folder = number, os.fstat(number).st_dev
+
+
+def _prepared() -> int | None:
+    """The kept one, unless a fork closed it with everything that it did not know."""
+    if _folder is None:
+        return None
+    number, device = _folder
+    try:
+        return number if os.fstat(number).st_dev == device else None
+    except OSError:
+        return None
+
+
+def _open_folder() -> int:
+    from pyrunc.kernel.mount import open_mount
+
+    return open_mount("tmpfs", (("mode", "700"), ("nr_blocks", "1")))

@@ -1,0 +1,192 @@
+"""No process of a container holds an inode of the host: what it holds it can give another mode, owner or time.
+
+fchmod(2) and fchown(2) ask for CAP_FOWNER and CAP_CHOWN, which containers have, and for nothing of the mount: the host's
+/dev/null as somebody's stdin can be made 0600 for the whole machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server
+from tests.support.processes import installed, wait_until
+from tests.system.harness import Box, Runtime
+
+Config = dict[str, Any]
+NULL = os.makedev(1, 3)
+
+
+def devices_of_the_host() -> set[int]:
+    """st_dev of every filesystem that is mounted here. Pipes, sockets and memfds are in none of them."""
+    found = set()
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        major, minor = line.split()[2].split(":")
+        found.add(os.makedev(int(major), int(minor)))
+    return found
+
+
+def links_of(pid: int) -> Iterator[str]:
+    yield from (f"/proc/{pid}/{name}" for name in ("root", "cwd", "exe"))
+    yield from (f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd"))
+
+
+def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
+    """What of the host's files the process has open, as `link -> path`; what lies below `allowed` may be."""
+    host, found = devices_of_the_host(), []
+    for link in links_of(pid):
+        status = os.stat(link)
+        if status.st_dev not in host:
+            continue
+        path = os.readlink(link)
+        places = (
+            [] if allowed is None else [allowed / path.lstrip("/"), allowed / os.path.relpath(path, allowed)]
+        )
+        if not any(place.exists() and os.path.samestat(place.stat(), status) for place in places):
+            found.append(f"{link} -> {path}")
+    return found
+
+
+def null_numbers(pid: int) -> set[int]:
+    """The descriptors of a process that are null devices."""
+    return {n for n in range(3) if os.stat(f"/proc/{pid}/fd/{n}").st_rdev == NULL}
+
+
+def processes_below(group: Path) -> dict[int, str]:
+    """Pids and names of all processes in a cgroup and those below it."""
+    pids = [int(pid) for file in group.rglob("cgroup.procs") for pid in file.read_text().split()]
+    return {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
+
+
+@contextmanager
+def executing(*command: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, **more)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def test_no_process_of_a_pod_holds_a_file_of_the_host(server: Server) -> None:
+    """A pod whose containers share the pid namespace, so that one can take what another holds: pause, containers with and
+    without stdin and with a terminal, an exec of each kind. Proof: no link in /proc/PID of any of its
+    processes leads to a filesystem that is mounted on the host.
+    """
+    config = server.pod_config("inodes")
+    config.linux.security_context.namespace_options.pid = api.POD
+    pod = server.run_pod(config, host_network=True)
+    made = []
+    for name, changes in {"plain": {}, "stdin": {"stdin": True}, "tty": {"tty": True, "stdin": True}}.items():
+        wanted = server.container_config(("sleep", "3600"), **changes)
+        wanted.metadata.name = wanted.log_path = name
+        wanted.linux.security_context.namespace_options.pid = api.POD
+        made.append(server.launch(pod, wanted))
+    (group,) = server._cgroups()
+    enter = ("nsenter", f"--net=/proc/{server.pid}/ns/net")  # where the streaming server listens
+    client = [*enter, *installed("pyrunc-cri"), "--address", f"unix://{server.socket}", "exec"]
+    try:
+        with (
+            executing(*client, made[0], "sleep", "1001"),
+            executing(*client, "-i", made[0], "sleep", "1002", stdin=subprocess.PIPE),
+            executing(*client, "-i", "-t", made[0], "sleep", "1003", stdin=subprocess.PIPE),
+        ):
+            assert wait_until(lambda: len(processes_below(group)) == 7, 30), processes_below(group)
+            found = processes_below(group)
+            assert [f"{found[pid]}: {link}" for pid in found for link in held_of_the_host(pid)] == []
+            nulls = sorted(sorted(null_numbers(pid)) for pid in found)
+            assert nulls == [[], [], [], [], [0], [0], [0, 1, 2]], "of pause, of a container, of an exec"
+    finally:
+        server.stop_pod(pod)
+        server.remove_pod(pod)
+
+
+def mapped(config: Config) -> None:
+    config["linux"]["namespaces"].append({"type": "user"})
+    config["linux"]["uidMappings"] = [{"containerID": 0, "hostID": 0, "size": 65536}]
+    config["linux"]["gidMappings"] = [{"containerID": 0, "hostID": 0, "size": 65536}]
+
+
+def without_mounts(config: Config) -> None:
+    kept = [entry for entry in config["linux"]["namespaces"] if entry["type"] != "mount"]
+    config["linux"]["namespaces"], config["mounts"] = kept, []
+
+
+def as_user(config: Config) -> None:
+    config["process"]["user"] = {"uid": 1000, "gid": 1000}
+
+
+@pytest.mark.parametrize("change", [None, as_user, mapped, without_mounts])
+def test_no_process_of_a_bundle_holds_a_file_of_the_host(runtime: Runtime, change: Any) -> None:
+    """create, start, run --detach and exec --detach, whose caller has /dev/null as stdio. Proof: as above; the container's root
+    is a folder of the host, so what lies in it may be held.
+    """
+    nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+
+    def call(*words: str) -> None:
+        command = [*runtime.program, "--root", str(runtime.root), *words]
+        subprocess.run(command, check=True, timeout=60, **nothing)
+
+    pids = []
+    for verb in (("create",), ("run", "--detach")):
+        box: Box = runtime.box("sleep", "3600", change=change)
+        call(*verb, "--bundle", str(box.folder), box.id)
+        waiting = [f"{n} of {verb}" for n in null_numbers(box.pid)]
+        assert len(waiting) == 3
+        assert held_of_the_host(box.pid, runtime.rootfs) == []
+        if verb == ("create",):
+            box.start().ok()
+        for attempt in ("whole", "kept"):
+            file = box.folder / attempt
+            call("exec", "--detach", "--pid-file", str(file), box.id, "sleep", "3600")
+            pids.append(int(file.read_text()))
+        pids.append(box.pid)
+    for pid in pids:
+        assert wait_until(lambda pid=pid: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", 30)  # type: ignore[misc]
+        assert null_numbers(pid) == {0, 1, 2}
+        assert held_of_the_host(pid, runtime.rootfs) == []
+
+
+def test_hooks_in_the_container_hold_no_file_of_the_host(runtime: Runtime) -> None:
+    """createContainer and startContainer hooks are in the container's namespaces, where its neighbours may see them. Proof: as
+    above, for their descriptors (the program of a createContainer hook is a file of the host: runtime-spec, config.md, "Hooks").
+    """
+
+    def change(config: Config) -> None:
+        script = ["sh", "-c", "stat -L -c '%d %n' /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 > /tmp/$0"]
+        config["hooks"] = {
+            "createContainer": [
+                {"path": "/bin/sh", "args": [*script, "create"], "env": ["PATH=/bin:/usr/bin"]}
+            ],
+            "startContainer": [{"path": "/bin/sh", "args": [*script, "start"], "env": ["PATH=/bin"]}],
+        }
+        config["root"]["readonly"] = False
+        config["mounts"].append({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"})
+
+    box = runtime.box("sh", "-c", "cat /tmp/start", change=change)
+    out = runtime("run", "--bundle", str(box.folder), box.id).ok().out
+    devices = [int(line.split()[0]) for line in out.splitlines()]
+    assert len(devices) == 3 and devices[0] not in devices_of_the_host(), out
+
+
+def test_masked_paths_are_not_the_hosts_null_device(runtime: Runtime) -> None:
+    """What hides a file is a null device, and chmod(1) of the path changes it. Proof: its inode is none of the host's, nor is
+    /dev/null, in a user namespace too.
+    """
+    for change in (None, mapped):
+        box = runtime.box("sleep", "3600", change=change, maskedPaths=["/proc/keys", "/proc/timer_list"])
+        box.up()
+        host = devices_of_the_host()
+        for path in ("/proc/keys", "/proc/timer_list", "/dev/null"):
+            status = os.stat(f"/proc/{box.pid}/root{path}")
+            assert status.st_rdev == NULL and status.st_dev not in host, (path, change)
