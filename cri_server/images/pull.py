@@ -70,10 +70,11 @@ class Pull:
         target, data = await self._thread(registry.resolve)
         blobs = {target.digest: data}
         manifest = await self._manifest(registry, target, data, blobs)
-        with self._store.holding([*blobs, manifest.config.digest, *(d.digest for d in manifest.layers)]):
+        needed = [*blobs, manifest.config.digest, *(d.digest for d in manifest.layers)]
+        async with self._store.holding(needed):
             config = await self._config(registry, manifest)
             chain = chain_ids(config.diff_ids)
-            with self._store.holding(chain):
+            async with self._store.holding(chain):
                 await self._keep(blobs)
                 await self._layers(registry, manifest, config)
                 with self._watch.paused():

@@ -53,6 +53,7 @@ class ImageService:
         self._certs_dir = certs_dir
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _Running] = {}
+        self._tasks: set[asyncio.Task[str]] = set()  # also of pulls that were given up and clean up
 
     async def start(self) -> None:
         """Make the folders, read what is there, drop what no image needs. Call once, before anything else.
@@ -64,7 +65,7 @@ class ImageService:
 
     async def close(self) -> None:
         """Cancel running pulls and wait for them."""
-        running = [pull.task for pull in self._pulls.values()]
+        running = set(self._tasks)
         for task in running:
             task.cancel()
         if running:
@@ -82,11 +83,17 @@ class ImageService:
         parsed = Reference.parse(reference)
         key = _key(parsed, auth)
         running = self._pulls.get(key)
-        if running is None:
+        if running is None or running.given_up:
             running = self._pulls[key] = _Running()
             running.task = asyncio.create_task(self._pull(parsed, auth, running), name=f"pull {parsed}")
-            running.task.add_done_callback(lambda _: self._pulls.pop(key, None))
+            self._tasks.add(running.task)
+            running.task.add_done_callback(lambda task: self._ended(key, task))
         return await running.join(progress)
+
+    def _ended(self, key: str, task: asyncio.Task[str]) -> None:
+        self._tasks.discard(task)
+        if key in self._pulls and self._pulls[key].task is task:
+            del self._pulls[key]
 
     async def _pull(self, reference: Reference, auth: Auth | None, running: _Running) -> str:
         watch = Watch(self._no_progress_timeout_s, f"pulling {reference}")
@@ -150,17 +157,21 @@ class ImageService:
         """
         watch = Watch(self._no_progress_timeout_s, f"loading {path}")
         try:
-            with self._store.loading(), store_errors():
-                free = self._store.free_bytes()
-                if not free:
-                    raise ResourceExhausted("no space left on the image store")
-                given_up = threading.Event()
-                loaded = await in_thread(
-                    lambda: archives.load(self._store.blobs, path, name, free, given_up.is_set), given_up.set
-                )
-                return [await self._finish(image, watch) for image in loaded]
+            with store_errors():
+                async with self._store.loading():
+                    return await self._load(path, name, watch)
         finally:
             await self._store.collect()
+
+    async def _load(self, path: Path, name: str | None, watch: Watch) -> builtins.list[Image]:
+        free = self._store.free_bytes()
+        if not free:
+            raise ResourceExhausted("no space left on the image store")
+        given_up = threading.Event()
+        loaded = await in_thread(
+            lambda: archives.load(self._store.blobs, path, name, free, given_up.is_set), given_up.set
+        )
+        return [await self._finish(image, watch) for image in loaded]
 
     async def _finish(self, image: archives.Loaded, watch: Watch) -> Image:
         chain = chain_ids(image.config.diff_ids)
@@ -186,10 +197,11 @@ def _puller() -> type[Pull]:
 
 
 class _Running:
-    """A pull and those who wait for it."""
+    """A pull and those who wait for it. `given_up`: nobody did for a moment, so it ends, and who comes then begins anew."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[str]
+        self.given_up = False
         self._waiting = 0
         self._listeners: builtins.list[Callable[[Progress], None]] = []
 
@@ -205,11 +217,14 @@ class _Running:
             return await asyncio.shield(self.task)
         except asyncio.CancelledError:
             if self._waiting == 1 and not self.task.done():
+                self.given_up = True
                 self.task.cancel()
                 await asyncio.wait([self.task])
             raise
         finally:
             self._waiting -= 1
+            if progress is not None:
+                self._listeners.remove(progress)
 
 
 def _key(reference: Reference, auth: Auth | None) -> str:

@@ -9,8 +9,8 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 RESERVE_LIMIT_BYTES = 512 << 20
 _FULL = "no space left on the image store"
+_EVERYTHING = "everything"  # a key that is held as digests are
 _ERRAND_END_S = 10.0
 _UNPACK_ERRAND = "cri_server.images.unpack:errand"
 
@@ -53,7 +54,8 @@ class Store:
         self.catalog = Catalog(root, self.blobs, self.layers, pinned)
         self._errands = errands
         self._held: Counter[str] = Counter()
-        self._loading = 0
+        self._collecting = threading.Lock()  # held while what nobody needs is deleted
+        self._counting = threading.Lock()  # of `_held`, for a moment
         self._changing = asyncio.Lock()
         self.turns = Turns()
         self._cores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
@@ -78,7 +80,7 @@ class Store:
         log.warning("image %s: unpacking its layers again", name.tagged or name.target.digest)
         content = await in_thread(lambda: self.catalog.read(name.target))
         watch = Watch(math.inf, "")
-        with self.loading():
+        async with self.loading():
             await self.unpack_all(content.manifest, content.config.diff_ids, is_here, watch)
             await self.publish([name], content.chain)
 
@@ -87,25 +89,38 @@ class Store:
         if self._emptying:
             await asyncio.wait([self._emptying])
 
-    @contextmanager
-    def holding(self, keys: Iterable[str]) -> Iterator[None]:
-        """Keep blobs and layers (digests, chain ids) from being collected."""
+    @asynccontextmanager
+    async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
+        """Keep blobs and layers (digests, chain ids) from being collected. What is here inside stays here: a collection that
+        is under way ends first."""
         held = list(keys)
-        self._held.update(held)
+        await self._hold(held)
         try:
             yield
         finally:
-            self._held.subtract(held)
-            self._held += Counter()  # drops the zeros
+            self._release(held)
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def loading(self) -> AsyncIterator[None]:
         """Collect nothing: an archive's blobs arrive before it is known what they are."""
-        self._loading += 1
-        try:
+        async with self.holding([_EVERYTHING]):
             yield
-        finally:
-            self._loading -= 1
+
+    async def _hold(self, keys: list[str]) -> None:
+        def hold() -> None:
+            with self._collecting, self._counting:
+                self._held.update(keys)
+
+        try:
+            await in_thread(hold, abandon_s=None)
+        except asyncio.CancelledError:
+            self._release(keys)
+            raise
+
+    def _release(self, keys: list[str]) -> None:
+        with self._counting:
+            self._held.subtract(keys)
+            self._held += Counter()  # drops the zeros
 
     async def publish(self, names: Sequence[Name], chain: Sequence[str]) -> None:
         """List an image whose blobs and layers are all here: everything it needs reaches the disk first."""
@@ -151,9 +166,13 @@ class Store:
         self._empty_trash_soon()
 
     def _collect(self) -> None:
-        if self._loading:
-            return
-        held = {key for key, count in list(self._held.items()) if count > 0}
+        with self._collecting:
+            with self._counting:
+                held = set(self._held)
+            if _EVERYTHING not in held:
+                self._drop_all_but(held)
+
+    def _drop_all_but(self, held: set[str]) -> None:
         used = self.catalog.used_blobs()
         for digest in self.blobs.digests():
             if digest not in used and digest not in held:

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -233,6 +234,54 @@ async def test_a_cancelled_pull_leaves_nothing(
     pulls[1].cancel()
     await asyncio.wait([pulls[1]], timeout=60)
     assert pulls[1].cancelled() and await service.list() == [] and left_over(tmp_path) == set()
+
+
+@pytest.mark.parametrize("turns", range(1, 4))
+async def test_a_pull_is_not_ended_by_a_caller_that_hangs_up(
+    tmp_path: Path, registry: Registry, service: ImageService, turns: int
+) -> None:
+    """Another caller comes so many turns of the event loop after the first one hung up: kubelet repeats a call at once."""
+    built = make(size=500_000)
+    registry.push("app:v1", built)
+    registry.fault("/blobs/", stall_at=100_000, times=1)
+    first = asyncio.create_task(service.pull(f"{registry.host}/app:v1"))
+    assert await asyncio.to_thread(wait_for, lambda: len(registry.asked("/blobs/")) >= 1)
+    first.cancel()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert await service.pull(f"{registry.host}/app:v1") == built.id
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await service.remove(f"{registry.host}/app:v1")
+    await service.close()
+    assert left_over(tmp_path) == set()
+
+
+async def test_what_is_collected_is_not_taken_for_here(tmp_path: Path, service: ImageService) -> None:
+    """A pull that begins while an earlier one's rubbish is deleted finds it deleted, or keeps it."""
+    store = service._store
+    digest = store.blobs.put(b"rubbish")
+    deleting, go_on = threading.Event(), threading.Event()
+    remove = store.blobs.remove
+
+    def slow(name: str) -> None:
+        deleting.set()
+        go_on.wait(30)
+        remove(name)
+
+    store.blobs.remove = slow  # type: ignore[method-assign]
+    collecting = asyncio.create_task(store.collect())
+    await asyncio.to_thread(deleting.wait, 30)
+
+    async def begin() -> int | None:
+        async with store.holding([digest]):
+            return store.blobs.size(digest)
+
+    beginning = asyncio.create_task(begin())
+    await asyncio.wait([beginning], timeout=0.2)
+    go_on.set()
+    assert await beginning is None
+    await collecting
 
 
 async def test_a_cancelled_unpack_leaves_nothing(
