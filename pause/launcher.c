@@ -159,6 +159,12 @@ static void load(struct program *p, u64 fd)
 
 /* ---- running ---- */
 
+/* The handler that a program may install; the first process of a namespace is spared signals that it does not handle. */
+static void __attribute__((noreturn)) end_by_signal(i32 number)
+{
+	leave((u64)(128 + number));
+}
+
 static u64 value_of(const struct program *p, const struct operation *o, u32 i)
 {
 	u64 v = o->args[i];
@@ -272,6 +278,7 @@ void __attribute__((used, noreturn)) launch(const u64 *stack)
 	}
 	load(&p, (u64)p.sync + 1);
 	*(half *)p.data = p.sync;
+	*(half *)(p.data + 4) = (i32)(u64)end_by_signal; /* linked below 2 GiB */
 	run(&p);
 }
 

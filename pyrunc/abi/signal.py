@@ -46,3 +46,4 @@ SIG_SETMASK = 2
 # The kernel's sigset_t is one 64-bit word; its struct sigaction: handler, flags, restorer, mask.
 SIGSET_SIZE = 8
 SIGACTION_SIZE = 32
+SA_RESTORER = 0x04000000

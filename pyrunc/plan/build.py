@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # Points at which the caller may have a part, in order; a plan holds a Sync only for those that it was asked for.
 SYNC_POINTS = ("born", "mounted", "before-pivot", "before-identity", "listener")
 
+# What a process that waits for `start` ends by, as a program does by default: HUP INT QUIT ABRT TERM.
+ENDING = (1, 2, 3, 6, 15)
+
 
 def build(
     spec: Spec,
@@ -56,6 +59,8 @@ def build(
         ops.append(model.NewKeyring(keyring, linux.namespace("user") is not None))
     ops += _root_filesystem(spec, host, findings, sync, root_place, pivot, warnings)
     ops += _settings(spec, host)
+    if await_start:  # before a filter, which need not know the call
+        ops.append(model.EndBySignals(ENDING))
     if process is None:
         ops += [*_sync("before-identity", sync), *_no_execution(await_start)]
     else:
@@ -211,9 +216,15 @@ def _root_filesystem(
 ) -> list[Op]:
     """Root, mounts, devices, links, pivot, working directory, terminal, and what is read-only in the end."""
     linux, process = spec.linux, spec.process
+    ops: list[Op]
     if linux.namespace("mount") is None:
         _warn_of_no_mounts(spec, warnings)
-        return [*_sync("mounted", sync), *_sync("before-pivot", sync), model.ChangeRoot()]
+        ops = [*_sync("mounted", sync), *_sync("before-pivot", sync)]
+        if process is not None and process.terminal:
+            ops.append(
+                model.OpenTerminal(process.console_size, process.user.uid, console=False, of_host=True)
+            )
+        return [*ops, model.ChangeRoot()]
     if linux.mount_label and not host.selinux:
         raise InvalidSpec("linux.mountLabel", f"{linux.mount_label!r} is set, but SELinux is off")
     propagation = mounts.PROPAGATION.get(linux.rootfs_propagation, 0)
@@ -221,7 +232,7 @@ def _root_filesystem(
     if private and not pivot:
         raise InvalidSpec("linux.rootfsPropagation", "a private root needs pivot_root")
     inherited = (mounts_abi.MS_PRIVATE if private else mounts_abi.MS_SLAVE) | mounts_abi.MS_REC
-    ops: list[Op] = [model.SetPropagation(inherited), model.AttachRoot(inherited, root_place)]
+    ops = [model.SetPropagation(inherited), model.AttachRoot(inherited, root_place)]
     for i, mount in enumerate(spec.mounts):
         if i in findings.destinations:
             mount = mount.replace(destination=findings.destinations[i])
@@ -248,8 +259,6 @@ def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
     wanted = [f"mounts[{i}]" for i in range(len(spec.mounts))]
     wanted += [f"linux.devices[{i}]" for i in range(len(spec.linux.devices))]
     wanted += ["root.readonly"] if spec.root is not None and spec.root.readonly else []
-    if spec.process is not None and spec.process.terminal:
-        raise InvalidSpec("process.terminal", "needs a mount namespace with a devpts")
     if wanted:
         warnings.append(f"without a mount namespace these are left out: {', '.join(wanted)}")
 

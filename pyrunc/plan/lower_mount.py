@@ -303,8 +303,13 @@ def make_folder(low: Lowering, op: m.MakeFolder) -> None:
 def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
     """A pty of the container's own devpts by descriptors alone: no path that could be swapped (CVE-2025-52565)."""
     a = low.a
-    master = low.beneath("/dev/pts/ptmx", f.O_RDWR | f.O_NOCTTY, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
-    _check_ptmx(low, master)
+    if op.of_host:
+        master = a.slot(4)
+        a.sys("openat", f.AT_FDCWD, "/dev/ptmx", f.O_RDWR | f.O_NOCTTY | f.O_CLOEXEC, 0, store=master)
+        macros.require_device(a, master, 5, 2, "/dev/ptmx")
+    else:
+        master = low.beneath("/dev/pts/ptmx", f.O_RDWR | f.O_NOCTTY, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
+        _check_ptmx(low, master)
     slave = a.slot(4)
     a.sys("ioctl", master, ioctl.TIOCSPTLCK, low.a.constant(pack("<i", 0)))
     a.sys("ioctl", master, ioctl.TIOCGPTPEER, f.O_RDWR | f.O_NOCTTY | f.O_CLOEXEC, store=slave)

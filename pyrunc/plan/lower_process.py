@@ -342,6 +342,10 @@ def ready(low: Lowering, op: m.Ready) -> None:
     low.a.send(READY)
 
 
+def end_by_signals(low: Lowering, op: m.EndBySignals) -> None:
+    macros.end_by_signals(low.a, op.numbers)
+
+
 def await_start(low: Lowering, op: m.AwaitStart) -> None:
     """One connection, one byte. The connection's end (close on exec) tells `start` that all went well; else an errno comes.
 
@@ -453,6 +457,7 @@ CALLS: dict[type, Callable[[Lowering, Any], None]] = {
     m.LoadFilter: load_filter,
     m.CheckProgram: check_program,
     m.Ready: ready,
+    m.EndBySignals: end_by_signals,
     m.AwaitStart: await_start,
     m.RefuseStart: refuse_start,
     m.RunHook: run_hook,

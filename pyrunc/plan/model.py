@@ -247,11 +247,15 @@ class MakeFolder(Op):
 
 
 class OpenTerminal(Op):
-    """A terminal in the container's devpts: send the master away, make the slave stdio and (if `console`) /dev/console."""
+    """A terminal in the container's devpts: send the master away, make the slave stdio and (if `console`) /dev/console.
+
+    `of_host`: in the devpts of the host, for a container without mounts of its own.
+    """
 
     size: ConsoleSize | None
     uid: int
     console: bool
+    of_host: bool = False
 
 
 class ChangeMount(Op):
@@ -394,6 +398,12 @@ class CheckProgram(Op):
 
 class Ready(Op):
     """Tell the caller that all is set up."""
+
+
+class EndBySignals(Op):
+    """From here to execve these signals end the process, though it is the first of its pid namespace."""
+
+    numbers: tuple[int, ...]
 
 
 class AwaitStart(Op):

@@ -105,7 +105,8 @@ def _mount_tree(op: m.MountTree) -> str:
 
 def _terminal(op: m.OpenTerminal) -> str:
     size = f" {op.size.width}x{op.size.height}" if op.size else ""
-    return f"open terminal{size}" + (" as '/dev/console' and stdio" if op.console else " as stdio")
+    place = " of the host" if op.of_host else ""
+    return f"open terminal{place}{size}" + (" as '/dev/console' and stdio" if op.console else " as stdio")
 
 
 def _scheduler(op: m.SetScheduler) -> str:
@@ -187,6 +188,7 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.LoadFilter: lambda op: f"seccomp filter of {len(op.instructions) // 8} instructions",
     m.CheckProgram: lambda op: f"check '{op.args[0]}'",
     m.Ready: lambda op: "say ready",
+    m.EndBySignals: lambda op: f"end by signals {','.join(map(str, op.numbers))}",
     m.AwaitStart: lambda op: "await start",
     m.RefuseStart: lambda op: "refuse to start: no process",
     m.RunHook: lambda op: f"run startContainer hook #{op.index} '{op.path}'",

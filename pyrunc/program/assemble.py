@@ -115,12 +115,14 @@ class Assembler:
     """Collects operations and data for one architecture (`uname -m` name; without one, this machine's).
 
     Operations are appended in the order of the calls. `sync` is the slot that holds the number of the synchronisation
-    socket when the program runs: for close-on-exec, keep lists and messages with descriptors.
+    socket when the program runs: for close-on-exec, keep lists and messages with descriptors. `handler` holds the address of
+    a signal handler that ends the process with 128 + the signal's number.
     """
 
     def __init__(self, arch: str = "") -> None:
         self.arch = _arch(arch)
         self.sync = Slot(0, 4)
+        self.handler = Slot(4, 4)
         self._syscalls = self.arch.syscalls
         self._packed: list[bytes] = []
         self._jumps: list[_Jump] = []

@@ -39,7 +39,7 @@ from pyrunc.abi.file import (
     X_OK,
 )
 from pyrunc.abi.prctl import PR_SET_DUMPABLE, PR_SET_NAME
-from pyrunc.abi.signal import SIGACTION_SIZE, SIGSET_SIZE
+from pyrunc.abi.signal import SA_RESTORER, SIGACTION_SIZE, SIGSET_SIZE
 from pyrunc.kernel.path import components
 from pyrunc.program.model import DESCRIPTOR, NEXT, PID, Address, Label, Operand, Slot
 
@@ -69,6 +69,18 @@ def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False)
         a.sys("rt_sigaction", number, default, 0, SIGSET_SIZE)
     if not dumpable:
         set_dumpable(a, False)
+
+
+def end_by_signals(a: Assembler, numbers: Sequence[int]) -> None:
+    """These signals end the process from here on, until execve sets them to default.
+
+    By default the kernel drops them when the process is the first of a pid namespace (pid_namespaces(7)).
+    """
+    action = a.data(pack("<4Q", 0, SA_RESTORER, 0, 0))
+    for offset in (0, 16):  # on x86-64 the kernel delivers nothing without a restorer; nobody returns to it
+        a.set(a.field(action, offset, 8), a.handler)
+    for number in numbers:
+        a.sys("rt_sigaction", number, action, 0, SIGSET_SIZE)
 
 
 def set_dumpable(a: Assembler, on: bool) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.system.console import receive_terminal
 from tests.system.harness import Runtime, eventually
 
 
@@ -223,3 +225,29 @@ def test_nothing_is_mounted_on_the_host(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     box.up()
     assert str(runtime.folder) not in Path("/proc/self/mountinfo").read_text()
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
+def test_a_signal_ends_a_container_that_waits_for_start(runtime: Runtime, name: str) -> None:
+    """The first process of a pid namespace handles it itself, or the kernel would drop it."""
+    box = runtime.box("sleep", "1000")
+    box.create().ok()
+    box.kill(name).ok()
+    box.gone()
+    box.start().fails("cannot start a container that has stopped")
+    box.delete().ok()
+
+
+def test_a_signal_by_the_pidfd_does_so_too(runtime: Runtime, tmp_path: Path) -> None:
+    box = runtime.box("sleep", "1000")
+    with receive_terminal(tmp_path / "socket") as receiver:
+        box.create("--pidfd-socket", str(tmp_path / "socket")).ok()
+        assert box.status == "created"
+        signal.pidfd_send_signal(receiver.master, signal.SIGTERM)
+        box.gone()
+
+
+def test_the_program_has_the_default_of_these_signals(runtime: Runtime) -> None:
+    box = runtime.box("sh", "-c", "grep ^Sig /proc/self/status; exec sleep 1000").up()
+    masks = dict(re.findall(r"^(Sig\w+):\s*(\w+)$", Path(f"/proc/{box.pid}/status").read_text(), re.M))
+    assert {masks[name] for name in ("SigBlk", "SigIgn", "SigCgt")} == {"0" * 16}

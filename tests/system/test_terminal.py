@@ -163,3 +163,20 @@ def test_the_terminals_end_is_the_programs_end(runtime: Runtime, tmp_path: Path)
         box.start().ok()
         console.write(b"\x04")
         eventually(lambda: box.status == "stopped")
+
+
+def test_without_a_mount_namespace_it_is_one_of_the_hosts(runtime: Runtime, tmp_path: Path) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("runc mounts on the host, and leaves that there")
+
+    def change(config: dict[str, Any]) -> None:
+        with_terminal(config)
+        config["linux"]["namespaces"] = [{"type": "pid"}, {"type": "uts"}]
+
+    box = runtime.box("sh", change=change)
+    with receive_terminal(tmp_path / "c") as console:
+        box.create("--console-socket", str(console.path)).ok()
+        box.start().ok()
+        console.write(b"test -t 0 && test -t 1 && test -t 2 && echo all-$((40+2)); exit\n")
+        console.read_until(b"all-42")
+        box.gone()

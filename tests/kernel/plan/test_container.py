@@ -175,7 +175,7 @@ def test_environment(box: Box) -> None:
     box.process["env"] = ["PATH=/bin", "A=1", "B=x\ny", "A=2"]
     try:
         listing = box.outcome("env", "-0")[1].split("\0")
-        assert listing == ["PATH=/bin", "A=2", "B=x\ny", "HOME=/root", ""]
+        assert listing == ["PATH=/bin", "B=x\ny", "A=2", "HOME=/root", ""]
         box.process["user"] = {"uid": 1000, "gid": 1000}
         assert "HOME=/home/web" in box.run("env")
         box.process["env"] = ["PATH=/bin", "HOME=/elsewhere"]

@@ -84,10 +84,3 @@ def test_without_a_mount_namespace_what_is_left_out_is_said(box: Box) -> None:
     assert warning.startswith("without a mount namespace these are left out: mounts[0], mounts[1]")
     assert warning.endswith("root.readonly")
     assert Path("/proc/self/mountinfo").read_text().count(str(box.folder)) == before
-
-
-def test_a_terminal_needs_a_mount_namespace(box: Box) -> None:
-    box.linux.update(namespaces=[{"type": "pid"}, {"type": "uts"}], maskedPaths=[], readonlyPaths=[])
-    box.process["terminal"] = True
-    with pytest.raises(InvalidSpec, match=r"process\.terminal: needs a mount namespace"):
-        box.run("true", overlay=False)
