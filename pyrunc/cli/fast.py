@@ -35,7 +35,7 @@ def do(call: Call) -> int:
     """Run the verb of a parsed command line, and put an error into words once, here."""
     assert call.verb is not None
     try:
-        log = Log.of(call.globals, shared=call.verb.name in STARTS_A_PROCESS)
+        log = Log.of(call.globals)
     except Error as error:
         print(words(error), file=sys.stderr)
         return FAILED

@@ -38,18 +38,21 @@ def words(error: BaseException) -> str:
     else:
         text = f"internal error: {type(error).__name__}: {error}"
     notes = getattr(error, "__notes__", [])
-    return "; ".join([text, *notes]).replace("\n", "; ").translate(VISIBLE)
+    return one_line("; ".join([text, *notes]))
+
+
+def one_line(text: str) -> str:
+    """A text without control characters, its lines one after the other."""
+    return text.replace("\n", "; ").translate(VISIBLE)
 
 
 class Log:
     """`file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`: empty for the format's default.
 
-    `shared`: stderr is a container's as well, so that only errors go there unless more is asked for.
+    Warnings go where errors go, also where that is a container's stderr; in JSON they have to be asked for.
     """
 
-    def __init__(
-        self, file: str = "", format: str = "text", level: str = "", debug: bool = False, shared: bool = False
-    ) -> None:
+    def __init__(self, file: str = "", format: str = "text", level: str = "", debug: bool = False) -> None:
         if format not in ("text", "json"):
             raise InvalidArgument(f"invalid log-format: {format!r}")
         if level and level not in LEVELS:
@@ -57,15 +60,12 @@ class Log:
         if file.startswith(("journald:", "syslog:")):
             raise InvalidArgument(f"log target {file!r}: only files are supported")
         self.file, self.json = file.removeprefix("file:"), format == "json"
-        errors_only = self.json or (shared and not self.file)
-        self.level = 0 if debug else LEVELS[level] if level else 3 if errors_only else 2
+        self.level = 0 if debug else LEVELS[level] if level else 3 if self.json else 2
 
     @classmethod
-    def of(cls, globals: dict[str, Any], shared: bool = False) -> Log:
+    def of(cls, globals: dict[str, Any]) -> Log:
         """The log that the global options ask for."""
-        return cls(
-            globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"], shared
-        )
+        return cls(globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"])
 
     def error(self, message: str) -> None:
         """One line to the log; with a file also plainly to stderr."""
@@ -74,10 +74,10 @@ class Log:
             _to_stderr(message)
 
     def warning(self, message: str) -> None:
-        self._write("warning", message)
+        self._write("warning", one_line(message))
 
     def debug(self, message: str) -> None:
-        self._write("debug", message)
+        self._write("debug", one_line(message))
 
     def _write(self, level: str, message: str) -> None:
         if LEVELS[level] < self.level:

@@ -134,11 +134,20 @@ def _sets(
         )
     )
     if refused:
-        warnings.append(f"ignoring unknown or unavailable capabilities: [{', '.join(refused)}]")
+        warnings.append(f"ignoring unknown or unavailable capabilities: [{' '.join(sorted(refused))}]")
     held = _mask(permitted)
+    raised = held & _mask(inheritable)  # capabilities(7), "Ambient": a subset of both
+    for number in ambient:
+        if not raised >> number & 1:
+            warnings.append(f"can't raise ambient capability {_name(number)}: operation not permitted")
+    kept = tuple(number for number in ambient if raised >> number & 1)
     return tuple(sorted(bounding)), model.SetCapabilities(
-        _mask(effective) & held, held, _mask(inheritable), tuple(ambient)
+        _mask(effective) & held, held, _mask(inheritable), kept
     )
+
+
+def _name(number: int) -> str:
+    return next(name for name, known in CAPABILITIES.items() if known == number)
 
 
 def _numbers(names: tuple[str, ...], host: Host, refused: dict[str, None]) -> list[int]:

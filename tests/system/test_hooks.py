@@ -141,6 +141,15 @@ def test_a_failure_after_the_end_is_only_told(runtime: Runtime, shared: Path) ->
     assert (shared / "poststop0").exists()
 
 
+def test_what_a_hook_says_moves_no_cursor(runtime: Runtime, shared: Path) -> None:
+    text = "printf 'why\\n\\033[31mred' >&2; exit 7"
+    box = with_hooks(runtime, shared, "true", poststop=[hook(text)]).up()
+    box.gone()
+    found = box.delete().err
+    assert "error running poststop hook #0: exit status 7, stdout: , stderr: why" in found
+    assert "\x1b" not in found and len(found.splitlines()) == 1
+
+
 def test_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
     """Exactly what the configuration says; without an environment there is none, but a startContainer hook has the program's."""
     plain = {"path": "/bin/busybox", "args": ["env"]}

@@ -195,3 +195,22 @@ def test_of_a_name_the_last_value_counts(runtime: Runtime, env: list[str], expec
     """At its own place; a home that is empty in the end is the user's."""
     found = runtime.run("env", change=process(env=[*env, "PATH=/bin"])).ok()
     assert found.out.splitlines() == expected
+
+
+def test_what_is_not_given_of_the_capabilities_is_a_warning(runtime: Runtime) -> None:
+    names = ["CAP_KILL", "CAP_UNHEARD_OF", "CAP_A"]
+    capabilities = {
+        "bounding": names, "permitted": ["CAP_KILL", "CAP_CHOWN"], "effective": ["CAP_KILL"],
+        "inheritable": ["CAP_KILL"], "ambient": ["CAP_KILL", "CAP_CHOWN", "CAP_A"],
+    }  # fmt: skip
+    change = process(capabilities=capabilities)
+    found = runtime.run("grep", "CapAmb", "/proc/self/status", change=change).ok()
+    assert int(found.out.split()[1], 16) == 1 << 5
+    lines = [line.partition("msg=")[2] for line in found.err.splitlines() if "level=warning" in line]
+    assert lines == [
+        '"ignoring unknown or unavailable capabilities: [CAP_A CAP_UNHEARD_OF]"',
+        '"can\'t raise ambient capability CAP_CHOWN: operation not permitted"',
+    ]
+    box = runtime.box("sleep", "60", change=change).up()
+    for _ in range(2):
+        assert box.exec("true").ok().err.count("level=warning") == 2

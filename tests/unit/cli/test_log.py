@@ -43,14 +43,18 @@ def test_a_json_log_holds_one_object_per_failure_and_no_warnings(
     assert capsys.readouterr().err == 'say "it" \\ é\n'
 
 
-def test_a_containers_stderr_gets_no_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Log(shared=True).warning("w")
-    assert capsys.readouterr().err == ""
-    Log(shared=True, level="warning").warning("w")
+def test_warnings_go_where_errors_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Log().warning("w")
-    assert capsys.readouterr().err.count("level=warning") == 2
-    Log(str(tmp_path / "log"), shared=True).warning("w")
+    assert "level=warning" in capsys.readouterr().err
+    Log(level="error").warning("w")
+    Log(str(tmp_path / "log")).warning("w")
+    assert capsys.readouterr().err == ""
     assert "level=warning" in (tmp_path / "log").read_text()
+
+
+def test_a_warning_is_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    Log().warning("a\nb\x1b[31m")
+    assert 'msg="a; b\\\\x1b[31m"\n' in capsys.readouterr().err
 
 
 def test_debug_turns_warnings_on(tmp_path: Path) -> None:
