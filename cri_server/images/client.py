@@ -15,7 +15,6 @@ import ssl
 import threading
 from collections.abc import Callable
 from typing import Any
-from urllib import request as environment
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import urllib3
@@ -24,7 +23,8 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError, SSLError, TimeoutError
 from urllib3.response import BaseHTTPResponse
 
-from cri_server.images.hosts import Host, is_loopback
+from cri_server.images.hosts import Host
+from cri_server.images.proxy import Proxy, proxy_for
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import InvalidSpec, PeerError
 
@@ -55,7 +55,7 @@ class Session:
         self._read_timeout_s = read_timeout_s
         self._touch = touch
         self._lock = threading.Lock()
-        self._pools: dict[tuple[Host | None, bool, str | None], urllib3.PoolManager] = {}
+        self._pools: dict[tuple[Host | None, bool, Proxy | None], urllib3.PoolManager] = {}
         self._sockets: set[socket.socket] = set()
         self._aborted = threading.Event()
 
@@ -169,18 +169,22 @@ class Session:
 
     def _pool(self, host: Host, url: str, foreign: bool) -> urllib3.PoolManager:
         """Connections to a configured host with its TLS settings; anything else with the system's."""
-        ours, proxy = urlsplit(url).netloc == host.netloc, _proxy(url)
+        ours, proxy = urlsplit(url).netloc == host.netloc, proxy_for(url)
         key = (host if ours else None, foreign, proxy)
         with self._lock:
             if key not in self._pools:
                 self._pools[key] = self._make_pool(host if ours else None, proxy, host if foreign else None)
             return self._pools[key]
 
-    def _make_pool(self, host: Host | None, proxy: str | None, sent_by: Host | None) -> urllib3.PoolManager:
+    def _make_pool(self, host: Host | None, proxy: Proxy | None, sent_by: Host | None) -> urllib3.PoolManager:
         options: dict[str, Any] = {"ssl_context": tls_context(host), "maxsize": 8, "num_pools": 16}
         if host is not None and host.skip_verify:
             options |= {"cert_reqs": "CERT_NONE", "assert_hostname": False}
-        manager = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        manager = (
+            urllib3.ProxyManager(proxy.url, proxy_headers=proxy.headers, **options)
+            if proxy
+            else urllib3.PoolManager(**options)
+        )
         manager.pool_classes_by_scheme = self._pool_classes(None if proxy else sent_by)
         return manager
 
@@ -263,15 +267,6 @@ def _is_at_home(host: Host) -> bool:
         )
     except OSError:
         return False
-
-
-def _proxy(url: str) -> str | None:
-    """The proxy that the environment names for a URL: HTTPS_PROXY, HTTP_PROXY, NO_PROXY; never for this machine itself."""
-    parts, proxies = urlsplit(url), environment.getproxies_environment()
-    bypass: Callable[[str], bool] = environment.proxy_bypass_environment  # type: ignore[attr-defined]
-    if not proxies or is_loopback(parts.hostname or "") or bypass(parts.netloc):
-        return None
-    return proxies.get(parts.scheme)
 
 
 def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | None:

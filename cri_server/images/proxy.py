@@ -1,0 +1,108 @@
+"""The proxy that the environment names for a URL, by the rules that other programs of a node follow: those of Go.
+
+HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else their names in lower case; never for this machine itself. NO_PROXY is a
+list of `*` (everything), addresses, networks (`10.0.0.0/8`), and domains: `example.com` with all below it, `.example.com` and
+`*.example.com` what is below it only. Addresses and domains may end in a port. Source: golang.org/x/net/http/httpproxy.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from urllib3.util import make_headers
+
+from cri_server.images.hosts import is_loopback
+from pyrunc.errors import InvalidSpec
+
+PORTS = {"http": 80, "https": 443}
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy's address without its login, which is in `headers`; the repr shows none."""
+
+    url: str
+    headers: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
+
+
+def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
+    """What to ask for `url` through; None: directly. Raises InvalidSpec naming the variable that is wrong."""
+    parts = urlsplit(url)
+    name = f"{parts.scheme.upper()}_PROXY"
+    value = _variable(name, environment)
+    if not value or _bypasses(_variable("NO_PROXY", environment), parts):
+        return None
+    return _parse(name, value)
+
+
+def _variable(name: str, environment: Mapping[str, str]) -> str:
+    return environment.get(name) or environment.get(name.lower()) or ""
+
+
+def _parse(name: str, value: str) -> Proxy:
+    try:
+        parts = urlsplit(value if "://" in value else f"http://{value}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme not in PORTS:
+        raise InvalidSpec(name, "not the address of an HTTP proxy, such as http://proxy.example:3128")
+    login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
+    return Proxy(f"{parts.scheme}://{netloc}", make_headers(proxy_basic_auth=login) if login != ":" else {})
+
+
+def _bypasses(no_proxy: str, parts: SplitResult) -> bool:
+    host, port = (parts.hostname or "").lower(), str(parts.port or PORTS[parts.scheme])
+    address = _address(host)
+    return is_loopback(host) or any(
+        _matches(entry.strip().lower(), host, address, port) for entry in no_proxy.split(",")
+    )
+
+
+def _matches(entry: str, host: str, address: Address | None, port: str) -> bool:
+    """Whether one entry of NO_PROXY means this host and port."""
+    if entry == "*":
+        return True
+    if "/" in entry:
+        return address is not None and _is_in(address, entry)
+    name, only_port = _split(entry)
+    if not name or only_port not in ("", port):
+        return False
+    named = _address(name)
+    if named is not None:
+        return named == address
+    if address is not None:
+        return False
+    name = name.removeprefix("*") if name.startswith("*.") else name
+    return host.endswith(name) if name.startswith(".") else f".{host}".endswith(f".{name}")
+
+
+def _split(entry: str) -> tuple[str, str]:
+    """Host and port of `host:port`, `[address]:port` or a host alone."""
+    if entry.startswith("["):
+        host, _, rest = entry[1:].partition("]")
+        return host, rest.removeprefix(":")
+    host, colon, port = entry.rpartition(":")
+    return (host, port) if colon and ":" not in host else (entry, "")
+
+
+def _address(text: str) -> Address | None:
+    """An address; one of IPv4 that is written as one of IPv6 is the former."""
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _is_in(address: Address, network: str) -> bool:
+    try:
+        return address in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False
