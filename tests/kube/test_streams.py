@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import termios
 import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 from tests.kube.pods import SERVING, Kube, pod, shell
 
@@ -92,6 +101,37 @@ def test_exec_with_a_terminal_and_resize(kube: Kube) -> None:
         child.kill()
         child.wait()
         os.close(master)
+
+
+@pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example"])
+def test_exec_by_websocket_with_an_origin(kube: Kube, origin: str) -> None:
+    """As Kubernetes' conformance suite and dashboards do: the Origin is not the name that kubelet calls us by."""
+    kube.run(pod("p"))
+    command = [("command", word) for word in ("sh", "-c", "echo through; exit 3")]
+    messages = []
+    query = [("stdout", "1"), ("stderr", "1"), *command]
+    with _websocket(kube, "p/exec", query, origin) as client, pytest.raises(ConnectionClosed):
+        while True:
+            messages.append(client.recv(timeout=60))
+    assert b"".join(bytes(m)[1:] for m in messages if bytes(m)[:1] == b"\x01") == b"through\n"
+    (status,) = (json.loads(bytes(m)[1:]) for m in messages if bytes(m)[:1] == b"\x03" and len(m) > 1)
+    assert status["details"]["causes"][0]["message"] == "3"
+
+
+def _websocket(kube: Kube, path: str, query: list[tuple[str, str]], origin: Any) -> ClientConnection:
+    """A WebSocket to the API server, without kubectl, with the certificate of kubectl's configuration."""
+    config = json.loads(kube.cluster.kubeconfig.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    context = ssl.create_default_context(cafile=cluster["certificate-authority"])
+    context.load_cert_chain(user["client-certificate"], user["client-key"])
+    return connect(
+        f"wss://{urlsplit(cluster['server']).netloc}/api/v1/namespaces/{kube.namespace}/pods/{path}?{urlencode(query)}",
+        ssl=context,
+        origin=origin,
+        subprotocols=[Subprotocol("v4.channel.k8s.io")],
+        proxy=None,
+        compression=None,
+    )
 
 
 def test_attach_reads_and_writes_the_main_process(kube: Kube) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosedOK
+from websockets.exceptions import ConnectionClosedOK, InvalidStatus
 
 from cri_server.streaming.backend import ExecOptions, PortForwardOptions
 from cri_server.streaming.server import StreamingServer
@@ -56,11 +56,22 @@ async def test_base64(server: StreamingServer) -> None:
         assert json.loads(base64.b64decode(status[1:]))["details"]["causes"][0]["message"] == "7"
 
 
-async def test_same_origin_is_welcome(server: StreamingServer) -> None:
-    origin = "http://{}:{}".format(*server.address)
-    async with open_websocket(server.url_for_exec(SHELL), origin=origin) as client, asyncio.timeout(10):
-        await client.send(b"\x00\n")
-        await receive_all(client)
+@pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example", "null"])
+async def test_any_origin_is_welcome(server: StreamingServer, origin: str) -> None:
+    """The API server passes on its client's Origin and kubelet its own client's Host: they need not agree."""
+    client = open_websocket(server.url_for_exec(SHELL), "v4.channel.k8s.io", origin=origin)
+    async with client as session, asyncio.timeout(10):
+        await session.send(b"\x00this\n")
+        assert b"\x01got this\n" in await receive_all(session)
+
+
+async def test_an_origin_without_a_token_opens_nothing(server: StreamingServer) -> None:
+    """What keeps a foreign page out is that it cannot know the URL."""
+    own = "http://{}:{}".format(*server.address)
+    url = server.url_for_exec(SHELL)
+    with pytest.raises(InvalidStatus) as refused:
+        await open_websocket(url[:-1] + ("A" if url[-1] != "A" else "B"), origin=own)
+    assert refused.value.response.status_code == 404
 
 
 @pytest.mark.parametrize("name", ["", "v4.channel.k8s.io"])
