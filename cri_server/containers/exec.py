@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
-from collections.abc import Sequence
-from typing import Any
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
 
 from cri_server.containers.spec import process
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
 from pyrunc import record
-from pyrunc.errors import DeadlineExceeded, Error, InvalidArgument, NotFound, PeerError, WrongState
+from pyrunc.errors import (
+    DeadlineExceeded,
+    Error,
+    InvalidArgument,
+    KernelError,
+    NotFound,
+    PeerError,
+    WrongState,
+)
 from pyrunc.shim.client import ExecSession, ShimClient
 
 log = logging.getLogger(__name__)
@@ -20,24 +32,62 @@ log = logging.getLogger(__name__)
 # Both streams together; the client takes 16 MiB per message and the rest of the message needs room.
 OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)
 READ_BYTES = 1 << 16
+MEMORY_BYTES = 1 << 15  # of each stream; what is beyond goes to a file, so that many large outputs fit
 
 
 class Output:
-    """Reads a pipe as data comes, keeps what `budget` allows and drops the rest, so that the writer never waits."""
+    """Reads a pipe as data comes, keeps what `budget` allows and drops the rest, so that the writer never waits.
 
-    def __init__(self, descriptor: int, budget: Budget) -> None:
-        self.content = bytearray()
+    What is beyond `MEMORY_BYTES` is kept in a file without a name in `folder`.
+    """
+
+    def __init__(self, descriptor: int, budget: Budget, folder: Path) -> None:
+        self.size = 0  # of what is kept
         self.ended = asyncio.Event()
-        self._descriptor, self._budget = descriptor, budget
+        self._content = bytearray()
+        self._descriptor, self._budget, self._folder = descriptor, budget, folder
+        self._file: IO[bytes] | None = None
+        self._error: OSError | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._discarded = False
         self._loop = asyncio.get_running_loop()
         os.set_blocking(descriptor, False)
         self._loop.add_reader(descriptor, self._readable)
 
-    def drain(self) -> None:
-        """Take what is in the pipe now: a background child may hold its other end for ever."""
+    @property
+    def in_memory(self) -> bool:
+        """Whether `content` is all of it."""
+        return self._file is None
+
+    @property
+    def content(self) -> bytes:
+        """What is kept in memory: the beginning."""
+        return bytes(self._content)
+
+    async def drain(self) -> None:
+        """Take what is in the pipe now: a background child may hold its other end for ever. Raises KernelError."""
         for _ in range(64):
+            if self._writing is not None:
+                await asyncio.wait((self._writing,))
             if not self._readable():
-                return
+                break
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
+        if self._error is not None:
+            raise KernelError("write", "the output of the command", self._error.errno or 0) from self._error
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """What was kept, after `close`, piece by piece."""
+        if self._content:
+            yield bytes(self._content)
+        at = len(self._content)
+        while at < self.size:
+            assert self._file is not None
+            data = await asyncio.to_thread(os.pread, self._file.fileno(), READ_BYTES, at - len(self._content))
+            if not data:
+                raise KernelError("read", "the output of the command", errno.EIO)
+            yield data
+            at += len(data)
 
     def close(self) -> None:
         """Close the descriptor; fine when it is closed."""
@@ -45,6 +95,13 @@ class Output:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
             self.ended.set()
+
+    def discard(self) -> None:
+        """Close, and give back what is kept. A thread that writes just now does it when it has."""
+        self.close()
+        self._discarded = True
+        if self._writing is None and self._file is not None:
+            self._file.close()
 
     def _readable(self) -> bool:
         if self.ended.is_set():
@@ -58,8 +115,52 @@ class Output:
         if not data:
             self.close()
             return False
-        self.content += data[: self._budget.take(len(data))]
+        if kept := data[: self._budget.take(len(data))]:
+            self._keep(kept)
         return True
+
+    def _keep(self, data: bytes) -> None:
+        if self._file is None and self.size + len(data) <= MEMORY_BYTES:
+            self._content += data
+            self.size += len(data)
+        elif self._error is None:
+            # The pipe waits: a disk may be slow.
+            self._loop.remove_reader(self._descriptor)
+            self._writing = self._loop.run_in_executor(None, self._write, data)
+            self._writing.add_done_callback(self._written)
+
+    def _write(self, data: bytes) -> None:
+        """In a thread: append to the file."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file.fileno(), rest) :]
+        self.size += len(data)
+
+    def _written(self, writing: asyncio.Future[None]) -> None:
+        self._writing = None
+        error = None if writing.cancelled() else writing.exception()
+        if isinstance(error, OSError):
+            self._error = error
+        if self._discarded:
+            self.discard()
+        elif not self.ended.is_set():
+            self._loop.add_reader(self._descriptor, self._readable)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended: its exit code, 128 + n after signal n, and its output, to be discarded by who has this."""
+
+    stdout: Output
+    stderr: Output
+    exit_code: int
+
+    def discard(self) -> None:
+        """Give back what the output takes."""
+        self.stdout.discard()
+        self.stderr.discard()
 
 
 class Budget:
@@ -92,10 +193,8 @@ def oci_process(
     return process.with_arguments(spec["process"], command, tty=tty)
 
 
-async def sync(
-    services: Services, reference: str, command: Sequence[str], timeout_s: int
-) -> tuple[bytes, bytes, int]:
-    """stdout, stderr and exit code (128 + n after signal n). `timeout_s` 0: none.
+async def sync(services: Services, reference: str, command: Sequence[str], timeout_s: int) -> Outcome:
+    """Run a command to its end. `timeout_s` 0: none.
 
     Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants are dead then), KernelError.
     """
@@ -104,15 +203,19 @@ async def sync(
     session = await begin(client, container, described, stdout=True, stderr=True)
     assert session.stdout_fd is not None and session.stderr_fd is not None
     budget = Budget(OUTPUT_LIMIT_BYTES)
-    outputs = [Output(session.stdout_fd, budget), Output(session.stderr_fd, budget)]
+    stdout, stderr = (
+        Output(fd, budget, services.paths.root) for fd in (session.stdout_fd, session.stderr_fd)
+    )
     try:
         code = await _exit_code(client, session, container, float(timeout_s))
-        for output in outputs:
-            output.drain()
-        return bytes(outputs[0].content), bytes(outputs[1].content), code
-    finally:
-        for output in outputs:
+        for output in (stdout, stderr):
+            await output.drain()
             output.close()
+    except BaseException:
+        stdout.discard()
+        stderr.discard()
+        raise
+    return Outcome(stdout, stderr, code)
 
 
 async def begin(

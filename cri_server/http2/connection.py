@@ -381,10 +381,7 @@ class Connection:
             self._sender.control(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
 
     def _fail(self, code: ErrorCode, reason: str) -> None:
-        self.failed = True
-        for stream_id in list(self._streams):
-            self._close(stream_id)
-        self._block = None
+        self.lose()
         self._sender.control(frames.goaway(self._last_id, code, reason.encode()))
         self._events.append(Failed(code, reason))
 
@@ -431,6 +428,13 @@ class Connection:
             self._close(stream_id)
             self._remember(stream_id)
             self._sender.control(frames.rst_stream(stream_id, code))
+
+    def lose(self) -> None:
+        """Forget all streams and what waits to be sent on them: the connection is over."""
+        self.failed = True
+        for stream_id in list(self._streams):
+            self._close(stream_id)
+        self._block = None
 
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Take no more streams; those that are open go on. The peer may try later ones elsewhere."""

@@ -1,13 +1,15 @@
 """One client's connection: bytes from the socket to calls, answers of calls to bytes.
 
 What can be answered at once is, in the same pass that read the request; everything else is a task of its own, which a reset,
-a deadline, the end of the connection or of the server cancels. A client that does not read is not read either, and what it
-lets pile up is bounded: by the streams it may have open, and in all by `OUTPUT_LIMIT_BYTES`.
+a deadline, the end of the connection or of the server cancels. A client that does not read is not read either. While more
+than `BACKLOG_BYTES` wait for it, no further answer is made: what it asks stands in line, in order, until it has taken some of
+what waits, is reset or reaches its deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable
 from types import AsyncGeneratorType, CoroutineType
 from typing import TYPE_CHECKING, Any, cast
@@ -17,13 +19,13 @@ from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready,
 from cri_server.http2.frames import ErrorCode
 from cri_server.rpc import codes, wire
 from cri_server.rpc.codes import CallFailed, Code
-from cri_server.rpc.methods import Method
+from cri_server.rpc.methods import Method, Parts
 from cri_server.rpc.wire import Incoming, NotGrpc
 
 if TYPE_CHECKING:
     from cri_server.rpc.server import Server
 
-OUTPUT_LIMIT_BYTES = 4 * wire.MESSAGE_LIMIT_BYTES
+BACKLOG_BYTES = 4 << 20
 FLUSH_S = 5.0  # how long a connection that is being closed may take to read what was written
 LARGE_BYTES = 64 << 10  # requests longer than this count against what the server holds of all clients
 
@@ -32,7 +34,7 @@ class Call:
     """A call that is not answered yet."""
 
     __slots__ = (
-        "deadline_s", "held", "incoming", "method", "queued", "reserved_bytes", "started", "stream_id", "streaming",
+        "admitted", "deadline_s", "held", "incoming", "method", "queued", "reserved_bytes", "started", "stream_id", "streaming",
         "task", "timer", "waiter",
     )  # fmt: skip
 
@@ -45,6 +47,7 @@ class Call:
         self.held = False  # whether it counts as open though its stream is closed
         self.queued = False  # whether a message waits for the client's window
         self.waiter: asyncio.Future[None] | None = None
+        self.admitted: asyncio.Future[None] | None = None  # set while its answer stands in line
         self.reserved_bytes = 0
 
 
@@ -57,6 +60,9 @@ class Link(asyncio.BufferedProtocol):
         self._connection = Connection(server.limits)
         self._calls: dict[int, Call] = {}
         self._opened: list[Call] = []  # in this pass
+        # Calls that stand in line, with the request of those that were not begun.
+        self._line: deque[tuple[Call, bytes | None]] = deque()
+        self._answered_bytes = 0  # in this pass, so not yet with the transport
         self._transport: asyncio.Transport | None = None
         self._paused = False
         # Ends the connection when the client does not greet, and later when it does not take the last answers.
@@ -79,8 +85,9 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._be_patient()
-        self._connection.failed = True
+        self._connection.lose()
         self._drop_calls()
+        self._line.clear()
         self._server.left(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -105,20 +112,43 @@ class Link(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         for call in list(self._calls.values()):
             self._wake(call)
+        if self._line:
+            self._flush()
 
     def _flush(self) -> None:
-        """Send what the connection has to say."""
-        data, transport = self._connection.data_to_send(), self._transport
-        if transport is None or transport.is_closing():
-            return
-        if data:
-            transport.write(data)
-        if transport.get_write_buffer_size() + self._connection.queued_bytes > OUTPUT_LIMIT_BYTES:
-            text = f"a client does not read: {OUTPUT_LIMIT_BYTES} bytes wait for it, it is cut off"
-            self._server.complain("unread", text)
-            transport.abort()
-        elif self._connection.leaving and self.idle:
+        """Send what the connection has to say, and answer those who stand in line for which that made room."""
+        self._write()
+        while self._line and not self._is_backlogged():
+            call, payload = self._line.popleft()
+            if payload is None:
+                if call.admitted is not None and not call.admitted.done():
+                    call.admitted.set_result(None)
+                    break  # it comes back here when it has been sent, or has ended
+            elif self._calls.get(call.stream_id) is call:
+                self._start(call, payload)
+                self._write()
+        if self._connection.leaving and self.idle and not self._connection.queued_bytes:
             self._leave()
+
+    def _write(self) -> None:
+        data, transport = self._connection.data_to_send(), self._transport
+        self._answered_bytes = 0
+        if data and transport is not None and not transport.is_closing():
+            transport.write(data)
+
+    def _is_backlogged(self) -> bool:
+        """Whether the client has to read before it is answered again."""
+        return self._paused or self._connection.queued_bytes + self._answered_bytes > BACKLOG_BYTES
+
+    async def _room(self, call: Call) -> None:
+        """Return when the client has taken enough of what waits for it."""
+        while self._is_backlogged():
+            call.admitted = self._loop.create_future()
+            self._line.append((call, None))
+            try:
+                await call.admitted
+            finally:
+                call.admitted = None
 
     def _leave(self) -> None:
         """Close when what was written has been read, or cannot be."""
@@ -225,6 +255,9 @@ class Link(asyncio.BufferedProtocol):
 
     def _start(self, call: Call, payload: bytes) -> None:
         """Decode the request and answer it, or start the task that will."""
+        if self._is_backlogged():
+            self._line.append((call, payload))
+            return
         method = call.method
         try:
             request = method.decode(payload)
@@ -253,10 +286,27 @@ class Link(asyncio.BufferedProtocol):
 
     async def _unary(self, call: Call, work: Awaitable[Any]) -> None:
         try:
-            self._answer(call, await work)
+            reply = await work
+            if type(reply) is Parts:
+                await self._send_parts(call, reply)
+            else:
+                await self._room(call)
+                self._answer(call, reply)
         except Exception as error:
             self._fail(call, error)
         self._flush()
+
+    async def _send_parts(self, call: Call, reply: Parts) -> None:
+        """An answer that is read as the client takes it."""
+        try:
+            self._check_size(reply.size)
+            await self._send_part(call, wire.prefix(reply.size))
+            async for part in reply.content:
+                await self._send_part(call, part)
+            self._finish(call, Code.OK, "")
+        finally:
+            await reply.content.aclose()
+            reply.close()
 
     async def _stream(self, call: Call, replies: AsyncGenerator[Any, None]) -> None:
         try:
@@ -271,6 +321,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _ended(self, call: Call, work: Any, task: asyncio.Task[None]) -> None:
         """The call's task is done. It may not even have begun, when its connection broke in the same breath."""
+        call.task = None  # a cancelled task keeps its frames, which know the call and this connection
         self._server.ended()
         if call.held:
             self._connection.held -= 1
@@ -291,24 +342,33 @@ class Link(asyncio.BufferedProtocol):
         connection.send_headers(stream_id, wire.HEAD_BLOCK)
         connection.send_data(stream_id, wire.message(payload))
         connection.send_headers(stream_id, wire.OK_BLOCK, end=True)
+        self._answered_bytes += len(payload)
         self._remove(call)
 
     def _encoded(self, call: Call, reply: Any) -> bytes:
         payload: bytes = reply if type(reply) is bytes else call.method.encode(reply)
-        if len(payload) > wire.MESSAGE_LIMIT_BYTES:
-            text = f"the answer of {len(payload)} bytes is longer than {wire.MESSAGE_LIMIT_BYTES}"
-            raise CallFailed(Code.RESOURCE_EXHAUSTED, text)
+        self._check_size(len(payload))
         return payload
+
+    @staticmethod
+    def _check_size(size: int) -> None:
+        if size > wire.MESSAGE_LIMIT_BYTES:
+            text = f"the answer of {size} bytes is longer than {wire.MESSAGE_LIMIT_BYTES}"
+            raise CallFailed(Code.RESOURCE_EXHAUSTED, text)
 
     async def _send(self, call: Call, reply: Any) -> None:
         """A message of a stream; returns when the client has taken it."""
+        await self._send_part(call, wire.message(self._encoded(call, reply)))
+
+    async def _send_part(self, call: Call, data: bytes) -> None:
+        """A part of the body; returns when the client has taken it."""
+        await self._room(call)
         if not self._connection.is_open(call.stream_id):
             raise asyncio.CancelledError
-        payload = self._encoded(call, reply)
         if not call.started:
             call.started = True
             self._connection.send_headers(call.stream_id, wire.HEAD_BLOCK)
-        call.queued = not self._connection.send_data(call.stream_id, wire.message(payload))
+        call.queued = not self._connection.send_data(call.stream_id, data)
         self._flush()
         if call.queued or self._paused:
             call.waiter = self._loop.create_future()
@@ -397,4 +457,5 @@ class Link(asyncio.BufferedProtocol):
     def evict(self) -> None:
         """Make room for a new connection; a gRPC client connects again when it needs to."""
         self._connection.go_away()
-        self._flush()
+        self._write()
+        self._leave()

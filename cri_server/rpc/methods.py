@@ -2,12 +2,12 @@
 
 A handler is a method of the service's object with the call's name. It takes the request and returns the reply (a message, or
 its wire form as bytes), a coroutine of it, or, for a call that streams, an async generator of replies. What can be answered
-at once should be: a coroutine costs a task.
+at once should be: a coroutine costs a task. A coroutine may also return `Parts`, for a reply that is too large to hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
@@ -24,6 +24,18 @@ class Method:
     decode: Callable[[bytes], Any]
     answer: Callable[[Any], Any]
     encode: Callable[[Any], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A reply in its wire form, `size` bytes in all, that is read part by part as the client takes it.
+
+    `close` is called once, also when no part was asked for.
+    """
+
+    size: int
+    content: AsyncGenerator[bytes, None]
+    close: Callable[[], None]
 
 
 Table = dict[bytes, Method]

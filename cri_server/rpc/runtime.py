@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 import pyrunc
@@ -20,6 +20,7 @@ from cri_server.containers import (
 )
 from cri_server.containers import exec as execution
 from cri_server.containers import status as container_status
+from cri_server.rpc.methods import Parts
 from cri_server.sandboxes import remove as sandbox_remove
 from cri_server.sandboxes import run as sandbox_run
 from cri_server.sandboxes import status as sandbox_status
@@ -33,6 +34,7 @@ from pyrunc.errors import InvalidArgument
 KUBELET_VERSION, API_VERSION = "0.1.0", "v1"
 NAME = "pyrunc"
 BATCH = 500
+LENGTH_DELIMITED = 2  # protobuf's wire type of bytes
 
 Item = TypeVar("Item")
 
@@ -176,13 +178,15 @@ class RuntimeService:
 
     # -- commands and streams
 
-    async def ExecSync(self, request: api.ExecSyncRequest) -> api.ExecSyncResponse:
+    async def ExecSync(self, request: api.ExecSyncRequest) -> api.ExecSyncResponse | Parts:
         if request.timeout < 0:
             raise InvalidArgument(f"timeout {request.timeout} is negative")
-        stdout, stderr, code = await execution.sync(
-            self._services, request.container_id, request.cmd, request.timeout
-        )
-        return api.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=code)
+        outcome = await execution.sync(self._services, request.container_id, request.cmd, request.timeout)
+        if outcome.stdout.in_memory and outcome.stderr.in_memory:
+            return api.ExecSyncResponse(
+                stdout=outcome.stdout.content, stderr=outcome.stderr.content, exit_code=outcome.exit_code
+            )
+        return exec_response(outcome)
 
     def Exec(self, request: api.ExecRequest) -> api.ExecResponse:
         options = sessions.check_exec(self._services, request)
@@ -285,6 +289,34 @@ class RuntimeService:
         return self._services.index.select_sandboxes(
             reference=wanted.id, state=api.SANDBOX_READY, labels=wanted.label_selector
         )
+
+
+def exec_response(outcome: execution.Outcome) -> Parts:
+    """An ExecSyncResponse as it looks on the wire: two fields of bytes, which are read while they are sent, and the rest."""
+    fields = api.ExecSyncResponse.DESCRIPTOR.fields_by_name
+    outputs = [(fields["stdout"].number, outcome.stdout), (fields["stderr"].number, outcome.stderr)]
+    heads = [_varint(number << 3 | LENGTH_DELIMITED) + _varint(output.size) for number, output in outputs]
+    rest = api.ExecSyncResponse(exit_code=outcome.exit_code).SerializeToString()
+
+    async def content() -> AsyncGenerator[bytes, None]:
+        for head, (_, output) in zip(heads, outputs, strict=True):
+            yield head
+            async for part in output.parts():
+                yield part
+        yield rest
+
+    size = sum(map(len, heads)) + outcome.stdout.size + outcome.stderr.size + len(rest)
+    return Parts(size, content(), outcome.discard)
+
+
+def _varint(value: int) -> bytes:
+    """A number as protobuf has it: seven bits to an octet, the lowest first."""
+    octets = bytearray()
+    while value >= 0x80:
+        octets.append(value & 0x7F | 0x80)
+        value >>= 7
+    octets.append(value)
+    return bytes(octets)
 
 
 def batches(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -103,9 +103,14 @@ def escape(message: str) -> bytes:
     return cut + b"..."
 
 
+def prefix(size: int) -> bytes:
+    """What an uncompressed message of `size` bytes begins with."""
+    return b"\0" + size.to_bytes(4, "big")
+
+
 def message(payload: bytes) -> bytes:
     """`payload` with its prefix, uncompressed."""
-    return b"\0" + len(payload).to_bytes(4, "big") + payload
+    return prefix(len(payload)) + payload
 
 
 def whole_message(body: bytes) -> bytes | None:

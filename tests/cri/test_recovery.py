@@ -426,6 +426,8 @@ def test_a_full_disk_keeps_nothing_from_being_removed() -> None:
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert code_of(lambda: server.run_pod()) == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert server.output(container, "echo", "alive") == "alive\n"
+        code = code_of(lambda: server.exec(container, "head", "-c", "1000000", "/dev/zero"))
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert len(server.pods()) == 2 and len(server.containers()) == 1
         server.stop_container(container)
         server.remove_container(container)

@@ -100,9 +100,24 @@ def count_descriptors(server: Server) -> int:
     return len(os.listdir(f"/proc/{server.pid}/fd"))
 
 
-def resident_kib(server: Server) -> int:
+def open_files(server: Server) -> list[str]:
+    """What the server's descriptors are open on."""
+    found = []
+    for entry in os.scandir(f"/proc/{server.pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(entry))
+    return found
+
+
+def resident_kib(server: Server, field: str = "VmRSS") -> int:
+    """The server's resident memory now; `VmHWM`: its highest since `reset_peak`."""
     lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def reset_peak(server: Server) -> None:
+    """Let VmHWM begin again (proc(5), clear_refs)."""
+    Path(f"/proc/{server.pid}/clear_refs").write_text("5")
 
 
 class Client:
@@ -344,6 +359,39 @@ def test_large_messages_both_ways(server: Server) -> None:
     container = server.containers()[0].id
     answer = server.exec(container, "sh", "-c", f"head -c {15 << 20} /dev/zero")
     assert answer.exit_code == 0 and len(answer.stdout) == 15 << 20
+
+
+def test_many_large_answers_at_once(server: Server) -> None:
+    """Two dozen outputs of the largest size for one connection, kubelet's: all arrive whole, and at little cost of memory."""
+    container = server.containers()[0].id
+    command = ["sh", "-c", f"head -c {15 << 20} /dev/zero; echo end >&2"]
+    request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=120)
+    before_kib = resident_kib(server)
+    reset_peak(server)
+    with Witness(server) as witness:  # on the same connection
+        calls = [server.runtime.ExecSync.future(request, timeout=120) for _ in range(24)]
+        answers = [call.result() for call in calls]
+    assert not witness.errors, witness.errors[:3]
+    assert {(len(a.stdout), a.stderr, a.exit_code) for a in answers} == {(15 << 20, b"end\n", 0)}
+    assert resident_kib(server, "VmHWM") - before_kib < GROWTH_LIMIT_KIB
+    assert "does not read" not in server.log.read_text()
+
+
+def test_large_answers_that_nobody_takes(server: Server) -> None:
+    """Their connection is not cut off for it, and what was kept for it goes with it."""
+    container = server.containers()[0].id
+    command = ["sh", "-c", f"head -c {15 << 20} /dev/zero"]
+    request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=120).SerializeToString()
+    before_kib, descriptors = resident_kib(server), count_descriptors(server)
+    reset_peak(server)
+    with Client(server) as client:
+        for number in range(1, 49, 2):
+            client.send(client.call(number, "ExecSync", request))
+        deleted = "(deleted)"
+        assert wait_until(lambda: sum(deleted in name for name in open_files(server)) == 24, 120)
+        assert wait_until(lambda: "head" not in server.output(container, "ps"), 120)
+    assert wait_until(lambda: count_descriptors(server) <= descriptors, 60), open_files(server)
+    assert resident_kib(server, "VmHWM") - before_kib < GROWTH_LIMIT_KIB
 
 
 def test_hundreds_of_calls_at_once(server: Server) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import logging
 import socket
 import struct
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,12 @@ from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
 from cri_server.http2.limits import Limits
 from cri_server.rpc import server as server_module
 from cri_server.rpc import wire
-from cri_server.rpc.methods import Method
+from cri_server.rpc.link import BACKLOG_BYTES
+from cri_server.rpc.methods import Method, Parts
 from cri_server.rpc.server import Server
 from pyrunc.errors import NotFound, WrongState
 
+LARGE = ("large", "large_later", "large_parts")
 HELLO = frames.PREFACE + frames.settings({})
 FIELDS = [
     (":method", "POST"), (":scheme", "http"), (":authority", "localhost"), ("content-type", "application/grpc"),
@@ -37,11 +41,22 @@ FIELDS = [
 ]  # fmt: skip
 
 
+class Made:
+    """A reply that is counted when it is encoded."""
+
+    def __init__(self, request: bytes, calls: Calls) -> None:
+        self._size, self._calls = int(request), calls
+
+    def __bytes__(self) -> bytes:
+        self._calls.made += 1
+        return b"x" * self._size
+
+
 class Calls:
     """What is served. `ended` lists the calls whose work was cancelled or done."""
 
     def __init__(self) -> None:
-        self.started, self.ended = 0, 0
+        self.started, self.ended, self.made = 0, 0, 0
         self.gate = asyncio.Event()
 
     def echo(self, request: bytes) -> bytes:
@@ -87,7 +102,25 @@ class Calls:
         raise NotFound("gone")
 
     def large(self, request: bytes) -> bytes:
+        self.made += 1
         return b"x" * int(request)
+
+    async def large_later(self, request: bytes) -> bytes:
+        await asyncio.sleep(0.01)
+        return Made(request, self)  # type: ignore[return-value]
+
+    async def large_parts(self, request: bytes) -> Parts:
+        self.started += 1
+
+        async def content() -> AsyncGenerator[bytes, None]:
+            for _ in range(0, int(request), 1 << 16):
+                yield b"x" * (1 << 16)
+            self.made += 1
+
+        def close() -> None:
+            self.ended += 1
+
+        return Parts((int(request) + 0xFFFF) >> 16 << 16, content(), close)
 
     def table(self) -> dict[bytes, Method]:
         names = [n for n in vars(Calls) if not n.startswith("_") and n != "table"]
@@ -453,16 +486,71 @@ async def test_work_that_ignores_its_reset_counts_as_an_open_stream(open_world: 
             assert await raw.statuses() == {101: "0"}
 
 
-async def test_answers_that_nobody_makes_room_for_are_bounded(
-    world: World, raw: Raw, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A window of 0: answers wait, and beyond the limit the client is cut off."""
+@pytest.mark.parametrize("name", LARGE)
+async def test_answers_that_nobody_makes_room_for_stand_in_line(world: World, raw: Raw, name: str) -> None:
+    """A window of 0: one answer waits for it, the others are not made before the client has taken that one."""
+    count, size = 12, 8 << 20
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
-    for number in range(1, 18, 2):
-        await raw.send(raw.call(number, "large", b"%d" % (16 << 20)))
-    assert not [kind for kind, *_ in await raw.frames() if kind == frames.DATA]
-    assert "does not read" in caplog.text
-    assert await world.call("echo", b"served") == b"served"
+    for number in range(1, 2 * count, 2):
+        await raw.send(raw.call(number, name, b"%d" % size))
+    assert await world.call("echo", b"others") == b"others"
+    (link,) = (link for link in world.server._links if link._calls)
+    await until(lambda: link._connection.queued_bytes > 0)
+    assert link._connection.queued_bytes < size + BACKLOG_BYTES and world.calls.made <= 2
+    await raw.send(raw.call(99, "echo", b"x") + raw.call(101, "wait"))
+    raw.transport.write(frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
+    raw.transport.write(frames.window_update(0, 1 << 30))
+    await until(lambda: raw.heard.count(wire.OK_BLOCK) == count + 1)
+    assert world.calls.made == count and len(raw.heard) > count * size
+    assert not link._line and list(link._calls) == [101]
+
+
+async def test_calls_that_end_while_they_stand_in_line(world: World, raw: Raw) -> None:
+    """By a reset, by a deadline and with their connection; who stands behind them has his turn."""
+    await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
+    size = b"%d" % (8 << 20)
+    await raw.send(raw.call(1, "large", size))
+    for number, name in enumerate(LARGE):
+        await raw.send(raw.call(3 + 4 * number, name, size))
+        await raw.send(raw.call(5 + 4 * number, name, size, ("grpc-timeout", "300m")))
+    (link,) = world.server._links
+    await until(lambda: raw.heard.count(b"grpc-status") == 3)
+    await raw.send(b"".join(frames.rst_stream(n, ErrorCode.CANCEL) for n in (3, 7, 11)))
+    await raw.send(raw.call(99, "large_later", b"7"))
+    await until(lambda: list(link._calls) == [99])
+    raw.transport.write(frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
+    raw.transport.write(frames.window_update(0, 1 << 30))
+    await until(lambda: raw.heard.count(wire.OK_BLOCK) == 2)
+    await until(lambda: not link._calls and not world.server._calls)
+    assert b"x" * 7 + head(len(wire.OK_BLOCK), frames.HEADERS, END_HEADERS | END_STREAM, 99) in raw.heard
+    assert world.calls.made == 2 and world.calls.started == world.calls.ended
+
+
+@pytest.mark.parametrize("end", ["abort", "break", "stop"])
+async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: str) -> None:
+    """With what it kept, not when the collector of cycles comes by."""
+    greeting = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
+    gc.collect()
+    gc.disable()
+    try:
+        async with Raw(world) as raw:
+            await raw.send(greeting)
+            names = ("wait", "flood", "large_parts", "large_later", "large", "large")
+            for number, name in enumerate(names):
+                await raw.send(raw.call(2 * number + 1, name, b"10" if name == "flood" else b"9000000"))
+            links = world.server._links
+            await until(lambda: world.calls.started == 3 and any(link._line for link in links))
+            kept = [weakref.ref(thing) for link in links for thing in (link, link._connection)]
+            if end == "break":
+                await raw.send(head(3, frames.PING, 0, 0) + b"bad")
+                await until(lambda: raw.lost.is_set())
+            elif end == "stop":
+                next(iter(world.server._links)).stop()
+        await until(lambda: not world.server._links and not world.server._calls)
+        await asyncio.sleep(0)
+        assert [ref() for ref in kept] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_does_not_read_is_not_read(world: World, raw: Raw) -> None:
