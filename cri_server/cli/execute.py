@@ -1,4 +1,7 @@
-"""`pyrunc-cri exec`: a command in a container. With -i or -t over the streaming server's WebSocket, else in one call."""
+"""`pyrunc-cri exec`: a command in a container, its streams over the streaming server's WebSocket.
+
+Never ExecSync: that answers when the command has ended, and with no more than a message's 16 MiB of its output.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,6 @@ def exec_(address: str, stdin: bool, tty: bool, container: str, command: tuple[s
     """Run COMMAND in CONTAINER (an id, a name, POD/NAME, or a pod's name); exits with its code."""
     with Client(address) as client:
         identifier = client.container(container).id
-        if not stdin and not tty:
-            answer = client.runtime(
-                "ExecSync", api.ExecSyncRequest(container_id=identifier, cmd=command), None
-            )
-            sys.stdout.buffer.write(answer.stdout)
-            sys.stderr.buffer.write(answer.stderr)
-            sys.exit(answer.exit_code)
         request = api.ExecRequest(
             container_id=identifier, cmd=command, stdin=stdin, stdout=True, stderr=not tty, tty=tty
         )
@@ -56,51 +52,67 @@ def session(url: str, *, stdin: bool, tty: bool) -> int:
     from websockets.typing import Subprotocol
 
     try:
-        with (
-            connect(
-                url.replace("http", "ws", 1),
-                subprotocols=[Subprotocol(PROTOCOL)],
-                max_size=None,
-                compression=None,
-                proxy=None,
-            ) as socket,
-            _raw_terminal(tty and sys.stdin.isatty()),
-        ):
-            if tty:
-                _send_size(socket)
-                signal.signal(signal.SIGWINCH, lambda *_: _send_size(socket))
-            if stdin:
-                threading.Thread(target=_feed, args=(socket,), daemon=True).start()
-            return _receive(socket)
+        socket = connect(
+            url.replace("http", "ws", 1),
+            subprotocols=[Subprotocol(PROTOCOL)],
+            max_size=None,
+            compression=None,
+            proxy=None,
+        )
     except (OSError, WebSocketException) as error:
-        raise ServerError(f"the session broke: {error}") from None
+        raise ServerError(f"the session at {url} cannot be opened: {error}") from None
+    with socket, _raw_terminal(tty and sys.stdin.isatty()):
+        if tty:
+            _send_size(socket)
+            signal.signal(signal.SIGWINCH, lambda *_: _send_size(socket))
+        if stdin:
+            threading.Thread(target=_feed, args=(socket,), daemon=True).start()
+        return _receive(socket)
 
 
 def _receive(socket: Any) -> int:
-    code = 1
-    for message in socket:
-        data = message if isinstance(message, bytes) else message.encode()
-        if not data:
-            continue
-        channel, content = data[0], data[1:]
-        if channel in (STDOUT, STDERR) and content:
+    """Write what comes to our stdout and stderr; the exit code. Raises ServerError, OSError when ours cannot be written."""
+    code = None
+    for channel, content in _messages(socket):
+        if channel in (STDOUT, STDERR):
             target = sys.stdout.buffer if channel == STDOUT else sys.stderr.buffer
             target.write(content)
             target.flush()
-        elif channel == ERROR and content:
+        elif channel == ERROR:
             code = exit_code(content)
+    if code is None:
+        raise ServerError("the session ended without the command's exit code")
     return code
+
+
+def _messages(socket: Any) -> Iterator[tuple[int, bytes]]:
+    """(channel, content) of each message that has content. Raises ServerError when the connection breaks."""
+    from websockets.exceptions import ConnectionClosedOK, WebSocketException
+
+    while True:
+        try:
+            message = socket.recv()
+        except ConnectionClosedOK:
+            return
+        except (OSError, WebSocketException) as error:
+            raise ServerError(f"the session broke: {error}") from None
+        data = message if isinstance(message, bytes) else message.encode()
+        if len(data) > 1:
+            yield data[0], data[1:]
 
 
 def exit_code(status: bytes) -> int:
     """The exit code in a metav1.Status. Raises ServerError for another failure."""
-    found = json.loads(status)
-    if found.get("status") == "Success":
-        return 0
-    for cause in (found.get("details") or {}).get("causes") or []:
-        if cause.get("reason") == "ExitCode":
-            return int(cause["message"])
-    raise ServerError(str(found.get("message", "the session failed")))
+    try:
+        found = json.loads(status)
+        if found.get("status") == "Success":
+            return 0
+        for cause in (found.get("details") or {}).get("causes") or []:
+            if cause.get("reason") == "ExitCode":
+                return int(cause["message"])
+        raise ServerError(str(found.get("message", "the session failed")))
+    except (ValueError, AttributeError, KeyError):
+        raise ServerError(f"the session's status is none: {status[:200]!r}") from None
 
 
 def _feed(socket: Any) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 import pyrunc
-from pyrunc.cli.log import VISIBLE
+from pyrunc.cli.log import VISIBLE, words
 from pyrunc.errors import Error
 
 # gRPC must not install fork handlers: this process never forks (grpc issues 13998, 32857).
@@ -37,6 +40,19 @@ COMMANDS = {
 
 class Commands(click.Group):
     """The commands of the table."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command, and flush: what cannot be written is known while it can be told."""
+        try:
+            result = super().invoke(context)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            raise click.exceptions.Exit(_reader_left()) from None
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(128 + signal.SIGINT) from None
+        except OSError as error:
+            raise Error(words(error)) from None
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -66,21 +82,46 @@ def program(context: click.Context, address: str) -> None:
     context.obj = address
 
 
+def _reader_left() -> int:
+    """Nobody reads our output any more: the exit code of a program that SIGPIPE ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what is still buffered goes there when the interpreter ends
+        os.dup2(null, stream)
+    os.close(null)
+    return 128 + signal.SIGPIPE
+
+
 def main() -> None:
     """The entry point: errors of ours are one line and exit code 1."""
+    _open_standard_streams()
     try:
-        program(standalone_mode=False)
-    except click.exceptions.Exit as leaving:
-        sys.exit(leaving.exit_code)
-    except click.Abort:
-        sys.exit(130)
+        code = program(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(128 + signal.SIGINT)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except Error as error:
-        lines = str(error).split("\n")  # they may quote an image or a container
-        click.echo("pyrunc-cri: " + "\n".join(line.translate(VISIBLE) for line in lines), err=True)
+        complain(str(error))
         sys.exit(1)
+
+
+def complain(text: str) -> None:
+    """An error on stderr, without control characters: it may quote an image or a container."""
+    shown = "\n".join(line.translate(VISIBLE) for line in text.split("\n"))
+    with contextlib.suppress(OSError):
+        click.echo(f"pyrunc-cri: {shown}", err=True)
+
+
+def _open_standard_streams() -> None:
+    """A caller that closed one of ours (`>&-`) gets none of the files and sockets that we open in its place."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ cgroups, first output, and how long each step took.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import posixpath
 import shutil
 import time
@@ -20,7 +21,7 @@ from cri_server.cli.client import Client, ServerError
 from pyrunc.errors import Error
 
 FIRST_OUTPUT_S = 0.3
-FIRST_LINES = 10
+LINES = 10
 POLL_S = 0.02
 
 
@@ -147,7 +148,7 @@ def finish(client: Client, name: str, running: Running) -> None:
                 break
             time.sleep(POLL_S)
     if status.exit_code:
-        output = "".join(f"\n  {line}" for line in last_lines(status.log_path))
+        output = "".join(f"\n  {line}" for line in list(output_lines(status.log_path))[-LINES:])
         raise ServerError(
             f"init container {name} exited with code {status.exit_code} ({status.reason}){output}"
         )
@@ -184,29 +185,28 @@ def describe_container(name: str, identifier: str, status: api.ContainerStatus, 
         click.echo(f"  cgroup      {show.cgroup(pid)}")
     if status.state == api.CONTAINER_EXITED:
         click.echo(f"  exit code   {status.exit_code} ({status.reason})")
-    lines = last_lines(status.log_path)
+    lines = list(itertools.islice(output_lines(status.log_path), LINES + 1))
     if lines:
         click.echo("  output")
-        click.echo("\n".join(f"    {show.printable(line)}" for line in lines))
+        click.echo("\n".join(f"    {show.printable(line)}" for line in lines[:LINES]))
+    if len(lines) > LINES:
+        click.echo(f"    … (the rest: pyrunc-cri logs {identifier[: show.SHORT]})")
 
 
-def last_lines(path: str) -> list[str]:
-    """The first lines of a log, as text."""
+def output_lines(path: str) -> Iterator[str]:
+    """The lines of a log, as text."""
     try:
         with open(path, "rb") as file:
-            content = b"".join(data for _, data in logs.entries(file))
+            for _, content in logs.entries(file):
+                yield content.decode(errors="replace").rstrip("\n")
     except OSError:
-        return []
-    return content.decode(errors="replace").splitlines()[:FIRST_LINES]
+        return
 
 
 def follow(client: Client, running: Running) -> None:
-    """Show the output of the last container until all have ended or the user interrupts."""
+    """Show the output of the containers until all have ended. Raises KeyboardInterrupt when the user has seen enough."""
     click.echo("--- output; interrupt to stop and remove the pod")
-    with contextlib.suppress(KeyboardInterrupt):
-        for identifier in list(running.containers.values()):
-            path = Path(logs.status(client, identifier).log_path)
-            logs.follow_file(client, identifier, path, follow=True)
+    logs.follow(client, running.containers.values())
 
 
 def clean_up(client: Client, running: Running, grace_s: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,12 +44,17 @@ spec:
 """
 
 
-def cli(server: Server, *words: str, code: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run `pyrunc-cri` in the server's network namespace (sessions connect to its loopback)."""
-    command = [
+def command_line(server: Server, *words: str) -> list[str]:
+    """`pyrunc-cri` in the server's network namespace (sessions connect to its loopback)."""
+    return [
         *("nsenter", f"--net=/proc/{server.pid}/ns/net", "--", sys.executable, "-m", "cri_server.cli.main"),
         *("--address", f"unix://{server.socket}", *words),
     ]
+
+
+def cli(server: Server, *words: str, code: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run `pyrunc-cri` and wait for its end."""
+    command = command_line(server, *words)
     done = subprocess.run(command, input=stdin, capture_output=True, cwd=REPOSITORY, timeout=60)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done
@@ -196,6 +204,94 @@ def test_exec_with_streams(server: Server) -> None:
     assert (done.stdout, done.stderr) == (b"in\n" * 50_000, b"err\n")
     terminal = cli(server, "exec", "-t", container, "sh", "-c", "tty; exit 3", code=3)
     assert terminal.stdout.startswith(b"/dev/pts/")
+
+
+@contextlib.contextmanager
+def started(server: Server, *words: str, stdout: Any = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
+    """As `cli`, without waiting for its end; it ends with the block, and a test that waits for it after a minute."""
+    command = command_line(server, *words)
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=stdout, stderr=subprocess.PIPE)
+    timer = threading.Timer(60, process.kill)
+    timer.start()
+    try:
+        yield process
+    finally:
+        timer.cancel()
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[bytes, int]:
+    """The rest of stderr, and the exit code."""
+    assert process.stderr is not None
+    return process.stderr.read(), process.wait()
+
+
+def test_exec_shows_all_of_a_large_output(server: Server) -> None:
+    container = server.launch(server.run_pod())
+    command = "head -c 20000000 /dev/zero; head -c 3000000 /dev/zero >&2; exit 9"
+    done = cli(server, "exec", container, "sh", "-c", command, code=9)
+    assert (len(done.stdout), len(done.stderr)) == (20_000_000, 3_000_000)
+
+
+def test_exec_shows_output_when_it_comes(server: Server) -> None:
+    container = server.launch(server.run_pod())
+    waiting = "echo first; until [ -e /go ]; do sleep 0.05; done; echo last"
+    with started(server, "exec", container, "sh", "-c", waiting) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"first\n", "it comes at the end only"
+        server.output(container, "touch", "/go")
+        assert process.stdout.read() == b"last\n" and process.wait() == 0
+
+
+@pytest.mark.parametrize("words", [("exec", "c", "yes"), ("logs", "c"), ("logs", "-f", "c")])
+def test_a_reader_that_leaves_ends_it_quietly(server: Server, words: tuple[str, ...]) -> None:
+    container = server.launch(
+        server.run_pod(), server.container_config(["sh", "-c", "yes | head -n 300000; sleep 3600"])
+    )
+    assert wait_until(lambda: len(server.log_lines(container)) == 300_000, 30)
+    with started(server, *words) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"y\n"
+        process.stdout.close()
+        assert ended(process) == (b"", 128 + signal.SIGPIPE)
+    assert wait_until(lambda: "yes" not in server.output(container, "ps", "-o", "args"), 20)
+
+
+def test_an_interrupt_ends_exec_and_its_command(server: Server) -> None:
+    container = server.launch(server.run_pod())
+    command = ("exec", container, "sh", "-c", "echo up; exec sleep 1234")
+    with started(server, *command) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        assert ended(process) == (b"", 128 + signal.SIGINT)
+    assert wait_until(lambda: "1234" not in server.output(container, "ps", "-o", "args"), 20)
+
+
+def test_output_that_cannot_be_written_is_an_error(server: Server) -> None:
+    container = server.launch(server.run_pod())
+    for words in (("exec", container, "echo", "x"), ("ps",)):
+        with (
+            open("/dev/full", "wb") as full,
+            started(server, *words, stdout=full) as process,
+        ):
+            assert ended(process) == (b"pyrunc-cri: no space left on device\n", 1)
+
+
+def test_logs_follow_a_rotated_file(server: Server) -> None:
+    container = server.launch(
+        server.run_pod(),
+        server.container_config(["sh", "-c", "echo one; until [ -e /go ]; do sleep 0.05; done; echo two"]),
+    )
+    server.wait_logged(container, "one")
+    with started(server, "logs", "-f", container) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"one\n"
+        path = Path(server.status(container).log_path)
+        path.rename(f"{path}.1")
+        server.runtime.ReopenContainerLog(api.ReopenContainerLogRequest(container_id=container))
+        server.output(container, "touch", "/go")
+        assert process.stdout.read() == b"two\n" and process.wait() == 0
 
 
 def test_rm_follows_and_removes(server: Server) -> None:
