@@ -1,7 +1,7 @@
 """An image's /etc/passwd and /etc/group, read once per image through a detached read-only overlay of its layers.
 
-No mount appears anywhere: the overlay lives as long as its descriptor. Paths are resolved inside it (RESOLVE_IN_ROOT), so
-that a symlink in the image leads nowhere else; sizes are bounded, for the content is hostile.
+Paths are resolved inside it (RESOLVE_IN_ROOT), so that a symlink in the image leads nowhere else; sizes are bounded, for the
+content is hostile.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 from collections.abc import Sequence
 
 from cri_server.containers.spec.user import Accounts
+from cri_server.images.merged import merged
 from pyrunc.errors import KernelError
 from pyrunc.kernel import path as paths
-from pyrunc.lifecycle.sources import open_layers
 
 SIZE_LIMIT_BYTES = 1 << 20
 CACHED_IMAGES, CACHED_BYTES = 256, 1 << 16  # a file of short lines takes ten times its size when it is parsed
@@ -34,19 +34,9 @@ async def read_accounts(image_id: str, layers: Sequence[str | os.PathLike[str]])
 
 
 def _read(layers: list[str]) -> tuple[Accounts, int]:
-    root = _open_root(layers)
-    try:
+    with merged(layers) as root:
         passwd, group = _content(root, "etc/passwd"), _content(root, "etc/group")
-    finally:
-        os.close(root)
     return Accounts.parse(passwd, group), len(passwd) + len(group)
-
-
-def _open_root(layers: list[str]) -> int:
-    """overlay(5) needs two layers when there is no upper one; a single one is opened as it is."""
-    if len(layers) == 1:
-        return os.open(layers[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    return open_layers(layers)
 
 
 def _content(root: int, name: str) -> bytes:

@@ -7,8 +7,9 @@ import os
 import stat
 
 from cri_server.containers.spec.mounts import Asked
+from cri_server.images.merged import merged
 from cri_server.services import Services
-from pyrunc.errors import Error, InvalidArgument, NotFound
+from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound
 from pyrunc.kernel import path as paths
 
 OPAQUE = "trusted.overlay.opaque"
@@ -35,10 +36,8 @@ async def _resolve(services: Services, mount: Asked) -> str:
         raise NotFound(f"image {reference[:200]!r} is not on this node")
     layers = [str(p) for p in (await services.images.rootfs(image.id)).lower_dirs]
     sub_path = mount.request.image_sub_path
-    if sub_path and len(layers) > 1:
-        layers = await asyncio.to_thread(_merged, layers, sub_path)
-    elif sub_path:
-        layers = [await asyncio.to_thread(_beneath, layers[0], sub_path)]
+    if sub_path:
+        layers = await asyncio.to_thread(_folders, layers, sub_path)
     if len(layers) == 1:
         mount.source = layers[0]
     else:
@@ -46,15 +45,20 @@ async def _resolve(services: Services, mount: Asked) -> str:
     return image.id
 
 
-def _merged(layers: list[str], sub_path: str) -> list[str]:
-    """The folders, top first, whose overlay is what the image's overlay shows at `sub_path`.
+def _folders(layers: list[str], sub_path: str) -> list[str]:
+    """The folders, top first, whose overlay is what the image's overlay shows at `sub_path`. Links in the path are followed
+    inside the image, from one layer into another where they lead there. Raises InvalidArgument.
 
-    A layer adds its folder until one above hides what lies below: by an opaque folder, a whiteout or a file. Symlinks in
-    the path are refused, for they may lead into another layer.
+    A layer adds its folder until one above hides what lies below: by an opaque folder, a whiteout or a file.
     """
     found = []
+    try:
+        with merged(layers) as root:
+            parts = paths.components(paths.resolve(root, sub_path))
+    except KernelError as error:
+        raise InvalidArgument(f"image_sub_path {sub_path!r}: {os.strerror(error.errno)}") from None
     for layer in layers:
-        folder, hides = _look(layer, [part for part in sub_path.split("/") if part not in ("", ".")])
+        folder, hides = _look(layer, parts)
         if folder:
             found.append(folder)
         if hides:
@@ -74,8 +78,6 @@ def _look(layer: str, parts: list[str]) -> tuple[str, bool]:
                 mode = os.stat(part, dir_fd=here, follow_symlinks=False).st_mode
             except FileNotFoundError:
                 return "", hides
-            if stat.S_ISLNK(mode):
-                raise InvalidArgument(f"image_sub_path goes through the symlink {part!r}")
             if not stat.S_ISDIR(mode):
                 return "", True
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -93,19 +95,3 @@ def _opaque(folder: int) -> bool:
         return os.getxattr(folder, OPAQUE) == b"y"
     except OSError:
         return False
-
-
-def _beneath(root: str, sub_path: str) -> str:
-    """The real path of a folder inside the image; its symlinks are followed inside the image only."""
-    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            folder = paths.open_in_root(top, sub_path, os.O_PATH | os.O_DIRECTORY)
-        except Error:
-            raise InvalidArgument(f"image_sub_path {sub_path!r} is not a folder of the image") from None
-        try:
-            return os.readlink(f"/proc/self/fd/{folder}")
-        finally:
-            os.close(folder)
-    finally:
-        os.close(top)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.containers.image_volumes import _merged
+from cri_server.containers.image_volumes import _folders
 from pyrunc.errors import InvalidArgument
 
 
@@ -28,28 +28,43 @@ def shown(found: list[str]) -> list[str]:
     return [Path(path).parts[-3] for path in found]
 
 
-def test_folders_of_all_layers_are_merged(tmp_path: Path) -> None:
+def test_folders_of_all_layers_are_folders(tmp_path: Path) -> None:
     stack = layers(tmp_path, "a/b", "other", "a/b a/c")
-    assert shown(_merged(stack, "a/b")) == ["0", "2"] == shown(_merged(stack, "./a//b/"))
+    assert shown(_folders(stack, "a/b")) == ["0", "2"] == shown(_folders(stack, "./a//b/"))
 
 
 def test_a_layer_hides_what_lies_below(tmp_path: Path) -> None:
     stack = layers(tmp_path, "a/b", "a/b", "a/b")
     os.setxattr(Path(stack[1], "a"), "trusted.overlay.opaque", b"y")
-    assert shown(_merged(stack, "a/b")) == ["0", "1"]
+    assert shown(_folders(stack, "a/b")) == ["0", "1"]
     Path(stack[1], "a", "b").rmdir()
     os.mknod(Path(stack[1], "a", "b"), 0o020000, os.makedev(0, 0))
-    assert shown(_merged(stack, "a/b")) == ["0"]
+    assert shown(_folders(stack, "a/b")) == ["0"]
     Path(stack[0], "a", "b").rmdir()
     with pytest.raises(InvalidArgument, match="not a folder"):
-        _merged(stack, "a/b")
+        _folders(stack, "a/b")
 
 
-def test_symlinks_and_files_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["v2", "./v2", "/v2", "../../../v2", "loop/../x/../v2", "chain"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_links_are_followed_inside_the_image(tmp_path: Path, target: str, count: int) -> None:
+    """The link is in one layer, what it leads to in this one and others; the host has a folder of that name too."""
+    stack = layers(tmp_path, "v2/b loop/x", "v2/b/c", "v2/b")[:count]
+    Path(stack[-1], "current").symlink_to(target)
+    Path(stack[0], "chain").symlink_to("/v2")
+    assert shown(_folders(stack, "current/b")) == ["0", "1", "2"][:count]
+
+
+def test_links_that_lead_nowhere_and_files_are_refused(tmp_path: Path) -> None:
     stack = layers(tmp_path, "x", "a/b")
     Path(stack[0], "a").symlink_to("/etc")
-    with pytest.raises(InvalidArgument, match="symlink"):
-        _merged(stack, "a/b")
+    Path(stack[0], "round").symlink_to("round")
     Path(stack[0], "file").touch()
-    with pytest.raises(InvalidArgument, match="not a folder"):
-        _merged(stack, "file/b")
+    for path, why in (
+        ("a/b", "not a folder"),
+        ("a", "not a folder"),
+        ("round", "symbolic"),
+        ("file/b", "not a folder"),
+    ):
+        with pytest.raises(InvalidArgument, match=why):
+            _folders(stack, path)
