@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from pyrunc import debug
 from pyrunc.cli.handover import hand_out, open_missing_stdio, preserved
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.lifecycle import again
@@ -55,6 +56,7 @@ def _process_file(path: str | None) -> bytes | None:
 def _again(found: State, pidfd: int, key: bytes | None, log: Log) -> Born | None:
     program = None if key is None else again.recall(found, key)
     born = None if program is None else again.execute(found, pidfd, program)
+    debug.say("exec by a kept program: %s", "no" if born is None else f"process {born.pid}")
     if program is not None and born is not None:
         for warning in program.warnings:
             log.warning(warning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from pyrunc import debug
 from pyrunc.cli.log import Log, words
 from pyrunc.cli.parse import Call, Misuse, parse
 from pyrunc.errors import Error, InvalidArgument
@@ -36,9 +37,12 @@ def do(call: Call) -> int:
     assert call.verb is not None
     try:
         log = Log.of(call.globals)
-    except Error as error:
+    except (Error, OSError) as error:
         print(words(error), file=sys.stderr)
         return FAILED
+    if log.debugs:
+        debug.listen(log.debug)
+    debug.say("pyrunc %s %s", call.verb.name, " ".join(call.arguments))
     if call.globals["criu"]:
         log.warning("--criu has no effect: criu is found by PATH")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pyrunc import record
+from pyrunc import debug, record
 from pyrunc.errors import InvalidArgument, KernelError
 
 TYPE_CHECKING = False
@@ -39,6 +39,7 @@ def hand_out(options: dict[str, Any], made: Born | Created | Executed, detached:
     if options["pid_file"]:
         path = os.path.abspath(options["pid_file"])
         record.write_bytes(path, str(made.pid).encode(), mode=0o644)
+        debug.say("wrote pid %d to %s", made.pid, path)
 
 
 def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
@@ -51,6 +52,7 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
     connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     try:
         connection.connect(f"/proc/self/fd/{there}/{file}")
+        debug.say("sending %s to %s", name.decode(), path)
         connection.sendmsg([name], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))])
     except OSError as error:
         raise KernelError("connect", f"to the socket '{path}'", error.errno or 0) from None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Names in a message may be an image's: they move no cursor and rename no window of who reads it.
 VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+LOWEST_NUMBER = 200
 LEVELS = {"debug": 0, "info": 1, "warning": 2, "warn": 2, "error": 3}
 
 
@@ -60,7 +61,13 @@ class Log:
         if file.startswith(("journald:", "syslog:")):
             raise InvalidArgument(f"log target {file!r}: only files are supported")
         self.file, self.json = file.removeprefix("file:"), format == "json"
+        self._descriptor = _open(self.file) if self.file else None
         self.level = 0 if debug else LEVELS[level] if level else 3 if self.json else 2
+
+    @property
+    def debugs(self) -> bool:
+        """Whether what happens step by step is wanted."""
+        return self.level <= LEVELS["debug"]
 
     @classmethod
     def of(cls, globals: dict[str, Any]) -> Log:
@@ -83,19 +90,26 @@ class Log:
         if LEVELS[level] < self.level:
             return
         line = _line(level, message, self.json)
-        if not self.file:
+        if self._descriptor is None:
             _to_stderr(line)
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_SYNC | os.O_CLOEXEC
         try:
-            descriptor = os.open(self.file, flags, 0o644)
+            os.write(self._descriptor, line.encode("utf-8", "replace") + b"\n")
         except OSError as error:
             _to_stderr(f"cannot write the log {self.file!r}: {words(error)}")
-            return
-        try:
-            os.write(descriptor, line.encode("utf-8", "replace") + b"\n")
-        finally:
-            os.close(descriptor)
+
+
+def _open(path: str) -> int:
+    """The log file, made when it is missing, on a number that is nobody's: not of stdio, which may be closed, and not one that
+    the caller hands through to the container. Raises OSError."""
+    import fcntl
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_SYNC | os.O_CLOEXEC
+    opened = os.open(path, flags, 0o644)
+    try:
+        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, LOWEST_NUMBER)
+    finally:
+        os.close(opened)
 
 
 def _line(level: str, message: str, json: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from errno import EACCES, EISDIR, ELIBACC, ENOENT, ENOTDIR
 
+from pyrunc import debug
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import stat
@@ -148,10 +149,12 @@ def bearing(
                 _require_child(message.value)  # whatever was said: nobody else is ever killed
                 born = Born(message.value)
                 undo.push(f"process {born.pid}", born.kill)
+                debug.say("process %d exists", born.pid)
                 while early:
                     _answer(early.pop(0), born, running, parts or {})
             elif message.tag == READY:
                 ready = True
+                debug.say("it is ready to run %s", args[0])
             elif message.tag == TIME and times is not None:
                 number = lowered.program.lines[message.op_index].number or 0
                 times.append((number, message.value * 1_000_000_000 + message.extra))
@@ -199,6 +202,7 @@ def _answer(
                 f"the container's process sent {len(message.fds)} descriptors where one terminal was due"
             )
         (born.console_fd,) = message.fds
+        debug.say("received the terminal's master")
     elif message.tag == STATUS:
         raise hook_failed(message.value, message.extra)
     elif message.tag == PROGRESS:
@@ -207,12 +211,14 @@ def _answer(
         point = SYNC_POINTS[message.value] if 0 <= message.value < len(SYNC_POINTS) else ""
         if point not in parts:
             raise Error("the container's process is at a point that it was not asked to report")
+        debug.say("process %d waits at sync point %s", born.pid, point)
         parts[point](born)
         running.release()
     elif message.tag == LISTENER:
         from pyrunc.kernel.process import open_from_process
 
         born.listener_fd = open_from_process(born.pidfd, message.value)
+        debug.say("fetched the seccomp listener")
         if "listener" in parts:
             parts["listener"](born)
         running.release()

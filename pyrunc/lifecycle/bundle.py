@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from pyrunc import jsontext, record
+from pyrunc import debug, jsontext, record
 from pyrunc.errors import InvalidSpec, NotFound
 from pyrunc.kernel.credential import outer_uid
 from pyrunc.lifecycle import state as states
@@ -54,6 +54,7 @@ def load(folder: str, config: str = "") -> Bundle:
         raise InvalidSpec("", f"{path} is not JSON: {error}") from None
     spec = parse(document)
     check(spec)
+    debug.say("read %s: %d bytes, version %s", path, len(text), spec.version)
     return Bundle(os.path.abspath(folder), document, spec)
 
 
@@ -116,6 +117,7 @@ def make(
     wishes.with_cgroup = wishes.with_cgroup and _may_have_cgroup(container_id, bundle.spec, wishes.driver)
     folder = states.claim(root, container_id)
     state = _first_record(folder, container_id, bundle, wishes, owner_uid)
+    debug.say("state of container %s is in %s", container_id, folder)
     try:
         with Undo() as undo:
             undo.push("state folder", states.remove, state)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 
+from pyrunc import debug
 from pyrunc.errors import InvalidSpec, ResourceExhausted
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.lifecycle import birth, facts, findings
@@ -119,6 +120,7 @@ def create(request: CreateRequest) -> Created:
         parts = user_namespace_parts(spec.linux, spec.process, _with_hooks(request, descriptors))
         parts = _with_node(request, parts, undo, cgroup)
         plan = _plan(request, found, load_filter, cgroup is not None, parts)
+        _say_what_comes(plan, cgroup)
         findings.give_stdio(spec, request.stdio)
         try:
             stdio = request.stdio if found.null_stdio else own_stdio(request.stdio, descriptors.numbers)
@@ -133,6 +135,16 @@ def create(request: CreateRequest) -> Created:
     return Created(
         born.pid, born.pidfd, born.start_time, born.console_fd, cgroup, (*warnings, *plan.warnings)
     )
+
+
+def _say_what_comes(plan: Plan, cgroup: Cgroup | None) -> None:
+    if not debug.on():
+        return
+    from pyrunc.plan.show import line
+
+    debug.say("cgroup %s", "of the caller" if cgroup is None else cgroup.path)
+    for number, op in enumerate(plan.ops, 1):
+        debug.say("plan line %d: %s", number, line(op))
 
 
 def _bear(

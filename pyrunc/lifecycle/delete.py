@@ -6,6 +6,7 @@ came. Only what create made is removed.
 
 from __future__ import annotations
 
+from pyrunc import debug
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, Unsupported, WrongState
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle import status as facts
@@ -52,8 +53,10 @@ def destroy(state: State) -> list[str]:
     if group is not None:
         group.kill()
         group.remove()
+        debug.say("removed cgroup %s", group.path)
     leave_caches(state)
     states.remove(state)
+    debug.say("removed %s", state.folder)
     if not hooks:
         return []
     from pyrunc.lifecycle import hooks as programs

@@ -10,7 +10,7 @@ import os
 import select
 from _signal import pidfd_send_signal, valid_signals  # type: ignore[import-not-found]
 
-from pyrunc import jsontext
+from pyrunc import debug, jsontext
 from pyrunc.errors import DeadlineExceeded, Error, KernelError, PeerError
 
 TYPE_CHECKING = False
@@ -33,6 +33,7 @@ def run(hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | 
     `spawn` starts a hook (with these descriptors as stdio) where it belongs; without one it runs beside us.
     """
     for index, hook in enumerate(hooks):
+        debug.say("%s hook #%d: %s", kind, index, hook.path)
         try:
             run_one(hook, state, spawn)
         except Error as error:
@@ -43,6 +44,7 @@ def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str
     """All hooks of one kind, whatever they answer (poststop). Returns a line per failure."""
     failed = []
     for index, hook in enumerate(hooks):
+        debug.say("%s hook #%d: %s", kind, index, hook.path)
         try:
             run_one(hook, state)
         except Error as error:

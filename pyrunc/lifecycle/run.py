@@ -10,6 +10,8 @@ import select
 from _signal import SIG_DFL, pidfd_send_signal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 
+from pyrunc import debug
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +58,9 @@ def _wait(pidfd: int) -> None:
 def _reap(pidfd: int) -> int:
     found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
     assert found is not None
-    return found.si_status if found.si_code == os.CLD_EXITED else SIGNAL_BASE + found.si_status
+    code = found.si_status if found.si_code == os.CLD_EXITED else SIGNAL_BASE + found.si_status
+    debug.say("process %d exited: %d", found.si_pid, code)
+    return code
 
 
 def _forward_signals(pidfd: int) -> None:
@@ -64,6 +68,7 @@ def _forward_signals(pidfd: int) -> None:
     keep us from taking away what is left of it."""
 
     def forward(number: int, _: object) -> None:
+        debug.say("forwarding signal %d", number)
         try:
             pidfd_send_signal(pidfd, number)
         except ProcessLookupError:

@@ -11,6 +11,7 @@ from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
 from _socket import socket as _Socket
 from errno import ECONNREFUSED, ENOENT
 
+from pyrunc import debug
 from pyrunc.errors import Error, KernelError, WrongState
 from pyrunc.lifecycle.state import START_SOCKET
 
@@ -31,6 +32,7 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
     try:
         os.unlink(path)
         connection.send(b"\1")
+        debug.say("told the process of %s to run its program", state_dir)
         answer = _answer(connection)
     finally:
         connection.close()

@@ -10,6 +10,7 @@ import os
 import select
 from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 
+from pyrunc import debug
 from pyrunc.errors import KernelError, WrongState
 from pyrunc.kernel.process import alive_since
 from pyrunc.lifecycle import state as states
@@ -64,6 +65,7 @@ def signal(state: State, number: int) -> bool:
     descriptor = open_process(state)
     if descriptor is None:
         return False
+    debug.say("signal %d to process %d", number, state.pid)
     try:
         pidfd_send_signal(descriptor, number)
     except ProcessLookupError:

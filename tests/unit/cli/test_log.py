@@ -76,9 +76,15 @@ def test_without_a_file_the_line_is_printed_once(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.count("x") == 1
 
 
+def test_a_log_that_cannot_be_opened_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        Log("/nowhere/at/all")
+
+
 def test_a_log_that_cannot_be_written_still_tells_the_error(capsys: pytest.CaptureFixture[str]) -> None:
-    Log("/nowhere/at/all", "json").error("important")
-    assert "important" in capsys.readouterr().err
+    Log("/dev/full").error("why")
+    written = capsys.readouterr().err
+    assert "cannot write the log '/dev/full': no space left on device" in written and "why" in written
 
 
 @pytest.mark.parametrize("broken", [{"format": "xml"}, {"level": "loud"}, {"file": "journald:x"}])
