@@ -2,12 +2,16 @@
 
 Over SPDY the client opens as many pairs as it likes, told apart by `requestid`; over WebSocket there is one pair per port of
 the request. Either side of a connection may end its half and go on reading. A failure is a text on the error stream.
+
+A dial is a process in the pod's network, a connection a descriptor of this one: both are bounded, for a session and in all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from cri_server.streaming.backend import Backend
@@ -16,29 +20,88 @@ from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
 from cri_server.streaming.websocket import Channel
-from pyrunc.errors import Error
+from pyrunc.errors import Error, ResourceExhausted
 
 PROTOCOL = "portforward.k8s.io"
 PAIRING_S = 30.0
-PAIRS_LIMIT = 256
+PAIRS_LIMIT = 512  # of a session, with those that are only to be told that there are too many connections
+SESSION_LIMIT, LIMIT = 256, 2048  # connections of a session, and in all
+SESSION_DIALS_LIMIT, DIALS_LIMIT = 8, 32  # of these, dials under way
+DIAL_WAIT_S = 20.0  # twice as long as a dial may take
+CHANNEL_PORTS_LIMIT = 127  # a channel's number is an octet, 255 means something else, a port takes two
+
+
+class Forwarded:
+    """Counts connections into pods: those of a session, and in its `whole` those of all sessions."""
+
+    def __init__(self, whole: Forwarded | None = None) -> None:
+        self._whole, self.connections = whole, 0
+        self.limit = LIMIT if whole is None else SESSION_LIMIT
+        self._dials = asyncio.Semaphore(DIALS_LIMIT if whole is None else SESSION_DIALS_LIMIT)
+
+    def of_session(self) -> Forwarded:
+        """What a new session counts with."""
+        return Forwarded(self)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """While inside, one connection more. Raises ResourceExhausted."""
+        if self.connections >= self.limit:
+            where = "in this session" if self._whole is not None else "of this node"
+            raise ResourceExhausted(
+                f"{self.limit} forwarded connections {where} are open, which is the limit"
+            )
+        self.connections += 1
+        try:
+            with self._whole.counted() if self._whole is not None else contextlib.nullcontext():
+                yield
+        finally:
+            self.connections -= 1
+
+    @contextlib.asynccontextmanager
+    async def dialing(self) -> AsyncIterator[None]:
+        """Wait for a turn to dial and keep it while inside."""
+        async with self._dials:
+            if self._whole is None:
+                yield
+            else:
+                async with self._whole.dialing():
+                    yield
 
 
 async def forward(
-    backend: Backend, sandbox_id: str, port: int, data: Outbound, inbound: Inbound, *, half_close: bool = True
+    backend: Backend,
+    sandbox_id: str,
+    port: int,
+    forwarded: Forwarded,
+    data: Outbound,
+    inbound: Inbound,
+    *,
+    half_close: bool = True,
 ) -> str:
     """Connect to the pod and copy until both directions have ended; what went wrong in words, or nothing.
 
     Without `half_close` the client cannot say that it has ended its direction: the pod's end is the end of both.
     """
     try:
-        sock = await backend.dial(sandbox_id, port)
+        with forwarded.counted(), await _dial(backend, sandbox_id, port, forwarded) as sock:
+            sock.setblocking(False)
+            return await _copy_both(sock, port, data, inbound, half_close)
     except Error as error:
         return f"forwarding to port {port}: {error.message}"
     except OSError as error:
         return f"forwarding to port {port}: {error.strerror}"
-    with sock:
-        sock.setblocking(False)
-        return await _copy_both(sock, port, data, inbound, half_close)
+
+
+async def _dial(backend: Backend, sandbox_id: str, port: int, forwarded: Forwarded) -> socket.socket:
+    """Connect when it is this one's turn. Raises Error, OSError."""
+    async with contextlib.AsyncExitStack() as turn:
+        try:
+            async with asyncio.timeout(DIAL_WAIT_S):
+                await turn.enter_async_context(forwarded.dialing())
+        except TimeoutError:
+            raise ResourceExhausted("too many connections are being made") from None
+        return await backend.dial(sandbox_id, port)
 
 
 async def _copy_both(
@@ -92,8 +155,9 @@ class _Pair:
 class Forwarder:
     """Sorts the streams of a SPDY connection into pairs and runs a task for each pair."""
 
-    def __init__(self, backend: Backend, sandbox_id: str) -> None:
+    def __init__(self, backend: Backend, sandbox_id: str, forwarded: Forwarded) -> None:
         self._backend, self._sandbox_id = backend, sandbox_id
+        self._forwarded = forwarded.of_session()
         self._pairs: dict[str, _Pair] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -134,7 +198,9 @@ class Forwarder:
 
     async def _run(self, data: MultiplexedStream, error: MultiplexedStream, port: int) -> None:
         error.inbound.discard()
-        forwarding = asyncio.create_task(forward(self._backend, self._sandbox_id, port, data, data.inbound))
+        forwarding = asyncio.create_task(
+            forward(self._backend, self._sandbox_id, port, self._forwarded, data, data.inbound)
+        )
         dropped = asyncio.create_task(data.gone.wait())
         try:
             await asyncio.wait((forwarding, dropped), return_when=asyncio.FIRST_COMPLETED)
@@ -176,16 +242,21 @@ def _port(text: str) -> int | None:
 
 
 async def forward_channels(
-    backend: Backend, sandbox_id: str, ports: tuple[int, ...], channels: list[tuple[Channel, Channel]]
+    backend: Backend,
+    sandbox_id: str,
+    forwarded: Forwarded,
+    ports: tuple[int, ...],
+    channels: list[tuple[Channel, Channel]],
 ) -> None:
     """The WebSocket form: data and error channel of each port, both of which start with the port (16 bits, little end)."""
     for port, pair in zip(ports, channels, strict=True):
         for channel in pair:
             await channel.write(port.to_bytes(2, "little"))
+    own = forwarded.of_session()
 
     async def one(port: int, data: Channel, error: Channel) -> None:
         error.inbound.discard()
-        text = await forward(backend, sandbox_id, port, data, data.inbound, half_close=False)
+        text = await forward(backend, sandbox_id, port, own, data, data.inbound, half_close=False)
         if text:
             await error.write(text.encode())
 

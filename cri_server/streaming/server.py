@@ -36,7 +36,7 @@ HANDSHAKE_S = 10.0
 STREAMS_S = 30.0
 IDLE_S = 4 * 3600.0
 CONNECTIONS_LIMIT = 2048
-UNOPENED_LIMIT = 256  # of these, connections that have not shown a ticket yet
+UNOPENED_LIMIT = 256  # of these, connections that have not shown a ticket
 BACKLOG = 512
 
 
@@ -57,7 +57,8 @@ class StreamingServer:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._unopened = 0
+        self._unopened: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._forwarded = portforward.Forwarded()
 
     # ---- life ----
 
@@ -115,14 +116,29 @@ class StreamingServer:
                     log.warning("streaming: accept: %s", error.strerror)
                     await asyncio.sleep(0.2)
                 continue
-            if len(self._connections) >= CONNECTIONS_LIMIT or self._unopened >= UNOPENED_LIMIT:
+            if not self._make_room():
                 sock.close()
-                await asyncio.sleep(0)
                 continue
-            self._unopened += 1
             task = asyncio.create_task(self._connection(sock))
             self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+            self._unopened[task] = None
+            task.add_done_callback(self._ended)
+            await asyncio.sleep(0)  # it reads what was sent with it before many others make it the oldest
+
+    def _make_room(self) -> bool:
+        """Whether one more may come. At a limit the oldest that has shown no ticket goes: any user may connect."""
+        if len(self._unopened) < UNOPENED_LIMIT and len(self._connections) < CONNECTIONS_LIMIT:
+            return True
+        oldest = next(iter(self._unopened), None)
+        if oldest is None:
+            return False
+        del self._unopened[oldest]
+        oldest.cancel()
+        return True
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        self._unopened.pop(task, None)
 
     async def _connection(self, sock: socket.socket) -> None:
         """One connection, from its first byte to its last."""
@@ -150,12 +166,13 @@ class StreamingServer:
                     request = await self._read_request(wire)
             except TimeoutError:
                 raise Refused(408, "the request took too long") from None
-            return request, self._redeem(request)
+            options = self._redeem(request)
         except Refused as refused:
             await wire.send(refused.response())
             return None
-        finally:
-            self._unopened -= 1
+        if (task := asyncio.current_task()) is not None:
+            self._unopened.pop(task, None)
+        return request, options
 
     async def _read_request(self, wire: SocketWire) -> Request:
         reader = RequestReader()
@@ -223,7 +240,7 @@ class StreamingServer:
         )
 
     async def _forward_over_spdy(self, options: PortForwardOptions, wire: Wire) -> None:
-        forwarder = portforward.Forwarder(self._backend, options.sandbox_id)
+        forwarder = portforward.Forwarder(self._backend, options.sandbox_id, self._forwarded)
         multiplexer = Multiplexer(wire, "server", forwarder.take)
         try:
             await multiplexer.run()
@@ -253,6 +270,11 @@ class StreamingServer:
         subprotocol = upgrade.choose_subprotocol(request, (TUNNEL, *FORWARD_SUBPROTOCOLS))
         if subprotocol != TUNNEL and not options.ports:
             raise Refused(400, "WebSocket port forwarding needs the ports in the request for the URL")
+        if subprotocol != TUNNEL and len(options.ports) > portforward.CHANNEL_PORTS_LIMIT:
+            limit = portforward.CHANNEL_PORTS_LIMIT
+            raise Refused(
+                400, f"{len(options.ports)} ports: the channels of a WebSocket are enough for {limit}"
+            )
         await wire.send(upgrade.switch_to_websocket(request, subprotocol))
         messages = Messages(wire)
         if subprotocol == TUNNEL:
@@ -263,7 +285,9 @@ class StreamingServer:
                 (channels.channel(2 * index), channels.channel(2 * index + 1))
                 for index in range(len(options.ports))
             ]
-            forwarding = portforward.forward_channels(self._backend, options.sandbox_id, options.ports, pairs)
+            forwarding = portforward.forward_channels(
+                self._backend, options.sandbox_id, self._forwarded, options.ports, pairs
+            )
             await _while_connected(channels.run(), forwarding)
         messages.leave()
 

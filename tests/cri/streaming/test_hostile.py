@@ -9,15 +9,19 @@ import os
 import random
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 import pytest
 
+from cri_server.streaming import portforward
 from cri_server.streaming import server as server_module
 from cri_server.streaming.backend import AttachOptions, ExecOptions, PortForwardOptions
+from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.spdy.connection import Connection
+from tests.cri.streaming.client import connect
 from tests.cri.streaming.conftest import GoExec
 from tests.cri.streaming.processes import ProcessBackend
 
@@ -164,19 +168,148 @@ async def test_a_slow_request_is_ended(server: StreamingServer, monkeypatch: pyt
     assert time.monotonic() - started < 60
 
 
-async def test_connections_without_a_ticket_are_limited(
-    server: StreamingServer, go: GoExec, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /", request("/exec/none", *SPDY)], ids=["silent", "half", "refused"]
+)
+async def test_connections_without_a_ticket_keep_nobody_out(
+    server: StreamingServer, go: GoExec, sent: bytes
 ) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_S", 4.0)
+    """Any user of the machine may connect: at the limit the oldest that has shown no ticket makes room."""
+    limit = server_module.UNOPENED_LIMIT
     async with contextlib.AsyncExitStack() as stack:
-        idle = [
-            await stack.enter_async_context(connection(server))
-            for _ in range(server_module.UNOPENED_LIMIT + 20)
-        ]
-        async with asyncio.timeout(60):
-            ends = [await reader.read() for reader, _ in idle]
-        assert sum(end == b"" for end in ends) == 20
+        idle = []
+        for _ in range(limit + 20):
+            reader, writer = await stack.enter_async_context(connection(server))
+            writer.write(sent)
+            idle.append(reader)
         assert (await go("echo still here")).stdout == b"still here\n"
+        async with asyncio.timeout(60):
+            for reader in idle[:20]:
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.read()
+        assert len(server._connections) <= limit
+
+
+async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
+    server: StreamingServer, go: GoExec
+) -> None:
+    stop, made = asyncio.Event(), 0
+
+    async def flood() -> None:
+        nonlocal made
+        kept: deque[asyncio.StreamWriter] = deque()
+        while not stop.is_set():
+            _, writer = await asyncio.open_connection(*server.address)
+            made += 1
+            kept.append(writer)
+            if len(kept) > server_module.UNOPENED_LIMIT:
+                kept.popleft().transport.abort()
+        for writer in kept:
+            writer.transport.abort()
+
+    flooding = [asyncio.create_task(flood()) for _ in range(4)]
+    try:
+        for number in range(5):
+            assert (await go(f"echo {number}")).stdout == b"%d\n" % number
+    finally:
+        stop.set()
+        await asyncio.gather(*flooding)
+    assert made > server_module.UNOPENED_LIMIT
+
+
+# ---- port-forward storms ----
+
+
+class SlowPods(ProcessBackend):
+    """Dials that last until `open` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.dialing = self.most = self.dialed = 0
+        self.pods: list[socket.socket] = []
+
+    async def dial(self, sandbox_id: str, port: int) -> socket.socket:
+        self.dialing += 1
+        self.most = max(self.most, self.dialing)
+        try:
+            await self.open.wait()
+        finally:
+            self.dialing -= 1
+        ours, pod = socket.socketpair()
+        self.dialed += 1
+        self.pods.append(pod)
+        return ours
+
+
+async def forward_many(
+    server: StreamingServer, stack: contextlib.AsyncExitStack, count: int
+) -> list[MultiplexedStream]:
+    """A session with `count` connections; their error streams."""
+    url = server.url_for_port_forward(PortForwardOptions("pod"))
+    multiplexer = await stack.enter_async_context(connect(url, "portforward.k8s.io"))
+    errors = []
+    for number in range(count):
+        headers = {"port": ["80"], "requestid": [str(number)]}
+        errors.append(await multiplexer.open({"streamtype": ["error"], **headers}))
+        await multiplexer.open({"streamtype": ["data"], **headers})
+    return errors
+
+
+async def told(error: MultiplexedStream) -> bytes:
+    async with asyncio.timeout(60):
+        return await error.inbound.read()
+
+
+async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portforward, "DIALS_LIMIT", 20)
+    backend = SlowPods()
+    server = StreamingServer(backend)
+    await server.start()
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            errors = await forward_many(server, stack, portforward.SESSION_LIMIT + 10)
+            assert backend.dialing == portforward.SESSION_DIALS_LIMIT
+            for error in errors[portforward.SESSION_LIMIT :]:
+                assert b"256 forwarded connections in this session are open" in await told(error)
+            others = [await forward_many(server, stack, 20) for _ in range(4)]
+            assert backend.dialing == backend.most == portforward.DIALS_LIMIT
+            backend.open.set()
+            async with asyncio.timeout(60):
+                while backend.dialed < portforward.SESSION_LIMIT + 80:
+                    await asyncio.sleep(0.01)
+            server._forwarded.limit = server._forwarded.connections
+            (refused,) = await forward_many(server, stack, 1)
+            assert b"forwarded connections of this node are open" in await told(refused)
+            assert not any(error.gone.is_set() for session in others for error in session)
+        async with asyncio.timeout(60):
+            while server._forwarded.connections:
+                await asyncio.sleep(0.01)
+    finally:
+        await server.close()
+        for pod in backend.pods:
+            pod.close()
+
+
+async def test_a_dial_that_waits_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portforward, "DIAL_WAIT_S", 0.2)
+    backend = SlowPods()
+    server = StreamingServer(backend)
+    await server.start()
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            errors = await forward_many(server, stack, portforward.SESSION_DIALS_LIMIT + 1)
+            assert b"port 80: too many connections are being made" in await told(errors[-1])
+    finally:
+        await server.close()
+
+
+async def test_more_ports_than_channels(server: StreamingServer) -> None:
+    for count, status in ((127, 101), (128, 400)):
+        url = server.url_for_port_forward(PortForwardOptions("pod", tuple(range(1, count + 1))))
+        got, text = await answer(server, request(path_of(url), *WEBSOCKET, method="GET"))
+        assert got == status
+    assert b"128 ports" in text
 
 
 async def test_guessing_does_not_disturb_a_session(server: StreamingServer, go: GoExec) -> None:
