@@ -196,8 +196,8 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxMetr
 
 
 async def _of_container(services: Services, sandbox: Sandbox, container: Container) -> list[api.Metric]:
-    layer = services.paths.container_root(container.id) / "upper"
-    _, layer_bytes, _ = await stats.layers.of(container.id, layer)
+    root = services.paths.container_root(container.id)
+    _, layer_bytes, _ = await stats.layers.of(container.id, root)
     figures = await asyncio.to_thread(_measure, services, container, layer_bytes)
     metadata = sandbox.config.metadata
     base = [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.containers.anonymous_volumes import FOLDER
 from cri_server.containers.spec import groups
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
@@ -37,26 +38,35 @@ class LayerSizes:
         self._known: dict[str, tuple[float, int, int, int]] = {}
         self._walks: dict[str, asyncio.Task[tuple[int, int, int]]] = {}
 
-    async def of(self, container_id: str, upper: Path) -> tuple[int, int, int]:
-        """timestamp ns, bytes, inodes; those of the last walk while another is under way."""
+    async def of(self, container_id: str, root: Path) -> tuple[int, int, int]:
+        """timestamp ns, bytes, inodes of the layer and the anonymous volumes in a container's folder; those of the last walk
+        while another is under way."""
         known = self._known.get(container_id)
         if known is not None and (time.monotonic() < known[0] or container_id in self._walks):
             return known[1:]
         walk = self._walks.get(container_id)
         if walk is None:
-            walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, upper))
+            walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))
             walk.add_done_callback(lambda _: self._walks.pop(container_id, None))
         return await asyncio.shield(walk)
 
-    async def _walk(self, container_id: str, upper: Path) -> tuple[int, int, int]:
+    async def _walk(self, container_id: str, root: Path) -> tuple[int, int, int]:
         begin = time.monotonic()
-        used, inodes = await asyncio.to_thread(usage, upper)
+        used, inodes = await asyncio.to_thread(_written, root)
         end = time.monotonic()
         found = (time.time_ns(), used, inodes)
         if len(self._known) > 10_000:
             self._known.clear()
         self._known[container_id] = (end + max(LAYER_AGE_S, LAYER_REST * (end - begin)), *found)
         return found
+
+
+def _written(root: Path) -> tuple[int, int]:
+    """Bytes and inodes of what a container may write to on the node's disk."""
+    found = [usage(root / "upper")]
+    if (root / FOLDER).exists():
+        found.append(usage(root / FOLDER))
+    return sum(used for used, _ in found), sum(inodes for _, inodes in found)
 
 
 layers = LayerSizes()
@@ -70,7 +80,7 @@ async def of_container(services: Services, container: Container) -> api.Containe
     _copy(result.attributes.labels, container.config.labels)
     _copy(result.attributes.annotations, container.config.annotations)
     root = services.paths.container_root(container.id)
-    stamp, used, inodes = await layers.of(container.id, root / "upper")
+    stamp, used, inodes = await layers.of(container.id, root)
     result.writable_layer.timestamp = stamp
     result.writable_layer.fs_id.mountpoint = str(services.paths.images)
     result.writable_layer.used_bytes.value = used

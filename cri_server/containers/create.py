@@ -10,9 +10,9 @@ from typing import Any
 
 from cri_server import events
 from cri_server.api import api_pb2 as api
-from cri_server.containers import image_volumes
+from cri_server.containers import anonymous_volumes, image_volumes
 from cri_server.containers.accounts import read_accounts
-from cri_server.containers.spec import build, cdi, groups, mounts, signals, sources
+from cri_server.containers.spec import build, cdi, groups, mounts, namespaces, signals, sources
 from cri_server.containers.spec.security import DEFAULT, apparmor_profile
 from cri_server.containers.spec.user import Accounts
 from cri_server.images.service import Image, Rootfs
@@ -41,6 +41,7 @@ class Work:
     mounted_images: dict[str, str] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
     edits: list[cdi.Edits] = field(default_factory=list)
+    volumes: list[mounts.Asked] = field(default_factory=list)
     built: build.Built | None = None
     container: Container | None = None
 
@@ -108,6 +109,7 @@ async def find_sources(work: Work) -> None:
     work.wanted = mounts.asked(config.mounts)
     work.mounted_images = await image_volumes.resolve(services, work.wanted)
     timeout_s = services.config.containers.foreign_path_timeout_s
+    work.volumes = _volumes(work)
     if any(not m.source and not m.overlay_lower for m in work.wanted):
         paths = ", ".join(m.request.host_path for m in work.wanted if m.request.host_path)
         await sources.in_time(timeout_s, paths, sources.find, work.wanted)
@@ -121,6 +123,14 @@ async def find_sources(work: Work) -> None:
         found = await sources.in_time(timeout_s, "devices", sources.devices, list(config.devices))
         taken = {d["path"] for d in found}
         work.devices = [d for d in work.devices if d["path"] not in taken] + found
+
+
+def _volumes(work: Work) -> list[mounts.Asked]:
+    assert work.rootfs is not None
+    options = work.config.linux.security_context.namespace_options
+    users = options.userns_options if namespaces.has_user_namespace(options) else api.UserNamespace()
+    root = work.services.paths.container_root(work.id)
+    return anonymous_volumes.declared(work.rootfs.config.volumes, work.wanted, root, users)
 
 
 async def build_spec(work: Work) -> None:
@@ -142,7 +152,7 @@ async def build_spec(work: Work) -> None:
                 stop_signal=image.stop_signal,
             ),
             accounts=work.accounts,
-            wanted=work.wanted,
+            wanted=[*work.wanted, *work.volumes],
             devices=work.devices,
             files=files.paths(folder),
             hostname=files.hostname(sandbox.config, sandbox.id, services.node.hostname),
@@ -227,6 +237,7 @@ async def make_folders(work: Work) -> None:
     try:
         paths.container_state(work.id).mkdir(mode=0o700)
         await asyncio.to_thread(make_layer, str(paths.container_root(work.id)), work.rootfs.lower_dirs[0])
+        await asyncio.to_thread(anonymous_volumes.fill, work.volumes, work.rootfs.lower_dirs)
     except OSError as error:
         raise disk.worded(error, "mkdir", str(paths.container_root(work.id))) from None
 

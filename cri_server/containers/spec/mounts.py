@@ -181,3 +181,12 @@ def bind(source: str, destination: str, options: list[str]) -> Mount:
 
 def _fs(destination: str, kind: str, options: list[str]) -> Mount:
     return {"destination": destination, "type": kind, "source": kind, "options": options}
+
+
+OWN_PLACES = frozenset(
+    mount["destination"]
+    for mount in defaults(
+        PodFiles("", "", ""), ipc=api.POD, shared_shm=False, privileged=False, readonly_root=False
+    )
+)
+"""Where every container has something mounted."""

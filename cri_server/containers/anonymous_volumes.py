@@ -1,0 +1,82 @@
+"""What an image declares as VOLUME: a folder of the container's own, with what the image has there, bound at that place.
+
+They lie beside the writable layer and go with it; they are writable in a container whose root is not, as under containerd.
+A mount of the caller at the very place takes the volume's, and so does one of every container, such as /sys/fs/cgroup.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+from collections.abc import Sequence
+from pathlib import Path
+
+from cri_server.api import api_pb2 as api
+from cri_server.containers.spec.mounts import OWN_PLACES, Asked
+from cri_server.images.merged import merged
+from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.kernel import path as paths
+from pyrunc.kernel.copy_tree import copy_tree
+
+FOLDER = "volumes"
+VOLUMES_LIMIT = 1000
+_NOT_A_FOLDER = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def declared(
+    places: Sequence[str], wanted: Sequence[Asked], root: Path, users: api.UserNamespace
+) -> list[Asked]:
+    """A bind mount for each declared volume that nothing else takes the place of; `root` is the container's folder.
+
+    The files have the image's owners on the disk; the mount maps them for a pod with `users` of its own. Raises
+    InvalidArgument for a volume at the container's root.
+    """
+    taken = OWN_PLACES | {mount.destination for mount in wanted}
+    found: dict[str, Asked] = {}
+    for place in places:
+        destination = paths.clean(place)
+        if destination == "/":
+            raise InvalidArgument(f"the image declares the volume {place!r}, which is the root")
+        if destination not in taken and destination not in found:
+            request = api.Mount(container_path=destination, uidMappings=users.uids, gidMappings=users.gids)
+            found[destination] = Asked(request, destination, str(root / FOLDER / str(len(found))))
+    if len(found) > VOLUMES_LIMIT:
+        raise InvalidArgument(f"the image declares {len(found)} volumes; at most {VOLUMES_LIMIT} are made")
+    return list(found.values())
+
+
+def fill(volumes: Sequence[Asked], layers: Sequence[Path]) -> None:
+    """Make the folders, with what the image of these layers has. Blocking.
+
+    Raises InvalidArgument for what is no folder in the image, OSError, KernelError.
+    """
+    if not volumes:
+        return
+    os.mkdir(posixpath.dirname(volumes[0].source), 0o700)
+    with merged(layers) as image:
+        for volume in volumes:
+            os.mkdir(volume.source, 0o755)
+            _fill(volume, image)
+
+
+def _fill(volume: Asked, image: int) -> None:
+    """The name is the image's, and so are the links in it: resolved inside the image (CVE-2022-23648)."""
+    try:
+        source = paths.open_in_root(image, volume.destination, _DIRECTORY)
+    except KernelError as error:
+        if error.errno == errno.ENOENT:
+            return
+        if error.errno in _NOT_A_FOLDER:
+            why = os.strerror(error.errno)
+            raise InvalidArgument(f"the image's volume {volume.destination!r}: {why}") from None
+        raise
+    try:
+        target = os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)
+        try:
+            copy_tree(source, target)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)

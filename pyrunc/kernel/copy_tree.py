@@ -1,0 +1,148 @@
+"""A folder copied with all below it, as it is: owners, modes, times, hard links, attributes, holes, devices and pipes.
+
+Both sides are walked by descriptors and no link is followed. The source may hold anything, but must not change meanwhile, and
+nobody else may have access to the target.
+"""
+
+from __future__ import annotations
+
+import os
+from errno import ENOTSUP, ENXIO
+from stat import S_ISDIR, S_ISLNK, S_ISREG
+
+from pyrunc.kernel.path import open_beneath
+from pyrunc.kernel.tree import FOLDER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Copied = dict[tuple[int, int], str]  # files of several links: device and inode -> where the first copy is
+
+_CHUNK_BYTES = 1 << 30
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ATTRIBUTES = ("security.capability", "system.posix_acl_access", "system.posix_acl_default")
+
+
+class _Folder:
+    """A folder on the way down, its copy, where that is beneath the target, and the names that are still to be copied."""
+
+    __slots__ = ("copy", "names", "path", "source")
+
+    def __init__(self, source: int, copy: int, name: str, path: str) -> None:
+        self.path, self.source = path, os.open(name, FOLDER, dir_fd=source)
+        try:
+            self.copy = os.open(name, FOLDER, dir_fd=copy)
+        except BaseException:
+            os.close(self.source)
+            raise
+        self.names: Iterator[str] = iter(os.listdir(self.source))
+
+    def close(self) -> None:
+        os.close(self.source)
+        os.close(self.copy)
+
+
+def copy_tree(source: int, target: int) -> None:
+    """Give the empty folder `target` what the folder `source` is and holds; the descriptors stay the caller's.
+
+    Raises OSError, KernelError.
+    """
+    copied: Copied = {}
+    way = [_Folder(source, target, ".", ".")]
+    try:
+        while way:
+            folder = way[-1]
+            name = next(folder.names, None)
+            if name is None:
+                _take_over_by_fd(os.fstat(folder.source), folder.source, folder.copy)
+                way.pop().close()
+            elif S_ISDIR(os.lstat(name, dir_fd=folder.source).st_mode):
+                os.mkdir(name, 0o700, dir_fd=folder.copy)
+                way.append(_Folder(folder.source, folder.copy, name, f"{folder.path}/{name}"))
+            else:
+                _copy(folder, name, target, copied)
+    finally:
+        for folder in way:
+            folder.close()
+
+
+def _copy(folder: _Folder, name: str, target: int, copied: Copied) -> None:
+    """What is no folder."""
+    status = os.lstat(name, dir_fd=folder.source)
+    identity = (status.st_dev, status.st_ino)
+    if identity in copied:
+        _link(target, copied[identity], folder.copy, name)
+        return
+    if S_ISREG(status.st_mode):
+        _copy_file(status, folder, name)
+    else:
+        if S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(name, dir_fd=folder.source), name, dir_fd=folder.copy)
+        else:
+            os.mknod(name, status.st_mode, status.st_rdev, dir_fd=folder.copy)
+        _take_over_by_name(status, folder.copy, name)
+    if status.st_nlink > 1:
+        copied[identity] = f"{folder.path}/{name}"
+
+
+def _link(target: int, first: str, folder: int, name: str) -> None:
+    place, _, first_name = first.rpartition("/")
+    holder = open_beneath(target, place)
+    try:
+        os.link(first_name, name, src_dir_fd=holder, dst_dir_fd=folder, follow_symlinks=False)
+    finally:
+        os.close(holder)
+
+
+def _copy_file(status: os.stat_result, folder: _Folder, name: str) -> None:
+    reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.source)
+    try:
+        writing = os.open(name, _NEW, 0o600, dir_fd=folder.copy)
+        try:
+            _copy_data(reading, writing, status.st_size)
+            _take_over_by_fd(status, reading, writing)
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+def _copy_data(reading: int, writing: int, size: int) -> None:
+    """Holes stay holes: a file of many gigabytes may have taken none."""
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(reading, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != ENXIO:
+                raise
+            break  # only a hole is left
+        end = os.lseek(reading, at, os.SEEK_HOLE)
+        os.lseek(writing, at, os.SEEK_SET)
+        while at < end and (sent := os.sendfile(writing, reading, at, min(end - at, _CHUNK_BYTES))):
+            at += sent
+        at = end
+    os.ftruncate(writing, size)
+
+
+def _take_over_by_fd(status: os.stat_result, source: int, copy: int) -> None:
+    """Owner first: a change of it takes set-user-ID and capabilities away. Attributes that the copy's file system does not
+    have are left out, and those that are the host's business."""
+    os.fchown(copy, status.st_uid, status.st_gid)
+    os.fchmod(copy, status.st_mode & 0o7777)
+    for name in os.listxattr(source):
+        if name.startswith("user.") or name in _ATTRIBUTES:
+            try:
+                os.setxattr(copy, name, os.getxattr(source, name))
+            except OSError as error:
+                if error.errno != ENOTSUP:
+                    raise
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _take_over_by_name(status: os.stat_result, folder: int, name: str) -> None:
+    os.chown(name, status.st_uid, status.st_gid, dir_fd=folder, follow_symlinks=False)
+    if not S_ISLNK(status.st_mode):
+        os.chmod(name, status.st_mode & 0o7777, dir_fd=folder)
+    os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=folder, follow_symlinks=False)

@@ -1,0 +1,103 @@
+"""A copy is what its source is, however deep, sparse or odd that is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from pyrunc.kernel import mount
+from pyrunc.kernel.copy_tree import copy_tree
+from tests.cri.images.trees import snapshot
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY
+
+
+def copied(source: Path, target: Path) -> None:
+    """Copy and close."""
+    target.mkdir()
+    fds = os.open(source, FOLDER), os.open(target, FOLDER)
+    try:
+        copy_tree(*fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_a_copy_is_what_the_source_is(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "a/b").mkdir(parents=True)
+    (source / "a/file").write_bytes(os.urandom(300_000))
+    os.link(source / "a/file", source / "a/b/other")
+    os.link(source / "a/file", source / "third")
+    (source / "link").symlink_to("/etc/passwd")
+    os.symlink("x", os.fsencode(source) + b"/\xff\n")
+    os.mkfifo(source / "pipe", 0o640)
+    os.mknod(source / "null", 0o20666, os.makedev(1, 3))
+    os.mknod(source / "whiteout", 0o20000, 0)
+    for name, uid, mode in (("a", 5, 0o2750), ("a/file", 6, 0o4755), ("pipe", 7, 0o606)):
+        os.chown(source / name, uid, uid + 1)
+        (source / name).chmod(mode)
+    os.chown(source / "link", 8, 9, follow_symlinks=False)
+    capability = bytes.fromhex("0100000200200000000000000000000000000000")
+    os.setxattr(source / "a/file", "security.capability", capability)
+    os.setxattr(source / "a", "user.note", b"x")
+    for name in ("a", "a/b", "a/file", "link"):
+        os.utime(source / name, ns=(10**18, 10**18 + 1), follow_symlinks=False)
+    copied(source, tmp_path / "copy")
+    assert snapshot(tmp_path / "copy") == snapshot(source)
+    assert os.getxattr(tmp_path / "copy/a/file", "security.capability") == capability
+    assert os.getxattr(tmp_path / "copy/a", "user.note") == b"x"
+    one, two, three = (os.stat(tmp_path / "copy" / n) for n in ("a/file", "a/b/other", "third"))
+    assert one.st_ino == two.st_ino == three.st_ino != (source / "third").stat().st_ino
+
+
+def test_holes_stay_holes(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with open(tmp_path / "source/sparse", "wb") as file:
+        file.seek(1 << 30)
+        file.write(b"middle")
+        file.truncate(1 << 36)
+    copied(tmp_path / "source", tmp_path / "copy")
+    with open(tmp_path / "copy/sparse", "rb") as file:
+        assert os.fstat(file.fileno()).st_blocks * 512 < 1 << 20
+        assert file.seek(0, os.SEEK_END) == 1 << 36
+        file.seek(1 << 30)
+        assert file.read(7) == b"middle\0"
+
+
+def test_a_tree_that_is_deeper_than_a_stack(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    levels = 1500
+    fds = [os.open(tmp_path / "source", FOLDER)]
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=fds[-1])
+        fds.append(os.open("d", FOLDER, dir_fd=fds[-1]))
+        os.close(fds.pop(0))
+    os.close(fds.pop())
+    copied(tmp_path / "source", tmp_path / "copy")
+    fd, found = os.open(tmp_path / "copy", FOLDER), 0
+    while os.listdir(fd):
+        below = os.open("d", FOLDER, dir_fd=fd)
+        os.close(fd)
+        fd, found = below, found + 1
+    os.close(fd)
+    assert found == levels
+
+
+def test_a_copy_that_does_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "source/below").mkdir(parents=True)
+    (tmp_path / "source/below/big").write_bytes(bytes(1 << 20))
+    small = mount.open_mount("tmpfs", [("size", "64k")])
+    source, target = os.open(tmp_path / "source", FOLDER), os.open(".", FOLDER, dir_fd=small)
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        with pytest.raises(OSError) as caught:
+            copy_tree(source, target)
+        assert caught.value.errno == errno.ENOSPC
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        for fd in (source, target, small):
+            os.close(fd)
