@@ -61,34 +61,29 @@ def serve(config: Config) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    limits = prepare_process()
-    asyncio.run(_serve(config, limits))
+    prepare_process()
+    asyncio.run(_serve(config))
 
 
-def prepare_process() -> node.Limits:
+def prepare_process() -> None:
     """umask, no core dumps (they hold pull secrets), as many descriptors as permitted.
 
-    Returns the limits as they were, for containers: a soft limit of a million descriptors breaks programs that close
-    them all. Hard limits stay, for raising one again may not be permitted.
+    Hard limits stay: a container may be given one of them, and raising one again may not be permitted.
     """
     os.umask(0o022)
-    before: node.Limits = {}
-    for name, soft in (("RLIMIT_CORE", 0), ("RLIMIT_NOFILE", None)):
-        number = getattr(resource, name)
-        before[name] = resource.getrlimit(number)
-        hard = before[name][1]
+    for number, soft in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, None)):
+        hard = resource.getrlimit(number)[1]
         resource.setrlimit(number, (hard if soft is None else soft, hard))
-    return before
 
 
-async def _serve(config: Config, limits: node.Limits) -> None:
+async def _serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="disk"))
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     async with contextlib.AsyncExitStack() as stack:
-        services = await open_services(config, limits, stack)
+        services = await open_services(config, stack)
         await recover(services)
         streaming = await open_streaming(config, services, stack)
         await open_grpc(config, services, streaming, stack)
@@ -99,12 +94,12 @@ async def _serve(config: Config, limits: node.Limits) -> None:
         log.info("stopping; pods stay")
 
 
-async def open_services(config: Config, limits: node.Limits, stack: contextlib.AsyncExitStack) -> Services:
+async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Services:
     """Everything the verbs need; closed by `stack` in reverse."""
     paths = Paths(config.root, config.state)
     paths.prepare()
     stack.enter_context(_lock(paths))
-    facts = node.probe(config, limits)
+    facts = node.probe(config)
     zygote, errands = await _open_zygotes(stack)
     index = Index()
     shims = Shims(zygote, paths, index)

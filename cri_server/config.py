@@ -87,11 +87,13 @@ class Containers(Table):
 
     `restrict_oom_score_adj`: raise a score below the server's own instead of failing where lowering is not permitted;
     `auto` finds out. `volatile`: the overlay skips syncs (a container does not outlive a power cut anyway).
-    `cdi_dirs`: where device drivers describe their devices, the last folder wins.
+    `rlimits`: resource limits of processes, each `NAME=SOFT[:HARD]` with a number or `unlimited`, such as
+    `nofile=65536:524288`; those not named are `node.DEFAULT_LIMITS`. `cdi_dirs`: where device drivers describe their devices, the last folder wins.
     """
 
     restrict_oom_score_adj: Literal["auto", "always", "never"] = "auto"
     volatile: bool = True
+    rlimits: list[str] = []
     cdi_dirs: list[str] = msgspec.field(default_factory=lambda: ["/etc/cdi", "/run/cdi"])
     foreign_path_timeout_s: PositiveSeconds = 30.0
 

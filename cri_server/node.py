@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cri_server.config import Config
 from cri_server.store.facts import boot_id
+from pyrunc.abi.process import RLIMITS
 from pyrunc.errors import InvalidSpec
 
 CAP_SYS_RESOURCE = 24
 
 Limits = dict[str, tuple[int, int]]  # RLIMIT_… -> soft, hard; -1 is unlimited
+UNLIMITED = -1
+
+# Those of a service of systemd, under which containerd and CRI-O run and for which images are made, but for processes, which
+# pids.max counts: RLIMIT_NPROC counts a user's on the whole machine. A soft limit of a million descriptors, as a server needs
+# for itself, breaks programs that use select(2) or close them all.
+DEFAULT_LIMITS: Limits = {
+    "RLIMIT_AS": (UNLIMITED, UNLIMITED),
+    "RLIMIT_CORE": (0, UNLIMITED),
+    "RLIMIT_CPU": (UNLIMITED, UNLIMITED),
+    "RLIMIT_DATA": (UNLIMITED, UNLIMITED),
+    "RLIMIT_FSIZE": (UNLIMITED, UNLIMITED),
+    "RLIMIT_LOCKS": (UNLIMITED, UNLIMITED),
+    "RLIMIT_MEMLOCK": (8 << 20, 8 << 20),
+    "RLIMIT_MSGQUEUE": (819200, 819200),
+    "RLIMIT_NICE": (0, 0),
+    "RLIMIT_NOFILE": (1024, 524288),
+    "RLIMIT_NPROC": (UNLIMITED, UNLIMITED),
+    "RLIMIT_RSS": (UNLIMITED, UNLIMITED),
+    "RLIMIT_RTPRIO": (0, 0),
+    "RLIMIT_RTTIME": (UNLIMITED, UNLIMITED),
+    "RLIMIT_STACK": (8 << 20, UNLIMITED),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +65,8 @@ class Node:
         return self.cgroup_root != Path("/sys/fs/cgroup")
 
 
-def probe(config: Config, limits: Limits) -> Node:
-    """Look at the host; `limits` are what containers get. Raises InvalidSpec when the configuration asks for what it has not."""
+def probe(config: Config) -> Node:
+    """Look at the host. Raises InvalidSpec when the configuration asks for what it has not."""
     root = cgroup_root()
     systemd = Path("/run/systemd/system").is_dir()
     return Node(
@@ -55,8 +80,63 @@ def probe(config: Config, limits: Limits) -> Node:
         and Path("/sys/kernel/security/apparmor/profiles").exists(),
         selinux=Path("/sys/fs/selinux/enforce").exists(),
         oom_score_adj_floor=_floor(config.containers.restrict_oom_score_adj),
-        limits=limits,
+        limits=limits(config.containers.rlimits),
     )
+
+
+def limits(asked: Sequence[str]) -> Limits:
+    """What containers get: the defaults, as far as they are permitted, and what the configuration asks for in their place.
+
+    Raises InvalidSpec for what is asked for and not permitted: without CAP_SYS_RESOURCE no hard limit above our own.
+    """
+    may_raise = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)
+    result = {}
+    for name, (soft, hard) in _default_limits().items():
+        hard = min(hard, _highest(name, may_raise), key=_size)
+        result[name] = min(soft, hard, key=_size), hard
+    for place, text in enumerate(asked):
+        path = f"containers.rlimits[{place}]"
+        name, soft, hard = _parse_limit(text, path)
+        highest = _highest(name, may_raise)
+        if _size(hard) > _size(highest):
+            raise InvalidSpec(path, f"{text!r} is above {highest}, the highest that this server may set")
+        result[name] = soft, hard
+    return result
+
+
+def _highest(name: str, may_raise: bool) -> int:
+    """The highest hard limit that we may give (setrlimit(2), EPERM)."""
+    if not may_raise:
+        return resource.getrlimit(RLIMITS[name])[1]
+    return int(_text(Path("/proc/sys/fs/nr_open")) or UNLIMITED) if name == "RLIMIT_NOFILE" else UNLIMITED
+
+
+def _default_limits() -> Limits:
+    """DEFAULT_LIMITS, and the one that the kernel derives from the memory, as its first process has it."""
+    return {**DEFAULT_LIMITS, "RLIMIT_SIGPENDING": resource.prlimit(1, resource.RLIMIT_SIGPENDING)}
+
+
+def _parse_limit(text: str, path: str) -> tuple[str, int, int]:
+    """`nofile=1024:524288` as name, soft and hard limit."""
+    word, _, values = text.partition("=")
+    name = f"RLIMIT_{word.upper().removeprefix('RLIMIT_')}"
+    numbers = [
+        UNLIMITED if value == "unlimited" else int(value) if value.isascii() and value.isdecimal() else None
+        for value in values.split(":")
+    ]
+    if name not in RLIMITS or not 1 <= len(numbers) <= 2 or None in numbers:
+        raise InvalidSpec(
+            path, f"{text!r} is not NAME=SOFT[:HARD] with a limit of setrlimit(2), such as nofile=1024:524288"
+        )
+    soft, hard = numbers[0], numbers[-1]
+    assert soft is not None and hard is not None
+    if _size(soft) > _size(hard):
+        raise InvalidSpec(path, f"{text!r}: the soft limit is above the hard one")
+    return name, soft, hard
+
+
+def _size(limit: int) -> float:
+    return float("inf") if limit == UNLIMITED else limit
 
 
 def cgroup_root() -> Path:

@@ -15,6 +15,7 @@ FLAGS = {
     "cni_conf_dir": "network.conf_dir",
     "cni_bin_dir": "network.bin_dir",
     "cgroup_driver": "cgroup.driver",
+    "container_rlimit": "containers.rlimits",
 }
 
 
@@ -26,10 +27,21 @@ FLAGS = {
 @click.option("--cni-conf-dir", metavar="DIR")
 @click.option("--cni-bin-dir", metavar="DIR")
 @click.option("--cgroup-driver", type=click.Choice(["auto", "systemd", "cgroupfs"]))
+@click.option(
+    "--container-rlimit",
+    metavar="NAME=SOFT[:HARD]",
+    multiple=True,
+    help="Of each container; may be repeated.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 def serve(config: Path | None, **flags: Any) -> None:
     """Run the CRI server that kubelet connects to."""
     from cri_server import app
     from cri_server.config import load
 
-    app.serve(load(config, {FLAGS[name]: value for name, value in flags.items()}))
+    app.serve(load(config, {FLAGS[name]: _key(value) for name, value in flags.items()}))
+
+
+def _key(value: Any) -> Any:
+    """A flag that may be repeated as its key's list; None when it was not given."""
+    return (list(value) or None) if isinstance(value, tuple) else value

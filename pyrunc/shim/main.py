@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from errno import EINVAL, ENOSYS, EPERM
 
-from pyrunc.kernel import reaper
+from pyrunc.errors import KernelError
+from pyrunc.kernel import inherited, reaper
 from pyrunc.lifecycle import null
 from pyrunc.program import launch
 from pyrunc.shim import messages, pod
@@ -24,6 +26,19 @@ if TYPE_CHECKING:
     from pyrunc.shim.starter import Starter
 
 OOM_SCORE_ADJ = -999
+RESETS = (
+    inherited.reset_scheduling,
+    inherited.reset_timer_slack,
+    inherited.reset_personality,
+    inherited.reset_huge_pages,
+    inherited.reset_memory_merge,
+    inherited.reset_memory_errors,
+    inherited.reset_io_flusher,
+    inherited.reset_secure_bits,
+    inherited.reset_memory_policy,
+    inherited.reset_core_dumps,
+    inherited.leave_session_keyring,
+)
 
 _parked: Parked | None = None
 _starter: LibraryStarter | None = None
@@ -58,9 +73,19 @@ def _begin() -> LibraryStarter:
 
 
 def _be_steady() -> None:
-    """Nothing of the server's surroundings matters; what is sent to a whole session or group is not meant for us."""
+    """Nothing of the server's surroundings reaches the pod; what is sent to a whole session or group is not meant for us.
+
+    Limits, CPUs, signals, capabilities and oom_score_adj are each program's to set. What the kernel does not let go of (a
+    server under no_new_privs, a filter, locked secure bits) stays.
+    """
     os.chdir("/")
     os.umask(0o022)
+    for reset in RESETS:
+        try:
+            reset()
+        except KernelError as error:
+            if error.errno not in (EINVAL, ENOSYS, EPERM):
+                raise
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 

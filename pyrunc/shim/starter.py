@@ -257,6 +257,7 @@ class LibraryStarter:
                 process=merged(spec, {**process, "terminal": tty}),
                 stdio=stdio,
                 cgroup=container.group,
+                keyring=_keyring(container.id),
             )
             executed = yield from executing(request)
         finally:
@@ -305,8 +306,13 @@ def _first_state(container_id: str, directory: str, spec: Spec) -> State:
         annotations=dict(spec.annotations),
         created=states.now(),
         private_pids=pids is not None and not pids.path,
-        keyring=f"_ses.{container_id}",
+        keyring=_keyring(container_id),
     )
+
+
+def _keyring(container_id: str) -> str:
+    """The session keyring that a container's processes share, as `create` calls it."""
+    return f"_ses.{container_id}"
 
 
 def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], object]]:

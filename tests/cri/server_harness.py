@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,16 @@ class Server:
         network: bool = True,
         settings: dict[str, dict[str, Any]] | None = None,
         disk_bytes: int = 0,
+        prefix: Sequence[str] = (),
     ) -> None:
-        """`disk_bytes`: the root directory is a tmpfs of this size."""
+        """`disk_bytes`: the root directory is a tmpfs of this size; `prefix`: a command that runs the server's."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"{session.name('pyrunc')}-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"
         self.logs = self.folder / "logs"
         self.socket = self.folder / "cri.sock"
         self.log = self.folder / "server.log"
         self._network, self._settings, self._disk_bytes = network, settings or {}, disk_bytes
+        self._prefix = prefix
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.Channel | None = None
         self._pods = 0
@@ -119,6 +121,7 @@ class Server:
         """Start it and wait until it answers."""
         command = [
             *("nsenter", f"--net=/proc/{self._netns.pid}/ns/net", "--"),
+            *self._prefix,
             *(sys.executable, "-m", "cri_server.cli.main", "serve"),
             *("--config", str(self.folder / "config.toml")),
             *("--listen", f"unix://{self.socket}", "--root", str(self.root), "--state", str(self.state)),

@@ -8,6 +8,7 @@ import pytest
 
 from cri_server.cli.serve import FLAGS
 from cri_server.config import Config, load
+from cri_server.node import limits
 from pyrunc.errors import InvalidSpec
 
 
@@ -58,3 +59,35 @@ def test_errors_name_the_key(tmp_path: Path, text: str, where: str, what: str) -
 def test_a_file_that_was_asked_for_must_exist(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpec, match="no such file"):
         load(tmp_path / "absent.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("nofile", "is not NAME=SOFT[:HARD]"),
+        ("files=3", "is not NAME=SOFT[:HARD]"),
+        ("nofile=1:2:3", "is not NAME=SOFT[:HARD]"),
+        ("nofile=-1", "is not NAME=SOFT[:HARD]"),
+        ("nofile=\u0663", "is not NAME=SOFT[:HARD]"),
+        ("nofile=5:4", "the soft limit is above the hard one"),
+        ("nofile=unlimited:4", "the soft limit is above the hard one"),
+        ("nofile=unlimited", "the highest that this server may set"),
+    ],
+)
+def test_limits_that_cannot_be(text: str, what: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        limits(["core=0", text])
+    assert caught.value.path == "containers.rlimits[1]" and what in caught.value.detail
+    assert repr(text) in caught.value.detail
+
+
+def test_limits_replace_defaults_by_name() -> None:
+    found = limits(["nofile=10:20", "RLIMIT_STACK=4096"])
+    assert found["RLIMIT_NOFILE"] == (10, 20) and found["RLIMIT_STACK"] == (4096, 4096)
+    assert found["RLIMIT_MSGQUEUE"] == limits([])["RLIMIT_MSGQUEUE"]
+
+
+def test_a_flag_that_is_repeated_is_a_list(tmp_path: Path) -> None:
+    path = write(tmp_path, '[containers]\nrlimits = ["core=0"]\n')
+    assert load(path, {"containers.rlimits": None}).containers.rlimits == ["core=0"]
+    assert load(path, {"containers.rlimits": ["nofile=5"]}).containers.rlimits == ["nofile=5"]
