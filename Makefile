@@ -85,8 +85,9 @@ test-vm: build .venv/tested ## the tests that run in the guest; PYTEST="-m ''" f
 	@$(BIN)/python -m pytest -m 'not slow' tests/vm $(PYTEST)
 
 .PHONY: bench
-bench: build .venv/tested ## compare with containerd and runc in one run
+bench: build .venv/tested ## compare with containerd and runc in one run, and the gRPC server with grpcio's
 	@$(BIN)/python -m tests.bench.compare $(BENCH)
+	@$(BIN)/python -m tests.bench.transport
 
 .PHONY: bench-runtimes
 bench-runtimes: build .venv/tested ## compare pyrunc with runc and crun, command by command

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BACKLOG_BYTES = 4 << 20
 FLUSH_S = 5.0  # how long a connection that is being closed may take to read what was written
-LARGE_BYTES = 64 << 10  # requests longer than this count against what the server holds of all clients
+SKIPPED_BYTES = 16 << 10  # of a request that is not gRPC, before it is answered
 
 
 class Call:
@@ -59,6 +59,9 @@ class Link(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(server.limits)
         self._calls: dict[int, Call] = {}
+        self._others: dict[
+            int, list[int]
+        ] = {}  # requests that are not gRPC: what HTTP answers, bytes skipped
         self._opened: list[Call] = []  # in this pass
         # Calls that stand in line, with the request of those that were not begun.
         self._line: deque[tuple[Call, bytes | None]] = deque()
@@ -165,10 +168,13 @@ class Link(asyncio.BufferedProtocol):
             call = self._calls.get(event.stream_id)
             if call is not None:
                 self._data(call, event.data, event.ended)
+            elif event.stream_id in self._others:
+                self._other_data(event.stream_id, len(event.data), event.ended)
         elif type(event) is Opened:
             self._request(event)
         elif type(event) is Reset:
             self._connection.held -= 1
+            self._others.pop(event.stream_id, None)
             self._drop(event.stream_id)
         elif type(event) is Drained:
             call = self._calls.get(event.stream_id)
@@ -205,7 +211,8 @@ class Link(asyncio.BufferedProtocol):
                 path = head.path[:200].decode("utf-8", "replace")
                 raise CallFailed(Code.UNIMPLEMENTED, f"there is no call {path}")
         except NotGrpc as other:
-            self._connection.send_headers(event.stream_id, wire.not_grpc_block(other.http_status), end=True)
+            self._others[event.stream_id] = [other.http_status, 0]
+            self._other_data(event.stream_id, 0, event.ended)
             return
         except CallFailed as failed:
             self._end(event.stream_id, False, failed.code, failed.message)
@@ -219,6 +226,19 @@ class Link(asyncio.BufferedProtocol):
         self._opened.append(call)
         if event.ended:
             self._data(call, b"", True)
+
+    def _other_data(self, stream_id: int, size: int, ended: bool) -> None:
+        """A part of a request that is not gRPC: answered at its end, or without it when it is long (RFC 9113, 8.1)."""
+        state = self._others[stream_id]
+        state[1] += size
+        if not ended and state[1] <= SKIPPED_BYTES:
+            return
+        del self._others[stream_id]
+        if self._connection.is_open(stream_id):
+            block, body = wire.not_grpc_answer(state[0])
+            self._connection.send_headers(stream_id, block)
+            self._connection.send_data(stream_id, body)
+            self._connection.send_headers(stream_id, b"", end=True)
 
     def _data(self, call: Call, data: bytes, ended: bool) -> None:
         if call.task is not None or not self._connection.is_open(call.stream_id):
@@ -414,6 +434,7 @@ class Link(asyncio.BufferedProtocol):
             self._stop(call)
 
     def _drop_calls(self) -> None:
+        self._others.clear()
         for stream_id in list(self._calls):
             self._drop(stream_id)
 

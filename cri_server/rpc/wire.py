@@ -72,9 +72,11 @@ def parse_timeout_s(text: bytes) -> float:
     return int(match[1]) * UNIT_S[match[2]]
 
 
-def not_grpc_block(http_status: int) -> bytes:
-    """The header block that answers what is not gRPC."""
-    return hpack.literal(b":status", b"%d" % http_status)
+def not_grpc_answer(http_status: int) -> tuple[bytes, bytes]:
+    """The header block and the body that answer what is not gRPC."""
+    body = b"this is a gRPC server: POST with content-type application/grpc\n"
+    block = hpack.literal(b":status", b"%d" % http_status) + hpack.literal(b"content-type", b"text/plain")
+    return block + hpack.literal(b"content-length", b"%d" % len(body)), body
 
 
 def status_block(code: Code, message: str) -> bytes:

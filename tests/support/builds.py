@@ -22,6 +22,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("kernel/cni/", "tests.support.toolchain:reference_plugins"),
     ("cri/streaming/", "tests.support.goclient.build:goclient"),
     ("cri/critest/", "tests.support.toolchain:critest"),
+    ("cri/test_h2spec", "tests.support.toolchain:h2spec"),
     ("cri/network/test_under_containerd", "tests.support.toolchain:peer"),
     ("system/test_runtime_tools", "tests.system.runtime_tools:build"),
     ("vm/test_oci", "tests.support.toolchain:peer"),

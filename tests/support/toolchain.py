@@ -21,6 +21,7 @@ CONTAINERD = "v2.4.2"
 RUNC = "v1.5.2"
 CNI_PLUGINS = "v1.9.1"
 CRI_TOOLS = "v1.36.0"
+H2SPEC = "v2.2.1+incompatible"
 GO_AT_LEAST = (1, 26)
 
 COMPONENTS = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "agnhost")
@@ -203,6 +204,15 @@ def critest() -> Path:
     return out / "critest"
 
 
+def h2spec() -> Path:
+    """The conformance suite for HTTP/2 servers, one program."""
+    out = cache() / "peer" / f"h2spec-{H2SPEC}"
+    if not (out / "h2spec").exists():
+        module = "github.com/summerwind/h2spec"
+        build_module("h2spec", f"{module}@{H2SPEC}", [f"{module}/cmd/h2spec"], out)
+    return out / "h2spec"
+
+
 def main(arguments: list[str]) -> None:
     """Build what is named and print its place."""
     targets = {
@@ -210,6 +220,7 @@ def main(arguments: list[str]) -> None:
         "kube-proxy": kube_proxy,
         "peer": peer,
         "critest": critest,
+        "h2spec": h2spec,
         "runc": runc,
         "cni-plugins": reference_plugins,
         "go": go,

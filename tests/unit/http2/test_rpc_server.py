@@ -421,6 +421,23 @@ async def test_other_protocols_than_grpc(world: World, raw: Raw) -> None:
     for stream_id, block in ((1, get), (3, form)):
         await raw.send(head(len(block), frames.HEADERS, END_HEADERS | END_STREAM, stream_id) + block)
     assert await raw.statuses(":status") == {1: "405", 3: "415"}
+    assert raw.heard.count(b"this is a gRPC server") == 2
+
+
+async def test_other_protocols_are_answered_at_the_end_of_the_request_or_when_it_is_long(
+    world: World, raw: Raw
+) -> None:
+    block = raw.encoder.encode([*FIELDS[:3], (":path", "/upload"), ("content-type", "text/plain")])
+    await raw.send(HELLO)
+    for stream_id in (1, 3, 5):
+        await raw.send(head(len(block), frames.HEADERS, END_HEADERS, stream_id) + block)
+    await raw.send(head(100, frames.DATA, 0, 1) + bytes(100) + last(1, b""))
+    await raw.send(2 * (head(16384, frames.DATA, 0, 3) + bytes(16384)))
+    await until(lambda: raw.heard.count(b"this is a gRPC server") == 2)
+    (link,) = world.server._links
+    assert list(link._others) == [5]
+    await raw.send(frames.rst_stream(5, ErrorCode.CANCEL))
+    assert await raw.statuses(":status") == {1: "415", 3: "415"}
 
 
 async def test_requests_that_are_not_one_message(world: World, raw: Raw) -> None:
