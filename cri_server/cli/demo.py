@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -24,7 +23,7 @@ import click
 
 from cri_server import config
 from cri_server.api import api_pb2 as api
-from cri_server.cli import manifest
+from cri_server.cli import folders, manifest
 from cri_server.cli import run as pod_run
 from cri_server.cli.client import Client, ServerError
 from cri_server.images import build
@@ -63,9 +62,7 @@ kubelet, with a CNI configuration in {config.Network().conf_dir}:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.YAML")
 def demo(file: Path) -> None:
     """Run a pod on a server of its own, show what came to be, clean up."""
-    pod, unknown = manifest.read(file)
-    for path in unknown:
-        click.echo(f"not supported, ignored: {path}", err=True)
+    pod = pod_run.load(file)
     folder = Path(tempfile.mkdtemp(prefix="pyrunc-demo-"))
     try:
         with _server(folder) as address, Client(address) as client:
@@ -79,7 +76,7 @@ def demo(file: Path) -> None:
                 pod_run.clean_up(client, running, 0)
             click.echo("stopped and removed")
     finally:
-        shutil.rmtree(folder)
+        folders.delete(folder)
     click.echo(NEXT)
 
 

@@ -6,13 +6,16 @@ them from whoever may create pods, and `rm` deletes as root.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+
+from pyrunc.kernel.tree import remove_tree
 
 DEFAULT = Path("/run/pyrunc/pods")
 OWNER = "pod"  # the file with the id of the pod that the folder belongs to
@@ -38,6 +41,17 @@ def make(base: Path, namespace: str, name: str) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def locked(base: Path) -> Iterator[None]:
+    """While inside, no other `run` with this folder is. Raises OSError."""
+    number = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
 def give(folder: Path, pod: str) -> None:
     """The folder belongs to the pod of this id from now on. Raises OSError."""
     (folder / OWNER).write_text(pod)
@@ -47,4 +61,13 @@ def remove(base: Path, pod: str) -> None:
     """Delete the folder of a pod; fine when `run` made none beneath `base`. Raises OSError."""
     for mark in base.glob(f"*/{OWNER}"):
         if mark.parent.lstat().st_uid == os.geteuid() and mark.read_text() == pod:
-            shutil.rmtree(mark.parent)
+            delete(mark.parent)
+
+
+def delete(folder: Path) -> None:
+    """Remove a folder with what containers have put in it, however deep; fine when it is missing. Raises OSError."""
+    parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        remove_tree(parent, folder.name)
+    finally:
+        os.close(parent)

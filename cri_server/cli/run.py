@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import posixpath
-import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,9 +16,10 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import end, folders, image, logs, manifest, show, translate, volumes
+from cri_server.cli import end, folders, image, logs, manifest, read, show, translate, volumes
 from cri_server.cli.client import Client, ServerError
-from pyrunc.errors import Error
+from pyrunc.cli.log import words
+from pyrunc.errors import AlreadyExists, Error
 
 FIRST_OUTPUT_S = 0.3
 LINES = 10
@@ -46,36 +47,48 @@ class Running:
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.YAML")
 @click.option("--rm", "remove", is_flag=True, help="Follow the output, and remove the pod when it has ended.")
+@click.option("--lenient", is_flag=True, help="Ignore what is unknown or not supported, with a warning.")
 @folders.option("For logs and volumes.")
 @click.pass_obj
-def run(address: str, file: Path, remove: bool, folder: Path) -> None:
-    """Run the pod of a manifest."""
-    pod, unknown = manifest.read(file)
-    for path in unknown:
-        click.echo(f"not supported, ignored: {path}", err=True)
+def run(address: str, file: Path, remove: bool, lenient: bool, folder: Path) -> None:
+    """Run the pod of a manifest. Its containers are not restarted.
+
+    With --rm the exit code is the container's; of several, that of the first in the manifest that failed.
+    """
+    pod = load(file, lenient=lenient)
     with Client(address) as client:
         running = start(client, pod, folder)
+        if not remove:
+            describe(client, running)
+            return
         try:
             describe(client, running)
-            if remove:
-                follow(client, running)
+            follow(client, running)
+            code = exit_code(client, running)
         finally:
-            if remove:
-                clean_up(client, running, pod.spec.termination_grace_period_seconds)
+            clean_up(client, running, pod.spec.termination_grace_period_seconds)
+    sys.exit(code)
+
+
+def load(file: Path, *, lenient: bool = False) -> manifest.Pod:
+    """The pod of a file; what `lenient` lets pass is told on stderr. Raises InvalidSpec."""
+    pod, ignored = read.read(file, lenient=lenient)
+    for line in ignored:
+        click.echo(f"pyrunc-cri: warning: {show.printable(line)}, ignored", err=True)
+    return pod
 
 
 def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
-    """Sandbox, init containers one after the other, containers. What was made is removed when something fails."""
-    name = pod.metadata.name
-    running = Running(name, folders.make(folder, pod.metadata.namespace, name))
+    """Sandbox, init containers one after the other, containers. What was made is removed when something fails.
+
+    Raises AlreadyExists when there is a pod of this name.
+    """
+    refuse_twin(client, pod)
+    running = Running(pod.metadata.name, folders.make(folder, pod.metadata.namespace, pod.metadata.name))
     try:
         volumes.prepare(pod, running.folder)
-        config = translate.sandbox(pod, running.folder)
         images = find_images(client, pod, running)
-        with running.timed("run sandbox"):
-            request = api.RunPodSandboxRequest(config=config)
-            running.id = client.runtime("RunPodSandbox", request).pod_sandbox_id
-        folders.give(running.folder, running.id)
+        config = run_sandbox(client, pod, running)
         for each in pod.spec.init_containers:
             launch(client, pod, each, images[each.image], config, running)
             finish(client, each.name, running)
@@ -87,21 +100,45 @@ def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
     return running
 
 
-def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str, str]:
-    """The id of each image; the local one is preferred unless the manifest says Always."""
-    found: dict[str, str] = {}
+def refuse_twin(client: Client, pod: manifest.Pod) -> None:
+    """Raises AlreadyExists when there is a pod of this name, whether it runs or not."""
+    for each in client.pods():
+        metadata = pod.metadata
+        if (each.metadata.namespace, each.metadata.name) == (metadata.namespace, metadata.name):
+            state = show.POD_STATES.get(each.state, "?")
+            raise AlreadyExists(
+                f"pod {metadata.namespace}/{metadata.name} exists: {each.id[: show.SHORT]}, {state}"
+                f" (pyrunc-cri rm {each.id[: show.SHORT]} removes it)"
+            )
+
+
+def run_sandbox(client: Client, pod: manifest.Pod, running: Running) -> api.PodSandboxConfig:
+    """Start the sandbox; two that start a pod of the same name at a time do so one after the other. Raises AlreadyExists."""
+    config = translate.sandbox(pod, running.folder)
+    with running.timed("run sandbox"), folders.locked(running.folder.parent):
+        refuse_twin(client, pod)
+        request = api.RunPodSandboxRequest(config=config)
+        running.id = client.runtime("RunPodSandbox", request).pod_sandbox_id
+    folders.give(running.folder, running.id)
+    return config
+
+
+def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str, api.Image]:
+    """Each image by its name; the local one is preferred unless the manifest says Always."""
+    found: dict[str, api.Image] = {}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         reference = container.image
         if reference in found:
             continue
         local = None if container.image_pull_policy == "Always" else image.find(client, reference)
-        if local is not None:
-            found[reference] = local.id
-        elif container.image_pull_policy == "Never":
+        if local is None and container.image_pull_policy == "Never":
             raise ServerError(f"image {reference!r} is not on this node, and imagePullPolicy is Never")
-        else:
+        if local is None:
             with running.timed(f"pull {reference}"):
-                found[reference] = image.fetch(client, reference)
+                local = image.find(client, image.fetch(client, reference))
+        if local is None:
+            raise ServerError(f"image {reference!r} was removed while it was pulled")
+        found[reference] = local
     return found
 
 
@@ -109,12 +146,12 @@ def launch(
     client: Client,
     pod: manifest.Pod,
     asked: manifest.Container,
-    image_id: str,
+    found: api.Image,
     sandbox: api.PodSandboxConfig,
     running: Running,
 ) -> None:
     """Create and start one container."""
-    config = translate.container(pod, asked, image_id, running.folder)
+    config = translate.container(pod, asked, found, running.folder)
     request = api.CreateContainerRequest(pod_sandbox_id=running.id, config=config, sandbox_config=sandbox)
     with running.timed(f"create {asked.name}"):
         identifier = client.runtime("CreateContainer", request).container_id
@@ -209,6 +246,12 @@ def follow(client: Client, running: Running) -> None:
     logs.follow(client, running.containers.values())
 
 
+def exit_code(client: Client, running: Running) -> int:
+    """That of the first container that failed, else 0."""
+    codes = [logs.status(client, identifier).exit_code for identifier in running.containers.values()]
+    return next((code for code in codes if code), 0)
+
+
 def clean_up(client: Client, running: Running, grace_s: int) -> None:
     """Stop and remove the pod and its folder; what fails is said, not raised."""
     if running.id:
@@ -217,4 +260,7 @@ def clean_up(client: Client, running: Running, grace_s: int) -> None:
         except Error as error:
             click.echo(f"pod {running.id} is left: {error}", err=True)
             return
-    shutil.rmtree(running.folder, ignore_errors=True)
+    try:
+        folders.delete(running.folder)
+    except OSError as error:
+        click.echo(f"{running.folder} is left: {words(error)}", err=True)

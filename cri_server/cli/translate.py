@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import manifest, volumes
+from cri_server.cli import check, dns, manifest, volumes
 from cri_server.cli.expand import environment, expand, undefined
 from pyrunc.errors import InvalidSpec
 
+HOSTNAME_LIMIT = 63
+LOCALHOST_PROFILES = Path("/var/lib/kubelet/seccomp")
 CPU_PERIOD_US = 100_000
 MASKED = [
     "/proc/asound",
@@ -26,6 +28,11 @@ MASKED = [
     "/sys/devices/virtual/powercap",
 ]
 READONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
+PROPAGATION = {
+    "None": api.PROPAGATION_PRIVATE,
+    "HostToContainer": api.PROPAGATION_HOST_TO_CONTAINER,
+    "Bidirectional": api.PROPAGATION_BIDIRECTIONAL,
+}
 PROFILES = {
     "RuntimeDefault": api.SecurityProfile.RuntimeDefault,
     "Unconfined": api.SecurityProfile.Unconfined,
@@ -40,7 +47,7 @@ def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
         metadata=api.PodSandboxMetadata(
             name=metadata.name, namespace=metadata.namespace, uid=metadata.uid or os.urandom(16).hex()
         ),
-        hostname="" if spec.host_network else spec.hostname or metadata.name,
+        hostname="" if spec.host_network else spec.hostname or _hostname(metadata.name),
         log_directory=str(folder / "logs"),
         labels={
             **metadata.labels,
@@ -50,7 +57,9 @@ def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
         annotations=metadata.annotations,
     )
     if spec.dns_policy == "None" or spec.dns_config is not None:
-        _dns(config.dns_config, spec.dns_config or manifest.Dns())
+        config.dns_config.CopyFrom(
+            dns.config(spec.dns_config or manifest.Dns(), own=spec.dns_policy == "None")
+        )
     for container in spec.containers:
         for port in container.ports:
             config.port_mappings.add(
@@ -65,11 +74,9 @@ def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
     return config
 
 
-def _dns(config: api.DNSConfig, dns: manifest.Dns) -> None:
-    config.SetInParent()
-    config.servers.extend(dns.nameservers)
-    config.searches.extend(dns.searches)
-    config.options.extend(f"{o.name}:{o.value}" if o.value else o.name for o in dns.options)
+def _hostname(name: str) -> str:
+    """A pod's name as a host's: at most 63 characters (sethostname(2)), and no separator at the end."""
+    return name[:HOSTNAME_LIMIT].rstrip("-.")
 
 
 def _sandbox_security(linux: api.LinuxPodSandboxConfig, spec: manifest.Spec) -> None:
@@ -92,13 +99,13 @@ def _all(spec: manifest.Spec) -> list[manifest.Container]:
 
 
 def container(
-    pod: manifest.Pod, asked: manifest.Container, image_id: str, folder: Path
+    pod: manifest.Pod, asked: manifest.Container, image: api.Image, folder: Path
 ) -> api.ContainerConfig:
     """One container of the pod. Raises InvalidSpec, and what `volumes.source` raises."""
     values = environment((e.name, e.value) for e in asked.env)
     config = api.ContainerConfig(
         metadata=api.ContainerMetadata(name=asked.name),
-        image=api.ImageSpec(image=image_id, user_specified_image=asked.image),
+        image=api.ImageSpec(image=image.id, user_specified_image=asked.image),
         command=[expand(word, values) for word in asked.command],
         args=[expand(word, values) for word in asked.args],
         working_dir=asked.working_dir,
@@ -119,9 +126,12 @@ def container(
             container_path=mount.mount_path,
             host_path=volumes.source(named[mount.name], sub_path(mount, values), folder),
             readonly=mount.read_only,
+            propagation=PROPAGATION[mount.mount_propagation],
+            recursive_read_only=mount.recursive_read_only != "Disabled",
         )
     _resources(config.linux.resources, asked.resources)
     _security(config.linux.security_context, pod.spec, asked)
+    _user(config.linux.security_context, pod.spec, asked, image)
     return config
 
 
@@ -133,7 +143,7 @@ def sub_path(mount: manifest.VolumeMount, values: dict[str, str]) -> str:
     if missing:
         raise InvalidSpec("subPathExpr", f"{mount.sub_path_expr!r}: {missing[0]!r} is not in the environment")
     expanded = expand(mount.sub_path_expr, values)
-    manifest.check_sub_path(expanded, f"subPathExpr {mount.sub_path_expr!r}")
+    check.sub_path(expanded, f"subPathExpr {mount.sub_path_expr!r}")
     return expanded
 
 
@@ -159,18 +169,45 @@ def _security(
     target.no_new_privs = not own.allow_privilege_escalation
     target.capabilities.add_capabilities.extend(own.capabilities.add)
     target.capabilities.drop_capabilities.extend(own.capabilities.drop)
-    user = own.run_as_user if own.run_as_user is not None else pods.run_as_user
-    group = own.run_as_group if own.run_as_group is not None else pods.run_as_group
-    if user is not None:
-        target.run_as_user.value = user
-    if group is not None and user is not None:
-        target.run_as_group.value = group
     target.supplemental_groups.extend(pods.supplemental_groups)
     if pods.fs_group is not None:
         target.supplemental_groups.append(pods.fs_group)
     profile = own.seccomp_profile or pods.seccomp_profile or manifest.Profile(type="RuntimeDefault")
     target.seccomp.profile_type = PROFILES[profile.type]
-    target.seccomp.localhost_ref = profile.localhost_profile
+    if profile.localhost_profile:
+        target.seccomp.localhost_ref = str(LOCALHOST_PROFILES / profile.localhost_profile)
     if not own.privileged:
         target.masked_paths.extend(MASKED)
         target.readonly_paths.extend(READONLY)
+
+
+def _user(
+    target: api.LinuxContainerSecurityContext,
+    spec: manifest.Spec,
+    asked: manifest.Container,
+    image: api.Image,
+) -> None:
+    """The container's user before the pod's, before the image's. Raises InvalidSpec when it may not be root and would be."""
+    own, pods = asked.security_context, spec.security_context
+    user = own.run_as_user if own.run_as_user is not None else pods.run_as_user
+    group = own.run_as_group if own.run_as_group is not None else pods.run_as_group
+    if own.run_as_non_root if own.run_as_non_root is not None else pods.run_as_non_root:
+        _refuse_root(asked.name, user, image)
+    if user is not None:
+        target.run_as_user.value = user
+    elif group is not None and image.username:
+        target.run_as_username = image.username
+    elif group is not None:
+        target.run_as_user.value = image.uid.value
+    if group is not None:
+        target.run_as_group.value = group
+
+
+def _refuse_root(name: str, user: int | None, image: api.Image) -> None:
+    if user is None and image.username:
+        raise InvalidSpec(
+            "runAsNonRoot",
+            f"container {name}: the image's user {image.username!r} is no number: set runAsUser",
+        )
+    if (image.uid.value if user is None else user) == 0:
+        raise InvalidSpec("runAsNonRoot", f"container {name} would run as root")

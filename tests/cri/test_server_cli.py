@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import manifest, volumes
 from cri_server.cli import run as pod_run
+from cri_server.cli import volumes
 from cri_server.cli.client import Client
+from cri_server.cli.read import parse
 from pyrunc.errors import Error
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 from tests.support.processes import wait_until
@@ -38,7 +39,6 @@ spec:
       env: [{{name: COLOUR, value: blue}}]
       resources: {{limits: {{memory: 64Mi, cpu: 500m}}}}
       volumeMounts: [{{name: data, mountPath: /data, readOnly: true}}]
-      livenessProbe: {{exec: {{command: ["true"]}}}}
   volumes:
     - {{name: data, emptyDir: {{}}}}
 """
@@ -76,7 +76,6 @@ def no_folders(module_server: Server) -> Iterator[None]:
 def test_a_manifest_becomes_a_pod(server: Server) -> None:
     done = run(server, POD)
     output = done.stdout.decode()
-    assert "not supported, ignored: spec.containers[0].livenessProbe" in done.stderr.decode()
     (pod,) = server.pods()
     assert server.pod_status(pod.id).network.ip in output and "prepared" in output
     for word in ("shim", "pause", "sleep 3600", "net own", "user host", "start main", " ms  in all"):
@@ -161,7 +160,7 @@ def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
         return found
 
     monkeypatch.setattr(volumes, "source", resolve_and_replace)
-    pod, _ = manifest.parse(with_volume(f"hostPath: {{path: {volume}}}", "mountPath: /v, subPath: x"))
+    pod, _ = parse(with_volume(f"hostPath: {{path: {volume}}}", "mountPath: /v, subPath: x"))
     with (
         Client(f"unix://{server.socket}") as client,
         pytest.raises(Error, match="subPath of /v was replaced"),
@@ -299,9 +298,41 @@ def test_rm_follows_and_removes(server: Server) -> None:
 {{apiVersion: v1, kind: Pod, metadata: {{name: once}}, spec: {{containers: [
   {{name: main, image: "{IMAGE}", command: [sh, -c, "echo one; sleep 0.6; echo two; exit 3"]}}]}}}}
 """
-    output = run(server, manifest, "--rm").stdout.decode()
+    output = run(server, manifest, "--rm", code=3).stdout.decode()
     assert output.rstrip().endswith("two") and not server.pods()
     assert not list((server.folder / "pods").iterdir())
+
+
+def test_rm_shows_all_containers_at_a_time_and_returns_the_first_failure(server: Server) -> None:
+    path = server.folder / "pod.yaml"
+    path.write_text(f"""
+{{apiVersion: v1, kind: Pod, metadata: {{name: several}}, spec: {{containers: [
+  {{name: a, image: "{IMAGE}", command: [sh, -c, "until [ -e /go ]; do sleep 0.05; done; echo from a"]}},
+  {{name: b, image: "{IMAGE}", command: [sh, -c, "until [ -e /go ]; do sleep 0.05; done; echo from b; exit 4"]}},
+  {{name: c, image: "{IMAGE}", command: [sh, -c, "exit 5"]}}]}}}}
+""")
+    with started(server, "run", "--rm", "--folder", str(server.folder / "pods"), str(path)) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith(b"--- output"):
+            assert process.poll() is None
+        for name in ("b", "a"):
+            (container,) = (c for c in server.containers() if c.metadata.name == name)
+            server.output(container.id, "touch", "/go")
+            assert process.stdout.readline() == f"from {name}\n".encode()
+        assert ended(process) == (b"", 4) and not server.pods()
+
+
+def test_an_interrupt_of_run_removes_the_pod(server: Server) -> None:
+    path = server.folder / "pod.yaml"
+    path.write_text(POD.replace("exec sleep", "trap 'exit 9' TERM; sleep"))
+    with started(server, "run", "--rm", "--folder", str(server.folder / "pods"), str(path)) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith(b"--- output"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert ended(process) == (b"", 128 + signal.SIGINT)
+    assert not server.pods() and not list((server.folder / "pods").iterdir())
 
 
 def test_an_init_container_that_fails_ends_the_pod(server: Server) -> None:
@@ -320,25 +351,63 @@ spec:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("kind: Pod", "kind: Deployment"), "kind: "),
-        (("name: main", "nome: main"), "spec.containers[0].name: is required"),
+        (("command: [sh, -c, \"cat", "comand: [sh, -c, \"cat"), "spec.containers[0].comand: no such field; did you mean 'command'?"),
+        (("name: main", "nome: main"), "spec.containers[0].nome: no such field; did you mean 'name'?"),
         (("value: blue", "value: 5"), "spec.containers[0].env[0].value: expected `str`, got `int`"),
-        (("memory: 64Mi", "memory: 64Xi"), "spec.containers[0].resources.limits.memory: '64Xi'"),
-        (("{name: data, emptyDir: {}}", "{name: data, nfs: {server: x}}"), "spec.volumes[0]: "),
-        (
-            ("[{name: data, mountPath: /data, readOnly: true}]", "[{name: other, mountPath: /x}]"),
-            "there is no volume",
-        ),
-        (("command: [sh", "command: ["), "not YAML"),
-        (("  containers:", "  kontainers:"), "spec.containers: is required"),
-        ((POD, "[1, 2]"), "expected one Pod"),
+        (("kind: Pod", "kind: Deployment"), "kind: Deployment makes pods"),
     ],
-)
+)  # fmt: skip
 def test_wrong_manifests(server: Server, change: tuple[str, str], message: str) -> None:
     assert change[0] in POD
     error = run(server, POD.replace(*change), code=1).stderr.decode()
     assert message in error and error.count("\n") == 1, error
     assert not server.pods()
+
+
+def test_lenient_ignores_with_a_warning(server: Server) -> None:
+    manifest = POD.replace("name: main\n", "name: main\n      livenessProbe: {}\n      comand: [x]\n")
+    assert manifest != POD
+    warnings = run(server, manifest, "--lenient").stderr.decode().splitlines()
+    assert warnings == [
+        "pyrunc-cri: warning: spec.containers[0].livenessProbe: is not supported, ignored",
+        "pyrunc-cri: warning: spec.containers[0].comand: no such field; did you mean 'command'?, ignored",
+    ]
+    assert len(server.containers()) == 2
+
+
+def test_the_name_of_a_pod_is_its_own(server: Server) -> None:
+    run(server, POD)
+    (pod,) = server.pods()
+    refused = (
+        f"pyrunc-cri: pod default/web exists: {pod.id[:12]}, ready (pyrunc-cri rm {pod.id[:12]} removes it)\n"
+    )
+    assert run(server, POD, code=1).stderr.decode() == refused
+    cli(server, "stop", "-t", "0", "web")
+    assert run(server, POD, code=1).stderr.decode() == refused.replace(", ready", ", not ready")
+    run(server, POD.replace("{name: web,", "{name: web, namespace: other,"))
+    assert len(server.pods()) == 2 and len(list((server.folder / "pods").iterdir())) == 2
+
+
+def test_two_at_a_time_make_one_pod(server: Server) -> None:
+    path = server.folder / "pod.yaml"
+    path.write_text(POD)
+    words = ("run", "--folder", str(server.folder / "pods"), str(path))
+    with started(server, *words) as one, started(server, *words) as two:
+        codes = {
+            process.communicate()[1].count(b"default/web exists"): process.wait() for process in (one, two)
+        }
+    assert codes == {0: 0, 1: 1} and len(server.pods()) == 1
+    assert len(list((server.folder / "pods").iterdir())) == 1
+
+
+def test_a_user_of_a_manifest(server: Server) -> None:
+    manifest = f"""
+{{apiVersion: v1, kind: Pod, metadata: {{name: user}}, spec: {{securityContext: {{runAsGroup: 33, runAsNonRoot: true}}, containers: [
+  {{name: main, image: "{IMAGE}", command: [id], securityContext: {{runAsUser: 1000}}}}]}}}}
+"""
+    assert "uid=1000 gid=33" in run(server, manifest, "--rm").stdout.decode()
+    error = run(server, manifest.replace("runAsUser: 1000", "runAsUser: 0"), code=1).stderr.decode()
+    assert "runAsNonRoot: container main would run as root" in error and not server.pods()
 
 
 def test_images(server: Server) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.cli import manifest, volumes
+from cri_server.cli import folders, manifest, volumes
+from cri_server.cli.read import parse
 from pyrunc.errors import Error, NotFound, WrongState
 
 PATHS = {
@@ -30,7 +31,7 @@ def pod(volume: str, security: str = "{}") -> manifest.Pod:
 {{apiVersion: v1, kind: Pod, metadata: {{name: p}}, spec: {{
   containers: [{{name: c, image: i}}], securityContext: {security}, volumes: [{{name: v, {volume}}}]}}}}
 """
-    return manifest.parse(text)[0]
+    return parse(text)[0]
 
 
 def source(volume: Path, sub_path: str) -> str:
@@ -129,3 +130,18 @@ def test_a_folder_of_the_pod_belongs_to_its_fs_group(tmp_path: Path) -> None:
     volumes.prepare(pod("emptyDir: {}", "{fsGroup: 4321}"), tmp_path)
     found = (tmp_path / "volumes" / "v").stat()
     assert (oct(found.st_mode), found.st_gid) == ("0o42777", 4321)
+
+
+def test_a_deep_volume_is_deleted(tmp_path: Path) -> None:
+    """A container chooses the depth; a function that calls itself for each level ends at a thousand."""
+    made = folders.make(tmp_path, "default", "p")
+    folders.give(made, "id")
+    place = os.open(made, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=place)
+        below = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = below
+    os.close(place)
+    folders.remove(tmp_path, "id")
+    assert not list(tmp_path.iterdir())

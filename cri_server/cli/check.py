@@ -1,0 +1,258 @@
+"""What the types of a manifest cannot say: names, ranges, and what must not come twice or together. The rules are Kubernetes'
+(pkg/apis/core/validation).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import posixpath
+import re
+from collections.abc import Iterable
+
+from cri_server.cli import manifest
+from cri_server.cli.manifest import Container, Pod, Profile, Resources, Spec, VolumeMount, quantity
+from pyrunc.errors import InvalidSpec
+
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
+SEARCHED = re.compile(SUBDOMAIN.pattern.replace("a-z0-9]", "a-z0-9_]"))  # such as _tcp.example.org
+QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+VARIABLE = re.compile(r"[ -<>-~]+")
+SYSCTL = re.compile(r"([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?")
+LABEL_LIMIT, SUBDOMAIN_LIMIT, PORT_NAME_LIMIT = 63, 253, 15
+ID_LIMIT = (1 << 31) - 1
+ANNOTATIONS_LIMIT_BYTES = 256 << 10
+NAMESERVERS_LIMIT, SEARCHES_LIMIT = 3, 32
+
+
+def pod(asked: Pod) -> None:
+    """Raises InvalidSpec with the path of the first thing that is wrong."""
+    _metadata(asked.metadata)
+    spec = asked.spec
+    if not spec.containers:
+        raise InvalidSpec("spec.containers", "is empty")
+    _volumes(spec)
+    groups = (("initContainers", spec.init_containers), ("containers", spec.containers))
+    named = [(f"spec.{group}[{i}]", c) for group, found in groups for i, c in enumerate(found)]
+    _once(((f"{path}.name", c.name) for path, c in named), "is used twice")
+    for path, container in named:
+        _container(container, path, spec)
+    _host_ports([(path, c) for path, c in named if path.startswith("spec.containers")], spec)
+    _pod_security(spec)
+    _host_and_dns(spec)
+
+
+def _metadata(metadata: manifest.Metadata) -> None:
+    _name(metadata.name, "metadata.name", "a pod's name", SUBDOMAIN, SUBDOMAIN_LIMIT)
+    _name(metadata.namespace, "metadata.namespace", "a namespace", LABEL, LABEL_LIMIT)
+    for group in ("labels", "annotations"):
+        for key in getattr(metadata, group):
+            _key(key.lower() if group == "annotations" else key, f"metadata.{group}")
+    for key, value in metadata.labels.items():
+        if value:
+            _name(value, f"metadata.labels.{key}", "a label's value", QUALIFIED, LABEL_LIMIT)
+    if sum(len(f"{k}{v}".encode()) for k, v in metadata.annotations.items()) > ANNOTATIONS_LIMIT_BYTES:
+        raise InvalidSpec("metadata.annotations", f"have more than {ANNOTATIONS_LIMIT_BYTES} bytes")
+
+
+def _key(key: str, path: str) -> None:
+    prefix, slash, name = key.rpartition("/")
+    if slash:
+        _name(prefix, f"{path}.{key}", "a key's prefix", SUBDOMAIN, SUBDOMAIN_LIMIT)
+    _name(name, f"{path}.{key}", "a key", QUALIFIED, LABEL_LIMIT)
+
+
+def _volumes(spec: Spec) -> None:
+    for i, volume in enumerate(spec.volumes):
+        path = f"spec.volumes[{i}]"
+        _name(volume.name, f"{path}.name", "a volume's name", LABEL, LABEL_LIMIT)
+        if (volume.host_path is None) == (volume.empty_dir is None):
+            raise InvalidSpec(path, "one of hostPath and emptyDir is supported")
+        if volume.host_path is not None:
+            _host_path(volume.host_path.path, f"{path}.hostPath.path")
+    _once(((f"spec.volumes[{i}].name", v.name) for i, v in enumerate(spec.volumes)), "is used twice")
+
+
+def _container(container: Container, path: str, spec: Spec) -> None:
+    _name(container.name, f"{path}.name", "a container's name", LABEL, LABEL_LIMIT)
+    if not container.image or container.image != container.image.strip():
+        raise InvalidSpec(f"{path}.image", f"{container.image!r} is not an image's name")
+    for i, variable in enumerate(container.env):
+        if not VARIABLE.fullmatch(variable.name):
+            raise InvalidSpec(f"{path}.env[{i}].name", f"{variable.name!r} is not a variable's name")
+    _ports(container, path)
+    _resources(container.resources, f"{path}.resources")
+    _mounts(container, path, {v.name for v in spec.volumes})
+    _security(container.security_context, f"{path}.securityContext")
+
+
+def _ports(container: Container, path: str) -> None:
+    named = []
+    for i, port in enumerate(container.ports):
+        where = f"{path}.ports[{i}]"
+        if port.name:
+            _name(port.name, f"{where}.name", "a port's name", PORT_NAME, PORT_NAME_LIMIT)
+            named.append((f"{where}.name", port.name))
+        for key, value, least in (("containerPort", port.container_port, 1), ("hostPort", port.host_port, 0)):
+            if not least <= value <= 65535:
+                raise InvalidSpec(f"{where}.{key}", f"{value} is not a port")
+        if port.host_ip:
+            _address(port.host_ip, f"{where}.hostIP")
+    _once(named, "is used twice")
+
+
+def _host_ports(named: list[tuple[str, Container]], spec: Spec) -> None:
+    taken: list[tuple[str, tuple[object, ...]]] = []
+    for path, container in named:
+        for i, port in enumerate(container.ports):
+            where = f"{path}.ports[{i}].hostPort"
+            if spec.host_network and port.host_port not in (0, port.container_port):
+                raise InvalidSpec(
+                    where, f"{port.host_port} is not the containerPort, as it is with hostNetwork"
+                )
+            number = port.container_port if spec.host_network else port.host_port
+            if number:
+                taken.append((where, (number, port.protocol, port.host_ip)))
+    _once(taken, "is used twice")
+
+
+def _resources(resources: Resources, path: str) -> None:
+    for key in ("cpu", "memory"):
+        limit, request = getattr(resources.limits, key), getattr(resources.requests, key)
+        most = None if limit is None else quantity(limit, f"{path}.limits.{key}")
+        if request is not None:
+            wanted = quantity(request, f"{path}.requests.{key}")
+            if most is not None and wanted > most:
+                raise InvalidSpec(f"{path}.requests.{key}", f"{request} is more than the limit of {limit}")
+
+
+def _mounts(container: Container, path: str, volumes: set[str]) -> None:
+    for i, mount in enumerate(container.volume_mounts):
+        _mount(mount, f"{path}.volumeMounts[{i}]", volumes)
+        if mount.mount_propagation == "Bidirectional" and not container.security_context.privileged:
+            raise InvalidSpec(f"{path}.volumeMounts[{i}].mountPropagation", "Bidirectional needs privileged")
+    places = (
+        (f"{path}.volumeMounts[{i}].mountPath", posixpath.normpath(m.mount_path))
+        for i, m in enumerate(container.volume_mounts)
+    )
+    _once(places, "is mounted over twice")
+
+
+def _mount(mount: VolumeMount, path: str, volumes: set[str]) -> None:
+    if mount.name not in volumes:
+        raise InvalidSpec(f"{path}.name", f"there is no volume {mount.name!r}")
+    if not mount.mount_path.startswith("/"):
+        raise InvalidSpec(f"{path}.mountPath", f"{mount.mount_path!r} is not absolute")
+    if ":" in mount.mount_path:
+        raise InvalidSpec(f"{path}.mountPath", f"{mount.mount_path!r} contains ':'")
+    if mount.sub_path and mount.sub_path_expr:
+        raise InvalidSpec(path, "has both subPath and subPathExpr")
+    sub_path(mount.sub_path, f"{path}.subPath")
+    sub_path(mount.sub_path_expr, f"{path}.subPathExpr")
+    if mount.recursive_read_only != "Disabled" and (not mount.read_only or mount.mount_propagation != "None"):
+        raise InvalidSpec(f"{path}.recursiveReadOnly", "needs readOnly, and no mountPropagation")
+
+
+def _host_path(text: str, path: str) -> None:
+    if not text.startswith("/"):
+        raise InvalidSpec(path, f"{text!r} is not absolute")
+    if ".." in text.split("/"):
+        raise InvalidSpec(path, f"{text!r} contains '..'")
+
+
+def sub_path(text: str, path: str) -> None:
+    """A path beneath a volume. Raises InvalidSpec."""
+    if text.startswith("/"):
+        raise InvalidSpec(path, f"{text!r} is not relative")
+    if ".." in text.split("/"):
+        raise InvalidSpec(path, f"{text!r} contains '..'")
+
+
+def _security(own: manifest.ContainerSecurity, path: str) -> None:
+    _ids({"runAsUser": own.run_as_user, "runAsGroup": own.run_as_group}, path)
+    _profile(own.seccomp_profile, f"{path}.seccompProfile")
+    if not own.allow_privilege_escalation:
+        if own.privileged:
+            raise InvalidSpec(
+                f"{path}.allowPrivilegeEscalation", "cannot be false for a privileged container"
+            )
+        if {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(own.capabilities.add):
+            raise InvalidSpec(f"{path}.allowPrivilegeEscalation", "cannot be false with CAP_SYS_ADMIN")
+
+
+def _pod_security(spec: Spec) -> None:
+    own, path = spec.security_context, "spec.securityContext"
+    _ids({"runAsUser": own.run_as_user, "runAsGroup": own.run_as_group, "fsGroup": own.fs_group}, path)
+    _ids({f"supplementalGroups[{i}]": group for i, group in enumerate(own.supplemental_groups)}, path)
+    _profile(own.seccomp_profile, f"{path}.seccompProfile")
+    for i, sysctl in enumerate(own.sysctls):
+        _name(sysctl.name, f"{path}.sysctls[{i}].name", "a sysctl", SYSCTL, SUBDOMAIN_LIMIT)
+    _once(((f"{path}.sysctls[{i}].name", s.name) for i, s in enumerate(own.sysctls)), "is set twice")
+    if spec.host_pid and spec.share_process_namespace:
+        raise InvalidSpec("spec.shareProcessNamespace", "cannot be had with hostPID")
+
+
+def _ids(found: dict[str, int | None], path: str) -> None:
+    for key, value in found.items():
+        if value is not None and not 0 <= value <= ID_LIMIT:
+            raise InvalidSpec(f"{path}.{key}", f"{value} is not in 0..{ID_LIMIT}")
+
+
+def _profile(profile: Profile | None, path: str) -> None:
+    if profile is None:
+        return
+    if (profile.type == "Localhost") != bool(profile.localhost_profile):
+        raise InvalidSpec(f"{path}.localhostProfile", "is for type Localhost, which needs it")
+    sub_path(profile.localhost_profile, f"{path}.localhostProfile")
+
+
+def _host_and_dns(spec: Spec) -> None:
+    if spec.hostname:
+        _name(spec.hostname, "spec.hostname", "a host's name", LABEL, LABEL_LIMIT)
+    if spec.termination_grace_period_seconds < 0:
+        raise InvalidSpec("spec.terminationGracePeriodSeconds", "is negative")
+    _dns(spec, spec.dns_config or manifest.Dns())
+
+
+def _dns(spec: Spec, dns: manifest.Dns) -> None:
+    if spec.dns_policy == "None" and not dns.nameservers:
+        raise InvalidSpec("spec.dnsConfig.nameservers", "is required with dnsPolicy None")
+    for i, address in enumerate(dns.nameservers):
+        _address(address, f"spec.dnsConfig.nameservers[{i}]")
+    for key, values, limit in (
+        ("nameservers", dns.nameservers, NAMESERVERS_LIMIT),
+        ("searches", dns.searches, SEARCHES_LIMIT),
+    ):
+        if len(values) > limit:
+            raise InvalidSpec(f"spec.dnsConfig.{key}", f"has more than {limit} entries")
+    for i, domain in enumerate(dns.searches):
+        if domain != ".":
+            name = domain.removesuffix(".")
+            _name(name, f"spec.dnsConfig.searches[{i}]", "a domain", SEARCHED, SUBDOMAIN_LIMIT)
+    for i, option in enumerate(dns.options):
+        if not option.name:
+            raise InvalidSpec(f"spec.dnsConfig.options[{i}].name", "is empty")
+
+
+def _name(text: str, path: str, what: str, pattern: re.Pattern[str], limit: int) -> None:
+    if len(text) > limit:
+        raise InvalidSpec(path, f"{text[:limit]!r}… is longer than {limit} characters")
+    if not pattern.fullmatch(text):
+        raise InvalidSpec(path, f"{text!r} is not {what}")
+
+
+def _address(text: str, path: str) -> None:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        raise InvalidSpec(path, f"{text!r} is not an IP address") from None
+
+
+def _once(found: Iterable[tuple[str, object]], problem: str) -> None:
+    seen: set[object] = set()
+    for path, value in found:
+        if value in seen:
+            shown = value[0] if isinstance(value, tuple) else repr(value)
+            raise InvalidSpec(path, f"{shown} {problem}")
+        seen.add(value)

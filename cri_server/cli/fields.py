@@ -1,0 +1,165 @@
+"""The fields of a Pod that Kubernetes 1.36 knows and `run` does not do, and which fields there are not at all.
+
+Each has the values that change nothing here, Kubernetes' default above all: a manifest that says so is fine, anything else
+would become something other than what it says. Source: k8s.io/api/core/v1 and its defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from cri_server.cli import manifest
+
+ANY = None  # whatever it says, nothing changes: the API server sets it, or what it is about is not here
+NONE: tuple[Any, ...] = ()
+EMPTY: tuple[Any, ...] = ("", [], {})
+APPARMOR = ({"type": "RuntimeDefault"},)
+
+Harmless = tuple[Any, ...] | None
+
+_POD: dict[str, Harmless] = {"status": ANY}
+
+_METADATA: dict[str, Harmless] = {
+    **dict.fromkeys(
+        ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"), ANY
+    ),
+    **dict.fromkeys(("managedFields", "resourceVersion", "selfLink"), ANY),
+    **dict.fromkeys(("generateName", "finalizers", "ownerReferences"), EMPTY),
+}
+
+_SPEC: dict[str, Harmless] = {
+    "activeDeadlineSeconds": NONE,
+    "automountServiceAccountToken": ANY,
+    "enableServiceLinks": ANY,
+    "hostUsers": (True,),
+    "os": ({"name": "linux"}, {}),
+    "preemptionPolicy": ("PreemptLowerPriority",),
+    "priority": (0,),
+    "restartPolicy": ("Always", "Never"),
+    "schedulerName": ("default-scheduler", ""),
+    "serviceAccount": ("default", ""),
+    "serviceAccountName": ("default", ""),
+    "setHostnameAsFQDN": (False,),
+    **dict.fromkeys(("affinity", "ephemeralContainers", "hostAliases", "hostnameOverride"), EMPTY),
+    **dict.fromkeys(("imagePullSecrets", "nodeName", "nodeSelector", "overhead", "priorityClassName"), EMPTY),
+    **dict.fromkeys(("readinessGates", "resourceClaims", "resources", "runtimeClassName"), EMPTY),
+    **dict.fromkeys(("schedulingGates", "schedulingGroup", "subdomain", "tolerations"), EMPTY),
+    "topologySpreadConstraints": EMPTY,
+}
+
+_CONTAINER: dict[str, Harmless] = {
+    "restartPolicy": NONE,
+    "terminationMessagePath": ("/dev/termination-log", ""),
+    "terminationMessagePolicy": ("File", ""),
+    **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), NONE),
+    **dict.fromkeys(("envFrom", "lifecycle", "resizePolicy", "restartPolicyRules", "volumeDevices"), EMPTY),
+}
+
+_VOLUME: dict[str, Harmless] = dict.fromkeys(
+    [
+        "awsElasticBlockStore",
+        "azureDisk",
+        "azureFile",
+        "cephfs",
+        "cinder",
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "ephemeral",
+        "fc",
+        "flexVolume",
+        "flocker",
+        "gcePersistentDisk",
+        "gitRepo",
+        "glusterfs",
+        "image",
+        "iscsi",
+        "nfs",
+        "persistentVolumeClaim",
+        "photonPersistentDisk",
+        "portworxVolume",
+        "projected",
+        "quobyte",
+        "rbd",
+        "scaleIO",
+        "secret",
+        "storageos",
+        "vsphereVolume",
+    ],
+    NONE,
+)
+
+_POD_SECURITY: dict[str, Harmless] = {
+    "appArmorProfile": APPARMOR,
+    "fsGroupChangePolicy": ("Always", "OnRootMismatch"),
+    "seLinuxChangePolicy": ("MountOption", "Recursive"),
+    "supplementalGroupsPolicy": ("Merge",),
+    **dict.fromkeys(("seLinuxOptions", "windowsOptions"), EMPTY),
+}
+
+_SECURITY: dict[str, Harmless] = {
+    "appArmorProfile": APPARMOR,
+    "procMount": ("Default",),
+    **dict.fromkeys(("seLinuxOptions", "windowsOptions"), EMPTY),
+}
+
+NOT_DONE: dict[type, dict[str, Harmless]] = {
+    manifest.Pod: _POD,
+    manifest.Metadata: _METADATA,
+    manifest.Spec: _SPEC,
+    manifest.Container: _CONTAINER,
+    manifest.Env: {"valueFrom": NONE},
+    manifest.Volume: _VOLUME,
+    manifest.EmptyDir: {"medium": ("",), "sizeLimit": NONE},
+    manifest.Resources: {"claims": EMPTY},
+    manifest.PodSecurity: _POD_SECURITY,
+    manifest.ContainerSecurity: _SECURITY,
+}
+
+# Resources of a container that Kubernetes has beside cpu and memory; a name with a slash is a device plugin's.
+RESOURCE = re.compile(r"ephemeral-storage|hugepages-.+|.+/.+")
+
+
+def problems(value: Any, kind: Any = manifest.Pod, path: str = "") -> Iterator[str]:
+    """`PATH: what is wrong` for each field that would be ignored."""
+    kind = _plain(kind)
+    if get_origin(kind) is list and isinstance(value, list):
+        (item,) = get_args(kind)
+        for index, each in enumerate(value):
+            yield from problems(each, item, f"{path}[{index}]")
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict)):
+        return
+    hints, not_done = get_type_hints(kind), NOT_DONE.get(kind, {})
+    done = {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
+    for key, item in value.items():
+        place = f"{path}.{key}".lstrip(".")
+        if key in done:
+            yield from problems(item, done[key], place)
+        elif key in not_done:
+            if not _harmless(item, not_done[key]):
+                yield f"{place}: is not supported"
+        elif kind is manifest.Quantities and RESOURCE.fullmatch(key):
+            yield f"{place}: is not supported"
+        else:
+            yield f"{place}: no such field{_suggestion(key, {**done, **not_done})}"
+
+
+def _harmless(value: Any, values: Harmless) -> bool:
+    return values is ANY or any(type(value) is type(each) and value == each for each in values)
+
+
+def _suggestion(key: str, names: Mapping[str, object]) -> str:
+    lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(key.lower(), lower, 1)
+    return f"; did you mean {lower[close[0]]!r}?" if close else ""
+
+
+def _plain(kind: Any) -> Any:
+    """`X | None` -> X."""
+    options = [each for each in get_args(kind) if each is not type(None)]
+    return options[0] if get_origin(kind) not in (list, dict, None) and len(options) == 1 else kind

@@ -1,0 +1,43 @@
+"""From a manifest's text to a checked Pod: what would be ignored is refused, or with `lenient` told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from cri_server.cli import check, document, fields, manifest
+from pyrunc.errors import InvalidSpec
+
+
+def read(path: Path, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]:
+    """As `parse`, from a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSpec(str(path), f"cannot be read: {error}") from None
+    return parse(text, lenient=lenient)
+
+
+def parse(text: str, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]:
+    """The pod of a YAML or JSON text, and with `lenient` a line for each field that is ignored. Raises InvalidSpec."""
+    found = document.parse(text)
+    ignored = list(fields.problems(found))
+    if ignored and not lenient:
+        raise InvalidSpec("", "\n".join(ignored) + " (--lenient ignores it)")
+    try:
+        pod = msgspec.convert(found, manifest.Pod)
+    except msgspec.ValidationError as error:
+        raise _worded(error) from None
+    check.pod(pod)
+    return pod, ignored
+
+
+def _worded(error: msgspec.ValidationError) -> InvalidSpec:
+    text, _, place = str(error).partition(" - at ")
+    path = place.strip("`").removeprefix("$").removeprefix(".")
+    missing = re.fullmatch(r"Object missing required field `(.*)`", text)
+    if missing:
+        return InvalidSpec(f"{path}.{missing[1]}".lstrip("."), "is required")
+    return InvalidSpec(path, text[:1].lower() + text[1:])

@@ -1,0 +1,278 @@
+"""What a manifest may say: every field of Kubernetes' Pod is done, refused with its path, or changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from cri_server.api import api_pb2 as api
+from cri_server.cli import dns, fields, manifest, translate
+from cri_server.cli.expand import environment, expand
+from cri_server.cli.read import parse
+from pyrunc.errors import InvalidSpec
+
+# The fields of k8s.io/api/core/v1 (and of ObjectMeta), v0.36.3.
+KUBERNETES: dict[type, str] = {
+    manifest.Pod: "apiVersion kind metadata spec status",
+    manifest.Metadata: """name generateName namespace selfLink uid resourceVersion generation creationTimestamp
+        deletionTimestamp deletionGracePeriodSeconds labels annotations ownerReferences finalizers managedFields""",
+    manifest.Spec: """volumes initContainers containers ephemeralContainers restartPolicy terminationGracePeriodSeconds
+        activeDeadlineSeconds dnsPolicy nodeSelector serviceAccountName serviceAccount automountServiceAccountToken nodeName
+        hostNetwork hostPID hostIPC shareProcessNamespace securityContext imagePullSecrets hostname subdomain affinity
+        schedulerName tolerations hostAliases priorityClassName priority dnsConfig readinessGates runtimeClassName
+        enableServiceLinks preemptionPolicy overhead topologySpreadConstraints setHostnameAsFQDN os hostUsers
+        schedulingGates resourceClaims resources hostnameOverride schedulingGroup""",
+    manifest.Container: """name image command args workingDir ports envFrom env resources resizePolicy restartPolicy
+        restartPolicyRules volumeMounts volumeDevices livenessProbe readinessProbe startupProbe lifecycle
+        terminationMessagePath terminationMessagePolicy imagePullPolicy securityContext stdin stdinOnce tty""",
+    manifest.ContainerPort: "name hostPort containerPort protocol hostIP",
+    manifest.Env: "name value valueFrom",
+    manifest.VolumeMount: "name readOnly recursiveReadOnly mountPath subPath mountPropagation subPathExpr",
+    manifest.PodSecurity: """seLinuxOptions windowsOptions runAsUser runAsGroup runAsNonRoot supplementalGroups
+        supplementalGroupsPolicy fsGroup sysctls fsGroupChangePolicy seccompProfile appArmorProfile seLinuxChangePolicy""",
+    manifest.ContainerSecurity: """capabilities privileged seLinuxOptions windowsOptions runAsUser runAsGroup runAsNonRoot
+        readOnlyRootFilesystem allowPrivilegeEscalation procMount seccompProfile appArmorProfile""",
+    manifest.Volume: """name hostPath emptyDir gcePersistentDisk awsElasticBlockStore gitRepo secret nfs iscsi glusterfs
+        persistentVolumeClaim rbd flexVolume cinder cephfs flocker downwardAPI fc azureFile configMap vsphereVolume quobyte
+        azureDisk photonPersistentDisk projected portworxVolume scaleIO storageos csi ephemeral image""",
+    manifest.EmptyDir: "medium sizeLimit",
+    manifest.HostPath: "path type",
+    manifest.Resources: "limits requests claims",
+    manifest.Dns: "nameservers searches options",
+    manifest.DnsOption: "name value",
+    manifest.Capabilities: "add drop",
+    manifest.Profile: "type localhostProfile",
+    manifest.Sysctl: "name value",
+}
+
+FULL: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "p"},
+    "spec": {
+        "containers": [
+            {
+                "name": "c",
+                "image": "i",
+                "env": [{"name": "A", "value": "b"}],
+                "ports": [{"containerPort": 80, "name": "http"}],
+                "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "500m"}},
+                "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+                "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}},
+            }
+        ],
+        "volumes": [{"name": "v", "emptyDir": {}}, {"name": "h", "hostPath": {"path": "/h"}}],
+        "securityContext": {"sysctls": [{"name": "net.core.somaxconn", "value": "1"}]},
+        "dnsConfig": {"nameservers": ["192.0.2.1"], "options": [{"name": "ndots", "value": "2"}]},
+    },
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """`FULL` with `value` at a path such as `spec.containers.0.comand`."""
+    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(FULL))
+    *above, last = path.split(".")
+    place: Any = document
+    for word in above:
+        place = place[int(word)] if isinstance(place, list) else place.setdefault(word, {})
+    place[last] = value
+    return document
+
+
+def refusal(document: Any) -> str:
+    with pytest.raises(InvalidSpec) as caught:
+        parse(document if isinstance(document, str) else yaml.safe_dump(document))
+    return caught.value.message
+
+
+@pytest.mark.parametrize("kind", KUBERNETES)
+def test_each_field_of_kubernetes_is_known_and_no_other(kind: type[msgspec.Struct]) -> None:
+    done = {field.encode_name for field in msgspec.structs.fields(kind)}
+    not_done = set(fields.NOT_DONE.get(kind, {}))
+    assert done | not_done == set(KUBERNETES[kind].split()) and not done & not_done
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("spec.containers.0.comand", ["x"], "spec.containers[0].comand: no such field; did you mean 'command'?"),
+        ("spec.containers.0.Command", ["x"], "spec.containers[0].Command: no such field; did you mean 'command'?"),
+        ("spec.hostpid", True, "spec.hostpid: no such field; did you mean 'hostPID'?"),
+        ("spec.nodename", "n", "spec.nodename: no such field; did you mean 'nodeName'?"),
+        ("spec.zebra", 1, "spec.zebra: no such field"),
+        ("metadata.label", {}, "metadata.label: no such field; did you mean 'labels'?"),
+        ("spec.containers.0.env.0.valueFrom", {"fieldRef": {}}, "spec.containers[0].env[0].valueFrom: is not supported"),
+        ("spec.initContainers", [{"name": "s", "image": "i", "restartPolicy": "Always"}], "spec.initContainers[0].restartPolicy: is not supported"),
+        ("spec.restartPolicy", "OnFailure", "spec.restartPolicy: is not supported"),
+        ("spec.nodeName", "other", "spec.nodeName: is not supported"),
+        ("spec.hostUsers", False, "spec.hostUsers: is not supported"),
+        ("spec.priority", False, "spec.priority: is not supported"),
+        ("spec.volumes.0.nfs", {"server": "s"}, "spec.volumes[0].nfs: is not supported"),
+        ("spec.volumes.0.emptyDir.medium", "Memory", "spec.volumes[0].emptyDir.medium: is not supported"),
+        ("spec.containers.0.livenessProbe", {}, "spec.containers[0].livenessProbe: is not supported"),
+        ("spec.containers.0.resources.limits.nvidia/gpu", 1, "spec.containers[0].resources.limits.nvidia/gpu: is not supported"),
+        ("spec.containers.0.resources.limits.hugepages-2Mi", "2Mi", "spec.containers[0].resources.limits.hugepages-2Mi: is not supported"),
+        ("spec.containers.0.resources.limits.mem", "2Mi", "spec.containers[0].resources.limits.mem: no such field; did you mean 'memory'?"),
+    ],
+)  # fmt: skip
+def test_what_would_be_ignored_is_refused(path: str, value: Any, message: str) -> None:
+    document = changed(path, value)
+    assert refusal(document) == f"{message} (--lenient ignores it)"
+    assert parse(yaml.safe_dump(document), lenient=True)[1] == [message]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    document = changed("spec.comand", 1)
+    document["metadata"]["nam"] = "x"
+    assert len(refusal(document).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.restartPolicy", "Always"),
+        ("spec.restartPolicy", "Never"),
+        ("spec.schedulerName", "default-scheduler"),
+        ("spec.priority", 0),
+        ("spec.tolerations", []),
+        ("spec.hostUsers", True),
+        ("spec.nodeName", None),
+        ("spec.volumes", None),
+        ("spec.containers.0.command", None),
+        ("spec.containers.0.terminationMessagePath", "/dev/termination-log"),
+        ("spec.containers.0.securityContext.procMount", "Default"),
+        ("spec.securityContext.fsGroupChangePolicy", "OnRootMismatch"),
+        ("metadata.creationTimestamp", None),
+        ("metadata.resourceVersion", "17"),
+        ("status", {"phase": "Running"}),
+    ],
+)
+def test_kubernetes_defaults_and_nulls_are_fine(path: str, value: Any) -> None:
+    document = changed(path, value)
+    if path == "spec.volumes":
+        document["spec"]["containers"][0]["volumeMounts"] = None
+    assert parse(yaml.safe_dump(document))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected one Pod, found 0 documents"),
+        ("[1]", "expected one Pod, found a list"),
+        ("just text", "expected one Pod, found no object"),
+        ("a: 1\n---\nb: 1", "expected one Pod, found 2 documents"),
+        ("a: 1", "kind: is required"),
+        ("kind: Deployment", "kind: Deployment makes pods; one Pod is run, such as its template with a name"),
+        ("{kind: List, items: [1, 2]}", "kind: List holds 2 objects; one Pod is run"),
+        ("{kind: PodList}", "kind: PodList holds 0 objects; one Pod is run"),
+        ("kind: Service", "kind: 'Service' cannot be run; one Pod is"),
+        ("{kind: Pod, apiVersion: v2}", "apiVersion: 'v2' is not 'v1'"),
+        ("{kind: Pod, kind: Pod}", "not YAML: key 'kind' comes twice, in line 1"),
+        ("{kind: Pod, apiVersion: v1, 1: 2}", "1: the key is not a string"),
+        ("{kind: Pod, apiVersion: v1, metadata: &a {labels: *a}}", "an alias holds itself"),
+    ],
+)
+def test_what_is_not_one_pod(text: str, message: str) -> None:
+    assert refusal(text) == message
+
+
+def test_a_date_is_text() -> None:
+    pod, _ = parse(yaml.safe_dump(FULL).replace("value: b", "value: 2026-01-02"))
+    assert pod.spec.containers[0].env[0].value == "2026-01-02"
+
+
+CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("metadata.name", "a..b", "metadata.name: 'a..b' is not a pod's name"),
+        ("metadata.name", "a" * 254, "is longer than 253 characters"),
+        ("metadata.name", "a\n", "metadata.name: 'a\\n' is not a pod's name"),
+        ("metadata.namespace", "a/b", "metadata.namespace: 'a/b' is not a namespace"),
+        ("metadata.labels", {"a b": ""}, "metadata.labels.a b: 'a b' is not a key"),
+        ("metadata.labels", {"a": "b c"}, "metadata.labels.a: 'b c' is not a label's value"),
+        ("spec.containers", [], "spec.containers: is empty"),
+        ("spec.containers", [CONTAINER, CONTAINER], "spec.containers[1].name: 'c' is used twice"),
+        ("spec.initContainers", [CONTAINER], "spec.containers[0].name: 'c' is used twice"),
+        ("spec.containers.0.name", "C", "spec.containers[0].name: 'C' is not a container's name"),
+        ("spec.containers.0.name", "c" * 64, "is longer than 63 characters"),
+        ("spec.containers.0.image", " i", "spec.containers[0].image: ' i' is not an image's name"),
+        ("spec.containers.0.env.0.name", "A=B", "spec.containers[0].env[0].name: 'A=B' is not a variable's name"),
+        ("spec.containers.0.ports.0.containerPort", 0, "spec.containers[0].ports[0].containerPort: 0 is not a port"),
+        ("spec.containers.0.ports.0.hostPort", 65536, "ports[0].hostPort: 65536 is not a port"),
+        ("spec.containers.0.ports.0.name", "80", "ports[0].name: '80' is not a port's name"),
+        ("spec.containers.0.ports.0.hostIP", "::x", "ports[0].hostIP: '::x' is not an IP address"),
+        ("spec.containers.0.ports", [{"containerPort": 1, "name": "a"}, {"containerPort": 2, "name": "a"}], "ports[1].name: 'a' is used twice"),
+        ("spec.containers.0.ports", [{"containerPort": 1, "hostPort": 9}, {"containerPort": 2, "hostPort": 9}], "ports[1].hostPort: 9 is used twice"),
+        ("spec.volumes.1.name", "v", "spec.volumes[1].name: 'v' is used twice"),
+        ("spec.volumes.1.name", "../v", "spec.volumes[1].name: '../v' is not a volume's name"),
+        ("spec.volumes.1.emptyDir", {}, "spec.volumes[1]: one of hostPath and emptyDir is supported"),
+        ("spec.volumes.1.hostPath.path", "/a/../b", "spec.volumes[1].hostPath.path: '/a/../b' contains '..'"),
+        ("spec.volumes.1.hostPath.path", "a", "spec.volumes[1].hostPath.path: 'a' is not absolute"),
+        ("spec.volumes.1.hostPath.type", "Folder", "spec.volumes[1].hostPath.type: invalid enum value 'Folder'"),
+        ("spec.containers.0.volumeMounts.0.mountPath", "/a:b", "mountPath: '/a:b' contains ':'"),
+        ("spec.containers.0.volumeMounts", [{"name": "v", "mountPath": "/a"}, {"name": "h", "mountPath": "/a/"}], "volumeMounts[1].mountPath: '/a' is mounted over twice"),
+        ("spec.containers.0.volumeMounts.0.mountPropagation", "Bidirectional", "mountPropagation: Bidirectional needs privileged"),
+        ("spec.containers.0.volumeMounts.0.recursiveReadOnly", "Enabled", "recursiveReadOnly: needs readOnly"),
+        ("spec.containers.0.resources.requests.cpu", 2, "requests.cpu: 2 is more than the limit of 1"),
+        ("spec.containers.0.securityContext", {"privileged": True, "allowPrivilegeEscalation": False}, "cannot be false for a privileged container"),
+        ("spec.containers.0.securityContext.runAsUser", -1, "securityContext.runAsUser: -1 is not in 0..2147483647"),
+        ("spec.securityContext.seccompProfile", {"type": "Localhost"}, "seccompProfile.localhostProfile: is for type Localhost"),
+        ("spec.securityContext.sysctls.0.name", "../x", "sysctls[0].name: '../x' is not a sysctl"),
+        ("spec.hostname", "a.b", "spec.hostname: 'a.b' is not a host's name"),
+        ("spec.dnsConfig.nameservers", ["x"], "spec.dnsConfig.nameservers[0]: 'x' is not an IP address"),
+        ("spec.terminationGracePeriodSeconds", -1, "spec.terminationGracePeriodSeconds: is negative"),
+        ("spec.dnsPolicy", "Nine", "spec.dnsPolicy: invalid enum value 'Nine'"),
+    ],
+)  # fmt: skip
+def test_what_types_cannot_say(path: str, value: Any, message: str) -> None:
+    assert message in refusal(changed(path, value))
+
+
+def test_references_are_expanded_as_kubelet_does() -> None:
+    values = environment([("A", "1"), ("B", "$(A)$(C)"), ("C", "$$(A)"), ("A", "2$(A)")])
+    assert values == {"A": "21", "B": "1$(C)", "C": "$(A)"}
+    assert expand("$(A) $(NOT) $$(A) $ $A $(A $$", values) == "21 $(NOT) $(A) $ $A $(A $"
+
+
+def test_dns_is_added_to_the_hosts_own() -> None:
+    text = "# resolver\nsearch old\nsearch a b\nnameserver 192.0.2.9\noptions ndots:1 rotate\n"
+    assert dns.host(text) == (["192.0.2.9"], ["a", "b"], {"ndots": "1", "rotate": ""})
+    asked = manifest.Dns(nameservers=["192.0.2.1"], options=[manifest.DnsOption("ndots", "2")])
+    assert dns.config(asked, own=True) == api.DNSConfig(servers=["192.0.2.1"], options=["ndots:2"])
+
+
+@pytest.mark.parametrize(
+    ("security", "image", "expected"),
+    [
+        ({}, {"uid": 7}, (None, "", None)),
+        ({"runAsUser": 5}, {"uid": 7}, (5, "", None)),
+        ({"runAsGroup": 6}, {"uid": 7}, (7, "", 6)),
+        ({"runAsGroup": 6}, {"username": "www"}, (None, "www", 6)),
+        ({"runAsNonRoot": True}, {"uid": 7}, (None, "", None)),
+        ({"runAsNonRoot": True, "runAsUser": 5}, {"uid": 0}, (5, "", None)),
+        ({"runAsNonRoot": True}, {"uid": 0}, "would run as root"),
+        ({"runAsNonRoot": True, "runAsUser": 0}, {"uid": 7}, "would run as root"),
+        ({"runAsNonRoot": True}, {"username": "www"}, "'www' is no number"),
+    ],
+)
+def test_the_user_of_a_container(
+    security: dict[str, Any], image: dict[str, Any], expected: Any, tmp_path: Any
+) -> None:
+    pod, _ = parse(yaml.safe_dump(changed("spec.securityContext", security)))
+    found = api.Image(username=image.get("username", ""))
+    if "uid" in image:
+        found.uid.value = image["uid"]
+    if isinstance(expected, str):
+        with pytest.raises(InvalidSpec, match=expected):
+            translate.container(pod, pod.spec.containers[0], found, tmp_path)
+        return
+    target = translate.container(pod, pod.spec.containers[0], found, tmp_path).linux.security_context
+    user = target.run_as_user.value if target.HasField("run_as_user") else None
+    group = target.run_as_group.value if target.HasField("run_as_group") else None
+    assert (user, target.run_as_username, group) == expected
