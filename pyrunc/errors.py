@@ -9,6 +9,7 @@ processes and is turned into an exit code or a gRPC code in one table at the edg
 from __future__ import annotations
 
 import errno as _errno
+import os
 
 Wire = dict[str, object]
 
@@ -82,6 +83,12 @@ class KernelError(Error):
     def symbol(self) -> str:
         """The errno's name, such as `EPERM`, or its number where it has none."""
         return _errno.errorcode.get(self.errno, str(self.errno))
+
+    @property
+    def text(self) -> str:
+        """The message with the errno in strerror's words, in lower case, which callers of a runtime look for."""
+        where = f"{self.call} {self.subject}" if self.subject else self.call
+        return f"{where}: {os.strerror(self.errno).lower()}" + (f" ({self.note})" if self.note else "")
 
     def to_wire(self) -> Wire:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from _signal import pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc import debug
 from pyrunc.cli.handover import hand_out, open_missing_stdio, preserved
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from pyrunc.plan.lower import Lowered
 
 
+SIGKILL = 9
+# A process object is whole: what a writer in Go leaves out, as it is empty or false, is not the container's.
+NOT_INHERITED: dict[str, Any] = {"env": [], "noNewPrivileges": False}
+
+
 def execute(call: Call, log: Log) -> int:
     """`exec ID COMMAND...` or `exec --process FILE ID`: with --detach 0, else the program's exit code."""
     options = call.options
@@ -37,12 +43,25 @@ def execute(call: Call, log: Log) -> int:
     key = again.key(found, options, call.arguments[1:], document)
     executed = _again(found, pidfd, key, log) or _whole_way(call, found, pidfd, document, key, log)
     attached = not options["detach"]
-    hand_out(options, executed, not attached or bool(options["console_socket"]))
+    try:
+        hand_out(options, executed, not attached or bool(options["console_socket"]))
+    except BaseException:
+        _end(executed)
+        raise
     if not attached:
         return 0
     from pyrunc.lifecycle.run import attend
 
     return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
+
+
+def _end(executed: Executed | Born) -> None:
+    """Kill and reap a process that our caller cannot be told of."""
+    try:
+        pidfd_send_signal(executed.pidfd, SIGKILL)
+        os.waitid(os.P_PIDFD, executed.pidfd, os.WEXITED)
+    except (ProcessLookupError, ChildProcessError):
+        pass
 
 
 def _process_file(path: str | None) -> bytes | None:
@@ -78,9 +97,11 @@ def _whole_way(
     if asked_for is None:
         wanted = asked(document.get("process") or {}, options, call.arguments[1:])
     else:
-        wanted = from_file(options["process"], asked_for)
+        wanted = {**NOT_INHERITED, **from_file(options["process"], asked_for)}
     process = merged(spec, wanted)
     check_process(process)
+    if options["console_socket"] and not process.terminal:
+        raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
     if process.terminal and options["detach"] and not options["console_socket"]:
         raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
 

@@ -67,11 +67,16 @@ def _work(name: str) -> Callable[[Call, Log], int]:
 
 
 def misuse(error: Misuse) -> int:
-    """The complaint on stderr, a word of help on stdout; 1, for exec 255."""
+    """The complaint on stderr and in the log file, a word of help on stdout; 1."""
     print(f"pyrunc: {error.message}", file=sys.stderr)
+    if error.globals is not None and error.globals["log"]:
+        try:
+            Log.of(error.globals).record(error.message)
+        except (Error, OSError):
+            pass  # it was said on stderr
     verb = f" {error.verb.name}" if error.verb else ""
     print(f"USAGE: pyrunc{verb} [options]{_arguments(error)}   (see pyrunc{verb} --help)")
-    return EXEC_FAILED if error.verb is not None and error.verb.name == "exec" else FAILED
+    return FAILED
 
 
 def _arguments(error: Misuse) -> str:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def preserved(count: int) -> tuple[int, ...]:
-    """Descriptors 3 and up that go into the container, socket activation's first. Raises InvalidArgument."""
-    if os.environ.get("LISTEN_FDS", "").isdigit():
-        count += int(os.environ["LISTEN_FDS"])
+    """Descriptors 3 and up that go into the container. Raises InvalidArgument."""
     numbers = tuple(range(3, 3 + count))
     for number in numbers:
         try:
@@ -27,6 +25,14 @@ def preserved(count: int) -> tuple[int, ...]:
         except OSError:
             raise InvalidArgument(f"--preserve-fds: descriptor {number} is not open") from None
     return numbers
+
+
+def activated() -> int:
+    """How many descriptors, from 3 up, a service manager gave to this process (sd_listen_fds(3)): what it inherited in its
+    environment from somebody who got some is not meant for it."""
+    count = os.environ.get("LISTEN_FDS", "")
+    ours = os.environ.get("LISTEN_PID", "") == str(os.getpid())
+    return int(count) if ours and count.isdigit() else 0
 
 
 def hand_out(options: dict[str, Any], made: Born | Created | Executed, detached: bool) -> None:
@@ -38,8 +44,21 @@ def hand_out(options: dict[str, Any], made: Born | Created | Executed, detached:
         _send_descriptor(options["pidfd_socket"], made.pidfd, b"pidfd")
     if options["pid_file"]:
         path = os.path.abspath(options["pid_file"])
-        record.write_bytes(path, str(made.pid).encode(), mode=0o644)
+        _write_pid(path, made.pid)
         debug.say("wrote pid %d to %s", made.pid, path)
+
+
+def _write_pid(path: str, pid: int) -> None:
+    """Whole and at once, by a rename; what is no file (`/dev/stdout`, `>(...)`, a FIFO) is written to. Raises OSError."""
+    text = str(pid).encode()
+    if os.path.exists(path) and (not os.path.isfile(path) or path.startswith("/dev/")):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text)
+        finally:
+            os.close(descriptor)
+    else:
+        record.write_bytes(path, text, mode=0o644)
 
 
 def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:

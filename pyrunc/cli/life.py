@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from pyrunc import jsontext, record
-from pyrunc.cli.handover import hand_out, open_missing_stdio, preserved
+from pyrunc.cli.handover import activated, hand_out, open_missing_stdio, preserved
 from pyrunc.errors import Error, InvalidArgument, InvalidSpec, WrongState
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle import status as facts
@@ -100,10 +100,11 @@ def _wishes(call: Call, start_immediately: bool, attached: bool = False) -> Wish
         with_cgroup=with_cgroup,
         missing_controllers=call.globals["missing_controllers"],
         keyring=not call.options["no_new_keyring"],
-        preserve_fds=preserved(call.options["preserve_fds"]),
+        preserve_fds=preserved(call.options["preserve_fds"] + activated()),
         start_immediately=start_immediately,
         pivot=not call.options["no_pivot"],
         notify=os.environ.get("NOTIFY_SOCKET", ""),
+        activated=activated(),
         trace=_tracer(call.options["trace"]),
         attached=attached,
     )
@@ -214,15 +215,27 @@ def _poststart(state: State, log: Log) -> None:
 def state(call: Call, log: Log) -> int:
     """`state ID`: a JSON object."""
     found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    print(jsontext.dumps(facts.report(found)))
+    print(_indented(facts.report(found)))
     return 0
+
+
+def _indented(found: dict[str, Any], depth: int = 1) -> str:
+    """JSON with a field per line, as people read it and scripts search it."""
+    space = "  " * depth
+    lines = [
+        f"{space}{jsontext.dumps(key)}: "
+        + (_indented(value, depth + 1) if isinstance(value, dict) else jsontext.dumps(value))
+        for key, value in found.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n" + space[2:] + "}"
 
 
 def kill(call: Call, log: Log) -> int:
     """`kill ID [SIGNAL]`, TERM without one."""
     from pyrunc.lifecycle import kill as signals
 
-    number = signals.parse_signal(call.arguments[1]) if len(call.arguments) > 1 else SIGTERM
+    named = call.arguments[1] if len(call.arguments) > 1 else ""
+    number = signals.parse_signal(named) if named else SIGTERM
     root = states.root_of(call.globals["root"])
     for name in _named(call, root):
         signals.kill(states.find(root, name), number, call.options["all"])

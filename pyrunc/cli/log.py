@@ -28,9 +28,7 @@ LEVELS = {"debug": 0, "info": 1, "warning": 2, "warn": 2, "error": 3}
 def words(error: BaseException) -> str:
     """An error as the user reads it, one line without control characters."""
     if isinstance(error, KernelError):
-        where = f"{error.call} {error.subject}" if error.subject else error.call
-        note = f" ({error.note})" if error.note else ""
-        text = f"{where}: {os.strerror(error.errno).lower()}{note}"
+        text = error.text
     elif isinstance(error, OSError) and error.errno:
         named = f"{error.filename!r}: " if error.filename is not None else ""
         text = f"{named}{os.strerror(error.errno).lower()}"
@@ -54,7 +52,7 @@ class Log:
     """
 
     def __init__(self, file: str = "", format: str = "text", level: str = "", debug: bool = False) -> None:
-        if format not in ("text", "json"):
+        if format not in ("text", "json", ""):
             raise InvalidArgument(f"invalid log-format: {format!r}")
         if level and level not in LEVELS:
             raise InvalidArgument(f"invalid log-level: {level!r}")
@@ -76,9 +74,13 @@ class Log:
 
     def error(self, message: str) -> None:
         """One line to the log; with a file also plainly to stderr."""
-        self._write("error", message)
+        self.record(message)
         if self.file:
             _to_stderr(message)
+
+    def record(self, message: str) -> None:
+        """An error's line in the log alone."""
+        self._write("error", one_line(message))
 
     def warning(self, message: str) -> None:
         self._write("warning", one_line(message))

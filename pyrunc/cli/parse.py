@@ -6,7 +6,7 @@ before or after the arguments, except for verbs whose arguments are another comm
 
 from __future__ import annotations
 
-from pyrunc.cli.table import FLAG, GLOBAL, HELP, LIST, NUMBER, VERBS, Option, Verb
+from pyrunc.cli.table import FLAG, GLOBAL, HELP, LIST, NUMBER, TRISTATE, VERBS, Option, Verb
 from pyrunc.errors import InvalidArgument
 
 TYPE_CHECKING = False
@@ -30,16 +30,25 @@ class Call:
 
 
 class Misuse(InvalidArgument):
-    """The command line is wrong; `verb` is where (None: before one was named)."""
+    """The command line is wrong; `verb` is where (None: before one was named). `globals`: the options before the verb."""
 
     def __init__(self, message: str, verb: Verb | None = None) -> None:
         super().__init__(message)
         self.verb = verb
+        self.globals: dict[str, Any] | None = None
 
 
 def parse(words: Sequence[str]) -> Call:
     """Raises Misuse; its text is Go's where callers look for it (`flag needs an argument: -name`)."""
     globals, rest = _options(GLOBAL, words, leading=True, verb=None)
+    try:
+        return _parse_verb(globals, rest)
+    except Misuse as error:
+        error.globals = globals
+        raise
+
+
+def _parse_verb(globals: dict[str, Any], rest: list[str]) -> Call:
     if not rest:
         return Call(globals, None, {}, [])
     if rest[0] in ("help", "h"):
@@ -88,17 +97,18 @@ def _options(
         option = by_name.get(name)
         if option is None:
             raise Misuse(f"flag provided but not defined: -{name}", verb)
-        if not equals and option.kind != FLAG:
+        flag = option.kind in (FLAG, TRISTATE)
+        if not equals and not flag:
             following = next(pending, None)
             if following is None:
                 raise Misuse(f"flag needs an argument: -{name}", verb)
             value = words[following]
-        _store(values, option, name, value if equals or option.kind != FLAG else "true", verb)
+        _store(values, option, name, value if equals or not flag else "true", verb)
     return values, rest
 
 
 def _store(values: dict[str, Any], option: Option, name: str, value: str, verb: Verb | None) -> None:
-    if option.kind == FLAG:
+    if option.kind in (FLAG, TRISTATE):
         if value not in TRUE + FALSE:
             raise Misuse(f"invalid boolean value {value!r} for -{name}", verb)
         values[option.key] = value in TRUE

@@ -10,8 +10,9 @@ import click
 import pyrunc
 from pyrunc.cli import fast
 from pyrunc.cli.parse import Call
-from pyrunc.cli.table import FLAG, GLOBAL, LIST, NUMBER, VERBS, Option, Verb
+from pyrunc.cli.table import FLAG, GLOBAL, LIST, NUMBER, TRISTATE, VERBS, Option, Verb
 
+FLAGS = (FLAG, TRISTATE)
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -69,15 +70,15 @@ def _option(option: Option) -> click.Option:
     names = [f"--{option.names[0]}", *(f"-{name}" for name in option.names[1:])]
     keywords: dict[str, Any] = {
         "help": option.help,
-        "show_default": option.kind != FLAG and bool(option.default),
+        "show_default": option.kind not in FLAGS and bool(option.default),
     }
-    if option.kind == FLAG:
+    if option.kind in FLAGS:
         keywords["is_flag"] = True
     elif option.kind == LIST:
         keywords["multiple"] = True
     elif option.kind == NUMBER:
         keywords["type"] = int
-    if option.kind not in (FLAG, LIST):
+    if option.kind not in (*FLAGS, LIST):
         keywords["default"] = option.default
     if option.metavar:
         keywords["metavar"] = option.metavar

@@ -26,8 +26,8 @@ def asked(base: dict[str, Any], options: dict[str, Any], command: Sequence[str])
         process["user"] = _user(base.get("user") or {}, options["user"] or "", options["additional_gids"])
     if options["cap"]:
         process["capabilities"] = _more_capabilities(base.get("capabilities") or {}, options["cap"])
-    if options["no_new_privs"]:
-        process["noNewPrivileges"] = True
+    if options["no_new_privs"] is not None:
+        process["noNewPrivileges"] = options["no_new_privs"]
     if options["apparmor"]:
         process["apparmorProfile"] = options["apparmor"]
     if options["process_label"]:

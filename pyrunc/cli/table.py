@@ -6,11 +6,11 @@ podman uses are here as well. `fast` verbs never load click.
 
 from __future__ import annotations
 
-FLAG, TEXT, NUMBER, LIST = "flag", "text", "number", "list"
+FLAG, TRISTATE, TEXT, NUMBER, LIST = "flag", "tristate", "text", "number", "list"
 
 
 class Option:
-    """`names`: the long one first, then its short form. `kind`: FLAG, TEXT, NUMBER (int), LIST (may be given repeatedly)."""
+    """`names`: the long one first, then its short form. `kind`: FLAG, TRISTATE (a flag, None without it), TEXT, NUMBER (int), LIST (may be given repeatedly)."""
 
     __slots__ = ("choices", "default", "help", "kind", "metavar", "names")
 
@@ -189,7 +189,7 @@ VERBS: dict[str, Verb] = {
                 Option("user u", TEXT, "UID or UID:GID"),
                 Option("additional-gids g", LIST, "one more group", metavar="GID"),
                 Option("cap c", LIST, "one more capability"),
-                Option("no-new-privs", FLAG, "no new privileges by execve"),
+                Option("no-new-privs", TRISTATE, "no new privileges by execve; =false: as much as without"),
                 Option("apparmor", TEXT, "AppArmor profile"),
                 Option("process-label", TEXT, "SELinux label"),
                 Option(

@@ -81,7 +81,7 @@ def key(
     state: State, options: Mapping[str, Any], arguments: Sequence[str], document: bytes | None = None
 ) -> bytes | None:
     """All that the program is made from; None when the request is none for this way. `document`: the content of --process."""
-    if options["tty"] or options["preserve_fds"] or options["cgroup"] or "LISTEN_FDS" in os.environ:
+    if options["tty"] or options["preserve_fds"] or options["cgroup"] or options["console_socket"]:
         return None
     if not is_machine_root():
         return None

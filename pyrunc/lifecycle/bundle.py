@@ -60,9 +60,10 @@ def load(folder: str, config: str = "") -> Bundle:
 
 class Wishes:
     """How a container is to be made, beyond its bundle: what the command line says, and `notify`, the socket of a service
-    manager that waits for the container to be ready. `attached`: we copy the program's terminal to ours. `proxy` is open after `make` when the program runs then."""
+    manager that waits for the container to be ready. `attached`: we copy the program's terminal to ours. `activated`: how many of `preserve_fds` are a service's sockets. `proxy` is open after `make` when the program runs then."""
 
     __slots__ = (
+        "activated",
         "attached",
         "driver",
         "keyring",
@@ -89,10 +90,12 @@ class Wishes:
         notify: str = "",
         trace: Callable[[Plan, int, Sequence[tuple[int, int]]], object] | None = None,
         attached: bool = False,
+        activated: int = 0,
     ) -> None:
         self.driver, self.with_cgroup, self.missing_controllers = driver, with_cgroup, missing_controllers
         self.keyring, self.preserve_fds, self.start_immediately = keyring, preserve_fds, start_immediately
-        self.pivot, self.notify, self.trace, self.attached = pivot, notify, trace, attached
+        self.pivot, self.notify, self.trace = pivot, notify, trace
+        self.attached, self.activated = attached, activated
         self.proxy: Proxy | None = None
 
 
@@ -199,7 +202,7 @@ def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
     from pyrunc.lifecycle.findings import keeps_groups
     from pyrunc.lifecycle.sources import Directory
 
-    spec = _with_sockets(bundle.spec)
+    spec = _with_sockets(bundle.spec, wishes.activated)
     if wishes.notify and spec.process is not None:
         from pyrunc.lifecycle import notify
 
@@ -224,10 +227,9 @@ def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
     )
 
 
-def _with_sockets(spec: Spec) -> Spec:
+def _with_sockets(spec: Spec, count: int) -> Spec:
     """Socket activation: descriptors that systemd gave to us are the program's, which is pid 1 (sd_listen_fds(3))."""
-    count = os.environ.get("LISTEN_FDS", "")
-    if not count.isdigit() or spec.process is None:
+    if not count or spec.process is None:
         return spec
     env = (*spec.process.env, f"LISTEN_FDS={count}", "LISTEN_PID=1")
     return spec.replace(process=spec.process.replace(env=env))

@@ -37,7 +37,7 @@ def run(hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | 
         try:
             run_one(hook, state, spawn)
         except Error as error:
-            raise PeerError(f"error running {kind} hook #{index}: {error.message}") from None
+            raise PeerError(f"error running {kind} hook #{index}: {_words(error)}") from None
 
 
 def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str]:
@@ -48,7 +48,7 @@ def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str
         try:
             run_one(hook, state)
         except Error as error:
-            failed.append(f"error running {kind} hook #{index}: {error.message}")
+            failed.append(f"error running {kind} hook #{index}: {_words(error)}")
     return failed
 
 
@@ -98,6 +98,10 @@ def _wait(pid: int, hook: Hook) -> int:
     if not in_time:
         raise DeadlineExceeded(f"hook {hook.path!r} did not end within {hook.timeout_s} s and was killed")
     return os.waitstatus_to_exitcode(wait_status)
+
+
+def _words(error: Error) -> str:
+    return error.text if isinstance(error, KernelError) else error.message
 
 
 def _shown(file: int) -> str:

@@ -37,7 +37,7 @@ def parse_signal(text: str) -> int:
     else:
         number = NAMES.get(name, -1)
     if not 0 <= number <= SIGRTMAX:
-        raise InvalidArgument(f"unknown signal {text!r}")
+        raise InvalidArgument(f'unknown signal "{text}"')
     return number
 
 

@@ -44,6 +44,9 @@ def _remember(state: State, resources: dict[str, Any]) -> None:
     record.write_bytes(f"{state.folder}/{states.CONFIG}", text.encode("ascii"))
 
 
+UNSIGNED = ("shares", "period", "burst", "realtimePeriod", "weight")
+
+
 def from_options(options: dict[str, Any]) -> dict[str, Any]:
     """The resources that the flags of `update` name. Raises InvalidArgument, Unsupported."""
     numbers = {
@@ -67,7 +70,12 @@ def from_options(options: dict[str, Any]) -> dict[str, Any]:
     for part, keys in numbers.items():
         for key, option in keys.items():
             if options[option]:
-                found.setdefault(part, {})[key] = _number(options[option], option)
+                number = _number(options[option], option)
+                if number < 0 and key in UNSIGNED:
+                    raise InvalidArgument(
+                        f"invalid value {number} for --{option.replace('_', '-')}: is below zero"
+                    )
+                found.setdefault(part, {})[key] = number
     for key, option in (("cpus", "cpuset_cpus"), ("mems", "cpuset_mems")):
         if options[option]:
             found.setdefault("cpu", {})[key] = options[option]

@@ -234,6 +234,10 @@ def _root_filesystem(
     inherited = (mounts_abi.MS_PRIVATE if private else mounts_abi.MS_SLAVE) | mounts_abi.MS_REC
     ops = [model.SetPropagation(inherited), model.AttachRoot(inherited, root_place)]
     for i, mount in enumerate(spec.mounts):
+        if not mount.destination.startswith("/"):
+            warnings.append(
+                f"mount destination {mount.destination} is not absolute: it is taken relative to /"
+            )
         if i in findings.destinations:
             mount = mount.replace(destination=findings.destinations[i])
         ops += mounts.operations(mount, i, linux, host, findings, warnings)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.system.harness import Runtime
@@ -79,3 +82,51 @@ def test_a_regular_expression_names_several(runtime: Runtime) -> None:
         box.gone()
     runtime("delete", "--regex", common).ok()
     assert runtime("list", "-q").ok().out == ""
+
+
+@pytest.mark.parametrize(
+    "words", [["state"], ["exec"], ["exec", "--nonsense", "x"], ["create", "--preserve-fds", "x", "y"]]
+)
+def test_wrong_words_are_in_the_log_too(runtime: Runtime, tmp_path: Path, words: list[str]) -> None:
+    log = tmp_path / "log"
+    runtime(*words, options=["--log", str(log), "--log-format", "json"]).fails()
+    (entry,) = map(json.loads, log.read_text().splitlines())
+    assert entry["level"] == "error" and entry["msg"]
+
+
+def test_an_empty_signal_and_an_empty_format(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60")
+    box.create().ok()
+    box.kill("nosuch").fails("unknown signal")
+    box.kill("").ok()
+    box.gone()
+    runtime("list", options=["--log-format", ""]).ok()
+
+
+def test_state_has_a_field_per_line(runtime: Runtime) -> None:
+    """Scripts search for them."""
+    box = runtime.box("sleep", "60", change=lambda config: config.update(annotations={"a": "b"})).up()
+    text = runtime("state", box.id).ok().out
+    assert '\n  "status": "running",\n' in text and f'\n  "pid": {box.pid},\n' in text
+    assert '"annotations": {\n    "a": "b"\n  }' in text
+
+
+def test_negative_values_that_cannot_be(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "60").up()
+    for option in ("--cpu-period", "--cpu-share", "--cpu-burst"):
+        runtime("update", option, "-1", box.id).fails(f"invalid value{'' if runtime.is_pyrunc else ' for'}")
+
+
+def test_a_relative_destination_is_a_warning(runtime: Runtime) -> None:
+    mount = {"destination": "tmp", "type": "tmpfs", "source": "tmpfs"}
+    found = runtime.shell(
+        "grep -c ' /tmp ' /proc/mounts", change=lambda config: config["mounts"].append(mount)
+    )
+    assert found.out == "1\n"
+    assert "mount destination tmp is not absolute" in found.err and "level=warning" in found.err
+
+
+def test_a_hook_that_is_not_there(runtime: Runtime) -> None:
+    hooks = {"createRuntime": [{"path": "/no/such/hook"}]}
+    found = runtime.run("true", change=lambda config: config.update(hooks=hooks))
+    found.fails("error running createRuntime hook #0").fails("no such file or directory")

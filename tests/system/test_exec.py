@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.system.conftest import reap
 from tests.system.harness import Box, Runtime, eventually
 
 
@@ -229,3 +231,51 @@ def test_kept_programs_are_few_and_go_with_the_container(runtime: Runtime) -> No
     assert 1 <= len(kept(box)) <= 16
     box.delete("--force").ok()
     assert not (runtime.root / box.id).exists()
+
+
+def test_a_process_from_a_file_is_whole(runtime: Runtime, tmp_path: Path) -> None:
+    """What its writer left out, as empty or false, does not come from the container (Go's omitempty)."""
+    box = runtime.box(
+        "sleep", "60", change=lambda config: config["process"]["env"].append("X=container")
+    ).up()
+    script = "echo x$X; grep NoNewPrivs /proc/self/status"
+    file = tmp_path / "process.json"
+    file.write_text(json.dumps({"args": ["/bin/sh", "-c", script], "cwd": "/", "user": {"uid": 0, "gid": 0}}))
+    found = box.runtime("exec", "--process", str(file), box.id).ok().out.split()
+    assert found == ["x", "NoNewPrivs:", "0"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [([], "1"), (["--no-new-privs=false"], "0"), (["--no-new-privs"], "1")]
+)
+def test_no_new_privileges_can_be_taken_back(box: Box, option: list[str], value: str) -> None:
+    found = box.exec("grep", "NoNewPrivs", "/proc/self/status", options=option).ok()
+    assert found.out.split()[1] == value
+
+
+def test_a_console_socket_needs_a_terminal(box: Box, tmp_path: Path) -> None:
+    for _ in range(2):
+        found = box.exec("true", options=["--console-socket", str(tmp_path / "c")])
+        found.fails("cannot use console socket if", code=255)
+        box.exec("true").ok()
+
+
+def test_what_cannot_be_told_of_is_ended(runtime: Runtime, box: Box) -> None:
+    for option in (["--pid-file", "/no/such/folder/pid"], ["--pidfd-socket", "/no/such/folder/socket"]):
+        box.exec("sleep", "1000", options=["--detach", *option]).fails("no such file or directory", code=255)
+    reap()
+    assert runtime("ps", "--format", "json", box.id).ok().json == [box.pid]
+
+
+def test_a_pid_file_that_is_a_pipe(runtime: Runtime, box: Box) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("runc renames a file over it")
+    program = shlex.join([*runtime.program, "--root", str(runtime.root), "exec", "--pid-file"])
+    script = f"exec 3>&1; {program} /dev/fd/3 {box.id} readlink /proc/self/exe"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, check=True)
+    assert re.fullmatch(rb"\d+/bin/busybox\n|/bin/busybox\n\d+", done.stdout)
+
+
+def test_sockets_of_somebody_else_are_not_ours(box: Box) -> None:
+    """A service manager gives descriptors to one process, whose children see its environment."""
+    assert box.exec("sh", "-c", "echo x$LISTEN_FDS", env={"LISTEN_FDS": "1"}).ok().out == "x\n"

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.system.harness import Result, Runtime
 
 
@@ -64,3 +66,12 @@ def test_others_stay_outside(runtime: Runtime, tmp_path: Path) -> None:
 
 def test_a_descriptor_that_is_not_there(runtime: Runtime, tmp_path: Path) -> None:
     run(runtime, tmp_path, "true", 0, 1, "--preserve-fds 40").fails("")
+
+
+@pytest.mark.parametrize("pid", ["1", ""])
+def test_sockets_of_another_process(runtime: Runtime, pid: str) -> None:
+    """sd_listen_fds(3): who is not LISTEN_PID was given none."""
+    box = runtime.box("sh", "-c", "echo x$LISTEN_FDS; ls /proc/self/fd | wc -l")
+    environment = {"LISTEN_FDS": "1", "LISTEN_PID": pid}
+    found = runtime("run", "--bundle", str(box.folder), box.id, env=environment).ok()
+    assert found.out.split() == ["x", "4"]

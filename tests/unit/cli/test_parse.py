@@ -7,7 +7,7 @@ import pytest
 
 from pyrunc.cli import people
 from pyrunc.cli.parse import Misuse, parse
-from pyrunc.cli.table import FLAG, GLOBAL, LIST, NUMBER, VERBS
+from pyrunc.cli.table import FLAG, GLOBAL, LIST, NUMBER, TRISTATE, VERBS
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_click_has_the_same_verbs_and_options() -> None:
         for option in verb.options:
             shown = found[option.key]
             assert {word.lstrip("-") for word in shown.opts} == set(option.names)
-            assert shown.is_flag == (option.kind == FLAG)
+            assert shown.is_flag == (option.kind in (FLAG, TRISTATE))
             assert shown.multiple == (option.kind == LIST)
             assert isinstance(shown.type, click.types.IntParamType) == (option.kind == NUMBER)
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
