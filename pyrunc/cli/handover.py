@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def preserved(count: int) -> tuple[int, ...]:
     """Descriptors 3 and up that go into the container. Raises InvalidArgument."""
-    numbers = tuple(range(3, 3 + count))
+    numbers = range(3, 3 + count)
     for number in numbers:
         try:
             os.fstat(number)
         except OSError:
             raise InvalidArgument(f"--preserve-fds: descriptor {number} is not open") from None
-    return numbers
+    return tuple(numbers)
 
 
 def activated() -> int:

@@ -189,6 +189,7 @@ def test_what_enters_holds_nothing_of_the_host(runtime: Runtime) -> None:
 
 def test_listen_fds(runtime: Runtime) -> None:
     """Socket activation passes what systemd gave, and only that, whatever the variable says. Proof: the list inside."""
+    runtime.program = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *runtime.program]
     for text, most in (("1", 5), ("x", 4), ("-3", 4), ("1_0", 4), ("\u0661", 4), ("99999999999999999999", 4)):
         with leaked(3) as numbers:
             box = runtime.box("sh", "-c", "cd /proc/self/fd; echo *")
