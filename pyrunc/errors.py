@@ -27,6 +27,13 @@ class Error(Exception):
         """The error as a JSON object: `{"kind": …, "message": …}` and what the class adds."""
         return {"kind": self.kind, "message": self.message}
 
+    def add_detail(self, text: str) -> None:
+        """Say more, in brackets at the end of the message."""
+        self._say(f"{self.message} ({text})")
+
+    def _say(self, message: str) -> None:
+        self.message, self.args = message, (message,)
+
 
 class InvalidArgument(Error):
     """The caller's request cannot be right, whatever the node's state."""
@@ -43,6 +50,10 @@ class InvalidSpec(InvalidArgument):
         super().__init__(f"{path}: {message}" if path else message)
         self.path = path
         self.detail = message
+
+    def add_detail(self, text: str) -> None:
+        super().add_detail(text)
+        self.detail = f"{self.detail} ({text})"
 
     def to_wire(self) -> Wire:
         return {"kind": self.kind, "message": self.message, "path": self.path, "detail": self.detail}
@@ -76,8 +87,15 @@ class KernelError(Error):
 
     def __init__(self, call: str, subject: str, errno: int, note: str = "") -> None:
         self.call, self.subject, self.errno, self.note = call, subject, errno, note
-        where = f"{call} {subject}" if subject else call
-        super().__init__(f"{where}: {self.symbol}" + (f" ({note})" if note else ""))
+        super().__init__(self._words())
+
+    def _words(self) -> str:
+        where = f"{self.call} {self.subject}" if self.subject else self.call
+        return f"{where}: {self.symbol}" + (f" ({self.note})" if self.note else "")
+
+    def add_detail(self, text: str) -> None:
+        self.note = f"{self.note}, {text}" if self.note else text
+        self._say(self._words())
 
     @property
     def symbol(self) -> str:

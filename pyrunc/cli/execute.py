@@ -14,7 +14,6 @@ from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from pyrunc.cli.log import Log
@@ -105,19 +104,6 @@ def _whole_way(
     if process.terminal and options["detach"] and not options["console_socket"]:
         raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
 
-    def listener(born: Born) -> None:
-        from pyrunc.lifecycle.listener import send
-
-        send(born, spec, facts.oci_state(found, facts.RUNNING))
-
-    parts: dict[str, Callable[[Born], object]] = {}
-    if (spec.linux.seccomp or {}).get("listenerPath"):
-        parts["listener"] = listener
-    if process.terminal and not options["detach"] and not options["console_socket"]:
-        from pyrunc.lifecycle.run import translate_no_newlines
-
-        parts["before-identity"] = translate_no_newlines
-
     def keep(lowered: Lowered, warnings: tuple[str, ...]) -> None:
         user = spec.linux.namespace("user")
         if key is not None and (user is None or spec.linux.uid_mappings):
@@ -142,7 +128,7 @@ def _whole_way(
             id=found.id,
             bundle=found.bundle,
             keep_groups=keeps_groups(spec),
-            parts=parts,
+            attached=not options["detach"] and not options["console_socket"],
             keep=keep,
         )
     )

@@ -129,13 +129,13 @@ def _driver(call: Call) -> tuple[str, bool]:
     return driver, manager != "disabled"
 
 
-def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[int, int]]], None] | None:
+def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[str, int]]], None] | None:
     """Writes how long each operation of the plan took, when somebody wants to know."""
     if not path:
         return None
     from pyrunc.plan.show import trace
 
-    def write(plan: Plan, started_ns: int, times: Sequence[tuple[int, int]]) -> None:
+    def write(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> None:
         record.write_bytes(os.path.abspath(path), trace(plan, started_ns, times).encode(), mode=0o644)
 
     return write

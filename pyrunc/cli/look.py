@@ -129,17 +129,25 @@ def plan(call: Call, log: Log) -> int:
     from pyrunc.lifecycle import bundle as bundles
     from pyrunc.lifecycle.create import CreateRequest, preview
     from pyrunc.lifecycle.sources import Directory
-    from pyrunc.plan.show import line, show
+    from pyrunc.plan.show import numbered, show
 
     _one_of(call.options["format"], ("text", "json"))
     bundle = bundles.load(call.arguments[0] if call.arguments else ".")
     root = bundle.spec.root
     assert root is not None
     found = preview(
-        CreateRequest("ID", bundle.folder, bundle.spec, Directory(root.path), start_immediately=False)
+        CreateRequest(
+            "ID",
+            bundle.folder,
+            bundle.spec,
+            Directory(root.path),
+            start_immediately=False,
+            record=lambda process: None,
+        )
     )
     if call.options["format"] == "json" or call.options["json"]:
-        print(jsontext.dumps({"operations": [*map(line, found.ops)], "warnings": [*found.warnings]}))
+        lines = [{"line": number, "operation": text} for number, text in numbered(found)]
+        print(jsontext.dumps({"operations": lines, "warnings": [*found.warnings]}))
     else:
         print(show(found))
     return 0

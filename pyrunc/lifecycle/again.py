@@ -54,6 +54,7 @@ class Program:
         "owner",
         "pid_op",
         "program",
+        "steps",
         "warnings",
     )
 
@@ -68,6 +69,7 @@ class Program:
             warnings,
         )
         self.program, self.arch = self, ""
+        self.steps: dict[int, Any] = {}
         self.calls, self.lines, self.notes = (), (), {}  # type: tuple[str, ...], tuple[Any, ...], dict[int, Any]
 
     def __len__(self) -> int:

@@ -1,12 +1,13 @@
 """A lowered plan is launched and followed until its process has become the program, or until it failed and nothing is left.
 
 What is the same for a container, an exec and a pod's holder: the launcher is spawned, the process reports its pid, waits at
-the points where its parent has a part, and ends its side of the socket by execve.
+the points where its parent has steps, and ends its side of the socket by execve.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from errno import EACCES, EISDIR, ELIBACC, ENOENT, ENOTDIR
 
 from pyrunc import debug
@@ -19,15 +20,17 @@ from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STA
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from typing import TypeVar
 
+    from pyrunc.lifecycle.steps import StepContext
     from pyrunc.plan.lower import Lowered
+    from pyrunc.plan.model import Step
     from pyrunc.program.launch import Message, Running
     from pyrunc.undo import Undo
 
     Result = TypeVar("Result")
-    Times = list[tuple[int, int]] | None
+    Times = list[tuple[str, int]] | None
 
 SIGKILL = 9
 BIRTH_TIMEOUT_S = 1.0
@@ -71,17 +74,6 @@ def _require_child(pid: int) -> None:
         raise Error(f"the launcher reported process {pid}, which is no child of ours") from None
 
 
-def in_turn(*parts: Callable[[Born], object] | None) -> Callable[[Born], object]:
-    """One part that is all of these, in order; None stands for none."""
-
-    def all_of_them(born: Born) -> None:
-        for part in parts:
-            if part is not None:
-                part(born)
-
-    return all_of_them
-
-
 def bear(
     lowered: Lowered,
     descriptors: Mapping[str, int],
@@ -89,13 +81,13 @@ def bear(
     *,
     stdio: Sequence[int],
     args: Sequence[str],
-    parts: Mapping[str, Callable[[Born], object]] | None = None,
+    context: StepContext | None = None,
     extra: Mapping[int, int] | None = None,
     times: Times = None,
 ) -> Born:
     """Run the program; returns when its process has executed `args` (or waits for `start`). See `bearing`."""
     return to_the_end(
-        bearing(lowered, descriptors, undo, stdio=stdio, args=args, parts=parts, extra=extra, times=times)
+        bearing(lowered, descriptors, undo, stdio=stdio, args=args, context=context, extra=extra, times=times)
     )
 
 
@@ -116,16 +108,16 @@ def bearing(
     *,
     stdio: Sequence[int],
     args: Sequence[str],
-    parts: Mapping[str, Callable[[Born], object]] | None = None,
+    context: StepContext | None = None,
     extra: Mapping[int, int] | None = None,
     times: Times = None,
 ) -> Generator[int, None, Born]:
     """Run the program in steps: each yields a descriptor, and once that is readable the next step does not wait.
 
-    `times` gets (plan line, nanoseconds) of a timed program. `parts` are the caller's parts at the plan's sync points; `extra`
-    are further descriptors {number there: number here}.
+    `times` gets (number of the plan's line or step, nanoseconds) of a timed program. `context` is what the plan's steps of the
+    parent work on; `extra` are further descriptors {number there: number here}.
     The process's end is pushed on `undo`. Raises KernelError worded with the plan line, NotFound and InvalidArgument in the
-    words of execvp when there is no such program, and what a part raises.
+    words of execvp when there is no such program, and what a step raises.
     """
     fds = {number: descriptors[name] for name, number in lowered.numbers.items()}
     if extra:
@@ -151,17 +143,17 @@ def bearing(
                 undo.push(f"process {born.pid}", born.kill)
                 debug.say("process %d exists", born.pid)
                 while early:
-                    _answer(early.pop(0), born, running, parts or {})
+                    _answer(early.pop(0), born, running, lowered.steps, context, times)
             elif message.tag == READY:
                 ready = True
                 debug.say("it is ready to run %s", args[0])
             elif message.tag == TIME and times is not None:
-                number = lowered.program.lines[message.op_index].number or 0
-                times.append((number, message.value * 1_000_000_000 + message.extra))
+                number = lowered.program.lines[message.op_index].number
+                times.append((str(number), message.value * 1_000_000_000 + message.extra))
             elif born is None:
                 early.append(message)
             else:
-                _answer(message, born, running, parts or {})
+                _answer(message, born, running, lowered.steps, context, times)
     except OperationFailed as error:
         raise worded(error, args) from None
     except GeneratorExit:  # the caller gives up: the process must be known, or nobody could end it
@@ -192,7 +184,12 @@ def _hear_of_birth(running: Running, undo: Undo) -> None:
 
 
 def _answer(
-    message: Message, born: Born, running: Running, parts: Mapping[str, Callable[[Born], object]]
+    message: Message,
+    born: Born,
+    running: Running,
+    steps: Mapping[int, Sequence[Step]],
+    context: StepContext | None,
+    times: Times,
 ) -> None:
     """What the process reports on its way, other than that it exists and is ready."""
     if message.tag == DESCRIPTOR:
@@ -206,22 +203,39 @@ def _answer(
     elif message.tag == STATUS:
         raise hook_failed(message.value, message.extra)
     elif message.tag == PROGRESS:
-        from pyrunc.plan.build import SYNC_POINTS  # an exec that runs a kept program has no use for plans
-
-        point = SYNC_POINTS[message.value] if 0 <= message.value < len(SYNC_POINTS) else ""
-        if point not in parts:
+        if message.value not in steps:
             raise Error("the container's process is at a point that it was not asked to report")
-        debug.say("process %d waits at sync point %s", born.pid, point)
-        parts[point](born)
+        debug.say("process %d waits at plan line %d", born.pid, message.value)
+        _carry_out(message.value, steps[message.value], born, context, times)
         running.release()
     elif message.tag == LISTENER:
         from pyrunc.kernel.process import open_from_process
 
         born.listener_fd = open_from_process(born.pidfd, message.value)
         debug.say("fetched the seccomp listener")
-        if "listener" in parts:
-            parts["listener"](born)
+        _carry_out(message.extra, steps.get(message.extra, ()), born, context, times)
+        if times is not None:
+            times.append((str(message.extra), time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
         running.release()
+
+
+def _carry_out(
+    line: int, steps: Sequence[Step], born: Born, context: StepContext | None, times: Times
+) -> None:
+    """The parent's steps at a line of the plan, in order."""
+    if not steps:
+        return
+    from pyrunc.lifecycle.steps import perform  # an exec that runs a kept program has none
+
+    assert context is not None
+    for k, step in enumerate(steps, 1):
+        try:
+            perform(step, born, context)
+        except Error as error:
+            error.add_detail(f"plan line {line}.{k}")
+            raise
+        if times is not None:
+            times.append((f"{line}.{k}", time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
 
 
 def hook_failed(index: int, wait_status: int) -> PeerError:

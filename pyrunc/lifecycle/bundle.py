@@ -18,7 +18,7 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from pyrunc.lifecycle.birth import Born
@@ -88,7 +88,7 @@ class Wishes:
         start_immediately: bool = False,
         pivot: bool = True,
         notify: str = "",
-        trace: Callable[[Plan, int, Sequence[tuple[int, int]]], object] | None = None,
+        trace: Callable[[Plan, int, Sequence[tuple[str, int]]], object] | None = None,
         attached: bool = False,
         activated: int = 0,
     ) -> None:
@@ -218,7 +218,8 @@ def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
         state_dir=state.folder,
         cgroup=CgroupChoice(wishes.driver, wishes.missing_controllers) if wishes.with_cgroup else None,
         start_immediately=wishes.start_immediately,
-        parts=_parts(state, spec, wishes.attached),
+        record=_recorder(state),
+        attached=wishes.attached,
         preserve_fds=wishes.preserve_fds,
         keyring=wishes.keyring,
         pivot=wishes.pivot,
@@ -235,36 +236,14 @@ def _with_sockets(spec: Spec, count: int) -> Spec:
     return spec.replace(process=spec.process.replace(env=env))
 
 
-def _parts(state: State, spec: Spec, attached: bool) -> Mapping[str, Callable[[Born], None]]:
-    """Our part at the points where the new process waits for its parent."""
-    hooks = spec.hooks
+def _recorder(state: State) -> Callable[[Born], None]:
+    """Puts a process into the state on disk."""
 
-    def born(process: Born) -> None:
+    def record_process(process: Born) -> None:
         state.pid, state.start_time = process.pid, process.start_time
         state.save()
 
-    def mounted(process: Born) -> None:
-        from pyrunc.lifecycle import hooks as programs
-
-        told = facts.oci_state(state, facts.CREATING)
-        programs.run(hooks.prestart, "prestart", told)
-        programs.run(hooks.create_runtime, "createRuntime", told)
-
-    def listener(process: Born) -> None:
-        from pyrunc.lifecycle.listener import send
-
-        send(process, spec, facts.oci_state(state, facts.CREATING, process.pid))
-
-    parts: dict[str, Callable[[Born], None]] = {"born": born}
-    if (spec.linux.seccomp or {}).get("listenerPath"):
-        parts["listener"] = listener
-    if hooks.prestart or hooks.create_runtime:
-        parts["mounted"] = mounted
-    if attached and spec.process is not None and spec.process.terminal:
-        from pyrunc.lifecycle.run import translate_no_newlines
-
-        parts["before-identity"] = translate_no_newlines
-    return parts
+    return record_process
 
 
 def _unmake(state: State, created: Created) -> None:

@@ -11,10 +11,10 @@ from errno import EBUSY, ENOENT
 
 from pyrunc.errors import KernelError, NotFound, WrongState
 from pyrunc.lifecycle import birth, facts, findings
-from pyrunc.lifecycle.create import set_limits
 from pyrunc.lifecycle.descriptors import Descriptors, compiled_filter
 from pyrunc.lifecycle.idmaps import maps_of_process
 from pyrunc.lifecycle.null import own_stdio
+from pyrunc.lifecycle.steps import StepContext
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.program.errors import OperationFailed
@@ -25,11 +25,10 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.lifecycle.birth import Born
     from pyrunc.plan.lower import Lowered
     from pyrunc.plan.model import LoadFilter
     from pyrunc.spec.model import Process, Spec
@@ -39,8 +38,8 @@ class ExecRequest(Value):
     """What `execute` needs: the container's first process and configuration, and what is to run (see `merged`).
 
     `cgroup` None: stay in the caller's. `stdio` stay the caller's and are not used with a terminal. `id` and `bundle` are
-    what a seccomp agent is told; `id` names the group of intelRdt too. `keep` gets the program and its warnings when it did
-    its work alone, without a part of its parent.
+    what a seccomp agent is told; `id` names the group of intelRdt too. `attached`: see `plan.parent.Parent`. `keep` gets the program and its warnings when it did
+    its work alone, without a step of its parent.
     """
 
     pid: int
@@ -49,7 +48,6 @@ class ExecRequest(Value):
     process: Process
     stdio: tuple[int, int, int] = (0, 1, 2)
     cgroup: Cgroup | None = None
-    parts: Mapping[str, Callable[[Born], object]] = {}
     preserve_fds: tuple[int, ...] = ()
     keyring: str = ""
     restrict_oom_score_adj: bool = False
@@ -57,6 +55,7 @@ class ExecRequest(Value):
     id: str = ""
     bundle: str = ""
     keep_groups: bool = False
+    attached: bool = False
     keep: Callable[[Lowered, tuple[str, ...]], object] | None = None
 
 
@@ -147,19 +146,18 @@ def _run(
         elif request.cgroup is not None:
             descriptors.take("cgroup", request.cgroup.open_directory())
         stdio = own_stdio(request.stdio, descriptors.numbers)
-        parts = _parts(request)
         plan = plans.build_exec(
             request.spec.linux,
             process,
             facts.host(),
             load_filter=load_filter,
             cgroup="cgroup" in descriptors.numbers,
-            sync=parts,
             home=home,
             keyring=request.keyring,
             restrict_oom_score_adj=request.restrict_oom_score_adj,
             preserve=len(request.preserve_fds),
             keep_groups=request.keep_groups,
+            attached=request.attached,
         )
         try:
             lowered = lower(plan)
@@ -169,7 +167,7 @@ def _run(
                 undo,
                 stdio=stdio,
                 args=process.args,
-                parts=parts,
+                context=_context(request, descriptors, undo),
                 extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
             )
         except KernelError as error:
@@ -177,36 +175,25 @@ def _run(
                 raise WrongState("the container is not running") from None
             raise
         undo.commit()
-    if request.keep is not None and not parts and not process.terminal and group is None:
+    if request.keep is not None and not lowered.steps and not process.terminal and group is None:
         request.keep(lowered, plan.warnings)
     return Executed(born.pid, born.pidfd, born.start_time, born.console_fd, plan.warnings)
 
 
-def _parts(request: ExecRequest) -> Mapping[str, Callable[[Born], object]]:
-    """The caller's parts, and ours in a user namespace: the limits, which cannot be raised inside."""
-    process, wanted = request.process, request.parts
-    if (request.spec.linux.seccomp or {}).get("listenerPath") and "listener" not in wanted:
-        wanted = {**wanted, "listener": _hand_out_listener(request)}
-    if request.spec.linux.intel_rdt:
-        from pyrunc.lifecycle import rdt
-
-        asked, root = request.spec.linux.intel_rdt, rdt.mounted()
-        born = birth.in_turn(lambda b: rdt.join(asked, request.id, b.pid, root), wanted.get("born"))
-        wanted = {**wanted, "born": born}
-    if not process.rlimits or request.spec.linux.namespace("user") is None:
-        return wanted
-    limits = birth.in_turn(lambda born: set_limits(born.pid, process), wanted.get("before-identity"))
-    return {**wanted, "before-identity": limits}
-
-
-def _hand_out_listener(request: ExecRequest) -> Callable[[Born], object]:
-    from pyrunc.lifecycle import inside, listener
-
-    def part(born: Born) -> None:
-        told = inside.state(request.id, request.spec, request.bundle, "running", request.pid)
-        listener.send(born, request.spec, told)
-
-    return part
+def _context(request: ExecRequest, descriptors: Descriptors, undo: Undo) -> StepContext:
+    spec = request.spec
+    return StepContext(
+        id=request.id,
+        bundle=os.path.abspath(request.bundle),
+        oci_version=spec.version,
+        annotations=spec.annotations,
+        linux=spec.linux,
+        descriptors=descriptors.numbers,
+        undo=undo,
+        status="running",
+        container_pid=request.pid,
+        cgroup=request.cgroup,
+    )
 
 
 def _home(request: ExecRequest) -> str:

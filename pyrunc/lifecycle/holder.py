@@ -7,7 +7,6 @@ import os
 from pyrunc.errors import InvalidArgument, InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.lifecycle import birth, facts
-from pyrunc.lifecycle.create import user_namespace_parts
 from pyrunc.lifecycle.descriptors import (
     CgroupChoice,
     Descriptors,
@@ -17,6 +16,7 @@ from pyrunc.lifecycle.descriptors import (
     refuse_settings_of_the_host,
 )
 from pyrunc.lifecycle.null import open_null
+from pyrunc.lifecycle.steps import StepContext
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.namespaces import KERNEL_NAMES
@@ -28,11 +28,10 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.lifecycle.birth import Born
     from pyrunc.spec.model import IdMap
 
 _NO_MOUNTS: Mapping[str, int] = {}
@@ -57,7 +56,6 @@ class HolderRequest(Value):
     stdio: tuple[int, int, int] | None = None
     uid: int = 65535
     gid: int = 65535
-    parts: Mapping[str, Callable[[Born], object]] = {}
     uid_mappings: tuple[IdMap, ...] = ()
     gid_mappings: tuple[IdMap, ...] = ()
     mounts: Mapping[str, int] = _NO_MOUNTS
@@ -85,7 +83,6 @@ def holder(request: HolderRequest) -> Held:
     check_namespaces(linux)
     spec = Spec("", hostname=request.hostname, linux=linux)
     _refuse_settings_of_the_host(spec)
-    parts = user_namespace_parts(linux, None, request.parts)
     with Undo() as undo, Descriptors() as descriptors:
         load_filter = compiled_filter(request.seccomp, None)
         open_namespaces(linux, descriptors)
@@ -109,13 +106,15 @@ def holder(request: HolderRequest) -> Held:
             oom_score_adj=request.oom_score_adj,
             mounts=places,
             cgroup=cgroup is not None,
-            sync=parts,
         )
         stdio = request.stdio
         if stdio is None:
             null = descriptors.take("null", open_null())
             stdio = (null, null, null)
-        born = birth.bear(lower(plan), descriptors.numbers, undo, stdio=stdio, args=("pause",), parts=parts)
+        context = StepContext(request.id, "", "", {}, linux, descriptors.numbers, undo)
+        born = birth.bear(
+            lower(plan), descriptors.numbers, undo, stdio=stdio, args=("pause",), context=context
+        )
         if cgroup is not None:
             cgroup.occupied()
         undo.commit()

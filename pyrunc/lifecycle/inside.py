@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.lifecycle.birth import Born
-    from pyrunc.spec.model import Hook, Spec
+    from pyrunc.spec.model import Hook, Linux
 
 
-def spawner(born: Born, spec: Spec, folder: str) -> Callable[[Hook, list[int]], int]:
+def spawner(born: Born, linux: Linux, folder: str) -> Callable[[Hook, list[int]], int]:
     """Starts hooks in the namespaces of the process that is being created, in `folder`; they are our children."""
     mask = 0
-    for kind in own(spec.linux):
+    for kind in own(linux):
         mask |= NAMESPACES[kind]
 
     def spawn(hook: Hook, files: list[int]) -> int:
@@ -56,15 +56,6 @@ def spawner(born: Born, spec: Spec, folder: str) -> Callable[[Hook, list[int]], 
             running.close()
 
     return spawn
-
-
-def state(container_id: str, spec: Spec, bundle: str, status: str, pid: int) -> dict[str, Any]:
-    """The OCI state object that hooks read; `pid` as they see it."""
-    found: dict[str, Any] = {"ociVersion": spec.version, "id": container_id, "status": status, "pid": pid}
-    found["bundle"] = os.path.abspath(bundle)
-    if spec.annotations:
-        found["annotations"] = dict(spec.annotations)
-    return found
 
 
 def inner_pid(pid: int) -> int:

@@ -18,26 +18,24 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.lifecycle.birth import Born
-    from pyrunc.spec.model import Spec
+    from pyrunc.plan.model import SendListener
 
 
-def send(process: Born, spec: Spec, state: dict[str, Any]) -> None:
+def send(process: Born, step: SendListener, oci_version: str, state: dict[str, Any]) -> None:
     """Send the listener with `state` (of the container) and close ours. Raises KernelError."""
-    seccomp = spec.linux.seccomp or {}
-    path = str(seccomp.get("listenerPath") or "")
-    told: dict[str, Any] = {"ociVersion": spec.version, "fds": ["seccompFd"], "pid": process.pid}
-    if seccomp.get("listenerMetadata"):
-        told["metadata"] = seccomp["listenerMetadata"]
+    message: dict[str, Any] = {"ociVersion": oci_version, "fds": ["seccompFd"], "pid": process.pid}
+    if step.metadata:
+        message["metadata"] = step.metadata
     assert process.listener_fd is not None
     connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     try:
-        connection.connect(os.fsencode(path))
+        connection.connect(os.fsencode(step.path))
         rights = array.array("i", [process.listener_fd])
         connection.sendmsg(
-            [jsontext.dumps({**told, "state": state}).encode("ascii")], [(SOL_SOCKET, SCM_RIGHTS, rights)]
+            [jsontext.dumps({**message, "state": state}).encode("ascii")], [(SOL_SOCKET, SCM_RIGHTS, rights)]
         )
     except OSError as error:
-        raise KernelError("connect", f"to the seccomp listener '{path}'", error.errno or 0) from None
+        raise KernelError("connect", f"to the seccomp listener '{step.path}'", error.errno or 0) from None
     finally:
         connection.close()
     os.close(process.listener_fd)

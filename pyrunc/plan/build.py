@@ -10,6 +10,15 @@ from __future__ import annotations
 from pyrunc.abi import mount as mounts_abi
 from pyrunc.errors import InvalidSpec
 from pyrunc.plan import devices, identity, model, mounts, namespaces, paths
+from pyrunc.plan.parent import (
+    HOOK_STATE,
+    Parent,
+    steps_of_exec,
+    steps_of_holder,
+    steps_of_start,
+    sync,
+    with_listener,
+)
 from pyrunc.spec.check import cpu_list, sysctl_path
 from pyrunc.spec.model import CpuAffinity
 
@@ -18,10 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
+    from pyrunc.plan.parent import Steps
     from pyrunc.spec.model import Hook, Linux, Process, Spec
-
-# Points at which the caller may have a part, in order; a plan holds a Sync only for those that it was asked for.
-SYNC_POINTS = ("born", "mounted", "before-pivot", "before-identity", "listener")
 
 # What a process that waits for `start` ends by, as a program does by default: HUP INT QUIT ABRT TERM.
 ENDING = (1, 2, 3, 6, 15)
@@ -34,38 +41,39 @@ def build(
     *,
     load_filter: LoadFilter | None = None,
     cgroup: bool = True,
-    sync: Collection[str] = (),
+    parent: Parent = Parent(),
     await_start: bool = False,
     keyring: str = "",
     restrict_oom_score_adj: bool = False,
     preserve: int = 0,
-    root_place: str = "/",
     pivot: bool = True,
     keep_groups: bool = False,
 ) -> Plan:
-    """The plan of a container's start.
+    """The plan of a container's start, both sides.
 
-    `sync` names the points (SYNC_POINTS) at which the caller wants to act; `await_start` waits for `start` before execve;
-    `keyring` names a new session keyring; `root_place` is the folder on which createContainer hooks find the root; without
-    `pivot` the root covers ours; `keep_groups` leaves the caller's groups. Raises InvalidSpec.
+    `parent`: what the runtime does on its side beyond the configuration; `await_start` waits for `start` before execve;
+    `keyring` names a new session keyring; without `pivot` the root covers ours; `keep_groups` leaves the caller's groups.
+    Raises InvalidSpec.
     """
     process, linux = spec.process, spec.linux
+    steps = steps_of_start(spec, parent)
+    load_filter = with_listener(load_filter, steps)
     warnings = _unsupported_flags(linux)
     ops: list[Op] = [model.Prepare()]
     if process is not None:
         ops += identity.before(process, host, restrict_oom_score_adj)
-    ops += _birth(linux, cgroup, sync, host.pinned)
+    ops += _birth(linux, cgroup, steps, host.pinned)
     if keyring:
         ops.append(model.NewKeyring(keyring, linux.namespace("user") is not None))
-    ops += _root_filesystem(spec, host, findings, sync, root_place, pivot, warnings)
+    ops += _root_filesystem(spec, host, findings, steps, parent.hook_folder or "/", pivot, warnings)
     ops += _settings(spec, host)
     if await_start:  # before a filter, which need not know the call
         ops.append(model.EndBySignals(ENDING))
     if process is None:
-        ops += [*_sync("before-identity", sync), *_no_execution(await_start)]
+        ops += [*sync("before-identity", steps), *_no_execution(await_start)]
     else:
         ops += identity.scheduling(process, linux.personality)
-        ops += _sync("before-identity", sync)
+        ops += sync("before-identity", steps)
         in_user = linux.namespace("user") is not None
         ops += identity.change(process, host, load_filter, in_user, warnings, keep_groups)
         hooks = spec.hooks.start_container
@@ -80,14 +88,16 @@ def build_exec(
     *,
     load_filter: LoadFilter | None = None,
     cgroup: bool = True,
-    sync: Collection[str] = (),
     home: str = "",
     keyring: str = "",
     restrict_oom_score_adj: bool = False,
     preserve: int = 0,
     keep_groups: bool = False,
+    attached: bool = False,
 ) -> Plan:
-    """The plan of a process that joins a container whose configuration holds `linux`."""
+    """The plan of a process that joins a container whose configuration holds `linux`, both sides."""
+    steps = steps_of_exec(linux, process, attached)
+    load_filter = with_listener(load_filter, steps)
     warnings: list[str] = []
     ops: list[Op] = [model.Prepare("pyrunc:exec")]
     ops += identity.before(process, host, restrict_oom_score_adj)
@@ -106,7 +116,7 @@ def build_exec(
     ops.append(model.Clone((), cgroup))
     if inner:
         ops.append(model.JoinProcess(inner, "container"))
-    ops += _sync("born", sync)
+    ops += sync("born", steps)
     if affinity.final:
         ops.append(model.SetAffinity(cpu_list(affinity.final, "process.execCPUAffinity.final")))
     elif host.pinned and not affinity.initial:
@@ -122,7 +132,7 @@ def build_exec(
     if linux.memory_policy is not None:
         ops.append(identity.memory_policy(linux.memory_policy))
     ops += identity.scheduling(process, linux.personality)
-    ops += _sync("before-identity", sync)
+    ops += sync("before-identity", steps)
     ops += identity.change(process, host, load_filter, "user" in kinds, warnings, keep_groups)
     ops += _execution(process, home, False, preserve, load_filter)
     return model.Plan(tuple(ops), tuple(warnings))
@@ -139,14 +149,14 @@ def build_holder(
     oom_score_adj: int | None = None,
     mounts: Collection[str] = (),
     cgroup: bool = True,
-    sync: Collection[str] = (),
 ) -> Plan:
     """The plan of a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
+    steps = steps_of_holder(linux)
     score = None if oom_score_adj is None else max(oom_score_adj, host.oom_score_adj)
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
     if score is not None and score != host.oom_score_adj:
         ops.append(model.SetOomScore(score))
-    ops += _birth(linux, cgroup, sync, host.pinned)
+    ops += _birth(linux, cgroup, steps, host.pinned)
     ops += [
         model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),
         model.AttachEmptyRoot(_folders(mounts)),
@@ -185,7 +195,7 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _birth(linux: Linux, cgroup: bool, sync: Collection[str], pinned: bool) -> list[Op]:
+def _birth(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
     """Joined namespaces, then the process in its new ones, then what only they need."""
     new = namespaces.new(linux)
     ops, late = namespaces.joins(linux)
@@ -194,7 +204,7 @@ def _birth(linux: Linux, cgroup: bool, sync: Collection[str], pinned: bool) -> l
         ops.append(model.OffsetClocks(tuple((c, o.secs, o.nanosecs) for c, o in linux.time_offsets.items())))
     ops.append(model.Clone(new, cgroup))
     ops += late
-    ops += _sync("born", sync)
+    ops += sync("born", steps)
     if pinned:
         ops.append(model.SetAffinity())
     ops.append(model.NewSession())
@@ -209,7 +219,7 @@ def _root_filesystem(
     spec: Spec,
     host: Host,
     findings: Findings,
-    sync: Collection[str],
+    steps: Steps,
     root_place: str,
     pivot: bool,
     warnings: list[str],
@@ -219,7 +229,7 @@ def _root_filesystem(
     ops: list[Op]
     if linux.namespace("mount") is None:
         _warn_of_no_mounts(spec, warnings)
-        ops = [*_sync("mounted", sync), *_sync("before-pivot", sync)]
+        ops = [*sync("mounted", steps), *sync("before-pivot", steps)]
         if process is not None and process.terminal:
             ops.append(
                 model.OpenTerminal(process.console_size, process.user.uid, console=False, of_host=True)
@@ -242,8 +252,8 @@ def _root_filesystem(
             mount = mount.replace(destination=findings.destinations[i])
         ops += mounts.operations(mount, i, linux, host, findings, warnings)
     ops += devices.operations(spec, host, findings.devices)
-    ops += _sync("mounted", sync)
-    ops += _sync("before-pivot", sync)
+    ops += sync("mounted", steps)
+    ops += sync("before-pivot", steps)
     ops.append(model.PivotRoot() if pivot else model.CoverRoot(root_place != "/", findings.instances))
     if process is not None:
         if process.cwd != "/":
@@ -310,7 +320,7 @@ def _execution(
     for index, hook in enumerate(hooks):
         hook_env = env if hook.env is None else hook.env
         ops.append(
-            model.RunHook(index, hook.path, hook.args or (hook.path,), hook_env, hook.timeout_s, "hook-state")
+            model.RunHook(index, hook.path, hook.args or (hook.path,), hook_env, hook.timeout_s, HOOK_STATE)
         )
     ops.append(model.Execute(process.args, env, preserve))
     return ops
@@ -321,7 +331,3 @@ def _no_execution(await_start: bool) -> list[Op]:
     if not await_start:
         raise InvalidSpec("process", "process property must not be empty")
     return [model.Ready(), model.AwaitStart("start"), model.RefuseStart()]
-
-
-def _sync(point: str, wanted: Collection[str]) -> list[Op]:
-    return [model.Sync(point)] if point in wanted else []

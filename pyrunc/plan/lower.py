@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pyrunc.plan import lower_mount, lower_process
 from pyrunc.plan.lowering import Lowering
-from pyrunc.plan.model import LoadFilter, Ready
+from pyrunc.plan.model import LoadFilter, Ready, Sync
 from pyrunc.plan.stock import ROOT_NUMBER, PlanAssembler, PlanLine, Stock
 from pyrunc.program.model import TIME
 
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from pyrunc.plan.model import Op, Plan
+    from pyrunc.plan.model import Op, Plan, Step
     from pyrunc.program.model import Program
 
 CLOCK_MONOTONIC_RAW = 4
 
 
 class Lowered:
-    """`program` to launch, with `numbers`: which descriptor (by name) it expects on which number."""
+    """`program` to launch, with `numbers`: which descriptor (by name) it expects on which number.
 
-    __slots__ = ("numbers", "program")
+    `steps`: the plan's line at which the process waits -> what its parent does there.
+    """
 
-    def __init__(self, program: Program, numbers: dict[str, int]) -> None:
-        self.program, self.numbers = program, numbers
+    __slots__ = ("numbers", "program", "steps")
+
+    def __init__(self, program: Program, numbers: dict[str, int], steps: dict[int, tuple[Step, ...]]) -> None:
+        self.program, self.numbers, self.steps = program, numbers, steps
 
 
 def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> Lowered:
@@ -53,13 +56,22 @@ def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> Lowered:
             low.a.graft(run, [PlanLine(ops[i], i + 1) for i in range(index, index + length)])
             index += length
         else:
-            low.a.at(PlanLine(ops[index], index + 1))
+            low.line = index + 1
+            low.a.at(PlanLine(ops[index], low.line))
             CALLS[type(ops[index])](low, ops[index])
             timed = timed and not isinstance(ops[index], LAST_TIMED)
             if timed:
                 _send_time(low)
             index += 1
-    return Lowered(low.a.program(), numbers)
+    return Lowered(low.a.program(), numbers, _steps(ops))
+
+
+def _steps(ops: Iterable[Op]) -> dict[int, tuple[Step, ...]]:
+    return {
+        number: op.steps
+        for number, op in enumerate(ops, 1)
+        if isinstance(op, Sync) or (isinstance(op, LoadFilter) and op.listener)
+    }
 
 
 LAST_TIMED = (LoadFilter, Ready)

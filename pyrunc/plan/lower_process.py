@@ -18,9 +18,9 @@ from pyrunc.abi.process import (
 )
 from pyrunc.abi.signal import SIGSET_SIZE
 from pyrunc.plan import model as m
-from pyrunc.plan.build import SYNC_POINTS
 from pyrunc.plan.lower_mount import require_proc
 from pyrunc.plan.lowering import EMPTY, Lowering
+from pyrunc.plan.parent import HOOK_STATE
 from pyrunc.program import macros
 from pyrunc.program.assemble import NEXT
 from pyrunc.program.macros import RETRY
@@ -121,7 +121,7 @@ def clone_process(low: Lowering, op: m.Clone) -> None:
 
 
 def sync(low: Lowering, op: m.Sync) -> None:
-    low.a.send(PROGRESS, SYNC_POINTS.index(op.point))
+    low.a.send(PROGRESS, low.line)
     low.a.wait()
 
 
@@ -282,13 +282,13 @@ def load_filter(low: Lowering, op: m.LoadFilter) -> None:
     """Descriptors are closed before, and what is still needed marked: a filter may be older than close_range(2)."""
     a, low.filtered = low.a, True
     macros.close_all_from(a, 3 + low.preserve, cloexec=True)
-    _close_all_but(low, "start", "hook-state", "pause")
+    _close_all_but(low, "start", HOOK_STATE, "pause")
     program = a.data(pack("<HxxxxxxQ", len(op.instructions) // 8, 0))
     a.pointer(program.at(8), a.data(op.instructions))
     listener = a.slot(4)
     a.sys("seccomp", p.SECCOMP_SET_MODE_FILTER, op.flags, program, store=listener)
     if op.listener:
-        a.send(LISTENER, listener)
+        a.send(LISTENER, listener, low.line)
         a.wait()
 
 
@@ -353,7 +353,7 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     """
     a, listening = low.a, low.numbers[op.descriptor]
     if not low.filtered:
-        _close_all_but(low, "start", "hook-state")
+        _close_all_but(low, "start", HOOK_STATE)
     low.start, low.start_number = a.slot(4), low.sync_number
     again = a.slot(4)
     byte = a.data(8)

@@ -39,6 +39,8 @@ class Lowering:
         self.start: Slot | None = None
         self.start_number = -1
         self.preserve, self.filtered = 0, False
+        self.line = 0
+        """The plan's line that is being lowered: what the process reports when it waits for its parent."""
         self.mask: Slot | None = None
         self.null: Slot | None = None
         self.entered: Slot | None = None

@@ -1,7 +1,9 @@
-"""The closed set of operations. A plan is a tuple of them, and its order is the order of events.
+"""Two closed sets: operations of the new process, steps of its parent. A plan's order is the order of events on both sides.
 
-Each class is one step with one meaning; `show` has its line, `lower` its system calls, and a test compares the three lists.
-Descriptors appear by name (`root`, `cgroup`, `tree:3`, `namespace:network`): whoever runs the plan opens them.
+A plan is a tuple of operations. The steps stand in the operation at which the process waits for its parent (`Sync`, and a
+`LoadFilter` with a listener) and are carried out in their order before it goes on.
+Each class has one meaning; `show` has its line, `lower` an operation's system calls, `lifecycle.steps` a step's work, and a
+test compares these lists. Descriptors appear by name (`root`, `cgroup`, `tree:3`, `namespace:network`): whoever runs the plan opens them.
 Paths of the container are absolute and are resolved beneath its root when the operation runs.
 """
 
@@ -12,12 +14,102 @@ from pyrunc.spec.value import Value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
-    from pyrunc.spec.model import ConsoleSize
+    from pyrunc.spec.model import ConsoleSize, Hook, IdMap, Rlimit
 
 
 class Op(Value):
-    """One operation."""
+    """One operation of the new process (the first ones: of the launcher that clones it)."""
+
+
+class ParentStep(Value):
+    """One step of the parent's, while the new process waits."""
+
+
+# In the runtime, as a parent
+
+
+class WriteIdMaps(ParentStep):
+    """gid_map and uid_map of the new user namespace (user_namespaces(7))."""
+
+    uids: tuple[IdMap, ...]
+    gids: tuple[IdMap, ...]
+
+
+class RecordProcess(ParentStep):
+    """Pid and start time go into the container's state: from here on `delete` ends what a killed create has left."""
+
+
+class GiveCgroup(ParentStep):
+    """The cgroup's folder and the files that delegation names belong to `uid` (runtime-spec, "Cgroup ownership")."""
+
+    uid: int
+
+
+class EnterRdt(ParentStep):
+    """Put the first process into the container's resctrl group, which is made when it must be."""
+
+    rdt: Mapping[str, Any]
+
+
+class JoinRdt(ParentStep):
+    """Put another process into the container's resctrl group."""
+
+    rdt: Mapping[str, Any]
+
+
+class MoveLinks(ParentStep):
+    """Move links (name here -> name there) into the process's network namespace, with their addresses."""
+
+    links: Mapping[str, str]
+
+
+class WriteHookState(ParentStep):
+    """Fill the memfd that startContainer hooks get as stdin."""
+
+    descriptor: str
+
+
+class RunHooks(ParentStep):
+    """Run all hooks of one kind, each to its end. `folder`: in the process's namespaces, from there; empty: in ours."""
+
+    kind: str
+    hooks: tuple[Hook, ...]
+    folder: str = ""
+
+
+class SetLimits(ParentStep):
+    """Resource limits of a process in a user namespace, where it may not raise them itself (prlimit(2))."""
+
+    limits: tuple[Rlimit, ...]
+
+
+class ClearOnlcr(ParentStep):
+    """The terminal that was received does not turn a newline into two characters (ONLCR, termios(3)): ours does."""
+
+
+class SendListener(ParentStep):
+    """Send the seccomp listener to whoever waits on a unix socket (runtime-spec, "The Container Process State")."""
+
+    path: str
+    metadata: str = ""
+
+
+Step = (
+    WriteIdMaps
+    | RecordProcess
+    | GiveCgroup
+    | EnterRdt
+    | JoinRdt
+    | MoveLinks
+    | WriteHookState
+    | RunHooks
+    | SetLimits
+    | ClearOnlcr
+    | SendListener
+)
+"""Every step there is: whoever carries them out matches all of them."""
 
 
 # In the launcher, still in the runtime's namespaces
@@ -79,9 +171,10 @@ class Clone(Op):
 
 
 class Sync(Op):
-    """Tell the caller that `point` is reached, and wait until it has done its part."""
+    """Tell the parent that `point` is reached, and wait until it has done its `steps`."""
 
     point: str
+    steps: tuple[Step, ...] = ()
 
 
 class BecomeRoot(Op):
@@ -382,11 +475,15 @@ class EnterFolder(Op):
 
 
 class LoadFilter(Op):
-    """A seccomp filter: `instructions` are sock_filter bytes, `listener` asks for a notification descriptor."""
+    """A seccomp filter: `instructions` are sock_filter bytes.
+
+    `listener` asks for a notification descriptor; then the process waits until the parent has it and has done its `steps`.
+    """
 
     instructions: bytes
     flags: int
     listener: bool = False
+    steps: tuple[Step, ...] = ()
 
 
 class CheckProgram(Op):

@@ -1,6 +1,7 @@
-"""A plan for a person: one line for each operation, what `pyrunc plan` prints and what errors are worded with.
+"""A plan for a person: one line for each operation and step, what `pyrunc plan` prints and what errors are worded with.
 
-A line begins with a verb and its object: `mount 'proc' on '/proc'`. Numbers become the kernel's words.
+A line begins with a verb and its object: `mount 'proc' on '/proc'`. Numbers become the kernel's words. The steps of the parent
+stand before the operation that waits for them, in the order in which all of it happens: 12.1 and 12.2 are done when 12 is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from pyrunc.plan.model import Op, Plan
+    from pyrunc.plan.model import Op, ParentStep, Plan
+    from pyrunc.spec.model import IdMap
 
 _ATTRIBUTES = (
     (abi.MOUNT_ATTR_RDONLY, "ro"),
@@ -34,23 +36,52 @@ _PROPAGATION = (
 
 
 def show(plan: Plan) -> str:
-    """All lines, numbered from 1 as errors number them, then the warnings."""
-    lines = [f"{number:4}  {line(op)}" for number, op in enumerate(plan.ops, 1)]
+    """All lines, numbered as errors number them, then the warnings."""
+    lines = [_numbered(label, text) for label, text in numbered(plan)]
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings)])
 
 
-def trace(plan: Plan, started_ns: int, times: Sequence[tuple[int, int]]) -> str:
-    """A line per operation that was timed: its duration in microseconds, the time since the start, its line of the plan.
+def _numbered(label: str, text: str) -> str:
+    return f"{label:>4}  {text}" if "." not in label else f"{label:>6}  parent: {text}"
 
-    `times` are (line, nanoseconds); a part of the caller, a hook for example, is in the duration of what waited for it.
+
+def numbered(plan: Plan) -> list[tuple[str, str]]:
+    """(number, line) of everything in the order of events: `12.1` for the first step of the parent that line 12 waits for."""
+    found = []
+    for number, op in enumerate(plan.ops, 1):
+        found += [(step_label(number, k), step_line(step)) for k, step in enumerate(steps_of(op))]
+        found.append((str(number), line(op)))
+    return found
+
+
+def steps_of(op: Op) -> tuple[ParentStep, ...]:
+    """What the parent does while this operation waits for it."""
+    return op.steps if isinstance(op, m.Sync | m.LoadFilter) else ()
+
+
+def step_label(number: int, index: int) -> str:
+    """How the `index`-th step (from 0) of a line is numbered."""
+    return f"{number}.{index + 1}"
+
+
+def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
+    """A line per operation and step that was timed: its duration in microseconds, the time since the start, its line.
+
+    `times` are (number of `numbered`, nanoseconds) in the order of events.
     """
-    lines, before_ns = ["      us   since start   line  operation"], started_ns
-    for number, now_ns in times:
-        text = line(plan.ops[number - 1])
+    texts = dict(numbered(plan))
+    lines, before_ns = ["      us   since start    line  operation"], started_ns
+    for label, now_ns in times:
         took_us, since_us = (now_ns - before_ns) // 1000, (now_ns - started_ns) // 1000
-        lines.append(f"{took_us:8}   {since_us:11}   {number:4}  {text}")
+        side = "parent: " if "." in label else ""
+        lines.append(f"{took_us:8}   {since_us:11}   {label:>5}  {side}{texts[label]}")
         before_ns = now_ns
     return "\n".join(lines) + "\n"
+
+
+def step_line(step: ParentStep) -> str:
+    """One step of the parent's as one line."""
+    return STEP_LINES[type(step)](step)
 
 
 def line(op: Op) -> str:
@@ -140,7 +171,7 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.OffsetClocks: lambda op: "offset clocks " + " ".join(f"{c} {s}.{n:09}" for c, s, n in op.offsets),
     m.SetAffinity: lambda op: f"run on CPUs {_numbers(op.cpus) if op.cpus else 'all'}",
     m.Clone: _clone,
-    m.Sync: lambda op: f"wait for '{op.point}'",
+    m.Sync: lambda op: f"wait for the parent at '{op.point}'",
     m.BecomeRoot: lambda op: "become root of the user namespace",
     m.NewSession: lambda op: "setsid",
     m.NewKeyring: lambda op: f"keyctl join session '{op.name}'",
@@ -194,4 +225,35 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.RunHook: lambda op: f"run startContainer hook #{op.index} '{op.path}'",
     m.Execute: lambda op: f"exec '{op.args[0]}'",
     m.ExecuteDescriptor: lambda op: f"exec descriptor '{op.descriptor}'",
+}
+
+
+def _maps(step: m.WriteIdMaps) -> str:
+    def text(entries: Sequence[IdMap]) -> str:
+        return ",".join(f"{e.container_id}:{e.host_id}:{e.size}" for e in entries) or "none"
+
+    return f"write id maps uid {text(step.uids)} gid {text(step.gids)}"
+
+
+def _hooks(step: m.RunHooks) -> str:
+    where = f" in the container's namespaces at '{step.folder}'" if step.folder else ""
+    return f"run {step.kind} hooks {' '.join(repr(hook.path) for hook in step.hooks)}{where}"
+
+
+def _rdt(step: m.EnterRdt | m.JoinRdt) -> str:
+    return f"resctrl group {step.rdt.get('closID') or 'of the container'}"
+
+
+STEP_LINES: dict[type, Callable[[Any], str]] = {
+    m.WriteIdMaps: _maps,
+    m.RecordProcess: lambda step: "record pid and start time",
+    m.GiveCgroup: lambda step: f"give the cgroup to uid {step.uid}",
+    m.EnterRdt: lambda step: f"enter {_rdt(step)}",
+    m.JoinRdt: lambda step: f"join {_rdt(step)}",
+    m.MoveLinks: lambda step: "move links " + " ".join(f"'{a}' to '{b}'" for a, b in step.links.items()),
+    m.WriteHookState: lambda step: f"write the state into '{step.descriptor}'",
+    m.RunHooks: _hooks,
+    m.SetLimits: lambda step: "prlimit " + " ".join(f"{e.type} {e.soft}:{e.hard}" for e in step.limits),
+    m.ClearOnlcr: lambda step: "clear ONLCR of the terminal",
+    m.SendListener: lambda step: f"send the seccomp listener to '{step.path}'",
 }

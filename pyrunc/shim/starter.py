@@ -15,7 +15,7 @@ from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.lifecycle import create, descriptors, holder, hooks, listener, sources, status
+from pyrunc.lifecycle import create, descriptors, holder, hooks, sources, status
 from pyrunc.lifecycle import state as states
 from pyrunc.lifecycle.exec import ExecRequest, executing, merged
 from pyrunc.lifecycle.state import State
@@ -26,10 +26,9 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from typing import Any, Protocol
 
-    from pyrunc.lifecycle.birth import Born
     from pyrunc.shim.session import Container
     from pyrunc.spec.model import Spec
 
@@ -213,7 +212,6 @@ class LibraryStarter:
                 mount_fds=holder.mounts if holder else {},
                 mount_namespace=f"/proc/{holder.pid}/ns/mnt" if holder else "",
                 settled=tuple(launch.get("settled", ())),
-                parts=_parts(state, spec),
             )
         )
         os.close(created.pidfd)
@@ -313,15 +311,6 @@ def _first_state(container_id: str, directory: str, spec: Spec) -> State:
 def _keyring(container_id: str) -> str:
     """The session keyring that a container's processes share, as `create` calls it."""
     return f"_ses.{container_id}"
-
-
-def _parts(state: State, spec: Spec) -> Mapping[str, Callable[[Born], object]]:
-    """Ours at the points where the new process waits for its parent (the hooks are the library's own)."""
-    if not (spec.linux.seccomp or {}).get("listenerPath"):
-        return {}
-    return {
-        "listener": lambda born: listener.send(born, spec, status.oci_state(state, status.CREATING, born.pid))
-    }
 
 
 def _record(state: State, created: create.Created) -> None:

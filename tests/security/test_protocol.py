@@ -92,7 +92,7 @@ def told(frames: bytes) -> str:
         with Undo() as undo, open("/dev/null", "w") as null:
             writer.start()
             out = null.fileno()
-            birth.bear(lower(plan), {}, undo, stdio=(reading, out, out), args=("true",), parts={})
+            birth.bear(lower(plan), {}, undo, stdio=(reading, out, out), args=("true",))
     except Error as error:
         return str(error)
     except (KeyError, IndexError, ValueError, OSError, AssertionError) as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.system.console import receive_terminal
 from tests.system.harness import Runtime
 
 
@@ -22,6 +25,51 @@ def test_a_plan_is_printed_and_nothing_happens(runtime: Runtime) -> None:
     operations = runtime("plan", "--json", str(box.folder)).ok().json["operations"]
     assert len(operations) == len(lines)
     assert not runtime.root.exists()
+
+
+def test_the_trace_has_both_sides_in_the_order_of_the_plan(runtime: Runtime, tmp_path: Path) -> None:
+    """Hooks of every kind, a user namespace, limits, a seccomp listener, a console: what happens is what was printed."""
+    agent = socket.socket(socket.AF_UNIX)
+    agent.bind(str(tmp_path / "agent"))
+    agent.listen(4)
+
+    def change(config: dict[str, Any]) -> None:
+        hook = {"path": "/bin/true"}
+        config["hooks"] = {kind: [hook, hook] for kind in ("prestart", "createRuntime", "createContainer")}
+        config["hooks"]["startContainer"] = [hook]
+        identical = [{"containerID": 0, "hostID": 0, "size": 1 << 16}]
+        config["linux"]["namespaces"].append({"type": "user"})
+        config["linux"] |= {"uidMappings": identical, "gidMappings": identical}
+        config["linux"]["seccomp"] = {
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "listenerPath": str(tmp_path / "agent"),
+            "syscalls": [{"names": ["swapon"], "action": "SCMP_ACT_NOTIFY"}],
+        }
+        config["process"]["rlimits"] = [{"type": "RLIMIT_CORE", "soft": 1, "hard": 2}]
+        config["process"] |= {"terminal": True, "noNewPrivileges": False}
+
+    box = runtime.box("true", change=change)
+    with receive_terminal(tmp_path / "console") as console:
+        box.create("--trace", str(tmp_path / "trace"), "--console-socket", str(console.path)).ok()
+    agent.close()
+    planned = {
+        row["line"]: row["operation"]
+        for row in runtime("plan", "--json", str(box.folder)).ok().json["operations"]
+    }
+    rows = [line.split(maxsplit=3) for line in (tmp_path / "trace").read_text().splitlines()[1:]]
+    recorded = [number for _, _, number, _ in rows]
+    assert recorded == [number for number in planned if number in recorded]
+    for _, _, number, text in rows:
+        assert text.removeprefix("parent: ").replace(box.id, "ID") == planned[number]
+    steps = [planned[number].split()[0:2] for number in recorded if "." in number]
+    assert steps == [
+        ["write", "id"], ["record", "pid"], ["write", "the"], ["run", "prestart"], ["run", "createRuntime"],
+        ["run", "createContainer"], ["prlimit", "RLIMIT_CORE"], ["send", "the"],
+    ]  # fmt: skip
+    assert [number for number in planned if "." in number] == [n for n in recorded if "." in n]
+    missing = [number for number in planned if number not in recorded]
+    after = list(planned)[list(planned).index(recorded[-1]) + 1 :]
+    assert missing == [n for n in planned if n in missing and (n in after or "seccomp" in planned[n])]
 
 
 @pytest.mark.parametrize("start", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -376,25 +375,6 @@ def test_memory_policy(box: Box) -> None:
         box.run("true")
 
 
-def test_a_listener_is_handed_out(box: Box) -> None:
-    box.linux["seccomp"] = {
-        "defaultAction": "SCMP_ACT_ALLOW",
-        "listenerPath": "/run/nobody",
-        "syscalls": [{"names": ["mkdirat"], "action": "SCMP_ACT_NOTIFY"}],
-    }
-    box.process["noNewPrivileges"] = True
-    found = []
-
-    def part(born: Any) -> None:
-        found.append(os.readlink(f"/proc/self/fd/{born.listener_fd}"))
-        os.close(born.listener_fd)
-        born.listener_fd = None
-
-    with box.running(parts={"listener": part}) as (created, _):
-        assert found == ["anon_inode:seccomp notify"]
-        assert sorted(os.listdir(f"/proc/{created.pid}/fd")) == ["0", "1", "2"]
-
-
 def test_a_listener_is_sent_to_the_agent(box: Box, tmp_path: Path) -> None:
     """A container and an exec; the agent answers their mkdir by itself."""
     import array
@@ -412,6 +392,7 @@ def test_a_listener_is_sent_to_the_agent(box: Box, tmp_path: Path) -> None:
         "syscalls": [{"names": ["mkdirat"], "action": "SCMP_ACT_NOTIFY"}],
     }
     with box.running() as (created, request):
+        assert sorted(os.listdir(f"/proc/{created.pid}/fd")) == ["0", "1", "2"]
         box.execute(created, request, "true")
         for status in ("creating", "running"):
             connection, _ = agent.accept()

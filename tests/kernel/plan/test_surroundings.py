@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -14,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc.lifecycle.create import create
+from pyrunc.errors import KernelError
+from pyrunc.lifecycle import steps
+from pyrunc.lifecycle.birth import Born
+from pyrunc.lifecycle.create import CreateRequest, create
+from pyrunc.plan import model
 from tests.kernel.plan.box import Box, finish
 from tests.support.processes import wait_until
 
@@ -135,17 +140,44 @@ def test_many_at_once(tmp_path: Path) -> None:
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 12
 
 
-@pytest.mark.parametrize("point", ["born", "mounted", "before-pivot", "before-identity"])
+def with_step_at(box: Box, point: str) -> CreateRequest:
+    """A request with a step of the parent at that point, of the kind STEPS[point]."""
+    box.config["root"]["path"] = str(box.image)
+    if point == "before-identity":
+        identical = [{"containerID": 0, "hostID": 0, "size": 65536}]
+        box.linux["namespaces"].append({"type": "user"})
+        box.linux.update(uidMappings=identical, gidMappings=identical)
+        box.process["rlimits"] = [{"type": "RLIMIT_CORE", "soft": 0, "hard": 0}]
+    elif point != "born":
+        kind = "createRuntime" if point == "mounted" else "createContainer"
+        box.config["hooks"] = {kind: [{"path": "/bin/true"}]}
+    return box.request("true", record=(lambda born: None) if point == "born" else None)
+
+
+STEPS = {
+    "born": model.RecordProcess,
+    "mounted": model.RunHooks,
+    "before-pivot": model.RunHooks,
+    "before-identity": model.SetLimits,
+}
+
+
+@pytest.mark.parametrize("point", STEPS)
 def test_a_caller_that_dies_takes_the_process_with_it(box: Box, tmp_path: Path, point: str) -> None:
     """At a sync point, the end of the socket tells the process that nobody is there any more."""
     reading, writing = os.pipe()
 
     def work() -> None:
-        def die(born: object) -> None:
-            os.write(writing, str(born.pid).encode())  # type: ignore[attr-defined]
+        perform = steps.perform
+
+        def die(step: model.Step, born: Born, context: steps.StepContext) -> None:
+            if not isinstance(step, STEPS[point]):
+                return perform(step, born, context)
+            os.write(writing, str(born.pid).encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
-        create(box.request("true", parts={point: die}, cgroup=None))
+        steps.perform = die  # in this child alone
+        create(with_step_at(box, point).replace(cgroup=None))
 
     assert in_child(work) == -9
     os.close(writing)
@@ -162,14 +194,19 @@ def _runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("point", ["born", "mounted", "before-pivot", "before-identity"])
-def test_a_part_that_fails_undoes_all(box: Box, point: str) -> None:
-    def fail(born: object) -> None:
-        raise RuntimeError("no")
+@pytest.mark.parametrize("point", STEPS)
+def test_a_step_that_fails_undoes_all(box: Box, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    perform = steps.perform
 
+    def fail(step: model.Step, born: Born, context: steps.StepContext) -> None:
+        if not isinstance(step, STEPS[point]):
+            return perform(step, born, context)
+        raise KernelError("step", "of the parent", errno.EIO)
+
+    request = with_step_at(box, point)
+    monkeypatch.setattr(steps, "perform", fail)
     before = set(os.listdir("/proc/self/fd"))
-    request = box.request("true", parts={point: fail})
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(KernelError, match=r"step of the parent: EIO \(plan line \d+\.1\)"):
         create(request)
     assert set(os.listdir("/proc/self/fd")) == before
     from pyrunc.cgroups.naming import place

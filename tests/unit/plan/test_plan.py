@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -17,16 +17,17 @@ from pyrunc.plan.identity import environment
 from pyrunc.plan.lower import lower
 from pyrunc.plan.lower_process import candidates
 from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
-from pyrunc.plan.show import LINES, line, show
+from pyrunc.plan.parent import SYNC_POINTS, Parent
+from pyrunc.plan.show import LINES, STEP_LINES, line, numbered, show
 from pyrunc.spec.check import cpu_list
 from pyrunc.spec.default import default
-from pyrunc.spec.model import CpuAffinity, Mount, Namespace, Process
+from pyrunc.spec.model import CpuAffinity, Mount, Namespace, Process, Spec
 from pyrunc.spec.parse import parse
 
 HOST = Host(capabilities=(1 << 41) - 1, last_capability=40, oom_score_adj=0)
 
 
-def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
+def plan_spec(change: dict[str, Any] | None = None) -> Spec:
     document = copy.deepcopy(default())
     for path, value in (change or {}).items():
         place = document
@@ -34,8 +35,12 @@ def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
         for key in keys:
             place = place.setdefault(key, {})
         place[last] = value
+    return parse(document)
+
+
+def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
     findings = more.pop("findings", Findings())
-    return plans.build(parse(document), HOST, findings, **more)
+    return plans.build(plan_spec(change), HOST, findings, **more)
 
 
 def operations() -> set[type]:
@@ -152,12 +157,86 @@ def test_order_of_the_identity() -> None:
     assert found == sorted(found)
 
 
-def test_sync_points_are_only_those_asked_for() -> None:
-    assert "Sync" not in names(plan())
-    built = plan(sync=plans.SYNC_POINTS[:4])
-    assert [op.point for op in built.ops if isinstance(op, model.Sync)] == list(plans.SYNC_POINTS[:4])
+def test_the_set_of_steps_is_closed() -> None:
+    steps = set(model.ParentStep.__subclasses__())
+    assert steps == set(STEP_LINES) == set(get_args(model.Step))
+
+
+MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+EVERYTHING = {
+    "linux.namespaces": [{"type": kind} for kind in ("user", "pid", "mount", "network", "cgroup")],
+    "linux.uidMappings": MAPS,
+    "linux.gidMappings": MAPS,
+    "linux.intelRdt": {"closID": "gold", "schemata": ["L3:0=f"]},
+    "linux.netDevices": {"eth7": {"name": "eth0"}},
+    "linux.seccomp": {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "listenerPath": "/run/agent.sock",
+        "listenerMetadata": "m",
+        "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_NOTIFY"}],
+    },
+    "process.rlimits": [{"type": "RLIMIT_CORE", "soft": 1, "hard": 2}],
+    "hooks": {
+        kind: [{"path": f"/hooks/{kind}"}]
+        for kind in (
+            "prestart",
+            "createRuntime",
+            "createContainer",
+            "startContainer",
+            "poststart",
+            "poststop",
+        )
+    },
+}
+LISTENING = LoadFilter(b"\0" * 8, 8, True)
+
+
+def test_the_steps_of_the_parent_are_in_the_plan() -> None:
+    """Everything that a configuration can ask of the runtime's side, in the order in which it happens."""
+    parent = Parent(record=True, cgroup_owner=100000, hook_folder="/b/rootfs")
+    built = plan(EVERYTHING, parent=parent, load_filter=LISTENING)
+    steps = [text for number, text in numbered(built) if "." in number]
+    assert steps == [
+        "write id maps uid 0:100000:65536 gid 0:100000:65536",
+        "record pid and start time",
+        "write the state into 'hook-state'",
+        "give the cgroup to uid 100000",
+        "enter resctrl group gold",
+        "move links 'eth7' to 'eth0'",
+        "run prestart hooks '/hooks/prestart'",
+        "run createRuntime hooks '/hooks/createRuntime'",
+        "run createContainer hooks '/hooks/createContainer' in the container's namespaces at '/b/rootfs'",
+        "prlimit RLIMIT_CORE 1:2",
+        "send the seccomp listener to '/run/agent.sock'",
+    ]
+    assert [op.point for op in built.ops if isinstance(op, model.Sync)] == list(SYNC_POINTS[:4])
     order = names(built)
     assert order.index("Clone") + 1 == order.index("Sync")
+    assert set(lower(built).steps) == {
+        number for number, op in enumerate(built.ops, 1) if isinstance(op, model.Sync | LoadFilter)
+    }
+
+
+def test_an_exec_has_steps_of_its_own() -> None:
+    spec = plan_spec(EVERYTHING)
+    assert spec.process is not None
+    built = plans.build_exec(spec.linux, spec.process, HOST, load_filter=LISTENING)
+    assert [text for number, text in numbered(built) if "." in number] == [
+        "join resctrl group gold",
+        "prlimit RLIMIT_CORE 1:2",
+        "send the seccomp listener to '/run/agent.sock'",
+    ]
+
+
+def test_a_plain_container_asks_nothing_of_its_parent() -> None:
+    assert "Sync" not in names(plan()) and not lower(plan()).steps
+
+
+def test_a_step_is_shown_before_the_line_that_waits_for_it() -> None:
+    lines = show(plan(EVERYTHING, parent=Parent(record=True))).splitlines()
+    at = lines.index("   3  wait for the parent at 'born'")
+    assert lines[at - 5 : at][0] == "   3.1  parent: write id maps uid 0:100000:65536 gid 0:100000:65536"
+    assert lines[at - 1].startswith("   3.5  parent: move links")
 
 
 def test_start_waits_at_the_end() -> None:
@@ -374,7 +453,7 @@ def test_line_of_a_bind() -> None:
 
 def test_kept_runs_have_the_lines_of_the_plan_that_they_are_in() -> None:
     """The same masks at another place of another plan: an error names that plan's line."""
-    longer = plan({"process.terminal": True}, keyring="k", sync=("born",))
+    longer = plan({"process.terminal": True}, keyring="k", parent=Parent(record=True))
     for built in (plan(), longer, plan()):
         program = lower(built).program
         texts = [program.explain(index) for index in range(len(program))]
