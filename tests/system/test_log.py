@@ -54,7 +54,7 @@ def test_debug_tells_the_steps(runtime: Runtime) -> None:
     hook = {"path": "/bin/busybox", "args": ["true"]}
     box = runtime.box("true", change=lambda config: config.update(hooks={"createRuntime": [hook]}))
     told = runtime("create", "--bundle", str(box.folder), box.id, options=["--debug"]).ok().err
-    for words in ("config.json", f"/{box.id}", "plan line 1:", "createRuntime hook #0", "sync point mounted"):
+    for words in ("config.json", f"/{box.id}", "plan line 1:", "createRuntime hook #0", "waits at plan line"):
         assert words in told
     assert runtime("start", box.id).ok().err == ""
     box.gone()
