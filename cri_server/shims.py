@@ -5,6 +5,7 @@ is ended. A container is never said to run when nobody holds its exit any more.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
 from pyrunc import record
-from pyrunc.errors import Error, NotFound, PeerError
+from pyrunc.errors import Error, NotFound, Unavailable
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
 from pyrunc.shim.client import ShimClient, start_shim
@@ -26,6 +27,7 @@ from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 
+FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 SHIM_LOST, SHIM_LOST_CODE = "ShimLost", 137
 PROCESS_RECORD = "state.json"
 Told = Callable[[Sandbox, Container | None], None]
@@ -37,14 +39,14 @@ class Shims:
     def __init__(self, zygote: Zygote, paths: Paths, index: Index) -> None:
         self._zygote, self._paths, self._index = zygote, paths, index
         self._clients: dict[str, ShimClient] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self.told: Told = lambda sandbox, container: None
 
     def get(self, sandbox: Sandbox) -> ShimClient:
-        """The connection. Raises PeerError when its shim is gone."""
+        """The connection. Raises Unavailable when its shim is gone."""
         client = self._clients.get(sandbox.id)
         if client is None or client.closed:
-            raise PeerError(f"the shim of sandbox {sandbox.id} is gone")
+            raise Unavailable(f"the shim of sandbox {sandbox.id} is gone")
         return client
 
     def find(self, sandbox: Sandbox) -> ShimClient | None:
@@ -61,7 +63,7 @@ class Shims:
         return await self.connect(sandbox)
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
-        """Connect to the shim that lives already. Raises NotFound, PeerError."""
+        """Connect to the shim that lives already. Raises NotFound, Unavailable."""
         client = await ShimClient.connect(
             self._paths.sandbox_state(sandbox.id),
             on_event=lambda event: self._event(sandbox, event),
@@ -76,6 +78,7 @@ class Shims:
         client = self.find(sandbox)
         if client is not None:
             await client.shutdown()
+        await self.settle(sandbox)
         self._clients.pop(sandbox.id, None)
         sandbox.reachable = False
 
@@ -92,10 +95,11 @@ class Shims:
             client.close()
         self._clients.clear()
 
-    async def settle(self) -> None:
-        """Wait for what is being done about lost shims."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks))
+    async def settle(self, sandbox: Sandbox | None = None) -> None:
+        """Wait for what is being done about a lost shim, this sandbox's or any."""
+        tasks = [task for name, task in self._ending.items() if sandbox is None or name == sandbox.id]
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _event(self, sandbox: Sandbox, event: dict[str, Any]) -> None:
         kind = event.get("event")
@@ -113,28 +117,57 @@ class Shims:
         sandbox.reachable = False
         log.warning("sandbox %s: its shim is gone", sandbox.id)
         task = asyncio.get_running_loop().create_task(self.end_orphans(sandbox))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._ending[sandbox.id] = task
+        task.add_done_callback(lambda task: self._ending.pop(sandbox.id, None))
 
     async def end_orphans(self, sandbox: Sandbox) -> None:
         """The sandbox's shim is gone: take what it left on disk, end the holder and the containers that still run.
 
         Nobody reads their output or can tell their exit codes any more, so they end with reason ShimLost.
         """
+        if sandbox.shim is not None:
+            kill_process(sandbox.shim)
+        await self.wait_for_forks(sandbox.id)
         for container in self._index.containers_of(sandbox):
-            if container.exit is not None:
-                continue
-            self.read_facts(container)
-            if container.exit is None and (container.process or self.group_exists(container)):
-                await self._end(container)
-            if container.exit is not None:
-                self.told(sandbox, container)
-        for process in (sandbox.holder, sandbox.shim):
-            if process is not None:
-                kill_process(process)
+            await self._end_orphan(sandbox, container)
+        if sandbox.holder is not None:
+            kill_process(sandbox.holder)
         await self.kill_group(sandbox.cgroups_path, sandbox.id)
         sandbox.holder_alive = False
         self.told(sandbox, None)
+
+    async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:
+        if container.exit is not None:  # its group may be left: of a start that failed, or not removed yet
+            await self.kill_group(container.cgroups_path, container.id)
+            return
+        self.read_facts(container)
+        if container.exit is None and (container.process or self.group_exists(container)):
+            await self._end(container)
+        else:
+            await self.kill_group(container.cgroups_path, container.id)
+        if container.exit is not None:
+            self.told(sandbox, container)
+
+    async def wait_for_forks(self, sandbox_id: str) -> None:
+        """Until the sandbox's shim and all its forks have ended, which share the lock of its log.
+
+        They die with it, but later: one that is making a cgroup would make it after we have looked for it.
+        """
+        try:
+            log_file = os.open(
+                self._paths.sandbox_state(sandbox_id) / messages.LOG, os.O_RDONLY | os.O_CLOEXEC
+            )
+        except FileNotFoundError:
+            return
+        try:
+            deadline = time.monotonic() + FORKS_TIMEOUT_S
+            while not _locked(log_file):
+                if time.monotonic() > deadline:
+                    log.error("sandbox %s: forks of its dead shim do not end", sandbox_id)
+                    return
+                await asyncio.sleep(FORKS_INTERVAL_S)
+        finally:
+            os.close(log_file)
 
     def read_facts(self, container: Container) -> None:
         """What was written about the container: its process by us, its exit by the shim."""
@@ -193,6 +226,14 @@ def _kill_and_remove(group: Any) -> None:
     if group.exists():
         group.kill()
         group.remove()
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def kill_process(process: Process) -> None:

@@ -1,7 +1,8 @@
 """What can go wrong, sorted by who must act.
 
 The caller acts on a bad request (`InvalidSpec`, `InvalidArgument`, `NotFound`, `AlreadyExists`, `WrongState`), the node's
-owner on `KernelError` and `ResourceExhausted`, a peer's owner on `PeerError`; `Unsupported` says that this build or this
+owner on `KernelError` and `ResourceExhausted`, a peer's owner on `PeerError` (its kind `Unavailable` is about our own
+processes); `Unsupported` says that this build or this
 kernel cannot do it, `DeadlineExceeded` that the time was up. Every error knows its `kind`, which travels between our
 processes and is turned into an exit code or a gRPC code in one table at the edge.
 """
@@ -137,6 +138,12 @@ class PeerError(Error):
     kind = "peer"
 
 
+class Unavailable(PeerError):
+    """A process of ours that the request went through is gone: a shim, a zygote, a worker. Another try may find a new one."""
+
+    kind = "unavailable"
+
+
 class DeadlineExceeded(Error):
     """The time that the caller gave was up."""
 
@@ -154,6 +161,7 @@ _BY_KIND: dict[str, type[Error]] = {
         ResourceExhausted,
         Unsupported,
         PeerError,
+        Unavailable,
         DeadlineExceeded,
     )
 }

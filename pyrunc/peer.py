@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyrunc import wire
-from pyrunc.errors import PeerError, from_wire
+from pyrunc.errors import Unavailable, from_wire
 
 Answer = tuple[dict[str, Any], list[int]]
 """The fields of an answer and its descriptors, which are the asker's to close."""
@@ -42,10 +42,10 @@ class Peer:
     def ask(self, question: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[int, asyncio.Future[Answer]]:
         """Queue a question; its id and the answer to come, which raises the error that was answered.
 
-        The caller keeps its descriptors and may close them at once. Raises PeerError when the other side is gone.
+        The caller keeps its descriptors and may close them at once. Raises Unavailable when the other side is gone.
         """
         if self.lost:
-            raise PeerError(f"{self._name} is gone")
+            raise Unavailable(f"{self._name} is gone")
         self._next_id += 1
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[self._next_id] = future
@@ -69,7 +69,7 @@ class Peer:
         self._unsent.append((text, [os.dup(fd) for fd in fds]))
 
     def close(self, why: str) -> None:
-        """Hang up; what waits gets PeerError(`why`). `on_lost` is not called."""
+        """Hang up; what waits gets Unavailable(`why`). `on_lost` is not called."""
         if self.lost:
             return
         self.lost = True
@@ -132,7 +132,7 @@ class Peer:
 
 
 def fail(future: asyncio.Future[Any], why: str) -> None:
-    """PeerError for whoever waits; an abandoned future is not worth a warning."""
+    """Unavailable for whoever waits; an abandoned future is not worth a warning."""
     if not future.done():
-        future.set_exception(PeerError(why))
+        future.set_exception(Unavailable(why))
         future.exception()

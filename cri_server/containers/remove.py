@@ -53,7 +53,7 @@ async def leave_shim(work: Work) -> None:
 
 async def remove_cgroup(work: Work) -> None:
     container = work.container
-    if container.started_at_ns and container.boot_id == work.services.node.boot_id:
+    if container.boot_id == work.services.node.boot_id:
         await work.services.shims.kill_group(container.cgroups_path, container.id)
 
 

@@ -94,6 +94,7 @@ async def execute(work: Work) -> None:
     try:
         started = await work.services.shims.get(work.sandbox).start_container(container.id)
     except Error as error:
+        await work.services.shims.settle(work.sandbox)
         if container.exit is None:
             message = error.message
             container.ended(Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message))

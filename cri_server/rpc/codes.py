@@ -47,6 +47,7 @@ BY_KIND = {
     "unsupported": Code.UNIMPLEMENTED,
     # The CRI client shows the bare message of UNKNOWN, so that prefixes such as `RegistryUnavailable` stay first.
     "peer": Code.UNKNOWN,
+    "unavailable": Code.UNAVAILABLE,
     "deadline": Code.DEADLINE_EXCEEDED,
     "internal": Code.INTERNAL,
 }

@@ -164,6 +164,7 @@ async def _drop_sandbox(services: Services, identifier: str) -> None:
         await client.shutdown()
     except (NotFound, TimeoutError):
         await services.network.detach(identifier, None)
+    await services.shims.wait_for_forks(identifier)
     await services.shims.kill_group(_cgroups_path(folder), identifier)
     await disk.delete_sandbox_folders(services.paths, identifier)
     log.info("dropped sandbox %s, which was never finished", identifier)

@@ -1,6 +1,6 @@
 """The server's side of a shim: start one, find it again after a restart, call it, hear its events. asyncio, no threads.
 
-A shim whose socket closes is dead or leaving: every call that waits then raises PeerError, and `on_close` is called once.
+A shim whose socket closes is dead or leaving: every call that waits then raises Unavailable, and `on_close` is called once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyrunc import wire
-from pyrunc.errors import NotFound, PeerError
+from pyrunc.errors import NotFound, Unavailable
 from pyrunc.peer import Answer, Peer, fail
 from pyrunc.shim import messages
 from pyrunc.zygote.client import Zygote
@@ -85,7 +85,7 @@ class Streams:
 
 @dataclass
 class ExecSession(Streams):
-    """A process started by `exec`. `exited` gets its exit code (PeerError when the shim is lost)."""
+    """A process started by `exec`. `exited` gets its exit code (Unavailable when the shim is lost)."""
 
     exec_id: str = ""
     pid: int = 0
@@ -353,7 +353,7 @@ async def _connect(sock: socket.socket, address: str, timeout_s: float) -> None:
             return
         except BlockingIOError:
             if asyncio.get_running_loop().time() > deadline:
-                raise PeerError(f"the shim at {address} accepts no connection") from None
+                raise Unavailable(f"the shim at {address} accepts no connection") from None
             await asyncio.sleep(0.01)
 
 

@@ -5,6 +5,7 @@ Most shims were the zygote's spare before: what needs no pod has been done then 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
@@ -91,9 +92,13 @@ def _be_steady() -> None:
 
 
 def _open_own_log(sandbox_dir: str) -> None:
-    """Stderr is a file in the sandbox's folder: the server's own may be gone tomorrow."""
+    """Stderr is a file in the sandbox's folder: the server's own may be gone tomorrow.
+
+    The lock is the open file's, which our forks have as well: whoever gets it alone knows that all of us have ended.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     log = os.open(f"{sandbox_dir}/{messages.LOG}", flags, 0o600)
+    fcntl.flock(log, fcntl.LOCK_SH)
     os.dup2(log, 2)
     os.close(log)
 

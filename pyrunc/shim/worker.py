@@ -16,7 +16,7 @@ import sys
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from pyrunc import wire
-from pyrunc.errors import Error, KernelError, from_wire
+from pyrunc.errors import Error, KernelError, Unavailable, from_wire
 from pyrunc.kernel.reaper import set_name, set_parent_death_signal
 from pyrunc.shim import rehearse
 from pyrunc.shim.loop import READABLE
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Result = tuple[dict[str, Any], list[int]]
 
 
-class WorkerLost(Error):
+class WorkerLost(Unavailable):
     """A worker ended without an answer; what it had made so far may be left."""
 
 

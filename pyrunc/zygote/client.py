@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyrunc import wire
-from pyrunc.errors import DeadlineExceeded, PeerError, from_wire
+from pyrunc.errors import DeadlineExceeded, PeerError, Unavailable, from_wire
 from pyrunc.peer import Peer, fail
 from pyrunc.zygote import messages
 
@@ -74,7 +74,7 @@ class Zygote:
         """Start a detached child that calls `module:function(arguments, fds)`; returns its pid.
 
         The child has a session of its own, /dev/null as stdio and only `fds` (renumbered from 3). It is not killed with
-        the server or the zygote. The caller keeps its `fds`. Raises PeerError when the zygote dies meanwhile.
+        the server or the zygote. The caller keeps its `fds`. Raises Unavailable when the zygote dies meanwhile.
         """
         process = await self._live()
         request = {"call": messages.FORK, "function": function, "arguments": dict(arguments or {})}
@@ -132,7 +132,7 @@ class Zygote:
     async def _live(self) -> _Process:
         async with self._starting:
             if self._closed:
-                raise PeerError("the zygote is closed")
+                raise Unavailable("the zygote is closed")
             if self._process is None or self._process.gone:
                 old, self._process = self._process, None
                 if old:  # reaped once, also when the caller that found it dead is cancelled meanwhile

@@ -1,0 +1,187 @@
+"""A shim that is killed in the middle of a start: whatever its fork had made by then is gone, and the caller may try again.
+
+The moment is not left to luck: strace holds the fork at a system call for as long as it takes to kill the shim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from pyrunc.zygote.descendants import below
+from tests.cri.server_harness import Server, code_of
+from tests.cri.test_recovery import nothing_left, shim_pid
+from tests.support.processes import wait_until
+
+HELD_US = 20_000_000
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[Server]:
+    with Server(network=False) as server:
+        server.load_image()
+        yield server
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """For what leaves other processes than it found: a server that is started again."""
+    with Server(network=False) as server:
+        server.load_image()
+        yield server
+
+
+@contextlib.contextmanager
+def holding(pids: set[int], call: str, when: str) -> Iterator[None]:
+    """Until the block's end these processes and what they fork stand still, killed or not, before (`enter`) or after (`exit`) their
+    first such call; of mkdir the second: the first is for the parent of all groups."""
+    attached = [word for pid in pids for word in ("-p", str(pid))]
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
+    inject = ["-e", f"inject={call}:delay_{when}={HELD_US}:when={1 + (call == 'mkdir')}"]
+    with subprocess.Popen([*command, *inject, *attached], stderr=subprocess.DEVNULL) as tracer:
+        try:
+            assert wait_until(lambda: all(traced(pid) for pid in pids), 30), "strace did not attach"
+            yield
+        finally:
+            tracer.kill()  # which lets go of all at once
+
+
+def traced(pid: int) -> bool:
+    try:
+        return "\nTracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # a worker that waited long enough: the shim, which is traced, makes another
+        return True
+
+
+def groups(server: Server, identifier: str) -> list[Path]:
+    """The cgroups of a container or a pod."""
+    return [path for root in server._cgroups() for path in root.rglob("*") if identifier in path.name]
+
+
+def populated(group: Path) -> bool:
+    return "populated 1" in (group / "cgroup.events").read_text()
+
+
+def made(found: list[Path]) -> bool:
+    return bool(found)
+
+
+def entered(found: list[Path]) -> bool:
+    return any(populated(group) for group in found)
+
+
+@pytest.mark.parametrize(
+    ("call", "when", "reached"),
+    [
+        ("mkdir", "exit", made),
+        ("clone3", "exit", entered),
+        ("pivot_root", "enter", entered),
+    ],
+)
+def test_a_shim_killed_during_a_containers_start(
+    server: Server, call: str, when: str, reached: Callable[[list[Path]], bool]
+) -> None:
+    pod = server.run_pod(host_network=True)
+    container = server.create(pod)
+    shim = shim_pid(server, pod)
+    assert wait_until(lambda: below(shim), 30)
+    with ThreadPoolExecutor(1) as pool:
+        with holding({shim, *below(shim)}, call, when):
+            starting = pool.submit(code_of, lambda: server.start_container(container))
+            assert wait_until(lambda: reached(groups(server, container)), 30, 0.001), server.tail()
+            os.kill(shim, signal.SIGKILL)
+        assert starting.result(30) == grpc.StatusCode.UNAVAILABLE
+    assert groups(server, container) == [], "when the call returns nothing is left"
+    assert server.status(container).state == api.CONTAINER_EXITED
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_a_shim_and_a_server_killed_during_a_containers_start(own_server: Server) -> None:
+    """The next server finds the group by what the last one meant to do."""
+    server = own_server
+    pod = server.run_pod(host_network=True)
+    container = server.create(pod)
+    shim = shim_pid(server, pod)
+    assert wait_until(lambda: below(shim), 30)
+    with ThreadPoolExecutor(1) as pool:
+        with holding({shim, *below(shim)}, "mkdir", "exit"):
+            starting = pool.submit(code_of, lambda: server.start_container(container))
+            assert wait_until(lambda: groups(server, container), 30, 0.001)
+            server.kill()
+            os.kill(shim, signal.SIGKILL)
+        starting.result(30)
+    server.start()
+    assert groups(server, container) == []
+    server.remove_all()
+    nothing_left(server)
+
+
+@pytest.mark.parametrize(("call", "when", "reached"), [("mkdir", "exit", made), ("clone3", "exit", entered)])
+def test_a_shim_killed_during_a_pods_start(
+    server: Server, call: str, when: str, reached: Callable[[list[Path]], bool]
+) -> None:
+    config = server.pod_config("victim")
+    folders = server.state / "sandboxes"
+    with ThreadPoolExecutor(1) as pool:
+        with holding(below(server.pid), call, when):
+            starting = pool.submit(code_of, lambda: server.run_pod(config, host_network=True))
+            assert wait_until(
+                lambda: any(reached(groups(server, name)) for name in os.listdir(folders)), 30, 0.001
+            )
+            (pod,) = os.listdir(folders)
+            os.kill(shim_pid(server, pod), signal.SIGKILL)
+        assert starting.result(30) == grpc.StatusCode.UNAVAILABLE
+    nothing_left(server)
+
+
+def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
+    """The caller is not at fault, and may try again: UNAVAILABLE (grpc/doc/statuscodes.md)."""
+    server = own_server
+    pod = server.run_pod(host_network=True)
+    container = server.launch(pod)
+    shim = shim_pid(server, pod)
+    with ThreadPoolExecutor(1) as pool:
+        executing = pool.submit(code_of, lambda: server.exec(container, "sh", "-c", "sleep 1004 & wait"))
+        assert wait_until(lambda: "1004" in words_below(shim), 30)
+        os.kill(shim, signal.SIGKILL)
+        assert executing.result(30) == grpc.StatusCode.UNAVAILABLE
+    server.remove_all()
+    zygotes = [pid for pid in below(server.pid) if comm(pid) == "pyrunc-zygote"]
+    assert len(zygotes) == 2
+    for zygote in zygotes:
+        os.kill(zygote, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(message_and_code, lambda: server.run_pod(host_network=True))
+        assert wait_until(lambda: list((server.state / "sandboxes").glob("*/holder.json")), 30)
+        for zygote in zygotes:
+            os.kill(zygote, signal.SIGKILL)
+        assert running.result(30) == ("the zygote is gone", grpc.StatusCode.UNAVAILABLE)
+    server.remove_all()
+    nothing_left(server)
+
+
+def words_below(pid: int) -> str:
+    files = [Path(f"/proc/{child}/cmdline") for child in below(pid)]
+    return "".join(file.read_bytes().decode() for file in files if file.exists())
+
+
+def comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def message_and_code(call: Callable[[], object]) -> tuple[str, grpc.StatusCode]:
+    try:
+        call()
+    except grpc.RpcError as error:
+        return str(error.details()), error.code()  # type: ignore[attr-defined]
+    raise AssertionError("the call succeeded")
