@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 BIRTH_TIMEOUT_S = 1.0
+HOOK_WORDS_BYTES = 4096
 
 
 class EndedEarly(Error):
@@ -156,6 +157,8 @@ def bearing(
                 _answer(message, born, running, lowered.steps, context, times)
     except OperationFailed as error:
         raise worded(error, args) from None
+    except HookFailed as error:
+        raise error.saying(os.pread(descriptors["hook-stderr"], HOOK_WORDS_BYTES, 0)) from None
     except GeneratorExit:  # the caller gives up: the process must be known, or nobody could end it
         if born is None:
             _hear_of_birth(running, undo)
@@ -201,7 +204,7 @@ def _answer(
         (born.console_fd,) = message.fds
         debug.say("received the terminal's master")
     elif message.tag == STATUS:
-        raise hook_failed(message.value, message.extra)
+        raise HookFailed(message.value, message.extra)
     elif message.tag == PROGRESS:
         if message.value not in steps:
             raise Error("the container's process is at a point that it was not asked to report")
@@ -238,13 +241,24 @@ def _carry_out(
             times.append((f"{line}.{k}", time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
 
 
-def hook_failed(index: int, wait_status: int) -> PeerError:
+class HookFailed(PeerError):
     """What a startContainer hook's end means; -1 = it was killed because its time was up."""
-    if wait_status == -1:
-        return PeerError(f"error running startContainer hook #{index}: it did not end in time and was killed")
-    code = os.waitstatus_to_exitcode(wait_status)
-    how = f"exit status {code}" if code >= 0 else f"killed by signal {-code}"
-    return PeerError(f"error running startContainer hook #{index}: {how}")
+
+    def __init__(self, index: int, wait_status: int, words: bytes = b"") -> None:
+        self.index, self.wait_status = index, wait_status
+        if wait_status == -1:
+            how = "it did not end in time and was killed"
+        else:
+            code = os.waitstatus_to_exitcode(wait_status)
+            how = f"exit status {code}" if code >= 0 else f"killed by signal {-code}"
+        said = words.decode("utf-8", "replace").strip()
+        super().__init__(
+            f"error running startContainer hook #{index}: {how}" + (f", stderr: {said}" if said else "")
+        )
+
+    def saying(self, words: bytes) -> HookFailed:
+        """The same with what the hook wrote to its stderr."""
+        return HookFailed(self.index, self.wait_status, words)
 
 
 def worded(error: OperationFailed, args: Sequence[str]) -> Error:

@@ -29,7 +29,7 @@ from pyrunc.lifecycle.sources import open_devices, open_root, open_sources
 from pyrunc.lifecycle.steps import StepContext
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
-from pyrunc.plan.parent import HOOK_STATE, Parent
+from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR, Parent
 from pyrunc.spec.check import check
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
@@ -117,7 +117,9 @@ def create(request: CreateRequest) -> Created:
         if not request.start_immediately:
             descriptors.take("start", open_start_socket(request.state_dir, undo))
         if spec.hooks.start_container:
-            descriptors.take(HOOK_STATE, os.memfd_create(HOOK_STATE, os.MFD_CLOEXEC))
+            for name in (HOOK_STATE, HOOK_STDERR):
+                descriptors.take(name, os.memfd_create(name, os.MFD_CLOEXEC))
+            descriptors.take(HOOK_STDERR, os.memfd_create(HOOK_STDERR, os.MFD_CLOEXEC))
         plan = _plan(request, found, load_filter, cgroup is not None)
         _say_what_comes(plan, cgroup)
         findings.give_stdio(spec, request.stdio)

@@ -15,6 +15,7 @@ from pyrunc import debug
 from pyrunc.errors import Error, KernelError, WrongState
 from pyrunc.lifecycle.state import START_SOCKET
 
+WORDS_BYTES = 4096
 MESSAGE_BYTES = 24  # the launcher's, when a hook failed; an errno has four
 
 TYPE_CHECKING = False
@@ -33,18 +34,18 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
         os.unlink(path)
         connection.send(b"\1")
         debug.say("told the process of %s to run its program", state_dir)
-        answer = _answer(connection)
+        answer, words = _answer(connection)
     finally:
         connection.close()
     if len(answer) == MESSAGE_BYTES:
-        from pyrunc.lifecycle.birth import hook_failed
+        from pyrunc.lifecycle.birth import HookFailed
         from pyrunc.program.launch import MESSAGE
         from pyrunc.program.model import FAILURE
 
         tag, op_index, index, wait_status = MESSAGE.unpack(answer)
         if tag == FAILURE:
             raise KernelError("start", f"operation {op_index} of the program", abs(index))
-        raise hook_failed(index, wait_status)
+        raise HookFailed(index, wait_status, words)
     if answer:
         number = abs(int.from_bytes(answer[:4], "little", signed=True))
         from pyrunc.lifecycle.birth import worded  # a good start needs none of these
@@ -74,8 +75,12 @@ def _connect(state_dir: str, path: str) -> _Socket:
         os.close(folder)
 
 
-def _answer(connection: _Socket) -> bytes:
+def _answer(connection: _Socket) -> tuple[bytes, bytes]:
+    """The message, empty when all went well, and what a hook that failed has written."""
     try:
-        return connection.recv(MESSAGE_BYTES)
+        answer, words = connection.recv(MESSAGE_BYTES), b""
+        while len(answer) == MESSAGE_BYTES and (more := connection.recv(WORDS_BYTES)):
+            words += more
+        return answer, words[:WORDS_BYTES]
     except ConnectionResetError:  # it died with the byte unread
         raise Error("the container ended before it could be started") from None

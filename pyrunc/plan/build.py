@@ -12,6 +12,7 @@ from pyrunc.errors import InvalidSpec
 from pyrunc.plan import devices, identity, model, mounts, namespaces, paths
 from pyrunc.plan.parent import (
     HOOK_STATE,
+    HOOK_STDERR,
     Parent,
     steps_of_exec,
     steps_of_holder,
@@ -320,7 +321,15 @@ def _execution(
     for index, hook in enumerate(hooks):
         hook_env = env if hook.env is None else hook.env
         ops.append(
-            model.RunHook(index, hook.path, hook.args or (hook.path,), hook_env, hook.timeout_s, HOOK_STATE)
+            model.RunHook(
+                index,
+                hook.path,
+                hook.args or (hook.path,),
+                hook_env,
+                hook.timeout_s,
+                HOOK_STATE,
+                HOOK_STDERR,
+            )
         )
     ops.append(model.Execute(process.args, env, preserve))
     return ops

@@ -20,7 +20,7 @@ from pyrunc.abi.signal import SIGSET_SIZE
 from pyrunc.plan import model as m
 from pyrunc.plan.lower_mount import require_proc
 from pyrunc.plan.lowering import EMPTY, Lowering
-from pyrunc.plan.parent import HOOK_STATE
+from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR
 from pyrunc.program import macros
 from pyrunc.program.assemble import NEXT
 from pyrunc.program.macros import RETRY
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 AF_INET, SOCK_DGRAM, SOCK_CLOEXEC = 2, 2, 0o2000000
 KEEP_ALL_KEYS = 0x80000  # KEY_USR_SEARCH beside what the possessor has
 SIGCHLD, SIGKILL, POLLIN = 17, 9, 1
+HOOK_WORDS_BYTES = 4096
 OUTSIDE = "current working directory is outside of container mount namespace root"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NO_PROGRAM = "no-program"  # mark of failures of the last execve and of its check
@@ -282,7 +283,7 @@ def load_filter(low: Lowering, op: m.LoadFilter) -> None:
     """Descriptors are closed before, and what is still needed marked: a filter may be older than close_range(2)."""
     a, low.filtered = low.a, True
     macros.close_all_from(a, 3 + low.preserve, cloexec=True)
-    _close_all_but(low, "start", HOOK_STATE, "pause")
+    _close_all_but(low, "start", HOOK_STATE, HOOK_STDERR, "pause")
     program = a.data(pack("<HxxxxxxQ", len(op.instructions) // 8, 0))
     a.pointer(program.at(8), a.data(op.instructions))
     listener = a.slot(4)
@@ -353,7 +354,7 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     """
     a, listening = low.a, low.numbers[op.descriptor]
     if not low.filtered:
-        _close_all_but(low, "start", HOOK_STATE)
+        _close_all_but(low, "start", HOOK_STATE, HOOK_STDERR)
     low.start, low.start_number = a.slot(4), low.sync_number
     again = a.slot(4)
     byte = a.data(8)
@@ -381,7 +382,7 @@ def refuse_start(low: Lowering, op: m.RefuseStart) -> None:
 def run_hook(low: Lowering, op: m.RunHook) -> None:
     """clone(2), which filters that know only older calls let pass; the parent's half comes first, as jumps go forward."""
     a, pid, child, done = low.a, low.a.slot(4), low.a.label(), low.a.label()
-    state, keep = low.numbers[op.descriptor], low.sync_number
+    state, errors, keep = low.numbers[op.descriptor], low.numbers[op.errors], low.sync_number
     a.sys("clone", SIGCHLD, 0, 0, 0, 0, store=pid)
     a.compare(pid, "eq", 0, true=child)
     if op.timeout_s is not None:
@@ -390,14 +391,26 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     a.sys("wait4", pid, status.address, 0, 0)
     a.compare(status, "eq", 0, true=done)
     a.send(STATUS, op.index, status)
+    _tell_errors(low, op)
     a.exit(1)
     a.place(child)
     a.sys("lseek", state, 0, 0)
     a.sys("dup3", state, 0, 0)
+    if not low.filtered:  # under a filter, which may not know the call, the words of earlier hooks come first
+        a.sys("ftruncate", errors, 0)
+        a.sys("lseek", errors, 0, 0)
+    a.sys("dup3", errors, 2, 0)
     macros.close_all_from(a, 3, [keep], may_fail=low.filtered)
     a.sys("execve", op.path, a.pointers(op.args), a.pointers(op.env), skip_any=NEXT)
     a.exit(127)
     a.place(done)
+
+
+def _tell_errors(low: Lowering, op: m.RunHook) -> None:
+    """After the status, `start` reads what the hook wrote; a parent has the file itself. A filter may forbid it."""
+    if low.start is not None:
+        offset = low.a.data(8)
+        low.a.sys("sendfile", low.start, low.numbers[op.errors], offset, HOOK_WORDS_BYTES, skip_any=NEXT)
 
 
 def _end_in_time(low: Lowering, pid: Slot, op: m.RunHook) -> None:
@@ -411,6 +424,7 @@ def _end_in_time(low: Lowering, pid: Slot, op: m.RunHook) -> None:
     a.sys("kill", pid, SIGKILL)
     a.sys("wait4", pid, 0, 0, 0)
     a.send(STATUS, op.index, -1)
+    _tell_errors(low, op)
     a.exit(1)
     a.place(ended)
 
@@ -470,6 +484,6 @@ NEEDS: dict[type, Callable[[Any], tuple[str, ...]]] = {
     m.Clone: lambda op: ("cgroup",) if op.cgroup else (),
     m.SetSysctl: lambda op: ("proc",),
     m.AwaitStart: lambda op: (op.descriptor,),
-    m.RunHook: lambda op: (op.descriptor,),
+    m.RunHook: lambda op: (op.descriptor, op.errors),
     m.ExecuteDescriptor: lambda op: (op.descriptor,),
 }

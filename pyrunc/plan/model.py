@@ -514,7 +514,10 @@ class RefuseStart(Op):
 
 
 class RunHook(Op):
-    """A startContainer hook: a child that gets the state on stdin; its failure is told to `start`, and is our end."""
+    """A startContainer hook: a child that gets the state on stdin; its failure is told to `start`, and is our end.
+
+    `errors` names the file for its stderr, whose beginning is told as well.
+    """
 
     index: int
     path: str
@@ -522,6 +525,7 @@ class RunHook(Op):
     env: tuple[str, ...]
     timeout_s: int | None
     descriptor: str
+    errors: str
 
 
 class Execute(Op):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Steps = Mapping[str, tuple[Step, ...]]
 
 SYNC_POINTS = ("born", "mounted", "before-pivot", "before-identity", "listener")
-HOOK_STATE = "hook-state"
-"""The descriptor of the memfd with the state that startContainer hooks read."""
+HOOK_STATE, HOOK_STDERR = "hook-state", "hook-stderr"
+"""The descriptors of the memfds with the state that startContainer hooks read, and with what the last one wrote."""
 
 
 class Parent(Value):

@@ -141,6 +141,26 @@ def test_a_failure_after_the_end_is_only_told(runtime: Runtime, shared: Path) ->
     assert (shared / "poststop0").exists()
 
 
+@pytest.mark.parametrize("timeout", [None, 1])
+def test_what_a_hook_of_start_says_is_told(runtime: Runtime, shared: Path, timeout: int | None) -> None:
+    """Of the hook that failed alone, and no more than fits; runc's start does not hear of it."""
+    if not runtime.is_pyrunc:
+        pytest.skip("runc's start does not wait for this hook")
+    early = hook("echo fine >&2")
+    end = "exit 7" if timeout is None else "exec sleep 60"
+    bad = hook(f"printf 'why\\n\\033[31mred' >&2; head -c 100000 /dev/zero | tr '\\0' x >&2; {end}")
+    bad.update({"timeout": timeout} if timeout else {})
+    box = with_hooks(runtime, shared, "true", startContainer=[early, bad])
+    box.create().ok()
+    failures = [box.start(), runtime("run", "--bundle", str(box.folder), f"{box.id}-run")]
+    for failed in failures:
+        how = "exit status 7" if timeout is None else "it did not end in time and was killed"
+        failed.fails(f"error running startContainer hook #1: {how}, stderr: why; ")
+        assert "fine" not in failed.err and "\x1b" not in failed.err and len(failed.err) < 5000
+    box.gone()
+    assert runtime("list", "-q").ok().out.split() == [box.id]
+
+
 def test_what_a_hook_says_moves_no_cursor(runtime: Runtime, shared: Path) -> None:
     text = "printf 'why\\n\\033[31mred' >&2; exit 7"
     box = with_hooks(runtime, shared, "true", poststop=[hook(text)]).up()
