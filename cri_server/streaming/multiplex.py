@@ -25,6 +25,8 @@ from cri_server.streaming.spdy.headers import Headers
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
 from cri_server.streaming.wire import ConnectionLost, Wire, room_or_hang_up
 
+FRAMES_OF_A_TURN = 100
+
 
 class MultiplexedStream:
     """One stream: an `Outbound`, with what the peer sends in `inbound`."""
@@ -71,17 +73,22 @@ class Multiplexer:
         self.budget = Budget()
         self._wire, self._side, self._on_open = wire, side, on_open
         self._core = Connection(side, streams_limit)
+        self._handled_before = 0  # this turn
         self._streams: dict[int, MultiplexedStream] = {}
 
     async def run(self) -> str:
         """Read until the connection is over; why it is, in words. All streams are lost then."""
         try:
             while data := await self._wire.receive():
-                for event in self._core.receive(data):
-                    if isinstance(event, Failed):
-                        return event.reason
-                    self._take(event)
-                self._post()
+                rest = memoryview(data)
+                while len(rest):
+                    events, rest = self._core.receive_some(rest, FRAMES_OF_A_TURN)
+                    for event in events:
+                        if isinstance(event, Failed):
+                            return event.reason
+                        self._take(event)
+                    self._post()
+                    await self._end_turn()
                 if self.budget.exhausted and not await self._room():
                     return "the peer hung up"
             return "the peer hung up"
@@ -91,6 +98,15 @@ class Multiplexer:
             self._post_last()
             for stream in self._streams.values():
                 stream.lose()
+            # The streams know this connection: what waited for it is freed now, not by the collector of cycles.
+            self._streams.clear()
+            self._on_open = MultiplexedStream.lose
+
+    async def _end_turn(self) -> None:
+        """Let the other tasks run after so many frames, however fast they come."""
+        if self._core.frames_handled - self._handled_before >= FRAMES_OF_A_TURN:
+            self._handled_before = self._core.frames_handled
+            await asyncio.sleep(0)
 
     async def _room(self) -> bool:
         """Wait until the streams have room; false if a client leaves before that.

@@ -138,12 +138,15 @@ async def _copy_sizes(session: Session, opening: asyncio.Future[Inbound]) -> Non
         while data := await resize.read():
             text = (text + data.decode("utf-8", "replace")).lstrip()
             size: object = None
-            while text:
+            begin = 0
+            while begin < len(text):
                 try:
-                    size, end = decoder.raw_decode(text)
+                    size, begin = decoder.raw_decode(text, begin)
                 except (ValueError, RecursionError):
                     break
-                text = text[end:].lstrip()
+                while text[begin : begin + 1].isspace():
+                    begin += 1
+            text = text[begin:]
             if isinstance(size, dict):
                 await _resize(session, size)
             if len(text) > RESIZE_LIMIT_BYTES:

@@ -369,6 +369,9 @@ async def _while_connected(reading: Coroutine[Any, Any, str], serving: Coroutine
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
+    try:
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+    finally:
+        del tasks, results, result  # an error that is raised here knows this frame

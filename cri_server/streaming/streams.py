@@ -11,6 +11,7 @@ from collections import deque
 from typing import Protocol
 
 BUDGET_BYTES = 512 * 1024
+PIECE_BYTES = 64  # what each piece costs beside its bytes
 
 
 class StreamGone(Exception):
@@ -59,7 +60,7 @@ class Inbound:
     def feed(self, data: bytes) -> None:
         """Take bytes in."""
         if data and not self._unwanted and not self._ended:
-            self._budget.use(len(data))
+            self._budget.use(len(data) + PIECE_BYTES)
             self._chunks.append(data)
             self._changed.set()
 
@@ -79,7 +80,7 @@ class Inbound:
     def discard(self) -> None:
         """Throw away what waits and what still comes."""
         self._unwanted = True
-        self._budget.give_back(sum(map(len, self._chunks)))
+        self._budget.give_back(sum(map(len, self._chunks)) + PIECE_BYTES * len(self._chunks))
         self._chunks.clear()
 
     async def read(self) -> bytes:
@@ -92,7 +93,7 @@ class Inbound:
             self._changed.clear()
             await self._changed.wait()
         data = self._chunks.popleft()
-        self._budget.give_back(len(data))
+        self._budget.give_back(len(data) + PIECE_BYTES)
         return data
 
 

@@ -7,6 +7,7 @@ Framing, masking, ping and close are the core of the `websockets` package; this 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import logging
@@ -22,6 +23,8 @@ from cri_server.streaming.wire import ConnectionLost, Wire, room_or_hang_up
 
 MESSAGE_LIMIT_BYTES = 1024 * 1024
 CLOSE_CHANNEL = 255
+PART_BYTES = 2048  # handled in one go: a few hundred of the smallest frames
+FRAMES_OF_A_TURN = 100
 # The core reports each closed connection; what matters of it reaches the caller as a reason.
 _QUIET = logging.getLogger("cri_server.streaming.websocket")
 _QUIET.setLevel(logging.CRITICAL)
@@ -55,21 +58,35 @@ class Messages:
         self._core = Protocol(side, max_size=MESSAGE_LIMIT_BYTES, logger=_QUIET)
         self._fragments: list[bytes] = []
         self._ready: deque[bytes] = deque()
+        self._unread = memoryview(b"")
+        self._handled = 0  # frames in this turn
 
     async def receive(self) -> bytes:
         """The next message that is not empty, nothing at the end. Raises `ConnectionLost`."""
         while not self._ready:
             if self._core.state is not State.OPEN:
                 return b""
-            data = await self._wire.receive()
-            if not data:
-                self._core.receive_eof()
-                return b""
-            self._core.receive_data(bytes(data))
-            for frame in self._core.events_received():
+            if not self._unread:
+                data = await self._wire.receive()
+                if not data:
+                    self._core.receive_eof()
+                    return b""
+                self._unread = memoryview(bytes(data))
+            part, self._unread = self._unread[:PART_BYTES], self._unread[PART_BYTES:]
+            self._core.receive_data(bytes(part))
+            frames = self._core.events_received()
+            for frame in frames:
                 self._take(frame)
             self._wire.post(self._out())
+            await self._end_turn(len(frames))
         return self._ready.popleft()
+
+    async def _end_turn(self, frames: int) -> None:
+        """Let the other tasks run after so many frames, however fast they come."""
+        self._handled += frames
+        if self._handled >= FRAMES_OF_A_TURN:
+            self._handled = 0
+            await asyncio.sleep(0)
 
     def _take(self, frame: object) -> None:
         if not isinstance(frame, Frame) or frame.opcode not in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
@@ -170,10 +187,16 @@ class Channels:
         self.budget = Budget()
         self._messages, self._dialect = messages, dialect
         self._channels: dict[int, Channel] = {}
+        self._over = False
 
     def channel(self, number: int) -> Channel:
-        """Make a channel; before `run`."""
-        return self._channels.setdefault(number, Channel(self, number))
+        """Make a channel; before `run`. Afterwards it is a lost one."""
+        found = self._channels.get(number) or Channel(self, number)
+        if self._over:
+            found.inbound.lose()
+        else:
+            self._channels[number] = found
+        return found
 
     async def run(self) -> str:
         """Read until the connection is over; why it is, in words. All channels are lost then."""
@@ -192,6 +215,8 @@ class Channels:
         finally:
             for channel in self._channels.values():
                 channel.inbound.lose()
+            self._channels.clear()  # they know this connection
+            self._over = True
 
     def _take(self, message: bytes) -> bool:
         if self._dialect.base64:

@@ -101,6 +101,7 @@ class Connection:
     side: Side
     streams_limit: int = STREAMS_LIMIT
     failed: bool = False
+    frames_handled: int = 0
     _streams: dict[int, _Stream] = field(default_factory=dict)
     _out: list[bytes] = field(default_factory=list)
     _packer: Packer = field(default_factory=Packer)
@@ -121,10 +122,14 @@ class Connection:
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """Take bytes of any length, in any cut; return what they mean, in order."""
+        return self.receive_some(memoryview(data), len(data))[0]
+
+    def receive_some(self, view: memoryview, frames_limit: int) -> tuple[list[Event], memoryview]:
+        """Likewise, but return after so many frames with what is left: a frame may be eight bytes, but is as much work."""
         events: list[Event] = []
-        view = memoryview(data)
+        limit = self.frames_handled + frames_limit
         try:
-            while len(view) and not self.failed:
+            while len(view) and not self.failed and self.frames_handled < limit:
                 view = self._body(view, events) if self._data_left else self._frame(view, events)
         except _Broken as broken:
             self.failed = True
@@ -132,7 +137,7 @@ class Connection:
             self._partial.clear()
             self._out.append(frames.goaway(self._last_received, Parting.PROTOCOL_ERROR))
             events.append(Failed(str(broken)))
-        return events
+        return events, view
 
     def _body(self, view: memoryview, events: list[Event]) -> memoryview:
         """A part of a data frame's body."""
@@ -148,6 +153,7 @@ class Connection:
 
     def _frame(self, view: memoryview, events: list[Event]) -> memoryview:
         """A frame's head and, for a control frame, its body; keeps what is not complete for the next call."""
+        self.frames_handled += 1
         view = self._collect(view, HEAD_BYTES)
         if len(self._partial) < HEAD_BYTES:
             return view

@@ -1,0 +1,252 @@
+"""Sessions whose client floods: the others get their turns meanwhile, and what is kept of the flood is bounded.
+
+All sessions and kubelet's calls share one event loop. What counts here is how many frames are handled in one of its turns,
+not how long that takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from cri_server.streaming import server as server_module
+from cri_server.streaming.backend import ExecOptions, PortForwardOptions
+from cri_server.streaming.server import StreamingServer
+from cri_server.streaming.spdy import frames
+from cri_server.streaming.spdy.connection import Connection
+from cri_server.streaming.streams import BUDGET_BYTES
+from cri_server.streaming.websocket import Messages
+from cri_server.streaming.wire import SocketWire
+from tests.cri.streaming.conftest import GoExec
+from tests.cri.streaming.processes import ProcessBackend
+from tests.cri.streaming.test_hostile import SPDY, WEBSOCKET, connection, path_of, request
+
+FLOOD_BYTES = 1 << 20
+FRAMES_OF_A_TURN = 1000
+STUCK = ExecOptions("c", ("/bin/sh", "-c", "exec sleep 1000"), stdin=True, stdout=True, stderr=True)
+
+
+def spdy(*roles: str) -> tuple[Connection, bytes]:
+    """A client's side with a stream for each role, and what opens them."""
+    client = Connection("client")
+    for role in roles:
+        client.open({"streamtype": [role]})
+    return client, client.data_to_send()
+
+
+def pings() -> bytes:
+    return frames.ping(1) * (FLOOD_BYTES // 12)
+
+
+def refused_streams() -> bytes:
+    client, parts = Connection("client"), []
+    while len(parts) * 26 < FLOOD_BYTES:
+        client.open({"streamtype": ["no such thing"]})
+        parts.append(client.data_to_send())
+    return b"".join(parts)
+
+
+def empty_data() -> bytes:
+    _, begin = spdy("error", "stdin", "stdout", "stderr")
+    return begin + frames.data_head(3, 0, False) * (FLOOD_BYTES // 8)
+
+
+def tiny_data() -> bytes:
+    """Input that nobody reads, an octet in each frame."""
+    _, begin = spdy("error", "stdin", "stdout", "stderr")
+    return begin + (frames.data_head(3, 1, False) + b"x") * (FLOOD_BYTES // 9)
+
+
+def masked(opcode: int, payload: bytes = b"") -> bytes:
+    return bytes((opcode, 0x80 | len(payload))) + bytes(4) + payload
+
+
+def websocket_pings() -> bytes:
+    return masked(0x89) * (FLOOD_BYTES // 6)
+
+
+def websocket_fragments() -> bytes:
+    return masked(0x02) + masked(0x00) * (FLOOD_BYTES // 6)
+
+
+def websocket_messages() -> bytes:
+    """On a channel that is not there."""
+    return masked(0x82, b"\x07x") * (FLOOD_BYTES // 8)
+
+
+def websocket_input() -> bytes:
+    return masked(0x82, b"\x00x") * (FLOOD_BYTES // 8)
+
+
+FLOODS = [pings, refused_streams, empty_data, tiny_data, websocket_pings, websocket_fragments, websocket_messages, websocket_input]  # fmt: skip
+
+
+class Turns:
+    """Counts the turns of the event loop, and what was handled in each."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.handled: Counter[int] = Counter()
+
+    async def count(self) -> None:
+        while True:
+            self.number += 1
+            await asyncio.sleep(0)
+
+    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any) -> Any:
+            self.handled[self.number] += 1
+            return function(*arguments)
+
+        return wrapper
+
+
+@pytest.fixture
+async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
+    """SPDY frames and WebSocket frames by the turn in which they were handled."""
+    turns = Turns()
+    monkeypatch.setattr(Connection, "_frame", turns.counting(Connection._frame))
+    monkeypatch.setattr(Messages, "_take", turns.counting(Messages._take))
+    counting = asyncio.create_task(turns.count())
+    yield turns
+    counting.cancel()
+    await asyncio.gather(counting, return_exceptions=True)
+
+
+def opening(server: StreamingServer, flood: Callable[[], bytes]) -> bytes:
+    path = path_of(server.url_for_exec(STUCK))
+    if flood.__name__.startswith("websocket"):
+        return request(path, *WEBSOCKET, method="GET")
+    return request(path, *SPDY)
+
+
+async def send_flood(server: StreamingServer, flood: Callable[[], bytes], sent: asyncio.Event) -> None:
+    """Send all of it while reading what comes; keep the connection afterwards."""
+    data = opening(server, flood) + flood()
+    async with connection(server) as (reader, writer):
+
+        async def read() -> None:
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1 << 16):
+                    pass
+
+        reading = asyncio.create_task(read())
+        try:
+            with contextlib.suppress(ConnectionError):
+                for at in range(0, len(data), 1 << 16):
+                    writer.write(data[at : at + (1 << 16)])
+                    await writer.drain()
+            sent.set()
+            await reading
+        finally:
+            reading.cancel()
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_others_have_their_turns(
+    server: StreamingServer, go: GoExec, turns: Turns, flood: Callable[[], bytes]
+) -> None:
+    sent = asyncio.Event()
+    flooding = asyncio.create_task(send_flood(server, flood, sent))
+    try:
+        async with asyncio.timeout(60):
+            while sum(turns.handled.values()) < 5000 and not sent.is_set():
+                await asyncio.sleep(0)
+        assert (await go("echo well")).stdout == b"well\n"
+        assert max(turns.handled.values()) <= FRAMES_OF_A_TURN
+    finally:
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+
+
+@pytest.mark.parametrize("flood", [tiny_data, websocket_input])
+async def test_what_waits_in_tiny_pieces_is_counted_with_what_each_costs(
+    server: StreamingServer, flood: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cri_server.streaming import streams
+
+    budgets: list[streams.Budget] = []
+    make = streams.Budget.__init__
+
+    def remember(budget: streams.Budget, *arguments: Any) -> None:
+        make(budget, *arguments)
+        budgets.append(budget)
+
+    monkeypatch.setattr(streams.Budget, "__init__", remember)
+    chunks: Counter[int] = Counter()
+    feed = streams.Inbound.feed
+
+    def count(inbound: streams.Inbound, data: bytes) -> None:
+        feed(inbound, data)
+        chunks[id(inbound)] = len(inbound._chunks)
+
+    monkeypatch.setattr(streams.Inbound, "feed", count)
+    flooding = asyncio.create_task(send_flood(server, flood, asyncio.Event()))
+    try:
+        async with asyncio.timeout(60):
+            while not any(budget.exhausted for budget in budgets):
+                await asyncio.sleep(0.01)
+        assert 0 < max(chunks.values()) < BUDGET_BYTES // 32
+    finally:
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+
+
+# ---- what ends is freed
+
+
+ENDS = {
+    "no such ticket": lambda s: request("/exec/none", *SPDY),
+    "no stream protocol": lambda s: request(path_of(s.url_for_exec(STUCK)), *SPDY[:2]),
+    "broken SPDY": lambda s: request(path_of(s.url_for_exec(STUCK)), *SPDY) + b"\xff" * 100,
+    "broken session": lambda s: opening(s, pings) + spdy("error", "stdin", "stdout", "stderr")[1] + b"\xff" * 100,
+    "broken WebSocket": lambda s: opening(s, websocket_pings) + b"\xff" * 100,
+    "port-forward": lambda s: (
+        request(
+            path_of(s.url_for_port_forward(PortForwardOptions("pod"))),
+            *SPDY[:2],
+            "X-Stream-Protocol-Version: portforward.k8s.io",
+        )
+        + spdy("error", "data")[1]
+        + b"\xff" * 100
+    ),
+    "input and gone": lambda s: opening(s, tiny_data) + tiny_data()[:5000],
+    "WebSocket input and gone": lambda s: opening(s, websocket_input) + websocket_input()[:4800],
+    "a second request": lambda s: request(path_of(s.url_for_exec(STUCK)), *SPDY) + request("/exec/none", *SPDY),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_connection_that_has_ended_is_freed_at_once(
+    backend: ProcessBackend, server: StreamingServer, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """With its buffers, not when the collector of cycles comes by."""
+    wires: list[weakref.ref[SocketWire]] = []
+
+    class Remembered(SocketWire):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            wires.append(weakref.ref(self))
+
+    monkeypatch.setattr(server_module, "SocketWire", Remembered)
+    gc.collect()
+    gc.disable()
+    try:
+        async with connection(server) as (reader, writer):
+            writer.write(ENDS[end](server))
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(0.3):
+                    await reader.read()
+        async with asyncio.timeout(30):
+            while server._connections or any(not session.closed.is_set() for session in backend.sessions):
+                await asyncio.sleep(0.01)
+        assert [wire() for wire in wires] == [None]
+    finally:
+        gc.enable()
