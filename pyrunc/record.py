@@ -23,7 +23,7 @@ class DamagedRecord(Error):
 
 
 def write_bytes(path: str, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
-    """Put `content` at `path` whole. Raises OSError; the temporary file is gone then."""
+    """Put `content` at `path` whole. Raises OSError, which names the file; the temporary one is gone then."""
     temporary = f"{path}.{os.getpid()}.tmp"
     descriptor = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode
@@ -38,8 +38,10 @@ def write_bytes(path: str, content: bytes, *, mode: int = 0o600, durable: bool =
         finally:
             os.close(descriptor)
         os.rename(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # write(2) and fsync(2) know no name
+            error.filename = path
         raise
     if durable:
         _sync_folder(os.path.dirname(path) or ".")

@@ -6,7 +6,6 @@ when the server starts is rubbish of an earlier life.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from pyrunc import record
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, ResourceExhausted
+from pyrunc.kernel.full import FULL, reason
 
 FOLDER_MODE = 0o700
 
@@ -25,20 +25,20 @@ class DigestMismatch(PeerError):
     """Content is not what its digest or size promised."""
 
 
-def node_error(error: OSError, subject: str) -> Error:
-    """An OSError of the store in our words: a full disk is a matter of its own."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceExhausted(f"no space left on the image store ({subject})")
+def node_error(error: OSError, subject: str, root: Path) -> Error:
+    """An OSError of the store at `root` in our words: a full disk is a matter of its own."""
+    if error.errno in FULL:
+        return ResourceExhausted(f"{reason(error.errno, str(root))} ({subject})")
     return KernelError("write", subject, error.errno or 0)
 
 
 @contextmanager
-def store_errors() -> Iterator[None]:
-    """What the operating system says about the store becomes an error of ours."""
+def store_errors(root: Path) -> Iterator[None]:
+    """What the operating system says about the store at `root` becomes an error of ours."""
     try:
         yield
     except OSError as error:
-        raise node_error(error, error.filename or "the image store") from error
+        raise node_error(error, os.fsdecode(error.filename or "the image store"), root) from error
 
 
 class Ingest:
@@ -47,7 +47,10 @@ class Ingest:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self._path = blobs.new_temporary("blob")
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise node_error(error, "a blob", blobs.root) from None
         self._hash = hashlib.sha256()
         self.size = 0
 
@@ -66,7 +69,7 @@ class Ingest:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
-            raise node_error(error, "a blob") from None
+            raise node_error(error, "a blob", self._blobs.root) from None
 
     def restart(self) -> None:
         """Forget what was written."""
@@ -92,7 +95,7 @@ class Ingest:
             os.fsync(self._fd)
             os.rename(self._path, self._blobs.path(self.digest))
         except OSError as error:
-            raise node_error(error, "a blob") from None
+            raise node_error(error, "a blob", self._blobs.root) from None
         os.close(self._fd)
         self._fd = -1
         return self.digest

@@ -19,6 +19,7 @@ from cri_server.images.headers import Entry, members, shown
 from cri_server.images.inflate import BadLayer, Limits, Stream
 from cri_server.images.trees import open_folder
 from pyrunc.errors import KernelError, ResourceExhausted
+from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
 from pyrunc.kernel.tree import remove_tree
 
@@ -68,18 +69,18 @@ def extract(
     try:
         return extractor.run()
     except OSError as error:
-        raise in_our_words(error, extractor.now) from None
+        raise in_our_words(error, extractor.now, limits.folder) from None
     except KernelError as error:
-        raise in_our_words(OSError(error.errno, error.call), extractor.now) from None
+        raise in_our_words(OSError(error.errno, error.call), extractor.now, limits.folder) from None
     finally:
         extractor.close()
 
 
-def in_our_words(error: OSError, name: bytes) -> Exception:
-    """What the kernel refused while `name` was being made."""
+def in_our_words(error: OSError, name: bytes, folder: str) -> Exception:
+    """What the kernel refused while `name` was being made on the file system of `folder`."""
     number = error.errno or 0
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceExhausted(f"no space left while unpacking {shown(name)}")
+    if number in FULL:
+        return ResourceExhausted(f"unpacking {shown(name)}: {reason(number, folder)}")
     if number in _FAULTS_OF_THE_LAYER:
         return BadLayer(f"{shown(name)}: {os.strerror(number)}")
     return KernelError("unpack", shown(name), number)

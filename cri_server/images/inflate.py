@@ -49,12 +49,15 @@ class BadLayer(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a layer may unpack to, in bytes and in entries; `reason` says why not more."""
+    """What a layer (or `subject`) may unpack to, in bytes and in entries; `reason` says why not more. `folder`: what an error
+    names when its file system is full."""
 
     size_bytes: int = 64 << 30
     entries: int = 8_000_000
     ratio: int = RATIO_LIMIT
     reason: str = "the limit of a layer"
+    subject: str = "the layer"
+    folder: str = "/"
 
 
 class _Decoder(Protocol):
@@ -118,11 +121,11 @@ class Stream:
     def _check(self) -> None:
         if self.size_bytes > self._limits.size_bytes:
             raise ResourceExhausted(
-                f"the layer unpacks to more than {self._limits.size_bytes} bytes: {self._limits.reason}"
+                f"{self._limits.subject} unpacks to more than {self._limits.size_bytes} bytes: {self._limits.reason}"
             )
         if self.size_bytes > RATIO_FREE_BYTES and self.size_bytes > self.read_bytes * self._limits.ratio:
             raise BadLayer(
-                f"the layer unpacks {self._limits.ratio} times its size ({self.size_bytes} bytes so far)"
+                f"{self._limits.subject} unpacks {self._limits.ratio} times its size ({self.size_bytes} bytes so far)"
             )
 
     def _decoded(self) -> Iterator[bytes]:

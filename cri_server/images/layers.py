@@ -106,7 +106,7 @@ class Layers:
             try:
                 syscall("syncfs", "the image store", fd)
             except KernelError as error:
-                raise node_error(OSError(error.errno, ""), "layers") from None
+                raise node_error(OSError(error.errno, ""), "layers", self._folder) from None
             finally:
                 os.close(fd)
             return

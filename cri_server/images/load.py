@@ -50,24 +50,28 @@ def load(
     blobs: Blobs,
     path: Path,
     name: str | None,
-    size_limit_bytes: int,
+    room: Limits,
     given_up: Callable[[], bool] = lambda: False,
 ) -> list[Loaded]:
     """Put the archive's blobs into the layout and say which images they make. Blocking; Abandoned when it was given up.
 
     Blobs that no image needs are the caller's to collect, also after an error. Raises InvalidArgument (not an archive, or a
-    damaged one), NotFound, ResourceExhausted, KernelError.
+    damaged one), NotFound, ResourceExhausted, KernelError, and OSError about the store.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise KernelError("open", f"'{path}'", error.errno or 0) from None
     try:
-        archive = _read(blobs, Stream(fd, Limits(size_bytes=size_limit_bytes)), given_up)
+        archive = _read(blobs, Stream(fd, room), given_up)
         return _images(blobs, archive, Reference.parse(name) if name else None)
     except (BadLayer, manifests.BadManifest) as error:
         raise InvalidArgument(f"{path}: {error.message}") from None
     except OSError as error:
+        if (
+            error.filename is not None
+        ):  # one of the store's files: only the archive is read by descriptor alone
+            raise
         raise KernelError("read", f"'{path}'", error.errno or 0) from None
     finally:
         os.close(fd)

@@ -52,7 +52,7 @@ class Pull:
     async def run(self) -> str:
         """The image id. Raises Error, whose message names the reference."""
         try:
-            with store_errors():
+            with store_errors(self._store.root):
                 return await self._run()
         except Error as error:
             prefix = "RegistryUnavailable: "
@@ -120,7 +120,7 @@ class Pull:
         missing = {d.digest: d.size for d in manifest.layers if self._store.blobs.size(d.digest) != d.size}
         self._total = sum(missing.values())
         if self._total > self._store.free_bytes():
-            raise ResourceExhausted(f"no space left on the image store for {self._total} bytes of layers")
+            raise ResourceExhausted(f"{self._total} bytes of layers: {self._store.full()}")
         self._tell("fetching")
         await self._store.unpack_all(
             manifest, config.diff_ids, lambda layer: self._fetch(registry, layer), self._watch

@@ -19,7 +19,7 @@ from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, P
 from cri_server.images.reference import Reference
 from cri_server.images.store import Store, is_here
 from cri_server.images.waiting import Watch, in_thread
-from pyrunc.errors import NotFound, ResourceExhausted, WrongState
+from pyrunc.errors import NotFound, WrongState
 from pyrunc.zygote.client import Zygote
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ImageService:
 
         Raises ResourceExhausted, KernelError.
         """
-        with store_errors():
+        with store_errors(self._store.root):
             await self._store.open()
 
     async def close(self) -> None:
@@ -121,7 +121,7 @@ class ImageService:
 
         Raises WrongState naming the containers that use the image, when it would be gone.
         """
-        with store_errors():
+        with store_errors(self._store.root):
             await self._store.withdraw(lambda: self._names_to_remove(reference))
 
     def _names_to_remove(self, reference: str) -> builtins.list[Name]:
@@ -157,19 +157,17 @@ class ImageService:
         """
         watch = Watch(self._no_progress_timeout_s, f"loading {path}")
         try:
-            with store_errors():
+            with store_errors(self._store.root):
                 async with self._store.loading():
                     return await self._load(path, name, watch)
         finally:
             await self._store.collect()
 
     async def _load(self, path: Path, name: str | None, watch: Watch) -> builtins.list[Image]:
-        free = self._store.free_bytes()
-        if not free:
-            raise ResourceExhausted("no space left on the image store")
+        room = self._store.limits_of_archive()
         given_up = threading.Event()
         loaded = await in_thread(
-            lambda: archives.load(self._store.blobs, path, name, free, given_up.is_set), given_up.set
+            lambda: archives.load(self._store.blobs, path, name, room, given_up.is_set), given_up.set
         )
         return [await self._finish(image, watch) for image in loaded]
 

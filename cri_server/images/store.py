@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cri_server.images import unpack
@@ -22,12 +22,12 @@ from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
 from cri_server.images.waiting import Abandoned, Turns, Watch, first_error, in_thread
 from pyrunc.errors import Error, PeerError, ResourceExhausted
+from pyrunc.kernel.full import FULL, reason
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 
 RESERVE_LIMIT_BYTES = 512 << 20
-_FULL = "no space left on the image store"
 _EVERYTHING = "everything"  # a key that is held as digests are
 _ERRAND_END_S = 10.0
 _UNPACK_ERRAND = "cri_server.images.unpack:errand"
@@ -147,7 +147,7 @@ class Store:
         try:
             self.catalog.remove(names)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             log.warning("the image store is full: removing first, writing the index then")
             self.catalog.forget(names)
@@ -191,14 +191,28 @@ class Store:
     def free_bytes(self) -> int:
         """What may still be written, with a reserve left for the node to go on."""
         found = os.statvfs(self.root)
-        reserve = min(RESERVE_LIMIT_BYTES, found.f_blocks * found.f_frsize // 50)
-        return max(0, found.f_bavail * found.f_frsize - reserve)
+        return max(0, found.f_bavail * found.f_frsize - self._reserve_bytes())
 
-    def _limits(self) -> Limits:
+    def full(self) -> str:
+        """Why no more than `free_bytes` can be written."""
+        kept = f"{self._reserve_bytes()} bytes are kept for the node"
+        return f"{reason(errno.ENOSPC, str(self.root))} ({kept})"
+
+    def _reserve_bytes(self) -> int:
+        found = os.statvfs(self.root)
+        return min(RESERVE_LIMIT_BYTES, found.f_blocks * found.f_frsize // 50)
+
+    def limits_of_archive(self) -> Limits:
+        """What an archive may unpack to: as much as there is room for. Raises ResourceExhausted when there is none."""
         free = self.free_bytes()
         if not free:
-            raise ResourceExhausted(_FULL)
-        return Limits(size_bytes=free, reason=_FULL) if free < Limits().size_bytes else Limits()
+            raise ResourceExhausted(self.full())
+        return Limits(free, reason=self.full(), subject="the archive", folder=str(self.root))
+
+    def _limits_of_layer(self) -> Limits:
+        """A layer's own, or what there is room for. Raises ResourceExhausted when there is none."""
+        limits, room = Limits(folder=str(self.root)), self.limits_of_archive()
+        return replace(room, subject=limits.subject) if room.size_bytes < limits.size_bytes else limits
 
     # ---- layers
 
@@ -237,7 +251,7 @@ class Store:
         layer.committed.set()
 
     async def _unpack(self, layer: _Wanted, watch: Watch) -> None:
-        limits = self._limits()
+        limits = self._limits_of_layer()
         folder = self.layers.new_folder()
         try:
             with watch.paused():

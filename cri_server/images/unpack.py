@@ -18,7 +18,8 @@ from cri_server.images import jail
 from cri_server.images.extract import extract
 from cri_server.images.inflate import BadLayer, Limits, Stream
 from pyrunc import record
-from pyrunc.errors import Error, KernelError
+from pyrunc.errors import Error, KernelError, ResourceExhausted
+from pyrunc.kernel.full import FULL, reason
 
 TREE = "tree"
 RECORD = "layer.json"
@@ -100,5 +101,8 @@ def errand(arguments: dict[str, Any], fds: list[int]) -> int:
     except Error:
         raise
     except OSError as error:
-        raise KernelError("unpack", arguments["folder"], error.errno or 0) from None
+        number, folder = error.errno or 0, arguments["folder"]
+        if number in FULL:
+            raise ResourceExhausted(f"unpacking a layer: {reason(number, folder)}") from None
+        raise KernelError("unpack", folder, number) from None
     return 0

@@ -196,7 +196,7 @@ class Network:
 
     async def _remember(self, attachment: Attachment) -> None:
         """Write the record. Who is cancelled meanwhile waits all the same: a thread cannot be stopped, and a roll-back that
-        overtook it would leave the record behind.
+        overtook it would leave the record behind. Raises ResourceExhausted, KernelError.
         """
         writing = asyncio.ensure_future(asyncio.to_thread(self._attachments.write, attachment))
         try:
@@ -204,6 +204,8 @@ class Network:
         except asyncio.CancelledError:
             await _unless_cancelled(writing)
             raise
+        except OSError as error:
+            raise worded(error, "write", "the network's record") from None
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
         try:

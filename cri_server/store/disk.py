@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
+import os
 from pathlib import Path
 
 from cri_server.store.facts import entries
@@ -12,11 +12,11 @@ from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from pyrunc import record
 from pyrunc.errors import KernelError, ResourceExhausted
+from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 SANDBOX_VERSION = 1
 CONTAINER_VERSION = 1
 
@@ -39,10 +39,12 @@ async def _save(path: Path, content: dict[str, object], version: int) -> None:
 
 
 def worded(error: OSError, call: str, path: str) -> ResourceExhausted | KernelError:
-    """An OSError on one of our own files as an error of ours."""
+    """An OSError on one of our own files as an error of ours, about the file that the error names, else `path`."""
+    named = error.filename
+    place = named if isinstance(named, str) and os.path.isabs(named) else path
     if error.errno in FULL:
-        return ResourceExhausted(f"{call} {path}: no space left on the device")
-    return KernelError(call, repr(path), error.errno or 0)
+        return ResourceExhausted(f"{call}: {reason(error.errno, place)}")
+    return KernelError(call, repr(place), error.errno or 0)
 
 
 async def forget(path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.undo import FAILPOINT, Steps
 from pyrunc.kernel.process import alive_since
-from tests.cri.server_harness import Server, code_of
+from tests.cri.server_harness import Server, code_of, message_of
 from tests.support.processes import wait_until
 
 
@@ -413,6 +414,25 @@ def _removed(group: Path) -> bool:
     return True
 
 
+def test_a_folder_that_is_full_is_named() -> None:
+    """The disk has room, but not the tmpfs of the state, or what the network's records are on."""
+    with Server() as server:
+        server.load_image()
+        pod = server.run_pod()
+        for folder, call in (
+            (server.state / "containers", lambda: server.create(pod)),
+            (server.state / "sandboxes", server.run_pod),
+            (server.root / "network", server.run_pod),
+        ):
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", folder], check=True)
+            try:
+                assert code_of(call) == grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert f"no inodes left on the file system of {folder}/" in message_of(call)
+            finally:
+                subprocess.run(["umount", folder], check=True)
+            assert call()
+
+
 def test_a_full_disk_keeps_nothing_from_being_removed() -> None:
     with Server(disk_bytes=16 << 20) as server:
         server.load_image()
@@ -422,9 +442,9 @@ def test_a_full_disk_keeps_nothing_from_being_removed() -> None:
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
             while True:
                 file.write(b"\0" * 4096)
-        code = code_of(lambda: server.create(other))
-        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert code_of(lambda: server.run_pod()) == grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in (lambda: server.create(other), server.run_pod):
+            assert code_of(call) == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert f"no space left on the file system of {server.root}/" in message_of(call)
         assert server.output(container, "echo", "alive") == "alive\n"
         code = code_of(lambda: server.exec(container, "head", "-c", "1000000", "/dev/zero"))
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -10,6 +10,7 @@ import pytest
 
 from pyrunc.kernel import mount
 from pyrunc.kernel.copy_tree import copy_tree
+from pyrunc.kernel.tree import remove_path
 from tests.cri.images.trees import snapshot
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -84,6 +85,8 @@ def test_a_tree_that_is_deeper_than_a_stack(tmp_path: Path) -> None:
         os.close(fd)
         fd, found = below, found + 1
     os.close(fd)
+    for name in ("source", "copy"):
+        remove_path(tmp_path / name)  # pytest's own removal recurses
     assert found == levels
 
 

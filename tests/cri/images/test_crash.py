@@ -106,8 +106,20 @@ async def test_killed_at_many_moments(tmp_path: Path, registry: Registry) -> Non
     assert len(await kill_often(tmp_path, registry, 200)) > 1, "every kill hit the same moment"
 
 
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-@pytest.mark.parametrize("call", ["fsync", "rename", "mkdir", "pwrite64", "unlink"])
+WORDS = {"ENOSPC": "no space left", "EDQUOT": "the disk quota"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        *(
+            (call, e)
+            for call in ("fsync", "rename", "mkdir", "pwrite64", "unlink")
+            for e in ("EIO", "ENOSPC")
+        ),
+        ("pwrite64", "EDQUOT"),
+    ],
+)
 async def test_a_system_call_that_fails_is_an_error_and_nothing_is_half(
     tmp_path: Path, registry: Registry, call: str, error: str
 ) -> None:
@@ -141,8 +153,8 @@ async def test_a_system_call_that_fails_is_an_error_and_nothing_is_half(
         )
         assert "Traceback" not in done.stderr, done.stderr
         ended.add(done.stdout.split()[0])
-        if error == "ENOSPC" and ended - {"ok"}:
-            assert "no space left" in done.stdout or done.stdout == "ok\n"
+        if error in WORDS and done.stdout != "ok\n":
+            assert f"{WORDS[error]} on the file system of {tmp_path}/images" in done.stdout
         await check(tmp_path / "images", built)
     assert ended <= {"ok", "kernel", "resource_exhausted"}
 

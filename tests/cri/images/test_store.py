@@ -375,17 +375,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize(
-    "built",
+TOO_BIG = pytest.mark.parametrize(
+    ("built", "what"),
     [
-        make(3, layers=1, size=8_000_000),
-        make(3, layers=1, size=4_000_000),
-        image([layer({f"f{n}": "x" for n in range(600)})]),
+        (make(3, layers=1, size=8_000_000), "no space"),
+        (make(3, layers=1, size=4_000_000), "no space"),
+        (image([layer({f"f{n}": "x" for n in range(600)})]), "no inodes"),
     ],
     ids=["the blob does not fit", "the files do not fit", "too many files"],
 )
+
+
+@TOO_BIG
 async def test_a_full_disk_is_said_and_nothing_stays(
-    tmp_path: Path, registry: Registry, small_disk: Path, built: BuiltImage
+    tmp_path: Path, registry: Registry, small_disk: Path, built: BuiltImage, what: str
 ) -> None:
     service = await reopened(tmp_path)
     good = make(1, layers=1, size=100_000)
@@ -393,7 +396,7 @@ async def test_a_full_disk_is_said_and_nothing_stays(
     registry.push("big:1", built)
     await service.pull(f"{registry.host}/good:1")
     kept = snapshot(small_disk, times=False)
-    with pytest.raises(ResourceExhausted, match="no space left"):
+    with pytest.raises(ResourceExhausted, match=f"{what} left on the file system of {small_disk}"):
         await service.pull(f"{registry.host}/big:1")
     assert [i.id for i in await service.list()] == [good.id]
     assert snapshot(small_disk, times=False) == kept
@@ -404,6 +407,28 @@ async def test_a_full_disk_is_said_and_nothing_stays(
     os.close(filler)
     await service.remove(good.id)
     assert await service.list() == [] and await (await reopened(tmp_path)).list() == []
+    await service.close()
+
+
+@TOO_BIG
+@pytest.mark.parametrize("packed", [False, True])
+async def test_an_archive_that_does_not_fit_names_what_is_full(
+    tmp_path: Path, small_disk: Path, built: BuiltImage, what: str, packed: bool
+) -> None:
+    service = await reopened(tmp_path)
+    data = docker_archive({"a.example/b:c": built})
+    path = archive(tmp_path, gzip.compress(data, 1) if packed else data)
+    with pytest.raises(ResourceExhausted, match=f"{what} left on the file system of {small_disk}") as caught:
+        await service.load(path)
+    assert "limit of a layer" not in caught.value.message
+    assert await service.list() == [] and list((small_disk / "ingest").iterdir()) == []
+    for number in range(400):
+        try:
+            (small_disk / f"inode-{number}").touch()
+        except OSError:
+            break
+    with pytest.raises(ResourceExhausted, match=f"no inodes left on the file system of {small_disk}"):
+        await service.load(path)
     await service.close()
 
 
