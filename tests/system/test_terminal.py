@@ -149,7 +149,7 @@ def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
 
 def test_the_size_is_that_of_the_terminal_that_is_there(runtime: Runtime) -> None:
     """Of the three descriptors any may lead elsewhere."""
-    box = runtime.box("sh", "-c", "until stty size 2>/dev/null; do :; done", change=with_terminal)  # fmt: skip
+    box = runtime.box("sh", "-c", "until stty size 2>/dev/null | grep ' '; do :; done", change=with_terminal)  # fmt: skip
     run = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
     with own_terminal() as (_, slave):
         subprocess.run(["stty", "rows", "22", "cols", "66"], stdin=slave, check=True)
