@@ -21,6 +21,7 @@ from pyrunc.errors import InvalidSpec
 
 RESOLVE, PULL = "resolve", "pull"
 DIAL_TIMEOUT_S = 30.0
+SIZE_LIMIT_BYTES, LINE_LIMIT_BYTES = 64 << 10, 1024
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -115,9 +116,8 @@ def _folder(domain: str, certs_dir: Path | None) -> Path | None:
 
 def _read(path: Path, domain: str) -> list[Host]:
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
-        file = msgspec.convert(values, _File)
-    except (OSError, ValueError, msgspec.ValidationError) as error:
+        file = msgspec.convert(tomllib.loads(_text(path)), _File)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise InvalidSpec(str(path), str(error)) from None
     hosts = []
     for url, table in (file.host or {}).items():
@@ -127,6 +127,18 @@ def _read(path: Path, domain: str) -> list[Host]:
         if host.url == server.url and host.prefix == server.prefix:
             return [*hosts[:number], *hosts[number + 1 :], replace(host, upstream=True)]
     return [*hosts, server]
+
+
+def _text(path: Path) -> str:
+    """The file's text. Raises OSError; ValueError for one that is too long or has a line that is: tomllib's work on a key
+    grows with the square of its parts."""
+    with path.open("rb") as file:
+        data = file.read(SIZE_LIMIT_BYTES + 1)
+    if len(data) > SIZE_LIMIT_BYTES:
+        raise ValueError(f"more than {SIZE_LIMIT_BYTES} bytes")
+    if any(len(line) > LINE_LIMIT_BYTES for line in data.splitlines()):
+        raise ValueError(f"a line of more than {LINE_LIMIT_BYTES} bytes")
+    return data.decode("utf-8")
 
 
 def _host(path: Path, key: str, url: str, table: _Table, *, upstream: bool) -> Host:

@@ -12,6 +12,7 @@ from pyrunc.errors import InvalidArgument, Unsupported
 
 DOCKER = "docker.io"
 NAME_LIMIT = 255
+TEXT_LIMIT = 1024  # a name, a tag of 128 characters, a digest
 _LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
 _DOMAIN = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]{{1,5}})?")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -45,6 +46,8 @@ class Reference:
     @classmethod
     def parse(cls, text: str) -> Reference:
         """Raises InvalidArgument, and Unsupported for a digest of another algorithm than sha256."""
+        if len(text) > TEXT_LIMIT:
+            raise InvalidArgument(f"image {_shown(text)}: longer than {TEXT_LIMIT} characters")
         rest, at, digest = text.partition("@")
         if at and not _DIGEST.fullmatch(digest):
             if _FOREIGN_DIGEST.fullmatch(digest) and not _OURS.fullmatch(digest):

@@ -22,7 +22,7 @@ from pyrunc.errors import Error
 QUIET_S = 0.25
 DRAIN_S = 5.0
 DRAIN_BYTES = 1024 * 1024
-RESIZE_LIMIT_BYTES = 4096
+RESIZE_LIMIT_BYTES = 1024
 
 
 @dataclass(slots=True)
@@ -131,39 +131,57 @@ async def _copy_in(session: Session, stdin: Inbound) -> None:
 
 
 async def _copy_sizes(session: Session, opening: asyncio.Future[Inbound]) -> None:
-    """Terminal sizes: JSON objects one behind the other; of those that came together the last one counts."""
-    resize = await asyncio.shield(opening)
-    decoder, text = json.JSONDecoder(), ""
+    resize, sizes = await asyncio.shield(opening), TerminalSizes()
     try:
-        while data := await resize.read():
-            text = (text + data.decode("utf-8", "replace")).lstrip()
-            size: object = None
-            begin = 0
-            while begin < len(text):
-                try:
-                    size, begin = decoder.raw_decode(text, begin)
-                except (ValueError, RecursionError):
-                    break
-                while text[begin : begin + 1].isspace():
-                    begin += 1
-            text = text[begin:]
-            if isinstance(size, dict):
-                await _resize(session, size)
-            if len(text) > RESIZE_LIMIT_BYTES:
-                break
+        while not sizes.broken and (data := await resize.read()):
+            size = sizes.feed(data)
+            if size is not None:
+                await _resize(session, *size)
     except StreamGone:
         return
     resize.discard()
 
 
-async def _resize(session: Session, size: dict[str, object]) -> None:
-    sides = {str(key).lower(): value for key, value in size.items()}
+class TerminalSizes:
+    """Terminal sizes in what a client sends: JSON objects one behind the other; of those that came together the last counts.
+
+    Only that one is decoded, so the work is one search per portion however many objects it holds. A size has no objects
+    inside, so its braces are the last pair. `broken`: what comes cannot be sizes any more.
+    """
+
+    def __init__(self) -> None:
+        self.broken = False
+        self._rest = b""
+
+    def feed(self, data: bytes) -> tuple[int, int] | None:
+        """Width and height of the last size that `data` completes, if it does and they are in range."""
+        if self.broken:
+            return None
+        text = self._rest + data
+        end = text.rfind(b"}") + 1
+        begin = text.rfind(b"{", 0, end)
+        self._rest = text[end:]
+        self.broken = len(self._rest) > RESIZE_LIMIT_BYTES
+        return _size(text[begin:end]) if begin >= 0 and end - begin <= RESIZE_LIMIT_BYTES else None
+
+
+def _size(text: bytes) -> tuple[int, int] | None:
+    try:
+        size = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    sides = {key.lower(): value for key, value in size.items()}
     width, height = sides.get("width"), sides.get("height")
     if isinstance(width, int) and isinstance(height, int) and 0 < width < 65536 and 0 < height < 65536:
-        try:
-            await session.resize(width, height)
-        except Error:
-            pass  # the process has just ended, or has no terminal
+        return width, height
+    return None
+
+
+async def _resize(session: Session, width: int, height: int) -> None:
+    try:
+        await session.resize(width, height)
+    except Error:
+        pass  # the process has just ended, or has no terminal
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ USUAL_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 DELEGATED = "/sys/kernel/cgroup/delegate"
 MARK = "trusted.pyrunc"
 GONE = (errno.ENOENT, errno.ENODEV)
+SHORT_READ_BYTES = 2048  # less than this is all there was
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _root = ""
@@ -76,16 +77,17 @@ def read(directory: str | int, file: str) -> str | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=opened)
         try:
-            content = os.read(descriptor, 65536)
-            while len(content) and len(content) % 4096 == 0 and (more := os.read(descriptor, 65536)):
-                content += more
+            parts = [os.read(descriptor, 65536)]
+            # A read brings whole records, about a page of them: a list that a container makes long takes many.
+            while len(parts[-1]) >= SHORT_READ_BYTES:
+                parts.append(os.read(descriptor, 65536))
         finally:
             os.close(descriptor)
     except OSError as error:
         if error.errno in GONE:
             return None
         raise KernelError("read", repr(path), error.errno or 0) from None
-    return content.decode("utf-8", "surrogateescape")
+    return b"".join(parts).decode("utf-8", "surrogateescape")
 
 
 def write(directory: str, file: str, content: str) -> None:

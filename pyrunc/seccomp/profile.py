@@ -31,6 +31,7 @@ ACTIONS = {
     "SCMP_ACT_NOTIFY": NOTIFY,
 }
 WITH_VALUE = (ERRNO, TRACE)
+RULES_LIMIT = 16384  # more than a program of 4096 instructions, the kernel's limit, can hold
 OPERATORS = {
     "SCMP_CMP_NE": 1,
     "SCMP_CMP_LT": 2,
@@ -137,7 +138,7 @@ def parse(seccomp: Mapping[str, Any]) -> Profile | None:
     default = _action(seccomp.get("defaultAction"), seccomp.get("defaultErrnoRet"), f"{WHERE}.defaultAction")
     if default == NOTIFY:
         raise InvalidSpec(f"{WHERE}.defaultAction", "SCMP_ACT_NOTIFY cannot be used as default action")
-    rules = [rule for index, item in enumerate(seccomp.get("syscalls") or []) for rule in _rules(item, index)]
+    rules = _all_rules(seccomp.get("syscalls") or [])
     listener = _listener(seccomp, rules)
     return Profile(
         default,
@@ -161,6 +162,17 @@ def _listener(seccomp: Mapping[str, Any], rules: list[Rule]) -> str:
     if not path:
         raise InvalidSpec(f"{WHERE}.listenerPath", "must be given when SCMP_ACT_NOTIFY is used")
     return path
+
+
+def _all_rules(items: list[Mapping[str, Any]]) -> list[Rule]:
+    """Names times conditions are many more than the object's text is long, hence the limit."""
+    rules: list[Rule] = []
+    for index, item in enumerate(items):
+        for rule in _rules(item, index):
+            rules.append(rule)
+            if len(rules) > RULES_LIMIT:
+                raise InvalidSpec(f"{WHERE}.syscalls", f"more than {RULES_LIMIT} rules")
+    return rules
 
 
 def _rules(item: Mapping[str, Any], index: int) -> Iterator[Rule]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HELD_LIMIT_BYTES = 1024 * 1024
+LOG_NOTE = "the container's log"
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -35,7 +36,7 @@ class LogFile:
         self.path, self._directory = path, directory
         self._on_waiting = on_waiting
         self.dropped_bytes = 0
-        self._held = b""
+        self._held = bytearray()
         self._reason = ""
         self._fd = -1 if path is None else open_log(path, directory)
 
@@ -51,7 +52,7 @@ class LogFile:
         if self.waiting and not self.retry():
             self._hold(records)
         else:
-            self._held = self._append(records)
+            self._held += records[self._append(records) :]
             if self._held and self._on_waiting:
                 self._on_waiting()
 
@@ -60,10 +61,10 @@ class LogFile:
         if self._fd < 0:
             return True
         if self._held:
-            self._held = self._append(self._held)
+            del self._held[: self._append(self._held)]
         if self.dropped_bytes and not self._held:
             note = b"%b stderr F pyrunc: %d bytes of log were lost: %b\n"
-            if not self._append(note % (time_stamp(), self.dropped_bytes, self._reason.encode())):
+            if self._append(note % (time_stamp(), self.dropped_bytes, self._reason.encode())):
                 self.dropped_bytes = 0
         return not self.waiting
 
@@ -83,19 +84,20 @@ class LogFile:
             os.close(self._fd)
             self._fd = -1
 
-    def _append(self, records: bytes) -> bytes:
-        """Write; returns what did not fit, from the beginning of a record."""
-        written, view = 0, memoryview(records)
+    def _append(self, records: bytes | bytearray) -> int:
+        """Write; returns how many bytes of it are in the file now, whole records only."""
+        written = 0
         try:
-            while written < len(records):
-                written += os.write(self._fd, view[written:])
+            with memoryview(records) as view:
+                while written < len(records):
+                    written += os.write(self._fd, view[written:])
         except OSError as error:
             self._reason = error.strerror or "write failed"
         if written == len(records):
-            return b""
+            return written
         whole = records.rfind(b"\n", 0, written) + 1
         self._cut_off(written - whole)
-        return records[whole:]
+        return whole
 
     def _cut_off(self, torn_bytes: int) -> None:
         """Take back the beginning of a record that did not fit."""
@@ -134,4 +136,4 @@ def open_log(path: str, directory: str = "") -> int:
         finally:
             os.close(folder)
     except OSError as error:
-        raise KernelError("open", repr(path), error.errno or 0, "the container's log") from None
+        raise KernelError("open", repr(path), error.errno or 0, LOG_NOTE) from None

@@ -20,12 +20,15 @@ class LogLines:
 
     def __init__(self, stream: str) -> None:
         self._stream = stream.encode()
-        self._tail = b""
+        self._tail = bytearray()
 
     def feed(self, data: bytes, stamp: bytes) -> bytes:
         """The records that `data` completes, whole, maybe none; `stamp` is `time_stamp()`'s form."""
         if self._tail:
-            data = self._tail + data
+            if len(self._tail) + len(data) <= PARTIAL_BYTES and b"\n" not in data:
+                self._tail += data  # what waits is not looked at again: more may come a byte at a time
+                return b""
+            data = bytes(self._tail) + data
         full = b"%b %b F " % (stamp, self._stream)
         records: list[bytes] = []
         begin = at = 0  # [begin, at) are whole lines, none too long, that are not in `records` yet
@@ -39,12 +42,12 @@ class LogLines:
             begin = at = at + PARTIAL_BYTES
         end = max(data.rfind(b"\n", at) + 1, at)
         records += _whole_lines(full, data[begin:end])
-        self._tail = data[end:]
+        self._tail = bytearray(data[end:])
         return records[0] if len(records) == 1 else b"".join(records)
 
     def finish(self, stamp: bytes) -> bytes:
         """The record of an unterminated last line; empty if there is none."""
-        tail, self._tail = self._tail, b""
+        tail, self._tail = bytes(self._tail), bytearray()
         return b"%b %b P %b\n" % (stamp, self._stream, tail) if tail else b""
 
 

@@ -28,6 +28,7 @@ MEMORY_FLAGS = {
     "MPOL_F_RELATIVE_NODES": 1 << 14,
     "MPOL_F_NUMA_BALANCING": 1 << 13,
 }
+CPUS_LIMIT = 65536
 IPC_SYSCTLS = frozenset(
     f"kernel.{name}"
     for name in ("msgmax", "msgmnb", "msgmni", "sem", "shmall", "shmmax", "shmmni", "shm_rmid_forced")
@@ -109,7 +110,7 @@ def _scheduling(process: Process, path: str) -> None:
 
 def cpu_list(text: str, path: str) -> tuple[int, ...]:
     """`0-3,7` -> (0, 1, 2, 3, 7); cpuset(7), "List format". Raises InvalidSpec."""
-    found: set[int] = set()
+    found, listed = set[int](), 0
     for part in text.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
         if not part and not text.strip():
@@ -117,8 +118,11 @@ def cpu_list(text: str, path: str) -> tuple[int, ...]:
         last = last if dash else first
         if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
             raise InvalidSpec(path, f"{text!r} is not a list such as 0-3,7")
-        if not int(first) <= int(last) < 65536:
+        if not int(first) <= int(last) < CPUS_LIMIT:
             raise InvalidSpec(path, f"{part} is not a range")
+        listed += int(last) - int(first) + 1
+        if listed > CPUS_LIMIT:
+            raise InvalidSpec(path, f"more than {CPUS_LIMIT} numbers")
         found.update(range(int(first), int(last) + 1))
     return tuple(sorted(found))
 

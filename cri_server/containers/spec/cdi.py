@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 ANNOTATIONS = "cdi.k8s.io/"
 SIZE_LIMIT_BYTES = 4 << 20
+YAML_LIMIT_BYTES, ALIASES_LIMIT, DEPTH_LIMIT = 256 << 10, 100, 32  # read by a parser in Python
 NAME = re.compile(r"([A-Za-z][\w.-]*/[A-Za-z][\w-]*)=([A-Za-z0-9][\w.:-]*)")
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
@@ -137,17 +138,41 @@ def _read(path: Path) -> Specification:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != 0 or facts.st_mode & 0o022:
             raise ValueError("not a file that only root can write")
-        if facts.st_size > SIZE_LIMIT_BYTES:
-            raise ValueError("larger than 4 MiB")
+        limit = SIZE_LIMIT_BYTES if path.suffix == ".json" else YAML_LIMIT_BYTES
+        if facts.st_size > limit:
+            raise ValueError(f"larger than {limit} bytes")
         content = os.read(descriptor, SIZE_LIMIT_BYTES)
     finally:
         os.close(descriptor)
     if path.suffix == ".json":
         return msgspec.json.decode(content, type=Specification)
+    return msgspec.convert(_yaml(content), Specification)
+
+
+def _yaml(content: bytes) -> Any:
+    """What the text says. Raises ValueError, RecursionError."""
     import yaml  # 20 ms that most servers never need
 
+    class Loader(yaml.SafeLoader):
+        """Refuses more aliases than anybody writes (what one stands for is read again for each, and aliases of aliases
+        multiply) and more depth: the scanner's work on a token grows with it."""
+
+        aliases = depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.depth += 1
+            if self.depth > DEPTH_LIMIT:
+                raise yaml.YAMLError(f"nested more than {DEPTH_LIMIT} deep")
+            if self.check_event(yaml.AliasEvent):
+                self.aliases += 1
+                if self.aliases > ALIASES_LIMIT:
+                    raise yaml.YAMLError(f"more than {ALIASES_LIMIT} aliases")
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
     try:
-        return msgspec.convert(yaml.safe_load(content), Specification)
+        return yaml.load(content, Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"not YAML: {error}") from None
 
@@ -155,13 +180,19 @@ def _read(path: Path) -> Specification:
 def apply(spec: dict[str, Any], edits: Sequence[Edits]) -> None:
     """Add the edits to an OCI spec. Raises InvalidArgument for a device node or hook that cannot be."""
     process, linux = spec["process"], spec["linux"]
+    variables = {line.partition("=")[0]: line for line in process["env"]}
+    gids = dict.fromkeys(process["user"]["additionalGids"])
+    devices = {device["path"]: device for device in linux.get("devices", ())}
     for edit in edits:
-        taken = {line.partition("=")[0] for line in edit.env}
-        process["env"] = [e for e in process["env"] if e.partition("=")[0] not in taken] + edit.env
-        gids = process["user"]["additionalGids"]
-        gids += [gid for gid in edit.additional_gids if gid not in gids]
+        for line in edit.env:
+            name = line.partition("=")[0]
+            variables.pop(name, None)  # so that it moves to the end
+            variables[name] = line
+        gids.update(dict.fromkeys(edit.additional_gids))
         for node in edit.device_nodes:
-            _add_device(linux, node)
+            devices.pop(node.path, None)
+            devices[node.path] = _device(node)
+            linux["resources"]["devices"].append(_rule(node, devices[node.path]))
         for mount in edit.mounts:
             spec["mounts"].append(
                 {
@@ -173,19 +204,24 @@ def apply(spec: dict[str, Any], edits: Sequence[Edits]) -> None:
             )
         for hook in edit.hooks:
             _add_hook(spec, hook)
+    process["env"], process["user"]["additionalGids"] = list(variables.values()), list(gids)
+    if devices:
+        linux["devices"] = list(devices.values())
 
 
-def _add_device(linux: dict[str, Any], node: DeviceNode) -> None:
+def _device(node: DeviceNode) -> dict[str, Any]:
     device: dict[str, Any] = {"path": node.path, "type": node.type, "major": node.major, "minor": node.minor}
     if not node.type or node.major is None or node.minor is None:
         device |= {**device_facts(node.host_path or node.path), "path": node.path}
     for key, value in (("fileMode", node.file_mode), ("uid", node.uid), ("gid", node.gid)):
         if value is not None:
             device[key] = value
-    devices = linux.setdefault("devices", [])
-    devices[:] = [d for d in devices if d["path"] != node.path] + [device]
-    rule = {key: device[key] for key in ("type", "major", "minor")}
-    linux["resources"]["devices"].append({"allow": True, **rule, "access": node.permissions or "rwm"})
+    return device
+
+
+def _rule(node: DeviceNode, device: dict[str, Any]) -> dict[str, Any]:
+    facts = {key: device[key] for key in ("type", "major", "minor")}
+    return {"allow": True, **facts, "access": node.permissions or "rwm"}
 
 
 def _add_hook(spec: dict[str, Any], hook: Hook) -> None:

@@ -17,6 +17,7 @@ from pyrunc.errors import InvalidArgument
 
 # 2^32-1 is (uid_t)-1; runc, containerd and Kubernetes stop at 2^31-1.
 HIGHEST_ID = 2**31 - 1
+FIELDS = 7  # of a line in /etc/passwd
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _id(text: str) -> int | None:
 
 def _fields(content: bytes, count: int) -> Iterator[list[str]]:
     for line in io.BytesIO(content):
-        fields = line.rstrip(b"\n").decode("utf-8", "surrogateescape").split(":")
+        fields = line.rstrip(b"\n").decode("utf-8", "surrogateescape").split(":", FIELDS)
         if len(fields) >= count:
             yield fields
 

@@ -1,0 +1,69 @@
+"""How the work of a parser grows with its input: the CPU time for one input against that for one of twice the size.
+
+CPU time of this process does not count what other processes do, and the least of several rounds leaves out most of what they
+disturb (caches, a second thread of the core). Both sizes are measured in turns, so that a slow phase of the machine meets both.
+Linear work doubles, quadratic work quadruples; the limit lies between. Where memory no longer fits a cache or an allocator's
+arena, linear work jumps once: what grows too fast between two sizes is measured at the next two, and quadratic work at none. A first size that is over too quickly to be measured
+is doubled until it is not, or until the input's own limit is reached: what is that cheap at its limit is no attack.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Work = Callable[[], object]
+
+FACTOR_LIMIT = 2.5
+MEASURABLE_S = 0.008
+ROUNDS = 4
+DOUBLINGS = 3
+
+
+class GrowsTooFast(AssertionError):
+    """Twice the input is more than `FACTOR_LIMIT` times the work."""
+
+
+def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 << 24) -> None:
+    """Fail unless the work on an input of twice the size is less than `FACTOR_LIMIT` times as much.
+
+    `prepare(size)` builds an input and returns the work on it, to be done once. `size` is where to begin; `largest` is the
+    size beyond which the parser refuses the input.
+    """
+    small = _cpu_s(prepare(size))
+    while small < MEASURABLE_S and size * 4 <= largest:
+        size *= 2
+        small = _cpu_s(prepare(size))
+    for _ in range(DOUBLINGS):
+        large = _cpu_s(prepare(2 * size))
+        if large < MEASURABLE_S:
+            return
+        for _ in range(ROUNDS):
+            if large < FACTOR_LIMIT * small:
+                return
+            small = min(small, _cpu_s(prepare(size)))
+            large = min(large, _cpu_s(prepare(2 * size)))
+        text = f"{small * 1e3:.1f} ms of CPU for {size}, {large * 1e3:.1f} ms for {2 * size}"
+        if size * 4 > largest:
+            break
+        size, small = 2 * size, large
+    raise GrowsTooFast(text)
+
+
+def _cpu_s(work: Work) -> float:
+    with _no_collection():
+        begin = time.process_time()
+        work()
+        return time.process_time() - begin
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's collector of cycles, whose pauses depend on what else is alive in this process."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
