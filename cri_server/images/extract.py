@@ -17,7 +17,7 @@ from typing import TypeVar
 from cri_server.images import headers
 from cri_server.images.headers import Entry, members, shown
 from cri_server.images.inflate import BadLayer, Limits, Stream
-from cri_server.images.trees import open_folder
+from cri_server.images.trees import Folders, in_depth, open_folder
 from pyrunc.errors import KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
@@ -29,6 +29,8 @@ _AUFS = b".wh..wh."
 OPAQUE_XATTR = "trusted.overlay.opaque"
 _PARENTS_OPEN = 48
 _LINKS_AT_MOST = 40
+_STEPS_AT_MOST = 4096  # on the way to one name, those of the links included
+NAMES_LIMIT_BYTES = 256 << 20  # of all directories: they are kept until the end
 _PATH_LIMIT_BYTES = 4095
 _MAJOR_LIMIT, _MINOR_LIMIT = 1 << 12, 1 << 20
 _TICK_BYTES = 4 << 20
@@ -38,6 +40,8 @@ _FAULTS_OF_THE_LAYER = {
     errno.E2BIG, errno.ERANGE,
 }  # fmt: skip
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Made = TypeVar("Made")
@@ -96,6 +100,7 @@ class _Extractor:
         self._result = Extracted(implicit={b""}, inodes=1)
         self._entries = 0
         self._ticked_bytes = 0
+        self._names_bytes = 0
         self.now = b""
 
     def run(self) -> Extracted:
@@ -123,6 +128,7 @@ class _Extractor:
             else:
                 raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
         self._set_directory_times()
+        self._forget_lost_devices()
         return self._result
 
     def close(self) -> None:
@@ -192,7 +198,7 @@ class _Extractor:
             _set_xattrs(fd, entry)
         finally:
             os.close(fd)
-        self._times[path] = entry.mtime_ns
+        self._set_time(path, entry.mtime_ns)
         self._result.implicit.discard(path)
 
     def _symlink(self, entry: Entry, names: list[bytes]) -> None:
@@ -216,6 +222,7 @@ class _Extractor:
             self._fresh(path, parent, lambda name: os.mknod(name, mode, device, dir_fd=parent))
         except PermissionError:  # as in the jail; whiteouts and fifos need no privilege
             self._fresh(path, parent, lambda name: os.mknod(name, 0o600, dir_fd=parent))
+            self._charge(path)
             self._result.devices[path] = (entry.kind == headers.BLOCK_DEVICE, entry.major, entry.minor)
         self._describe_node(entry, parent, names[-1])
 
@@ -281,6 +288,7 @@ class _Extractor:
 
     def _hide(self, names: list[bytes]) -> None:
         parent, path = self._parent(names)
+        self._charge(path)
         self._hidden.add(path)
         try:
             found = os.lstat(names[-1], dir_fd=parent)
@@ -299,6 +307,7 @@ class _Extractor:
         A directory where a whiteout is or was is opaque: lower content stays hidden.
         """
         name = path.rpartition(b"/")[2]
+        self._result.devices.pop(path, None)
         try:
             made = make(name)
         except FileExistsError:
@@ -313,14 +322,6 @@ class _Extractor:
         found = os.lstat(name, dir_fd=parent)
         remove_tree(parent, name)
         self._result.inodes -= 1
-        self._result.devices.pop(path, None)
-        if stat.S_ISDIR(found.st_mode):
-            inside = path + b"/"
-            self._times = {p: t for p, t in self._times.items() if p != path and not p.startswith(inside)}
-            implicit = self._result.implicit
-            implicit -= {p for p in implicit if p == path or p.startswith(inside)}
-            for device in [p for p in self._result.devices if p.startswith(inside)]:
-                del self._result.devices[device]
         if stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode):
             self._forget_parents()
 
@@ -352,57 +353,81 @@ class _Extractor:
         return path, open_beneath(self._root, path or b".", os.O_PATH | os.O_DIRECTORY)
 
     def _walk(self, names: list[bytes], make: bool) -> Path:
-        """The directory's path without links, which are followed as if the root were `/`; missing directories are made."""
-        pending, done, links = names[::-1], list[bytes](), 0
-        while pending:
-            name = pending.pop()
-            if name in (b"", b"."):
-                continue
-            if name == b"..":  # only links have it
-                done = done[:-1]
-                continue
-            target = self._step(done, name, make)
-            if target is None:
-                done.append(name)
-                continue
-            links += 1
-            if links > _LINKS_AT_MOST:
-                raise OSError(errno.ELOOP, "link")
-            if target.startswith(b"/"):
-                done = []
-            pending.extend(target.split(b"/")[::-1])
+        """The directory's path without links, which are followed as if the root were `/`; missing directories are made.
+
+        From one directory to the next, not each from the root: names may be thousands.
+        """
+        pending, done, links, steps = names[::-1], list[bytes](), 0, 0
+        folder = os.open(b".", _PLACE, dir_fd=self._root)
+        try:
+            while pending:
+                name = pending.pop()
+                if name in (b"", b"."):
+                    continue
+                steps += 1
+                if steps > _STEPS_AT_MOST:
+                    raise OSError(errno.ELOOP, "steps")
+                if name == b"..":  # only links have it
+                    if done:
+                        folder = _moved(folder, name)
+                        done.pop()
+                    continue
+                target = self._step(folder, done, name, make)
+                if target is None:
+                    folder = _moved(folder, name)
+                    done.append(name)
+                    continue
+                links += 1
+                if links > _LINKS_AT_MOST:
+                    raise OSError(errno.ELOOP, "link")
+                if target.startswith(b"/"):
+                    folder, done = _moved(folder, b".", self._root), []
+                pending.extend(target.split(b"/")[::-1])
+        finally:
+            os.close(folder)
         return b"/".join(done)
 
-    def _step(self, done: list[bytes], name: bytes, make: bool) -> bytes | None:
-        """None if `name` is a directory now, else the target of the link that it is."""
-        path = b"/".join([*done, name])
-        parent = open_beneath(self._root, b"/".join(done) or b".", os.O_PATH | os.O_DIRECTORY)
+    def _step(self, folder: int, done: list[bytes], name: bytes, make: bool) -> bytes | None:
+        """None if `name` in `folder` (which is `done`) is a directory now, else the target of the link that it is."""
         try:
-            try:
-                found = os.lstat(name, dir_fd=parent)
-            except FileNotFoundError:
-                if not make:
-                    raise BadLayer(f"{shown(self.now)}: the layer has no {shown(path)}") from None
-                self._make_implicit(path, parent, name)
-                return None
-            if stat.S_ISLNK(found.st_mode):
-                return os.fsencode(os.readlink(name, dir_fd=parent))
-            if make and path in self._hidden and _is_whiteout(found):
-                self._remove(path, parent, name)
-                self._make_implicit(path, parent, name)
-                _make_opaque_at(parent, name)
-            elif not stat.S_ISDIR(found.st_mode):
-                raise OSError(errno.ENOTDIR, "parent")
+            found = os.lstat(name, dir_fd=folder)
+        except FileNotFoundError:
+            if not make:
+                raise BadLayer(
+                    f"{shown(self.now)}: the layer has no {shown(b'/'.join([*done, name]))}"
+                ) from None
+            self._make_implicit(b"/".join([*done, name]), folder, name)
             return None
-        finally:
-            os.close(parent)
+        if stat.S_ISLNK(found.st_mode):
+            return os.fsencode(os.readlink(name, dir_fd=folder))
+        if make and _is_whiteout(found) and (path := b"/".join([*done, name])) in self._hidden:
+            self._remove(path, folder, name)
+            self._make_implicit(path, folder, name)
+            _make_opaque_at(folder, name)
+        elif not stat.S_ISDIR(found.st_mode):
+            raise OSError(errno.ENOTDIR, "parent")
+        return None
 
     def _make_implicit(self, path: Path, parent: int, name: bytes) -> None:
         os.mkdir(name, 0o755, dir_fd=parent)
         os.chmod(name, 0o755, dir_fd=parent)  # whatever the umask is
         self._result.inodes += 1
         self._result.implicit.add(path)
-        self._times[path] = 0  # the same layer gives the same tree
+        self._set_time(path, 0)  # the same layer gives the same tree
+
+    def _set_time(self, path: Path, time_ns: int) -> None:
+        """What the directory's time will be."""
+        if path not in self._times:
+            self._charge(path)
+        self._times[path] = time_ns
+
+    def _charge(self, path: Path) -> None:
+        """Count a name that is kept to the end."""
+        self._names_bytes += len(path)
+        if self._names_bytes > NAMES_LIMIT_BYTES:
+            raise ResourceExhausted(
+                f"the layer's directories have names of more than {NAMES_LIMIT_BYTES} bytes"
+            )
 
     def _forget_parents(self) -> None:
         self._stale += [fd for _, fd in self._parents.values()]
@@ -413,14 +438,41 @@ class _Extractor:
             os.close(self._stale.pop())
 
     def _set_directory_times(self) -> None:
-        """Last, because every new name in a directory changes its time."""
-        for path, time_ns in self._times.items():
-            self.now = path
-            fd = open_folder(self._root, path)
-            try:
-                os.utime(fd, ns=(time_ns, time_ns))
-            finally:
-                os.close(fd)
+        """Last, because every new name in a directory changes its time.
+
+        What a later entry took away or made something else is found out here, once, and forgotten.
+        """
+        with Folders(self._root) as folders:
+            for path in sorted(self._times, key=in_depth):
+                self.now = path
+                try:
+                    fd = folders.open(path)
+                except KernelError as error:
+                    if error.errno not in _GONE:
+                        raise
+                    self._result.implicit.discard(path)
+                else:
+                    time_ns = self._times[path]
+                    os.utime(f"/proc/self/fd/{fd}", ns=(time_ns, time_ns))
+
+    def _forget_lost_devices(self) -> None:
+        with Folders(self._root) as folders:
+            for path in sorted(self._result.devices, key=in_depth):
+                folder, _, name = path.rpartition(b"/")
+                try:
+                    found = os.lstat(name, dir_fd=folders.open(folder))
+                except (KernelError, FileNotFoundError):
+                    del self._result.devices[path]
+                    continue
+                if not stat.S_ISREG(found.st_mode):
+                    del self._result.devices[path]
+
+
+def _moved(folder: int, name: bytes, start: int | None = None) -> int:
+    """`name` in `folder` (or in `start`) instead of `folder`; `..` is the directory above."""
+    there = os.open(name, _PLACE, dir_fd=folder if start is None else start)
+    os.close(folder)
+    return there
 
 
 def _names(name: bytes) -> list[bytes]:

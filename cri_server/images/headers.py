@@ -15,6 +15,7 @@ from cri_server.images.inflate import BadLayer, Stream
 
 BLOCK = 512
 EXTENDED_LIMIT_BYTES = 1 << 20  # as Go's archive/tar
+EXTENDED_TOTAL_BYTES = 2 << 20
 SPARSE_LIMIT = 1 << 20
 NAME_LIMIT_BYTES = 4096
 HIGHEST_ID = 2**32 - 2  # 2^32-1 means "leave it" to chown
@@ -61,6 +62,16 @@ class _Extended:
     link: bytes | None = None
     pax: dict[bytes, bytes] = field(default_factory=dict)
     sparse_pairs: list[tuple[int, int]] = field(default_factory=list)
+    size: int = 0
+
+    def count(self, data: bytes) -> bytes:
+        """`data`, once it is counted: any number of special headers may come before a member. Raises BadLayer."""
+        self.size += len(data)
+        if self.size > EXTENDED_TOTAL_BYTES:
+            raise BadLayer(
+                f"the tar has extended headers of more than {EXTENDED_TOTAL_BYTES} bytes for one member"
+            )
+        return data
 
 
 def members(stream: Stream) -> Iterator[Entry]:
@@ -73,13 +84,13 @@ def members(stream: Stream) -> Iterator[Entry]:
     while (header := _next_header(stream)) is not None:
         kind = header[7]
         if kind in (b"x", b"X"):
-            _pax(_extended_data(stream, header), extended)
+            _pax(extended.count(_extended_data(stream, header)), extended)
         elif kind == b"g":
             _extended_data(stream, header)
         elif kind == b"L":
-            extended.name = _extended_data(stream, header).rstrip(b"\0")
+            extended.name = extended.count(_extended_data(stream, header)).rstrip(b"\0")
         elif kind == b"K":
-            extended.link = _extended_data(stream, header).rstrip(b"\0")
+            extended.link = extended.count(_extended_data(stream, header)).rstrip(b"\0")
         elif kind in _PASSED_OVER:
             skip(stream, _padded(_number(header[4], "size")))
         else:

@@ -13,11 +13,12 @@ import os
 import stat
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from cri_server.images.content import FOLDER_MODE, node_error
 from cri_server.images.extract import OPAQUE_XATTR
-from cri_server.images.trees import open_folder
+from cri_server.images.trees import Folders, in_depth, open_folder
 from cri_server.images.unpack import RECORD, TREE, Layer
 from pyrunc.errors import KernelError, NotFound
 from pyrunc.kernel.call import syscall
@@ -161,16 +162,54 @@ class Layers:
     def _inherit(self, folder: str, layer: Layer, below: list[Path]) -> None:
         if not layer.implicit or not below:
             return
-        roots = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in below]
-        root = os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with ExitStack() as stack:
+            top, *lowers = [stack.enter_context(_Tree(path)) for path in (Path(folder, TREE), *below)]
+            for path in sorted(map(os.fsencode, layer.implicit), key=in_depth):
+                if not top.hides(path):
+                    _copy_attributes(top, path, lowers)
+
+
+class _Tree:
+    """The directories of a layer, asked for in the order of `in_depth`; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stack = ExitStack()
+        self._way: list[
+            tuple[bytes, bool]
+        ] = []  # to the last path asked about: each directory, and whether it is hidden
+
+    def __enter__(self) -> _Tree:
+        root = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._stack.callback(os.close, root)
+        self._folders = self._stack.enter_context(Folders(root))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def open(self, path: bytes) -> int:
+        """The directory as O_PATH, until the next call. Raises KernelError."""
+        return self._folders.open(path)
+
+    def hides(self, path: bytes) -> bool:
+        """Whether a directory on the way to `path` (or itself) is opaque here, so that nothing below this layer shows."""
+        way = self._way
+        while way and not (path == way[-1][0] or path.startswith(way[-1][0] + b"/")):
+            way.pop()
+        place, hidden = way[-1] if way else (b"", False)
+        for name in filter(None, path[len(place) :].split(b"/")):
+            place = place + b"/" + name if place else name
+            hidden = hidden or self._is_opaque(place)
+            way.append((place, hidden))
+        return hidden
+
+    def _is_opaque(self, path: bytes) -> bool:
+        """A file in place of a directory hides as well."""
         try:
-            for name in layer.implicit:
-                path = os.fsencode(name)
-                if not _is_hidden_in(root, path):
-                    _copy_attributes(root, path, roots)
-        finally:
-            for fd in (root, *roots):
-                os.close(fd)
+            return OPAQUE_XATTR in os.listxattr(f"/proc/self/fd/{self.open(path)}")
+        except KernelError as error:
+            return error.errno != errno.ENOENT
 
 
 def _refuse_links(folder: str) -> None:
@@ -217,47 +256,25 @@ def _make_device(parent_fd: int, name: bytes, kind: int, device: int) -> None:
     os.utime(name, ns=(found.st_mtime_ns, found.st_mtime_ns), dir_fd=parent_fd, follow_symlinks=False)
 
 
-def _copy_attributes(root_fd: int, path: bytes, below: Sequence[int]) -> None:
+def _copy_attributes(top: _Tree, path: bytes, below: Sequence[_Tree]) -> None:
     """Owner, mode, times and attributes of the directory as the layers below show it; nothing if they have none."""
-    for lower_fd in below:
+    for lower in below:
         try:
-            source = open_folder(lower_fd, path)
+            source = lower.open(path)
         except KernelError as error:
-            if error.errno == errno.ENOENT and not _is_hidden_in(lower_fd, path):
+            if error.errno == errno.ENOENT and not lower.hides(path):
                 continue
             return
-        try:
-            _copy_directory(source, root_fd, path)
-        finally:
-            os.close(source)
+        _copy_directory(source, top.open(path))
         return
 
 
-def _copy_directory(source_fd: int, root_fd: int, path: bytes) -> None:
-    found = os.fstat(source_fd)
-    target = open_folder(root_fd, path)
-    try:
-        os.fchown(target, found.st_uid, found.st_gid)
-        os.fchmod(target, stat.S_IMODE(found.st_mode))
-        for name in os.listxattr(source_fd):
-            if not name.startswith("trusted."):
-                os.setxattr(target, name, os.getxattr(source_fd, name))
-        os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
-    finally:
-        os.close(target)
-
-
-def _is_hidden_in(root_fd: int, path: bytes) -> bool:
-    """Whether a directory on the way to `path` (or itself) is opaque in this layer, so that nothing below it shows."""
-    names = path.split(b"/") if path else []
-    for count in range(1, len(names) + 1):
-        try:
-            fd = open_folder(root_fd, b"/".join(names[:count]))
-        except KernelError as error:
-            return error.errno != errno.ENOENT
-        try:
-            if OPAQUE_XATTR in os.listxattr(fd):
-                return True
-        finally:
-            os.close(fd)
-    return False
+def _copy_directory(source: int, target: int) -> None:
+    """Both are O_PATH, which the calls for attributes take by name only."""
+    found, names = os.fstat(source), (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
+    os.chown(names[1], found.st_uid, found.st_gid)
+    os.chmod(names[1], stat.S_IMODE(found.st_mode))
+    for name in os.listxattr(names[0]):
+        if not name.startswith("trusted."):
+            os.setxattr(names[1], name, os.getxattr(names[0], name))
+    os.utime(names[1], ns=(found.st_mtime_ns, found.st_mtime_ns))

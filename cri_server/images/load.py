@@ -23,6 +23,7 @@ from cri_server.images.waiting import Abandoned
 from pyrunc.errors import Error, InvalidArgument, KernelError
 
 FILES_LIMIT = 20_000
+IMAGES_LIMIT = 1000
 _BLOBS = "blobs/sha256/"
 _CONTAINERD_NAME = "io.containerd.image.name"
 _OCI_NAME = "org.opencontainers.image.ref.name"
@@ -44,6 +45,29 @@ class _Archive:
 
     digests: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
+
+
+class _Parsed:
+    """The documents among the blobs, each parsed once however many images name it."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._manifests: dict[tuple[str, str], Manifest | Index] = {}
+        self._configs: dict[str, manifests.Config] = {}
+
+    def manifest(self, descriptor: Descriptor) -> Manifest | Index:
+        """Raises BadManifest, NotFound."""
+        key = (descriptor.digest, descriptor.media_type)
+        if key not in self._manifests:
+            data = self._blobs.read(descriptor.digest, manifests.LIMIT_BYTES)
+            self._manifests[key] = manifests.parse(data, descriptor.media_type)
+        return self._manifests[key]
+
+    def config(self, digest: str) -> manifests.Config:
+        """Raises BadManifest, NotFound."""
+        if digest not in self._configs:
+            self._configs[digest] = manifests.parse_config(self._blobs.read(digest, manifests.LIMIT_BYTES))
+        return self._configs[digest]
 
 
 def load(
@@ -120,7 +144,10 @@ def _images(blobs: Blobs, archive: _Archive, name: Reference | None) -> list[Loa
     if index is not None:
         found = _from_layout(blobs, archive, index, docker or [])
     elif docker is not None:
-        found = [_from_docker(blobs, archive, item) for item in docker]
+        if len(docker) > IMAGES_LIMIT:
+            raise BadLayer(f"manifest.json: more than {IMAGES_LIMIT} images")
+        parsed = _Parsed(blobs)
+        found = [_from_docker(blobs, archive, item, parsed) for item in docker]
     else:
         raise BadLayer("not an archive of images: it has neither index.json nor manifest.json")
     if not found:
@@ -143,24 +170,26 @@ def _from_layout(blobs: Blobs, archive: _Archive, digest: str, docker: list[Any]
         for item in docker
         if isinstance(item, dict)
     }
-    found: list[Loaded] = []
+    found, parsed = dict[Descriptor, tuple[Loaded, list[str]]](), _Parsed(blobs)
     for descriptor in index.manifests:
-        manifest = _choose(blobs, descriptor)
+        manifest = _choose(parsed, descriptor)
         if manifest is None:
             continue
-        config = _config(blobs, manifest)
-        names = [*_annotated(descriptor), *tags.get(manifest.config.digest, [])]
+        config = _config(blobs, manifest, parsed)
+        names = [*_annotated(descriptor), *tags.pop(manifest.config.digest, [])]
         target = Descriptor(descriptor.media_type, descriptor.digest, descriptor.size)
-        _merge(found, Loaded(target, manifest, config, _references(names)))
-    return found
+        found.setdefault(target, (Loaded(target, manifest, config, []), []))[1].extend(names)
+    for image, names in found.values():
+        image.references = _references(names)
+    return [image for image, _ in found.values()]
 
 
-def _choose(blobs: Blobs, descriptor: Descriptor) -> Manifest | None:
+def _choose(parsed: _Parsed, descriptor: Descriptor) -> Manifest | None:
     """The manifest for this machine behind a descriptor; None for what is no image or for other machines."""
     for _ in range(manifests.DEPTH_LIMIT):
         if descriptor.media_type not in manifests.ACCEPTED:
             return None
-        found = manifests.parse(blobs.read(descriptor.digest, manifests.LIMIT_BYTES), descriptor.media_type)
+        found = parsed.manifest(descriptor)
         if isinstance(found, Manifest):
             return found
         descriptor = manifests.choose(found, manifests.host_platform())
@@ -174,27 +203,21 @@ def _annotated(descriptor: Descriptor) -> list[str]:
     return [name] if "/" in name or ":" in name else []
 
 
-def _merge(found: list[Loaded], image: Loaded) -> None:
-    for other in found:
-        if other.target == image.target:
-            other.references = list(dict.fromkeys([*other.references, *image.references]))
-            return
-    found.append(image)
-
-
 # ---- docker-archive
 
 
-def _from_docker(blobs: Blobs, archive: _Archive, item: Any) -> Loaded:
+def _from_docker(blobs: Blobs, archive: _Archive, item: Any, parsed: _Parsed) -> Loaded:
     if not isinstance(item, dict) or not isinstance(item.get("Layers"), list):
         raise BadLayer("manifest.json: an entry is not an image")
+    if len(item["Layers"]) > manifests.LAYERS_LIMIT:
+        raise BadLayer(f"manifest.json: more than {manifests.LAYERS_LIMIT} layers")
     config_digest = _need(archive, str(item.get("Config")))
     layers = [_layer(blobs, _need(archive, str(layer))) for layer in item["Layers"]]
     size = blobs.size(config_digest) or 0
     manifest = Manifest(Descriptor(manifests.OCI_CONFIG, config_digest, size), layers)
     data = _encoded(manifest)
     target = Descriptor(manifests.OCI_MANIFEST, blobs.put(data), len(data))
-    return Loaded(target, manifest, _config(blobs, manifest), _references(_repo_tags(item)))
+    return Loaded(target, manifest, _config(blobs, manifest, parsed), _references(_repo_tags(item)))
 
 
 def _repo_tags(item: dict[str, Any]) -> list[Any]:
@@ -232,8 +255,8 @@ def _encoded(manifest: Manifest) -> bytes:
 # ---- both
 
 
-def _config(blobs: Blobs, manifest: Manifest) -> manifests.Config:
-    config = manifests.parse_config(blobs.read(manifest.config.digest, manifests.LIMIT_BYTES))
+def _config(blobs: Blobs, manifest: Manifest, parsed: _Parsed) -> manifests.Config:
+    config = parsed.config(manifest.config.digest)
     manifests.check_platform(config, manifests.host_platform())
     if len(config.diff_ids) != len(manifest.layers):
         raise BadLayer(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")

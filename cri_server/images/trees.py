@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from typing import Self
 
+from pyrunc.errors import KernelError
 from pyrunc.kernel.path import open_beneath
+
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_folder(root_fd: int, path: bytes) -> int:
     """The directory at `path` beneath the root, readable; the caller closes it. Raises KernelError."""
     return open_beneath(root_fd, path or b".", os.O_RDONLY | os.O_DIRECTORY)
+
+
+def in_depth(path: bytes) -> bytes:
+    """A key to sort paths by: each directory right before what is in it."""
+    return path.replace(b"/", b"\0")
+
+
+class Folders:
+    """Directories beneath a root that nobody else changes, one after the other; a context manager.
+
+    The way leads from the last one over what they have in common: in the order of `in_depth` all directories of a tree take
+    as many steps as there are directories, however deep they are.
+    """
+
+    def __init__(self, root_fd: int) -> None:
+        self._root, self._path = root_fd, b""
+        self._fd = os.open(b".", _PLACE, dir_fd=root_fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def open(self, path: bytes) -> int:
+        """The directory at `path`, as O_PATH, until the next call. Raises KernelError: ENOTDIR also for a link, EXDEV for `..`."""
+        while self._path and not (path == self._path or path.startswith(self._path + b"/")):
+            self._move(b"..")
+            self._path = self._path.rpartition(b"/")[0]
+        for name in path[len(self._path) :].split(b"/"):
+            if name in (b".", b".."):
+                raise KernelError("open", repr(path), errno.EXDEV)
+            if name:
+                self._move(name)
+                self._path = self._path + b"/" + name if self._path else name
+        return self._fd
+
+    def _move(self, name: bytes) -> None:
+        try:
+            there = os.open(name, _PLACE, dir_fd=self._fd)
+        except OSError as error:
+            raise KernelError("open", repr(name), error.errno or 0) from None
+        os.close(self._fd)
+        self._fd = there
