@@ -157,10 +157,10 @@ async def _open_images(
 
 
 def _told(services: Services, sandbox: Sandbox, container: Container | None) -> None:
-    if container is not None and container.starting:
-        return
-    about = container.id if container is not None else sandbox.id
-    status.publish(services, sandbox, about, events.STOPPED)
+    if container is None:
+        status.publish_stopped(services, sandbox)
+    elif not container.starting:
+        status.publish(services, sandbox, container.id, events.STOPPED)
 
 
 async def open_streaming(

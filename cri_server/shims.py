@@ -28,7 +28,7 @@ from pyrunc.zygote.client import Zygote
 log = logging.getLogger(__name__)
 
 FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
-SHIM_LOST, SHIM_LOST_CODE = "ShimLost", 137
+UNKNOWN_REASON, UNKNOWN_CODE = "Unknown", 255  # containerd's, for an exit that nobody saw
 PROCESS_RECORD = "state.json"
 Told = Callable[[Sandbox, Container | None], None]
 
@@ -123,7 +123,7 @@ class Shims:
     async def end_orphans(self, sandbox: Sandbox) -> None:
         """The sandbox's shim is gone: take what it left on disk, end the holder and the containers that still run.
 
-        Nobody reads their output or can tell their exit codes any more, so they end with reason ShimLost.
+        Nobody reads their output or can tell their exit codes any more, so they end with reason Unknown.
         """
         if sandbox.shim is not None:
             kill_process(sandbox.shim)
@@ -178,7 +178,7 @@ class Shims:
             pass
         except Error as error:
             log.error("container %s: %s", container.id, error)
-            container.ended(Exit(255, time.time_ns(), reason="Unknown", message=error.message))
+            container.ended(Exit(UNKNOWN_CODE, time.time_ns(), reason=UNKNOWN_REASON, message=error.message))
         try:
             state = record.read_json(str(folder / PROCESS_RECORD))
         except Error:
@@ -190,10 +190,11 @@ class Shims:
         if container.process is not None:
             kill_process(container.process)
         await self.kill_group(container.cgroups_path, container.id)
-        ended = Exit(SHIM_LOST_CODE, time.time_ns(), reason=SHIM_LOST, message="the container's shim died")
+        message = "the container's shim was lost, and with it the exit code; the container was killed"
+        ended = Exit(UNKNOWN_CODE, time.time_ns(), reason=UNKNOWN_REASON, message=message)
         content = {
             "exit_code": ended.exit_code,
-            "signal": signal.SIGKILL.value,
+            "signal": None,
             "finished_at_ns": ended.finished_at_ns,
             "oom_killed": False,
             "reason": ended.reason,

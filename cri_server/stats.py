@@ -121,7 +121,7 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStat
         _psi(linux.io, found, "io")
         linux.process.timestamp = time.time_ns()
         linux.process.process_count.value = processes
-        if sandbox.holder is not None:
+        if sandbox.holder is not None and not sandbox.host_network:
             _network(linux.network, sandbox.holder.pid)
     linux.containers.extend(await of_containers(services, containers))
     return result

@@ -6,20 +6,19 @@ import logging
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from cri_server import events
 from cri_server.api import api_pb2 as api
 from cri_server.containers.create import target_pid
 from cri_server.containers.spec import sources
-from cri_server.sandboxes import status
+from cri_server.sandboxes import files, status
 from cri_server.services import Services
 from cri_server.shims import PROCESS_RECORD
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.undo import Step, Steps
 from pyrunc import record
-from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
+from pyrunc.errors import Error, InvalidArgument, NotFound, WrongState
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +78,7 @@ async def make_log_folder(work: Work) -> None:
     if work.container.log_path:
         timeout_s = work.services.config.containers.foreign_path_timeout_s
         folder = work.sandbox.config.log_directory
-        await sources.in_time(timeout_s, folder, _make_folder, folder)
-
-
-def _make_folder(path: str) -> None:
-    try:
-        Path(path).mkdir(mode=0o755, parents=True, exist_ok=True)
-    except OSError as error:
-        raise KernelError("mkdir", repr(path), error.errno or 0) from None
+        await sources.in_time(timeout_s, folder, files.make_log_directory, folder)
 
 
 async def execute(work: Work) -> None:
@@ -98,7 +90,7 @@ async def execute(work: Work) -> None:
         if container.exit is None:
             message = error.message
             container.ended(Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message))
-        if isinstance(error, NotFound):  # the program, not the container
+        if isinstance(error, NotFound) or files.is_bad_log_path(error):  # the program, not the container
             raise InvalidArgument(error.message) from None
         raise
     container.process = Process(started.pid, started.start_time)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers.spec.mounts import PodFiles
 from pyrunc import record
-from pyrunc.errors import InvalidArgument
+from pyrunc.errors import Error, InvalidArgument, KernelError
+from pyrunc.shim.log_file import LOG_NOTE
 
 HOSTNAME_LIMIT = 64  # __NEW_UTS_LEN
 SHORT_ID = 12
+FAULTS_OF_A_PATH = (
+    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.ENOENT,
+)  # fmt: skip
 
 
 def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
@@ -62,6 +67,21 @@ def write(folder: Path, config: api.PodSandboxConfig, name: str, owner: tuple[in
         record.write_bytes(str(folder / file), content, mode=0o644)
         if owner != (0, 0):
             os.chown(folder / file, *owner)
+
+
+def make_log_directory(path: str) -> None:
+    """Make the pod's log directory and those above it. Raises InvalidArgument for a path that cannot be one, KernelError."""
+    try:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+    except OSError as error:
+        if error.errno in FAULTS_OF_A_PATH:
+            raise InvalidArgument(f"log_directory {path[:200]!r}: {os.strerror(error.errno)}") from None
+        raise KernelError("mkdir", repr(path), error.errno or 0) from None
+
+
+def is_bad_log_path(error: Error) -> bool:
+    """Whether a start failed because its log cannot be at the path that was asked for: a directory, beneath a file, a link."""
+    return isinstance(error, KernelError) and error.note == LOG_NOTE and error.errno in FAULTS_OF_A_PATH
 
 
 def _host_file(path: str) -> bytes:

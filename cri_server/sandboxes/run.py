@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from ipaddress import ip_address as parse_address
 from typing import Any
 
 from cri_server import events
@@ -115,14 +115,7 @@ async def make_state(work: Work) -> None:
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
     if work.config.log_directory:
-        await asyncio.to_thread(_make_log_directory, work.config.log_directory)
-
-
-def _make_log_directory(path: str) -> None:
-    try:
-        Path(path).mkdir(mode=0o755, parents=True, exist_ok=True)
-    except OSError as error:
-        raise KernelError("mkdir", repr(path), error.errno or 0) from None
+        await asyncio.to_thread(files.make_log_directory, work.config.log_directory)
 
 
 async def remove_state(work: Work) -> None:
@@ -180,7 +173,12 @@ async def end_shim(work: Work) -> None:
 
 
 async def start_holder(work: Work) -> None:
-    started = await work.services.shims.get(work.sandbox).start_holder()
+    try:
+        started = await work.services.shims.get(work.sandbox).start_holder()
+    except KernelError as error:
+        if sysctls.is_refused(error):
+            raise InvalidArgument(error.message) from None
+        raise
     work.sandbox.holder = Process(started.pid, started.start_time)
     work.sandbox.netns_path = started.netns_path or ""
     work.sandbox.holder_alive = True
@@ -232,8 +230,19 @@ def _port_mappings(config: api.PodSandboxConfig) -> tuple[PortMapping, ...]:
         except ValueError:
             raise InvalidArgument(f"port_mappings[{i}]: unknown protocol {mapping.protocol}") from None
         if mapping.host_port:
+            _check_host_port(mapping, f"port_mappings[{i}]")
             found.append(PortMapping(mapping.host_port, mapping.container_port, protocol, mapping.host_ip))
     return tuple(found)
+
+
+def _check_host_port(mapping: api.PortMapping, where: str) -> None:
+    if not mapping.container_port:
+        raise InvalidArgument(f"{where}: a host port without a container port")
+    try:
+        if mapping.host_ip and getattr(parse_address(mapping.host_ip), "scope_id", None):
+            raise ValueError
+    except ValueError:
+        raise InvalidArgument(f"{where}: host_ip {mapping.host_ip[:80]!r} is not an address") from None
 
 
 async def detach_network(work: Work) -> None:

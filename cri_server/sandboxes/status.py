@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from cri_server import events
 from cri_server.api import api_pb2 as api
 from cri_server.containers import status as container_status
 from cri_server.encoded import VARINT, entry, tag, varint
@@ -107,6 +108,13 @@ def event(services: Services, sandbox: Sandbox, about: str, kind: int) -> api.Co
         containers_statuses=[container_status.of(c) for c in containers],
         created_at=services.events.now_ns(),
     )
+
+
+def publish_stopped(services: Services, sandbox: Sandbox) -> None:
+    """Tell subscribers that the sandbox has stopped, once: its holder's exit and StopPodSandbox both lead here."""
+    if not sandbox.stop_published:
+        sandbox.stop_published = True
+        publish(services, sandbox, sandbox.id, events.STOPPED)
 
 
 def publish(services: Services, sandbox: Sandbox, about: str, kind: int) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from cri_server import events
 from cri_server.containers import stop as container_stop
 from cri_server.sandboxes import status
 from cri_server.services import Services
@@ -106,7 +105,7 @@ async def save(work: Work) -> None:
         except Error as error:
             log.warning("sandbox %s: %s", work.sandbox.id, error)
     if work.was_ready:
-        status.publish(work.services, work.sandbox, work.sandbox.id, events.STOPPED)
+        status.publish_stopped(work.services, work.sandbox)
 
 
 STEPS: Steps[Work] = Steps(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 
 from cri_server.api import api_pb2 as api
-from pyrunc.errors import InvalidArgument
+from pyrunc.errors import InvalidArgument, KernelError
 
 IPC = (
     "kernel.msgmax",
@@ -17,6 +18,10 @@ IPC = (
     "kernel.shmmni",
     "kernel.shm_rmid_forced",
 )
+REFUSALS = (
+    errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ERANGE, errno.E2BIG, errno.EACCES, errno.EPERM,
+    errno.ENAMETOOLONG, errno.EOPNOTSUPP,
+)  # fmt: skip
 IPC_PREFIX, NET_PREFIX = "fs.mqueue.", "net."
 
 
@@ -34,6 +39,11 @@ def check(asked: Mapping[str, str], options: api.NamespaceOption) -> None:
             _own(key, "network", options.network)
         else:
             raise InvalidArgument(f"sysctl {key!r} is not namespaced")
+
+
+def is_refused(error: KernelError) -> bool:
+    """Whether the kernel refused to set what was asked for: no such setting, or not a value of it."""
+    return error.call == "sysctl" and error.errno in REFUSALS
 
 
 def dotted(key: str) -> str:

@@ -56,6 +56,7 @@ class Sandbox:
     # Facts and coordination, not recorded.
     holder_alive: bool = False
     reachable: bool = False
+    stop_published: bool = False
     gate: Gate = field(default_factory=Gate)
     kept_entry: Kept = field(default_factory=Kept)
     kept_status: Kept = field(default_factory=Kept)

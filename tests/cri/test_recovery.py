@@ -113,7 +113,8 @@ def test_a_dead_shim_ends_its_containers(server: Server) -> None:
     shim = shim_pid(server, pod)
     os.kill(shim, signal.SIGKILL)
     status = server.wait_exit(container)
-    assert (status.exit_code, status.reason) == (137, "ShimLost")
+    assert (status.exit_code, status.reason) == (255, "Unknown")
+    assert "shim was lost" in status.message
     assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
     server.stop_pod(pod)
     server.remove_pod(pod)
@@ -128,7 +129,7 @@ def test_a_shim_that_died_with_the_server(server: Server) -> None:
     os.kill(shim, signal.SIGKILL)
     server.start()
     status = server.status(container)
-    assert (status.state, status.reason) == (api.CONTAINER_EXITED, "ShimLost")
+    assert (status.state, status.reason) == (api.CONTAINER_EXITED, "Unknown")
     assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
     server.remove_pod(pod)
 
@@ -144,7 +145,7 @@ def test_a_shim_that_does_not_answer_is_given_up(server: Server) -> None:
     assert server.output(healthy, "echo", "fine") == "fine\n"
     server.stop_container(container)
     status = server.status(container)
-    assert (status.state, status.reason) == (api.CONTAINER_EXITED, "ShimLost")
+    assert (status.state, status.reason) == (api.CONTAINER_EXITED, "Unknown")
     server.remove_pod(pod)
     assert alive_since(shim) is None
 

@@ -324,7 +324,19 @@ def test_events_follow_a_life(server: Server) -> None:
         assert isinstance(reading.exception(30), grpc.RpcError)
     of_container = [kind for about, kind in seen if about == container]
     assert of_container == [0, 1, 2, 3]
-    assert [kind for about, kind in seen if about == pod][-1] == api.CONTAINER_DELETED_EVENT
+    of_pod = [kind for about, kind in seen if about == pod]
+    assert of_pod == [0, 1, 2, 3], (
+        "each once, the stop too, which the exit of its pause process tells of as well"
+    )
+
+
+def test_a_pod_on_the_hosts_network_has_no_interfaces_of_its_own(server: Server) -> None:
+    """The node's counters belong to the node: added to a pod's they would be counted twice."""
+    pod, own = server.run_pod(host_network=True), server.run_pod()
+    request = api.ListPodSandboxStatsRequest()
+    found = {s.attributes.id: s.linux for s in server.runtime.ListPodSandboxStats(request, timeout=30).stats}
+    assert not found[pod].HasField("network") and found[pod].process.process_count.value == 1
+    assert [i.name for i in found[own].network.interfaces] == ["eth0"]
 
 
 def _herald(server: Server) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from cri_server.api import api_pb2 as api
 from pyrunc.errors import InvalidArgument
 
 OOM_SCORE_RANGE = range(-1000, 1001)
+PAGE_SIZE = re.compile(r"[0-9]{1,9}[KMGT]B")  # as the kernel calls the files: hugetlb.2MB.max
+CGROUP_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 
 
 def to_oci(asked: api.LinuxContainerResources) -> dict[str, Any]:
@@ -60,9 +63,16 @@ def check(asked: api.LinuxContainerResources) -> None:
         raise InvalidArgument(
             f"linux.resources: memory and swap together ({total}) are less than memory ({limit})"
         )
-    for key in asked.unified:
-        if not key or "/" in key or key in (".", ".."):
-            raise InvalidArgument(f"linux.resources.unified: {key!r} is not a cgroup file name")
+    for huge in asked.hugepage_limits:
+        if not PAGE_SIZE.fullmatch(huge.page_size):
+            raise InvalidArgument(
+                f"linux.resources.hugepage_limits: page size {huge.page_size[:40]!r} is not of the form 2MB"
+            )
+    for key, text in asked.unified.items():
+        if not CGROUP_FILE.fullmatch(key):
+            raise InvalidArgument(f"linux.resources.unified: {key[:80]!r} is not a cgroup file name")
+        if "\0" in text:
+            raise InvalidArgument(f"linux.resources.unified: the value of {key} holds a NUL byte")
 
 
 def clamp_oom_score_adj(value: int, floor: int | None) -> int:
