@@ -168,7 +168,11 @@ async def open_streaming(
 ) -> StreamingServer:
     """The HTTP server of exec, attach and port-forward."""
     server = StreamingServer(Sessions(services), config.streaming.host, config.streaming.port)
-    await server.start()
+    try:
+        await server.start()
+    except OSError as error:
+        place = f"streaming.host {config.streaming.host}, streaming.port {config.streaming.port}"
+        raise WrongState(f"{place}: {error.strerror or error}") from None
     stack.push_async_callback(server.close)
     return server
 

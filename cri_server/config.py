@@ -5,6 +5,7 @@ An unknown key, a wrong type or a value out of range is refused with the file an
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -150,8 +151,10 @@ def _read(path: Path | None) -> tuple[dict[str, Any], str]:
         if path is None:
             return {}, "flags"
         raise InvalidSpec(str(chosen), "no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSpec(str(chosen), f"cannot be read: {error}") from None
+    except OSError as error:
+        raise InvalidSpec(str(chosen), f"cannot be read: {os.strerror(error.errno or 0).lower()}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidSpec(str(chosen), f"not TOML: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidSpec(str(chosen), f"not TOML: {error}") from None
 

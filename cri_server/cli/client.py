@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
+import stat
 from collections.abc import Callable
 from typing import Any
 
@@ -9,27 +13,61 @@ import grpc
 
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
+from cri_server.config import SOCKET_PATH_LIMIT
 from cri_server.rpc import private
-from pyrunc.errors import Error, NotFound
+from pyrunc.errors import Error, InvalidArgument, NotFound
 
 TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_MS = 5000
 MESSAGE_LIMIT_BYTES = 32 << 20
+UNKNOWN_CALL = re.compile("unknown (service|method)|method not found|there is no call", re.IGNORECASE)
+DEADLINE = re.compile("deadline exceeded", re.IGNORECASE)  # grpc's own word, when the server said none
 
 
 class ServerError(Error):
-    """The server refused; the message is its own."""
+    """The server refused, with a message of its own, or cannot be reached."""
+
+
+def socket_path(address: str) -> str:
+    """The path of `unix:///PATH` or `/PATH`. Raises InvalidArgument."""
+    path = address.removeprefix("unix://")
+    if not path.startswith("/") or len(path.encode()) > SOCKET_PATH_LIMIT:
+        expected = f"unix:///PATH with at most {SOCKET_PATH_LIMIT} bytes of path"
+        raise InvalidArgument(f"address {address!r}: expected {expected}")
+    return path
+
+
+def unreachable(address: str, path: str) -> str | None:
+    """Why nobody can be connected to, for the user; None when somebody listens."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return f"no server at {address}: it is not a socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(CONNECT_TIMEOUT_MS / 1000)
+            sock.connect(path)
+    except FileNotFoundError:
+        return f"no server at {address}: no such file (start one: pyrunc-cri serve)"
+    except ConnectionRefusedError:
+        return f"no server at {address}: it has ended and left its socket (start one: pyrunc-cri serve)"
+    except PermissionError:
+        return f"no access to {address}: permission denied (it is for root and the socket's group)"
+    except OSError as error:
+        return f"no server at {address}: {error.strerror or error}"
+    return None
 
 
 class Client:
     """The calls that the commands make. Use as a context manager."""
 
     def __init__(self, address: str) -> None:
+        """Connects with the first call. Raises InvalidArgument for an address that is none."""
         options = [
             ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
             ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+            ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # also how long a greeting may take
         ]
-        self._address = address
-        self._channel = grpc.insecure_channel(address, options=options)
+        self._address, self._path, self._answered = address, socket_path(address), False
+        self._channel = grpc.insecure_channel(f"unix://{self._path}", options=options)
         self._runtime = api_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._image = api_pb2_grpc.ImageServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -59,16 +97,26 @@ class Client:
 
     def _call(self, call: Callable[..., Any], request: Any, timeout_s: float | None) -> Any:
         try:
-            return call(request, timeout=timeout_s)
+            answer = call(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise self._worded(error) from None
+            raise self._worded(error, timeout_s) from None
+        self._answered = True
+        return answer
 
-    def _worded(self, error: Any) -> Error:
-        if error.code() == grpc.StatusCode.UNAVAILABLE:
-            return ServerError(f"no server at {self._address} (start one: pyrunc-cri serve)")
-        if error.code() == grpc.StatusCode.NOT_FOUND:
-            return NotFound(error.details())
-        return ServerError(error.details() or error.code().name)
+    def _worded(self, error: Any, timeout_s: float | None) -> Error:
+        code, details = error.code(), error.details() or error.code().name
+        if code == grpc.StatusCode.UNAVAILABLE:
+            reason = unreachable(self._address, self._path)
+            if reason is None and self._answered:
+                reason = f"the connection to {self._address} broke: {details}"
+            return ServerError(reason or f"what listens at {self._address} is no CRI server: {details}")
+        if code == grpc.StatusCode.UNIMPLEMENTED and UNKNOWN_CALL.match(details):
+            return ServerError(f"the server at {self._address} cannot do this: {details}")
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None and DEADLINE.match(details):
+            return ServerError(f"the server at {self._address} did not answer in {timeout_s:g} s")
+        if code == grpc.StatusCode.NOT_FOUND:
+            return NotFound(details)
+        return ServerError(details)
 
     # -- what several commands need
 

@@ -26,6 +26,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli import folders, manifest
 from cri_server.cli import run as pod_run
 from cri_server.cli.client import Client, ServerError
+from cri_server.cli.serve import require_root
 from cri_server.images import build
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.errors import Error, NotFound
@@ -59,14 +60,15 @@ kubelet, with a CNI configuration in {config.Network().conf_dir}:
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.YAML")
+@click.argument("file", type=click.Path(path_type=Path, readable=False), metavar="POD.YAML")
 def demo(file: Path) -> None:
     """Run a pod on a server of its own, show what came to be, clean up."""
     pod = pod_run.load(file)
+    require_root()
     folder = Path(tempfile.mkdtemp(prefix="pyrunc-demo-"))
     try:
-        with _server(folder) as address, Client(address) as client:
-            _wait(client, folder)
+        with _server(folder) as server, Client(_address(folder)) as client:
+            _wait(client, folder, server)
             _provide_busybox(client, folder, pod)
             running = pod_run.start(client, pod, folder / "pods")
             try:
@@ -81,7 +83,7 @@ def demo(file: Path) -> None:
 
 
 @click.command(hidden=True)
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path, readable=False))
 def demo_server(folder: Path) -> None:
     """The demo's server: a network namespace of its own, so that the host's network stays as it is."""
     from cri_server import app
@@ -99,28 +101,32 @@ def _loopback_up() -> None:
 
 
 @contextlib.contextmanager
-def _server(folder: Path) -> Iterator[str]:
-    address = f"unix://{folder}/cri.sock"
+def _server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """In a session of its own: an interrupt of the user's is for the client, which needs the server to clean up."""
     network = NETWORK | {}
     network["plugins"][0]["ipam"]["dataDir"] = str(folder / "leases")  # type: ignore[index]
     (folder / "net.d").mkdir()
     (folder / "net.d" / "10-demo.conflist").write_text(json.dumps(network))
-    (folder / "config.toml").write_text(_config(folder, address))
+    (folder / "config.toml").write_text(_config(folder))
     command = [sys.executable, "-m", "cri_server.cli.main", "demo-server", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with open(folder / "server.log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
     try:
-        yield address
+        yield process
     finally:
         process.terminate()
         process.wait()
 
 
-def _config(folder: Path, address: str) -> str:
+def _address(folder: Path) -> str:
+    return f"unix://{folder}/cri.sock"
+
+
+def _config(folder: Path) -> str:
     return f"""
 [server]
-listen = "{address}"
+listen = "{_address(folder)}"
 root = "{folder}/root"
 state = "{folder}/state"
 [network]
@@ -131,13 +137,13 @@ missing_controllers = "warn"
 """
 
 
-def _wait(client: Client, folder: Path) -> None:
+def _wait(client: Client, folder: Path, server: subprocess.Popen[bytes]) -> None:
     began = time.monotonic()
     while True:
         try:
             client.runtime("Version", api.VersionRequest(), 1.0)
         except Error:
-            if time.monotonic() - began > START_TIMEOUT_S:
+            if server.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
                 log = (folder / "server.log").read_text(errors="replace")[-2000:]
                 raise ServerError(f"the server did not start:\n{log}") from None
             time.sleep(0.02)

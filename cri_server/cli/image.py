@@ -18,11 +18,13 @@ def image() -> None:
 
 
 @image.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, readable=False))
 @click.option("--name", help="For an archive's only image when it has no name of its own.")
 @click.pass_obj
 def load(address: str, file: Path, name: str | None) -> None:
     """Import FILE, a docker-archive or an OCI archive."""
+    with open(file, "rb"):  # the server may read what its client may not
+        pass
     with Client(address) as client:
         for found in client.load_image(str(file.resolve()), name):
             click.echo(f"{found['id']}  {' '.join(found['repo_tags'])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -15,8 +16,10 @@ def read(path: Path, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]
     """As `parse`, from a file."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSpec(str(path), f"cannot be read: {error}") from None
+    except OSError as error:
+        raise InvalidSpec(str(path), f"cannot be read: {os.strerror(error.errno or 0).lower()}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidSpec(str(path), f"not YAML: {error}") from None
     return parse(text, lenient=lenient)
 
 

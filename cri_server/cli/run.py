@@ -45,7 +45,7 @@ class Running:
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.YAML")
+@click.argument("file", type=click.Path(path_type=Path, readable=False), metavar="POD.YAML")
 @click.option("--rm", "remove", is_flag=True, help="Follow the output, and remove the pod when it has ended.")
 @click.option("--lenient", is_flag=True, help="Ignore what is unknown or not supported, with a warning.")
 @folders.option("For logs and volumes.")

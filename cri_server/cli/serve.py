@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
+
+from pyrunc.errors import Error
 
 FLAGS = {
     "listen": "server.listen",
@@ -20,7 +23,9 @@ FLAGS = {
 
 
 @click.command()
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file [/etc/pyrunc/config.toml]")
+@click.option(
+    "--config", type=click.Path(path_type=Path, readable=False), help="TOML file [/etc/pyrunc/config.toml]"
+)
 @click.option("--listen", metavar="unix:///PATH", help="Where to listen.")
 @click.option("--root", metavar="DIR", help="Images and records (a disk).")
 @click.option("--state", metavar="DIR", help="Sockets and facts of this boot (a tmpfs).")
@@ -39,7 +44,15 @@ def serve(config: Path | None, **flags: Any) -> None:
     from cri_server import app
     from cri_server.config import load
 
-    app.serve(load(config, {FLAGS[name]: _key(value) for name, value in flags.items()}))
+    found = load(config, {FLAGS[name]: _key(value) for name, value in flags.items()})
+    require_root()
+    app.serve(found)
+
+
+def require_root() -> None:
+    """Raises Error: what a server does (mounts, namespaces, networks of the host) is root's."""
+    if os.geteuid() != 0:
+        raise Error(f"the server needs root, this is user {os.geteuid()}")
 
 
 def _key(value: Any) -> Any:

@@ -162,13 +162,15 @@ def connections_limit() -> int:
 
 
 def _unlink_stale(path: Path) -> None:
-    """Remove the socket of a dead server. Raises WrongState when a living one listens there."""
+    """Remove the socket of a dead server. Raises WrongState for a living one's, and for what is no socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
         except FileNotFoundError:
             return
         except ConnectionRefusedError:
+            if not path.is_socket():  # connect(2) to a file of any other kind says the same
+                raise WrongState(f"{path} is not a socket") from None
             path.unlink(missing_ok=True)
             return
     raise WrongState(f"another server listens at {path}")

@@ -324,7 +324,7 @@ def test_rm_shows_all_containers_at_a_time_and_returns_the_first_failure(server:
 
 def test_an_interrupt_of_run_removes_the_pod(server: Server) -> None:
     path = server.folder / "pod.yaml"
-    path.write_text(POD.replace("exec sleep", "trap 'exit 9' TERM; sleep"))
+    path.write_text(POD.replace("spec:", "spec:\n  terminationGracePeriodSeconds: 0"))
     with started(server, "run", "--rm", "--folder", str(server.folder / "pods"), str(path)) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith(b"--- output"):

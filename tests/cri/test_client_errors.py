@@ -1,0 +1,259 @@
+"""What each command says, in one line, where it cannot work: to an ordinary user, without a server or with one that is not
+ours, with a wrong configuration, with streams that are closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.cri.server_harness import REPOSITORY, Server
+from tests.support.processes import wait_until
+
+NOBODY = 65534
+# Each command in a fork of one interpreter, for importing takes the most time. All is imported before root's rights go: the
+# repository may lie where only root may read.
+RUNNER = """
+import importlib, json, os, sys
+from cri_server.cli import main
+for module, _ in main.COMMANDS.values():
+    importlib.import_module("cri_server.cli." + module)
+import cri_server.app, pyrunc.cli.main, pyrunc.cli.fast, pyrunc.cli.people, pyrunc.cli.life, pyrunc.cli.look
+user, commands = json.loads(sys.argv[1])
+os.environ.pop("XDG_RUNTIME_DIR", None)
+os.chdir("/")
+os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
+answers = []
+for words in commands:
+    ours, its = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(its, 1), os.dup2(its, 2), os.close(ours), os.close(its)
+        sys.argv = words
+        sys.exit(main.main() if words[0] == "pyrunc-cri" else pyrunc.cli.main.main())
+    os.close(its)
+    with open(ours) as file:
+        output = file.read()
+    answers.append((os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), output))
+print(json.dumps(answers))
+"""
+POD = "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c, image: i}]}}"
+COMMANDS: list[list[str]] = [
+    ["ps"],
+    ["ps", "-a", "-q"],
+    ["pods"],
+    ["logs", "-f", "x"],
+    ["exec", "x", "true"],
+    ["stop", "x"],
+    ["rm", "x"],
+    ["rm", "--all"],
+    ["image", "list"],
+    ["image", "pull", "x"],
+    ["image", "load", "/etc/passwd"],
+    ["image", "remove", "x"],
+]
+
+
+Answer = tuple[int, str]
+
+
+def answers(*commands: list[str], user: int = 0) -> list[Answer]:
+    """Of each command the exit code, and stdout and stderr together."""
+    request = json.dumps([user, commands])
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, request], cwd=REPOSITORY, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return [(code, output) for code, output in json.loads(done.stdout)]
+
+
+def client(*commands: list[str], user: int = 0) -> list[Answer]:
+    return answers(*(["pyrunc-cri", *words] for words in commands), user=user)
+
+
+def refused(answer: Answer, message: str) -> None:
+    """Exit code 1 and one line that begins with the program's name."""
+    code, output = answer
+    assert code == 1 and output.count("\n") == 1 and message in output, answer
+    assert output.startswith("pyrunc-cri: "), answer
+
+
+@contextlib.contextmanager
+def listening(
+    path: Path, answer: Callable[[socket.socket], object] = lambda connection: None
+) -> Iterator[None]:
+    """Somebody who accepts and does `answer`; connections stay open until the end."""
+    kept: list[socket.socket] = []
+
+    def accept(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                kept.append(connection)
+                answer(connection)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o777)
+        listener.listen()
+        thread = threading.Thread(target=accept, args=(listener,))
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in kept:
+                connection.close()
+
+
+def test_an_ordinary_user_is_told_that_the_socket_is_not_for_him(server: Server) -> None:
+    address = f"unix://{server.socket}"
+    server.folder.chmod(0o755)
+    manifest = server.folder / "pod.yaml"
+    manifest.write_text(POD)
+    commands = [*COMMANDS, ["run", str(manifest)], ["run", "--rm", str(manifest)]]
+    for answer in client(*(["--address", address, *words] for words in commands), user=NOBODY):
+        refused(answer, f"no access to {address}: permission denied")
+
+
+def test_an_ordinary_user_runs_no_server_and_reads_no_file_of_root(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    public, private = tmp_path / "public", tmp_path / "private"
+    for path, mode in ((public, 0o644), (private, 0o600)):
+        path.write_text(POD)
+        path.chmod(mode)
+    commands = (["serve"], ["demo", str(public)], ["run", str(private)], ["image", "load", str(private)])
+    serve, demo, run, load, config = client(*commands, ["serve", "--config", str(private)], user=NOBODY)
+    refused(serve, f"the server needs root, this is user {NOBODY}")
+    refused(demo, f"the server needs root, this is user {NOBODY}")
+    refused(run, f"{private}: cannot be read: permission denied")
+    refused(load, f"'{private}': permission denied")
+    refused(config, f"{private}: cannot be read: permission denied")
+
+
+def test_an_ordinary_user_of_the_runtime_reads_one_line() -> None:
+    given = ("list", "state x", "kill x", "delete x", "ps x", "start x", "pause x", "resume x", "events x", "spec",
+             "run -b / x", "create -b / x", "update --memory 1 x", "--root /root/x list", "exec x true")  # fmt: skip
+    commands = [["pyrunc", *words.split()] for words in given]
+    for words, (code, output) in zip(given, answers(*commands, user=NOBODY), strict=True):
+        assert code == (255 if words.startswith("exec") else 1), (words, output)
+        assert output.count("\n") == 1 and "level=error" in output, (words, output)
+        assert "internal error" not in output, (words, output)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "stale"))
+    reasons = {
+        f"unix://{tmp_path}/none": "no such file (start one: pyrunc-cri serve)",
+        f"unix://{tmp_path}/file": "it is not a socket",
+        f"unix://{tmp_path}": "it is not a socket",
+        f"unix://{tmp_path}/file/x": "Not a directory",
+        f"unix://{tmp_path}/stale": "it has ended and left its socket (start one: pyrunc-cri serve)",
+    }
+    for address, answer in zip(reasons, client(*(["--address", a, "ps"] for a in reasons)), strict=True):
+        refused(answer, f"no server at {address}: {reasons[address]}")
+    wrong = ("nonsense", "http://x", "unix://relative", "unix:///" + "x" * 107)
+    for address, answer in zip(wrong, client(*(["--address", a, "ps"] for a in wrong)), strict=True):
+        refused(answer, f"address {address!r}: expected unix:///PATH")
+    missing = str(tmp_path / "missing")
+    run, load, serve = client(["run", missing], ["image", "load", missing], ["serve", "--config", missing])
+    refused(run, f"{missing}: cannot be read: no such file or directory")
+    refused(load, f"{missing!r}: no such file or directory")
+    refused(serve, f"{missing}: no such file")
+
+
+def test_a_socket_that_is_not_ours(tmp_path: Path) -> None:
+    others: dict[str, Callable[[socket.socket], object]] = {
+        "silent": lambda connection: None,
+        "short": lambda connection: connection.close(),
+        "http": lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, answer in others.items():
+            stack.enter_context(listening(tmp_path / name, answer))
+        found = client(*(["--address", f"unix://{tmp_path}/{name}", "ps"] for name in others))
+    for name, told in zip(others, found, strict=True):
+        refused(told, f"what listens at unix://{tmp_path}/{name} is no CRI server: ")
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    commands = []
+    for flag in ("--listen", "--root", "--state"):
+        places = {
+            "--listen": f"unix://{tmp_path}/sock",
+            "--root": f"{tmp_path}/root",
+            "--state": f"{tmp_path}/state",
+        }
+        places[flag] = ("unix://" if flag == "--listen" else "") + f"{tmp_path}/file"
+        commands.append(["serve", *(word for pair in places.items() for word in pair)])
+    for code, output in client(*commands):
+        last = output.splitlines()[-1]
+        assert code == 1 and last.startswith("pyrunc-cri: ") and f"{tmp_path}/file" in last, output
+        assert "Traceback" not in output
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_wrong_configuration(tmp_path: Path) -> None:
+    wrong = {"x = [": "not TOML", "[server]\nlisten = 5": "server.listen: expected", "\0": "not TOML"}
+    paths = [tmp_path / f"{number}.toml" for number in range(len(wrong))]
+    for path, text in zip(paths, wrong, strict=True):
+        path.write_text(text)
+    found = client(*(["serve", "--config", str(path)] for path in [*paths, tmp_path]))
+    for path, answer, message in zip(paths, found, wrong.values(), strict=False):
+        refused(answer, f"{path}:")
+        refused(answer, message)
+    refused(found[-1], f"{tmp_path}: cannot be read: is a directory")
+
+
+def test_a_streaming_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "config.toml").write_text(f"[streaming]\nport = {port}\n")
+        words = ("--config", f"{tmp_path}/config.toml", "--listen", f"unix://{tmp_path}/sock")
+        ((code, output),) = client(
+            ["serve", *words, "--root", f"{tmp_path}/root", "--state", f"{tmp_path}/state"]
+        )
+    last = output.splitlines()[-1]
+    assert code == 1 and last.startswith(f"pyrunc-cri: streaming.host 127.0.0.1, streaming.port {port}: "), (
+        output
+    )
+    assert "Traceback" not in output
+
+
+def test_streams_that_are_closed(server: Server) -> None:
+    container = server.launch(server.run_pod())
+    command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{server.socket}"]
+    for words in (["ps"], ["logs", container], ["exec", "nobody", "true"]):
+        done = subprocess.run(
+            ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command, *words], cwd=REPOSITORY, timeout=60
+        )
+        assert done.returncode == (1 if "nobody" in words else 0), words
+
+
+def test_an_interrupt_of_the_demo_leaves_nothing(tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of the terminal's foreground group."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cri_server.cli.main", "demo", "pod.yaml"],
+        cwd=REPOSITORY, env={**os.environ, "TMPDIR": str(tmp_path)}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"server up")
+    assert wait_until(lambda: list(tmp_path.glob("*/pods/*/pod")), 30), "the pod's folder"
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (128 + signal.SIGINT, b"")
+    assert not list(tmp_path.iterdir())
