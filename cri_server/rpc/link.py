@@ -77,6 +77,12 @@ class Link(asyncio.BufferedProtocol):
         """Whether nobody would miss it."""
         return not self._calls and not self._connection.held
 
+    @property
+    def answering(self) -> bool:
+        """Whether it has asked for something that is not done; a request that is not complete is nothing yet."""
+        begun = any(call.task is not None for call in self._calls.values())
+        return begun or bool(self._line) or self._connection.held > 0
+
     # -- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -253,16 +259,22 @@ class Link(asyncio.BufferedProtocol):
             if credit:
                 self._reserve(call, call.incoming.length or 0)
                 self._connection.credit(call.stream_id, credit)
+            if not ended:
+                self._reserve(call, call.incoming.received)
             if ended:
                 self._start(call, call.incoming.finish())
         except CallFailed as failed:
             self._fail(call, failed)
 
     def _reserve(self, call: Call, size: int) -> None:
-        """Count a large request against what all clients may have under way. Raises CallFailed."""
-        if not self._server.reserve(size):
+        """Count a request that comes in parts, and is or will be so long, against what all clients may have under way.
+
+        Raises CallFailed.
+        """
+        more = max(0, size - call.reserved_bytes)
+        if not self._server.reserve(more):
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many large requests at once")
-        call.reserved_bytes = size
+        call.reserved_bytes += more
 
     def _watch_opened(self) -> None:
         """Deadlines of what this pass has not answered."""

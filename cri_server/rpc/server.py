@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 BACKLOG, ACCEPT_AT_ONCE = 512, 32
 CONNECTIONS_LIMIT = 1024
 CALLS_LIMIT = 8192  # tasks of all connections
-LARGE_LIMIT_BYTES = 256 << 20  # requests of all connections that are longer than a stream's first window
+LARGE_LIMIT_BYTES = 256 << 20  # requests of all connections that come in parts
 READ_BYTES = 16 << 10  # of one connection before it is another one's turn
 GREETING_S = 10.0
 COMPLAINT_INTERVAL_S = 10.0
@@ -102,10 +102,11 @@ class Server:
         self._empty.clear()
 
     def _longest_idle(self) -> Link | None:
-        """One that has never made a call, before all others."""
+        """One that has never made a call before all others, and one that asks for nothing before one that is half-way."""
         if self._silent:
             return next(iter(self._silent))
         candidates = [link for link in self._links if link.idle]
+        candidates = candidates or [link for link in self._links if not link.answering]
         return min(candidates, key=lambda link: link.active_s, default=None)
 
     def _discard(self, link: Link) -> None:

@@ -136,6 +136,11 @@ class Incoming:
         self._encoding, self._limit_bytes, self._compressed = encoding, limit_bytes, False
         self.length: int | None = None  # of the message on the wire, once it is known
 
+    @property
+    def received(self) -> int:
+        """How many bytes have come."""
+        return len(self._body)
+
     def add(self, data: bytes) -> int:
         """Take a part. Returns, once, by how much the message is longer than the window that each stream begins with.
 

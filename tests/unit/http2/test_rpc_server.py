@@ -667,6 +667,40 @@ async def test_the_longest_idle_connection_makes_room(
         assert "10 connections are the limit" in caplog.text
 
 
+async def test_connections_whose_requests_never_end_make_room(
+    open_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTIONS_LIMIT", 10)
+    async with open_world() as world, contextlib.AsyncExitStack() as stack:
+        stuck = []
+        for _ in range(10):
+            raw = await stack.enter_async_context(Raw(world))
+            await raw.send(HELLO + raw.head(1, "echo") + head(5, frames.DATA, 0, 1) + b"\0\0\0\0\7")
+            stuck.append(raw)
+        await until(lambda: sum(len(link._calls) for link in world.server._links) == 10)
+        assert await world.call("echo", b"served", timeout=30) == b"served"
+        await until(lambda: sum(raw.lost.is_set() for raw in stuck) == 1)
+        assert stuck[0].lost.is_set()
+
+
+async def test_requests_that_never_end_are_bounded_in_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fits into the window that every stream begins with."""
+    monkeypatch.setattr(server_module, "LARGE_LIMIT_BYTES", 1 << 20)
+    part = wire.prefix(60_000) + bytes(16_000)
+    async with Raw(world) as raw:
+        await raw.send(HELLO)
+        for number in range(1, 201, 2):
+            await raw.send(raw.head(number, "echo") + head(len(part), frames.DATA, 0, number) + part)
+        await until(
+            lambda: raw.heard.count(b"too many large requests at once") == 100 - (1 << 20) // len(part)
+        )
+        assert world.server._large_bytes <= 1 << 20
+        assert await world.call("echo", b"small") == b"small"
+    await until(lambda: world.server._large_bytes == 0)
+
+
 async def test_a_gzip_bomb(world: World, raw: Raw) -> None:
     packed = gzip.compress(b"\0" * (100 << 20))
     body = b"\1" + len(packed).to_bytes(4, "big") + packed
