@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, InvalidSpec, KernelError, WrongState
 from pyrunc.kernel import cgroup as tree
@@ -273,11 +274,39 @@ class Cgroup:
             if not pids:
                 return
             for pid in pids:
-                try:
-                    os.kill(pid, SIGKILL)
-                except ProcessLookupError:
-                    pass
+                self.send_signal(pid, SIGKILL)
             time.sleep(0.001)
+
+    def send_signal(self, pid: int, number: int) -> bool:
+        """Signal one of `processes`, by a pidfd that is opened before its membership is looked at again: the number may be another
+        process's since it was listed. False when it is none of the group's and those below any more. Raises KernelError.
+        """
+        try:
+            process = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # gone, or a thread now
+                return False
+            raise KernelError("pidfd_open", str(pid), error.errno or 0) from None
+        try:
+            if not self._has(pid):
+                return False
+            pidfd_send_signal(process, number)
+        except ProcessLookupError:
+            return False
+        except OSError as error:
+            raise KernelError("pidfd_send_signal", f"{number} to {pid}", error.errno or 0) from None
+        finally:
+            os.close(process)
+        return True
+
+    def _has(self, pid: int) -> bool:
+        """Whether the process is in the group or below; in a threaded one, a thread of it."""
+        try:
+            tasks = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            return False
+        own = (tree.own_path(pid if task == str(pid) else f"{pid}/task/{task}") for task in tasks)
+        return any(f"{path}/".startswith(f"{self.path}/") for path in own)
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Wait until no living process is left in the group and below; False when the time is up first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 from errno import EACCES, EISDIR, ELIBACC, ENOENT, ENOTDIR
 
 from pyrunc import debug
@@ -58,7 +59,7 @@ class Born:
     def kill(self) -> None:
         """End it, wait for it, close what it gave us."""
         try:
-            os.kill(self.pid, SIGKILL)
+            pidfd_send_signal(self.pidfd, SIGKILL)
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
         except (ProcessLookupError, ChildProcessError):
             pass

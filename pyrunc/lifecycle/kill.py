@@ -5,8 +5,6 @@ Without a pid namespace of its own the end of init leaves the other processes ru
 
 from __future__ import annotations
 
-import os
-
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.lifecycle import status as facts
 
@@ -59,8 +57,6 @@ def _to_all(state: State, signal: int) -> bool:
         group.kill()
     else:
         for pid in pids:
-            try:
-                os.kill(pid, signal)
-            except ProcessLookupError:
-                pass
+            assert group is not None
+            group.send_signal(pid, signal)
     return bool(pids) or facts.signal(state, signal)

@@ -329,9 +329,9 @@ class Exec:
             if self.starting:
                 self.starting.kill()
         elif self.container.running:
-            tree.kill_session(self.pid, self._processes)
+            tree.kill_session(self.pid, self.exited, self._processes)
         elif not self.exited:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)  # our child, not reaped
 
     def resize(self, width: int, height: int) -> None:
         """Raises WrongState without a terminal."""

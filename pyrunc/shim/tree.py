@@ -21,15 +21,20 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 1000
 
 
-def kill_session(leader: int, processes: Callable[[], Iterable[int]]) -> int:
+def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int]]) -> int:
     """SIGKILL to the session of `leader` and all descendants of its members; returns how many were signalled.
 
+    Once the leader was `reaped` its number may be another process's; then no member lives, for a number that is in use as a
+    session's id is not given away. The leader is killed first, so that it does not see its children die.
     `processes()` lists the container's processes anew. Raises Error if they keep coming faster than they can be killed.
     """
     done: dict[int, int] = {}  # pid -> start time: who has got the signal is still listed for a moment
     for _ in range(MOST_ROUNDS):
         found = 0
-        for pid, fact in _members(leader, processes(), set(done)).items():
+        members = _members(leader, processes(), set(done))
+        if reaped and stat(leader):  # asked after the list was made
+            return len(done)
+        for pid, fact in sorted(members.items(), key=lambda member: member[0] != leader):
             if done.get(pid) != fact.start_time and _kill(pid, fact.start_time):
                 done[pid] = fact.start_time
                 found += 1

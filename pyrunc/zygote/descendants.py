@@ -9,22 +9,57 @@ from __future__ import annotations
 import os
 import signal
 
+from pyrunc.kernel.process import stat
+
 
 def kill(pid: int) -> None:
     """SIGKILL for our own unreaped child `pid`, its process group and all its descendants."""
-    known = {pid}
-    _signal(pid, signal.SIGSTOP)  # it forks no more and keeps inheriting orphans while the others die
-    while found := below(pid) - known:
-        for descendant in found:
-            _signal(descendant, signal.SIGSTOP)
-        known |= found
-    for descendant in known - {pid}:
-        _signal(descendant, signal.SIGKILL)
+    known = {pid: os.pidfd_open(pid)}
     try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    _signal(pid, signal.SIGKILL)
+        _signal(
+            known[pid], signal.SIGSTOP
+        )  # it forks no more and keeps inheriting orphans while the others die
+        while _stop_new(pid, known):
+            pass
+        for number, process in known.items():
+            if number != pid:
+                _signal(process, signal.SIGKILL)
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        _signal(known[pid], signal.SIGKILL)
+    finally:
+        for process in known.values():
+            os.close(process)
+
+
+def _stop_new(pid: int, known: dict[int, int]) -> bool:
+    """Stop the descendants that are not among `known`; whether there was one."""
+    found = below(pid) - set(known)
+    family = found | set(known)
+    stopped = False
+    for descendant in found:
+        process = open_descendant(descendant, family)
+        if process is not None:
+            _signal(process, signal.SIGSTOP)
+            known[descendant] = process
+            stopped = True
+    return stopped
+
+
+def open_descendant(pid: int, family: set[int]) -> int | None:
+    """A pidfd of a process whose parent is one of `family`; None when it is not (any more): its number may have been given away
+    since it was listed, so the parent is looked at after the pidfd was opened."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return None
+    found = stat(pid)
+    if found is None or found.parent not in family:
+        os.close(process)
+        return None
+    return process
 
 
 def below(pid: int) -> set[int]:
@@ -55,8 +90,8 @@ def _children(pid: int) -> list[int]:
     return children
 
 
-def _signal(pid: int, number: int) -> None:
+def _signal(process: int, number: int) -> None:
     try:
-        os.kill(pid, number)
+        signal.pidfd_send_signal(process, number)
     except ProcessLookupError:
         pass
