@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
 
 def test_a_tree_that_is_deeper_than_a_stack(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    levels = 1500
+    levels = sys.getrecursionlimit() + 50
     fds = [os.open(tmp_path / "source", FOLDER)]
     for _ in range(levels):
         os.mkdir("d", dir_fd=fds[-1])
