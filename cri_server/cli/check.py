@@ -22,6 +22,7 @@ VARIABLE = re.compile(r"[ -<>-~]+")
 SYSCTL = re.compile(r"([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?")
 LABEL_LIMIT, SUBDOMAIN_LIMIT, PORT_NAME_LIMIT = 63, 253, 15
 ID_LIMIT = (1 << 31) - 1
+CPUS_LIMIT = 1 << 20
 ANNOTATIONS_LIMIT_BYTES = 256 << 10
 NAMESERVERS_LIMIT, SEARCHES_LIMIT = 3, 32
 
@@ -118,11 +119,15 @@ def _host_ports(named: list[tuple[str, Container]], spec: Spec) -> None:
 
 
 def _resources(resources: Resources, path: str) -> None:
-    for key in ("cpu", "memory"):
+    for key, largest in (("cpu", CPUS_LIMIT), ("memory", manifest.LARGEST)):
         limit, request = getattr(resources.limits, key), getattr(resources.requests, key)
         most = None if limit is None else quantity(limit, f"{path}.limits.{key}")
+        if most is not None and most > largest:
+            raise InvalidSpec(f"{path}.limits.{key}", f"{limit!r} is too large")
         if request is not None:
             wanted = quantity(request, f"{path}.requests.{key}")
+            if wanted > largest:
+                raise InvalidSpec(f"{path}.requests.{key}", f"{request!r} is too large")
             if most is not None and wanted > most:
                 raise InvalidSpec(f"{path}.requests.{key}", f"{request} is more than the limit of {limit}")
 
@@ -210,8 +215,7 @@ def _profile(profile: Profile | None, path: str) -> None:
 def _host_and_dns(spec: Spec) -> None:
     if spec.hostname:
         _name(spec.hostname, "spec.hostname", "a host's name", LABEL, LABEL_LIMIT)
-    if spec.termination_grace_period_seconds < 0:
-        raise InvalidSpec("spec.terminationGracePeriodSeconds", "is negative")
+    _ids({"terminationGracePeriodSeconds": spec.termination_grace_period_seconds}, "spec")
     _dns(spec, spec.dns_config or manifest.Dns())
 
 

@@ -84,13 +84,24 @@ def _check_kind(document: dict[str, Any]) -> None:
 def _without_nulls(value: Any, path: str) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, str):
+        _check_text(value, path)
     if not isinstance(value, dict):
         return value
     for key in value:
         if not isinstance(key, str):
             raise InvalidSpec(f"{path}.{key}".lstrip("."), "the key is not a string")
+        _check_text(key, path)
     return {
         key: _without_nulls(item, f"{path}.{key}".lstrip("."))
         for key, item in value.items()
         if item is not None
     }
+
+
+def _check_text(text: str, path: str) -> None:
+    """YAML can write half of a character that takes two in UTF-16."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidSpec(path, f"{text!r} is not text") from None

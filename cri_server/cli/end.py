@@ -12,11 +12,20 @@ from cri_server.cli.client import Client
 from pyrunc.errors import NotFound
 
 GRACE_S = 10
+SECONDS = click.IntRange(0, (1 << 31) - 1)
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="POD|CONTAINER...")
-@click.option("-t", "--time", "grace_s", default=GRACE_S, show_default=True, help="Seconds before SIGKILL.")
+@click.option(
+    "-t",
+    "--time",
+    "grace_s",
+    type=SECONDS,
+    default=GRACE_S,
+    show_default=True,
+    help="Seconds before SIGKILL.",
+)
 @click.pass_obj
 def stop(address: str, names: tuple[str, ...], grace_s: int) -> None:
     """Stop pods, or single containers."""
@@ -32,7 +41,9 @@ def stop(address: str, names: tuple[str, ...], grace_s: int) -> None:
 @click.command()
 @click.argument("names", nargs=-1, metavar="POD|CONTAINER...")
 @click.option("-a", "--all", "everything", is_flag=True, help="All pods.")
-@click.option("-t", "--time", "grace_s", default=0, show_default=True, help="Seconds before SIGKILL.")
+@click.option(
+    "-t", "--time", "grace_s", type=SECONDS, default=0, show_default=True, help="Seconds before SIGKILL."
+)
 @folders.option("Where `run` made the pod's folder.")
 @click.pass_obj
 def rm(address: str, names: tuple[str, ...], everything: bool, grace_s: int, folder: Path) -> None:

@@ -53,6 +53,8 @@ class Commands(click.Group):
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
         except OSError as error:
             raise Error(words(error)) from None
+        except UnicodeEncodeError as error:
+            raise Error(f"{error.object!r} is not UTF-8") from None
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -5,7 +5,7 @@ say in `check`; a wrong type or a missing field is an error such as `spec.contai
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Literal
 
 import msgspec
@@ -169,19 +169,24 @@ class Pod(Object):
 
 
 _UNITS = {
-    "": 1,
-    "m": Decimal("0.001"),
-    **{unit: 1000**n for n, unit in enumerate(("k", "M", "G", "T", "P"), 1)},
-    **{f"{unit}i": 1024**n for n, unit in enumerate(("K", "M", "G", "T", "P"), 1)},
+    **{
+        unit: Decimal(10) ** (3 * n)
+        for n, unit in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
+    },
+    **{f"{unit}i": Decimal(1024) ** n for n, unit in enumerate(("K", "M", "G", "T", "P", "E"), 1)},
 }
+LARGEST = (1 << 63) - 1
 
 
 def quantity(value: str | int | float, path: str) -> Decimal:
-    """`100m` -> 0.1, `64Mi` -> 67108864. Raises InvalidSpec."""
-    match = re.fullmatch(r"([0-9.]+(?:[eE][0-9]+)?)([a-zA-Z]*)", str(value).strip())
+    """`100m` -> 0.1, `64Mi` -> 67108864; at most 2^63 - 1. Raises InvalidSpec."""
+    match = re.fullmatch(r"([0-9.]+(?:[eE][-+]?[0-9]+)?)([a-zA-Z]*)", str(value).strip())
     try:
         if match and match[2] in _UNITS:
-            return Decimal(match[1]) * Decimal(_UNITS[match[2]])
-    except InvalidOperation:
+            found = Decimal(match[1]) * _UNITS[match[2]]
+            if found <= LARGEST:
+                return found
+            raise InvalidSpec(path, f"{value!r} is too large")
+    except ArithmeticError:
         pass
     raise InvalidSpec(path, f"{value!r} is not a quantity")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -179,6 +180,14 @@ def test_what_is_not_one_pod(text: str, message: str) -> None:
     assert refusal(text) == message
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("100m", "0.1"), ("5n", "0.000000005"), ("1.5Gi", "1610612736"), ("1e3", "1000"), ("2E", "2e18")],
+)
+def test_quantities(text: str, value: str) -> None:
+    assert manifest.quantity(text, "") == Decimal(value)
+
+
 def test_a_date_is_text() -> None:
     pod, _ = parse(yaml.safe_dump(FULL).replace("value: b", "value: 2026-01-02"))
     assert pod.spec.containers[0].env[0].value == "2026-01-02"
@@ -226,7 +235,13 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         ("spec.securityContext.sysctls.0.name", "../x", "sysctls[0].name: '../x' is not a sysctl"),
         ("spec.hostname", "a.b", "spec.hostname: 'a.b' is not a host's name"),
         ("spec.dnsConfig.nameservers", ["x"], "spec.dnsConfig.nameservers[0]: 'x' is not an IP address"),
-        ("spec.terminationGracePeriodSeconds", -1, "spec.terminationGracePeriodSeconds: is negative"),
+        ("spec.terminationGracePeriodSeconds", -1, "spec.terminationGracePeriodSeconds: -1 is not in 0..2147483647"),
+        ("spec.terminationGracePeriodSeconds", 10**12, "spec.terminationGracePeriodSeconds: 1000000000000 is not in 0.."),
+        ("spec.containers.0.resources.limits.memory", "10E", "limits.memory: '10E' is too large"),
+        ("spec.containers.0.resources.limits.memory", "1e30", "limits.memory: '1e30' is too large"),
+        ("spec.containers.0.resources.limits.memory", "-1", "limits.memory: '-1' is not a quantity"),
+        ("spec.containers.0.resources.limits.cpu", "1E", "limits.cpu: '1E' is too large"),
+        ("spec.containers.0.command", ["\ud800"], "spec.containers[0].command[0]: '\\ud800' is not text"),
         ("spec.dnsPolicy", "Nine", "spec.dnsPolicy: invalid enum value 'Nine'"),
     ],
 )  # fmt: skip
