@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pyrunc.lifecycle.sources import open_layers
+from pyrunc.compile.sources import open_layers
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from pyrunc import jsontext
+from pyrunc.container import state as states
 from pyrunc.errors import InvalidArgument
-from pyrunc.lifecycle import state as states
 from pyrunc.spec.shape import RESOURCES, shaped
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def pause(call: Call, log: Log) -> int:
     """`pause ID`."""
-    from pyrunc.lifecycle.pause import pause as freeze
+    from pyrunc.container.pause import pause as freeze
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
@@ -29,7 +29,7 @@ def pause(call: Call, log: Log) -> int:
 
 def resume(call: Call, log: Log) -> int:
     """`resume ID`."""
-    from pyrunc.lifecycle.resume import resume as thaw
+    from pyrunc.container.resume import resume as thaw
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
@@ -39,7 +39,7 @@ def resume(call: Call, log: Log) -> int:
 
 def update(call: Call, log: Log) -> int:
     """`update --resources FILE ID`, or with a flag per limit; a file makes all flags meaningless."""
-    from pyrunc.lifecycle import update as limits
+    from pyrunc.container import update as limits
 
     resources = (
         _read(call.options["resources"]) if call.options["resources"] else limits.from_options(call.options)

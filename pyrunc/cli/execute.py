@@ -6,11 +6,11 @@ import os
 from _signal import pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc import debug
+from pyrunc.accelerate import exec_cache as again
 from pyrunc.cli.handover import hand_out, open_missing_stdio, preserved
+from pyrunc.container import state as states
+from pyrunc.container import status as facts
 from pyrunc.errors import InvalidArgument, WrongState
-from pyrunc.lifecycle import again
-from pyrunc.lifecycle import state as states
-from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from pyrunc.cli.log import Log
     from pyrunc.cli.parse import Call
-    from pyrunc.lifecycle.birth import Born
-    from pyrunc.lifecycle.exec import Executed
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.exec import Executed
+    from pyrunc.container.state import State
+    from pyrunc.launch.run import Born
     from pyrunc.plan.lower import Lowered
 
 
@@ -49,7 +49,7 @@ def execute(call: Call, log: Log) -> int:
         raise
     if not attached:
         return 0
-    from pyrunc.lifecycle.run import attend
+    from pyrunc.container.run import attend
 
     return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
 
@@ -85,9 +85,9 @@ def _whole_way(
     call: Call, found: State, pidfd: int, asked_for: bytes | None, key: bytes | None, log: Log
 ) -> Executed:
     from pyrunc.cli.process import asked, from_file
-    from pyrunc.lifecycle.exec import ExecRequest, merged
-    from pyrunc.lifecycle.exec import execute as enter
-    from pyrunc.lifecycle.findings import host_id, keeps_groups
+    from pyrunc.compile.rootfs_probe import host_id, keeps_groups
+    from pyrunc.container.exec import ExecRequest, merged
+    from pyrunc.container.exec import execute as enter
     from pyrunc.spec.check import check_process
     from pyrunc.spec.parse import parse
 
@@ -113,7 +113,7 @@ def _whole_way(
     if group is not None:
         group.reach()
     if os.geteuid() != 0:
-        from pyrunc.lifecycle.rootless import join
+        from pyrunc.container.rootless import join
 
         spec = join(found.pid, spec)
     executed = enter(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.cgroups.scope_properties import ANNOTATION
+from pyrunc.compile.rootfs_probe import KEEP_GROUPS
 from pyrunc.errors import Error
-from pyrunc.lifecycle.findings import KEEP_GROUPS
 from pyrunc.plan import mounts
 from pyrunc.seccomp import profile
 

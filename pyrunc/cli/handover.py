@@ -11,9 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pyrunc.lifecycle.birth import Born
-    from pyrunc.lifecycle.create import Created
-    from pyrunc.lifecycle.exec import Executed
+    from pyrunc.container.create import Created
+    from pyrunc.container.exec import Executed
+    from pyrunc.launch.run import Born
 
 
 def preserved(count: int) -> tuple[int, ...]:

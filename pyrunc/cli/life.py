@@ -6,9 +6,9 @@ import os
 
 from pyrunc import jsontext, record
 from pyrunc.cli.handover import activated, hand_out, open_missing_stdio, preserved
+from pyrunc.container import state as states
+from pyrunc.container import status as facts
 from pyrunc.errors import Error, InvalidArgument, InvalidSpec, WrongState
-from pyrunc.lifecycle import state as states
-from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from pyrunc.cli.log import Log
     from pyrunc.cli.parse import Call
-    from pyrunc.lifecycle.bundle import Bundle, Wishes
-    from pyrunc.lifecycle.create import Created
-    from pyrunc.lifecycle.notify import Proxy
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.bundle import Bundle, Wishes
+    from pyrunc.container.create import Created
+    from pyrunc.container.notify import Proxy
+    from pyrunc.container.state import State
     from pyrunc.plan.model import Plan
 
 SIGTERM = 15
@@ -46,8 +46,8 @@ def run(call: Call, log: Log) -> int:
         _await_ready(wishes.proxy, created, attached, log)
     if not attached:
         return 0
-    import pyrunc.lifecycle.delete  # noqa: F401 (while the program runs, not after it)
-    from pyrunc.lifecycle.run import attend
+    import pyrunc.container.delete  # noqa: F401 (while the program runs, not after it)
+    from pyrunc.container.run import attend
 
     try:
         return attend(created.pidfd, created.console_fd)
@@ -74,7 +74,7 @@ def _await_ready(proxy: Proxy, created: Created, attached: bool, log: Log) -> No
 
 
 def _make(call: Call, log: Log, wishes: Wishes) -> tuple[State, Created]:
-    from pyrunc.lifecycle import bundle as bundles
+    from pyrunc.container import bundle as bundles
 
     options = call.options
     container_id = states.check_id(call.arguments[0])
@@ -92,7 +92,7 @@ def _make(call: Call, log: Log, wishes: Wishes) -> tuple[State, Created]:
 
 
 def _wishes(call: Call, start_immediately: bool, attached: bool = False) -> Wishes:
-    from pyrunc.lifecycle.bundle import Wishes
+    from pyrunc.container.bundle import Wishes
 
     driver, with_cgroup = _driver(call)
     return Wishes(
@@ -112,7 +112,7 @@ def _wishes(call: Call, start_immediately: bool, attached: bool = False) -> Wish
 
 def cgroup_wishes(call: Call) -> Wishes:
     """What the words before the verb say, and nothing else."""
-    from pyrunc.lifecycle.bundle import Wishes
+    from pyrunc.container.bundle import Wishes
 
     driver, with_cgroup = _driver(call)
     return Wishes(
@@ -153,7 +153,7 @@ def _check_terminal(bundle: Bundle, options: dict[str, Any]) -> None:
 
 def start(call: Call, log: Log) -> int:
     """`start ID`."""
-    from pyrunc.lifecycle.start import release
+    from pyrunc.container.start import release
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
@@ -174,7 +174,7 @@ def _listen_for_ready(state: State) -> Callable[[], object] | None:
     manager = os.environ.get("NOTIFY_SOCKET", "")
     if not manager or not os.path.isdir(f"{state.folder}/notify"):
         return None
-    from pyrunc.lifecycle.notify import Proxy
+    from pyrunc.container.notify import Proxy
 
     pidfd = facts.open_process(state)
     if pidfd is None:
@@ -198,8 +198,8 @@ def _poststart(state: State, log: Log) -> None:
     """The hooks after the program was executed; when one fails the container is ended (runtime-spec 1.3)."""
     if not (state.config().get("hooks") or {}).get("poststart"):
         return
-    from pyrunc.lifecycle import hooks as programs
-    from pyrunc.lifecycle.delete import destroy
+    from pyrunc.container.delete import destroy
+    from pyrunc.launch import hooks as programs
     from pyrunc.spec.parse import parse
 
     try:
@@ -232,7 +232,7 @@ def _indented(found: dict[str, Any], depth: int = 1) -> str:
 
 def kill(call: Call, log: Log) -> int:
     """`kill ID [SIGNAL]`, TERM without one."""
-    from pyrunc.lifecycle import kill as signals
+    from pyrunc.container import kill as signals
 
     named = call.arguments[1] if len(call.arguments) > 1 else ""
     number = signals.parse_signal(named) if named else SIGTERM
@@ -269,7 +269,7 @@ def delete_again(state: State, log: Log) -> None:
 
 
 def _delete(root: str, container_id: str, force: bool, log: Log) -> None:
-    from pyrunc.lifecycle.delete import delete as remove
+    from pyrunc.container.delete import delete as remove
 
     for warning in remove(root, container_id, force):
         log.warning(warning)

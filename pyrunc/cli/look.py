@@ -6,9 +6,9 @@ import os
 import sys
 
 from pyrunc import jsontext
+from pyrunc.container import state as states
+from pyrunc.container import status as facts
 from pyrunc.errors import InvalidArgument, NotFound, PeerError, WrongState
-from pyrunc.lifecycle import state as states
-from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from pyrunc.cli.log import Log
     from pyrunc.cli.parse import Call
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.state import State
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def list(call: Call, log: Log) -> int:
     """`list [--format table|json] [--quiet]`; without --root a missing folder holds no containers."""
-    from pyrunc.lifecycle.list import containers
+    from pyrunc.container.list import containers
 
     _one_of(call.options["format"], ("table", "json"))
     try:
@@ -95,7 +95,7 @@ def _pid_column(header: str) -> int:
 
 def events(call: Call, log: Log) -> int:
     """`events [--stats] [--interval 5s] ID`: a JSON object per line."""
-    from pyrunc.lifecycle import stats
+    from pyrunc.container import stats
 
     interval_s = duration_s(call.options["interval"])
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
@@ -126,9 +126,9 @@ def features(call: Call, log: Log) -> int:
 
 def plan(call: Call, log: Log) -> int:
     """`plan [BUNDLE]`: what `create` would do in it, one line per operation; as JSON, a list of these lines."""
-    from pyrunc.lifecycle import bundle as bundles
-    from pyrunc.lifecycle.create import CreateRequest, preview
-    from pyrunc.lifecycle.sources import Directory
+    from pyrunc.compile.sources import Directory
+    from pyrunc.container import bundle as bundles
+    from pyrunc.container.create import CreateRequest, preview
     from pyrunc.plan.show import numbered, show
 
     _one_of(call.options["format"], ("text", "json"))

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 
+from pyrunc.container import state as states
 from pyrunc.errors import InvalidArgument
-from pyrunc.lifecycle import state as states
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pyrunc.cli.log import Log
     from pyrunc.cli.parse import Call
-    from pyrunc.lifecycle.bundle import Bundle, Wishes
-    from pyrunc.lifecycle.create import Created
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.bundle import Bundle, Wishes
+    from pyrunc.container.create import Created
+    from pyrunc.container.state import State
 
 
 def checkpoint(call: Call, log: Log) -> int:
     """`checkpoint --image-path DIR ID`: the container is gone afterwards, unless it is to run on."""
-    from pyrunc.lifecycle.checkpoint import Choices, Dump
-    from pyrunc.lifecycle.checkpoint import checkpoint as dump
-    from pyrunc.lifecycle.delete import destroy
+    from pyrunc.checkpoint.checkpoint import Choices, Dump
+    from pyrunc.checkpoint.checkpoint import checkpoint as dump
+    from pyrunc.container.delete import destroy
 
     options = call.options
     how = Dump(
@@ -43,13 +43,13 @@ def checkpoint(call: Call, log: Log) -> int:
 
 def restore(call: Call, log: Log) -> int:
     """`restore --bundle DIR --image-path DIR ID`: with --detach 0, else the program's exit code."""
+    from pyrunc.checkpoint.checkpoint import Choices
+    from pyrunc.checkpoint.restore import Labels
+    from pyrunc.checkpoint.restore import restore as bring_back
     from pyrunc.cli.handover import hand_out, open_missing_stdio
     from pyrunc.cli.life import cgroup_wishes, delete_again
+    from pyrunc.container import bundle as bundles
     from pyrunc.kernel.terminal import clear_onlcr
-    from pyrunc.lifecycle import bundle as bundles
-    from pyrunc.lifecycle.checkpoint import Choices
-    from pyrunc.lifecycle.restore import Labels
-    from pyrunc.lifecycle.restore import restore as bring_back
 
     options, attached = call.options, not call.options["detach"]
     container_id = states.check_id(call.arguments[0])
@@ -75,7 +75,7 @@ def restore(call: Call, log: Log) -> int:
     state, created = bundles.make(root, container_id, bundle, cgroup_wishes(call), after, bear)
     if not attached:
         return 0
-    from pyrunc.lifecycle.run import attend
+    from pyrunc.container.run import attend
 
     try:
         return attend(created.pidfd, created.console_fd)

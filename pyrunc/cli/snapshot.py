@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 # The works of callers; their imports come along. Modules that load a shared object cannot be among them.
 WORKS = (
     "pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.life", "pyrunc.cli.execute", "pyrunc.cli.look",
-    "pyrunc.lifecycle.create", "pyrunc.lifecycle.bundle", "pyrunc.lifecycle.run", "pyrunc.lifecycle.again",
-    "pyrunc.lifecycle.start", "pyrunc.lifecycle.kill", "pyrunc.lifecycle.delete", "pyrunc.lifecycle.exec",
-    "pyrunc.lifecycle.list", "pyrunc.spec.check", "pyrunc.spec.parse", "pyrunc.cgroups.group", "pyrunc.cgroups.naming",
+    "pyrunc.container.create", "pyrunc.container.bundle", "pyrunc.container.run", "pyrunc.accelerate.exec_cache",
+    "pyrunc.container.start", "pyrunc.container.kill", "pyrunc.container.delete", "pyrunc.container.exec",
+    "pyrunc.container.list", "pyrunc.spec.check", "pyrunc.spec.parse", "pyrunc.cgroups.group", "pyrunc.cgroups.naming",
     "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf", "pyrunc.kernel.reaper",
     "pyrunc.seccomp.compiler",
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 A plan is a tuple of operations. The steps stand in the operation at which the process waits for its parent (`Sync`, and a
 `LoadFilter` with a listener) and are carried out in their order before it goes on.
-Each class has one meaning; `show` has its line, `lower` an operation's system calls, `lifecycle.steps` a step's work, and a
+Each class has one meaning; `show` has its line, `lower` an operation's system calls, `launch.steps` a step's work, and a
 test compares these lists. Descriptors appear by name (`root`, `cgroup`, `tree:3`, `namespace:network`): whoever runs the plan opens them.
 Paths of the container are absolute and are resolved beneath its root when the operation runs.
 """

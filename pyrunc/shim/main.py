@@ -11,9 +11,9 @@ import signal
 import sys
 from errno import EINVAL, ENOSYS, EPERM
 
+from pyrunc.compile import null
 from pyrunc.errors import KernelError
 from pyrunc.kernel import inherited, reaper
-from pyrunc.lifecycle import null
 from pyrunc.program import launch
 from pyrunc.shim import messages, pod
 from pyrunc.shim.rehearse import rehearse as rehearse  # found and called by the zygote

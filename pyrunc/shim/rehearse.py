@@ -13,9 +13,10 @@ import sys
 
 from pyrunc import jsontext
 from pyrunc.cgroups import convert, device_filter, limits
+from pyrunc.compile import host as facts
+from pyrunc.container import pause_process as holder
+from pyrunc.container.exec import merged
 from pyrunc.kernel import bpf, seccomp
-from pyrunc.lifecycle import facts, holder
-from pyrunc.lifecycle.exec import merged
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.model import Findings

@@ -13,12 +13,15 @@ from pyrunc import jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
 from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
+from pyrunc.compile import descriptors, sources
+from pyrunc.container import create, status
+from pyrunc.container import pause_process as holder
+from pyrunc.container import state as states
+from pyrunc.container.exec import ExecRequest, executing, merged
+from pyrunc.container.state import State
 from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.lifecycle import create, descriptors, holder, hooks, sources, status
-from pyrunc.lifecycle import state as states
-from pyrunc.lifecycle.exec import ExecRequest, executing, merged
-from pyrunc.lifecycle.state import State
+from pyrunc.launch import hooks
 from pyrunc.shim import messages
 from pyrunc.spec.model import IdMap, Spec
 from pyrunc.spec.parse import parse

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc.lifecycle.checkpoint import masked_files
-from pyrunc.lifecycle.images import is_outside
+from pyrunc.checkpoint.checkpoint import masked_files
+from pyrunc.checkpoint.criu_images import is_outside
 from pyrunc.spec.model import Linux
 from tests.security.attack import Canary, refused
 from tests.system.harness import Box, Runtime

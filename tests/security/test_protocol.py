@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from pyrunc.errors import Error
-from pyrunc.lifecycle import birth
+from pyrunc.launch import run as birth
 from pyrunc.plan import model
 from pyrunc.plan.lower import lower
 from pyrunc.program import launch

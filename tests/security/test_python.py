@@ -140,11 +140,11 @@ def test_the_program_is_isolated(runtime: Runtime) -> None:
 
 
 NEAR_ROOTS = [
-    "lifecycle/create.py",
-    "lifecycle/birth.py",
-    "lifecycle/exec.py",
-    "lifecycle/findings.py",
-    "lifecycle/copyup.py",
+    "container/create.py",
+    "launch/run.py",
+    "container/exec.py",
+    "compile/rootfs_probe.py",
+    "compile/copyup.py",
     "kernel/path.py",
     "plan",
     "program",

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyrunc.lifecycle.create import Created, CreateRequest, create
-from pyrunc.lifecycle.descriptors import CgroupChoice
-from pyrunc.lifecycle.exec import ExecRequest, Executed, execute, merged
-from pyrunc.lifecycle.holder import Held, HolderRequest, holder
-from pyrunc.lifecycle.sources import Directory, Overlay
+from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.compile.sources import Directory, Overlay
+from pyrunc.container.create import Created, CreateRequest, create
+from pyrunc.container.exec import ExecRequest, Executed, execute, merged
+from pyrunc.container.pause_process import Held, HolderRequest, holder
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse

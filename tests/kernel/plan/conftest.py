@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc.lifecycle import facts, holder
+from pyrunc.compile import host as facts
+from pyrunc.container import pause_process as holder
 from pyrunc.program import launch
 from tests.kernel.plan.box import Box
 

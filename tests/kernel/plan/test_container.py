@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.container.create import create
+from pyrunc.container.start import release
 from pyrunc.errors import InvalidArgument, NotFound
-from pyrunc.lifecycle.create import create
-from pyrunc.lifecycle.descriptors import CgroupChoice
-from pyrunc.lifecycle.start import release
 from tests.kernel.plan.box import Box, finish, mounts
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.container.exec import ExecRequest, execute, merged
 from pyrunc.errors import Error, InvalidArgument, InvalidSpec, NotFound, WrongState
-from pyrunc.lifecycle.exec import ExecRequest, execute, merged
 from tests.kernel.plan.box import Box, reap
 
 KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup", "user", "time")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.container.pause_process import Held, HolderRequest, holder
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_new_network
-from pyrunc.lifecycle.descriptors import CgroupChoice
-from pyrunc.lifecycle.holder import Held, HolderRequest, holder
 from tests.kernel.plan.box import Box
 from tests.support import session
 

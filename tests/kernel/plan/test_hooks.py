@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from pyrunc.container.create import create
+from pyrunc.container.start import release
 from pyrunc.errors import PeerError
-from pyrunc.lifecycle.create import create
-from pyrunc.lifecycle.start import release
 from tests.kernel.plan.box import Box, finish
 
 

@@ -338,7 +338,7 @@ def test_null_stdio_is_the_containers(box: Box) -> None:
 
 
 def test_the_callers_cpus_do_not_leak(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyrunc.lifecycle import facts
+    from pyrunc.compile import host as facts
 
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})

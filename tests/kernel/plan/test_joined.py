@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.compile.idmaps import maps_of_namespace, open_user_namespace
 from pyrunc.errors import InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.lifecycle.idmaps import maps_of_namespace, open_user_namespace
 from pyrunc.spec.model import IdMap
 from tests.kernel.plan.box import Box
 

@@ -148,7 +148,7 @@ def test_a_user_namespace_keeps_what_is_not_named(box: Box, tree: Callable[[int]
 @pytest.mark.parametrize("option", ["idmap", "ridmap"])
 @pytest.mark.parametrize("maps", ["own", "the container's", "a joined namespace's"])
 def test_mapped_trees(box: Box, tree: Callable[[int], Path], option: str, maps: str) -> None:
-    from pyrunc.lifecycle.idmaps import open_user_namespace
+    from pyrunc.compile.idmaps import open_user_namespace
     from pyrunc.spec.model import IdMap
 
     source = tree(0)

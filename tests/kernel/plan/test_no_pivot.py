@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.container.create import create
 from pyrunc.errors import InvalidSpec
-from pyrunc.lifecycle.create import create
 from tests.kernel.plan.box import Box, finish, mounts
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.compile import detached
+from pyrunc.compile import host as facts
+from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.container.pause_process import HolderRequest, holder
 from pyrunc.kernel import mount as km
-from pyrunc.lifecycle import detached, facts
-from pyrunc.lifecycle.descriptors import CgroupChoice
-from pyrunc.lifecycle.holder import HolderRequest, holder
 from tests.kernel.plan.box import Box, release
 from tests.support import session
 

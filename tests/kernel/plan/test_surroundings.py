@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.container.create import CreateRequest, create
 from pyrunc.errors import KernelError
-from pyrunc.lifecycle import steps
-from pyrunc.lifecycle.birth import Born
-from pyrunc.lifecycle.create import CreateRequest, create
+from pyrunc.launch import steps
+from pyrunc.launch.run import Born
 from pyrunc.plan import model
 from tests.kernel.plan.box import Box, finish
 from tests.support.processes import wait_until

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.container.create import create
+from pyrunc.container.exec import ExecRequest, execute, merged
 from pyrunc.errors import KernelError
-from pyrunc.lifecycle.create import create
-from pyrunc.lifecycle.exec import ExecRequest, execute, merged
 from tests.kernel.plan.box import Box, finish, reap
 
 
@@ -85,7 +85,7 @@ def test_terminal_of_an_exec(box: Box) -> None:
 
 
 def test_terminal_with_start(box: Box, tmp_path: Path) -> None:
-    from pyrunc.lifecycle.start import release
+    from pyrunc.container.start import release
 
     box.process["terminal"] = True
     created = create(box.request("sh", "-c", "tty", start_immediately=False, state_dir=str(tmp_path)))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.compile import host as facts
+from pyrunc.compile.descriptors import CgroupChoice, Descriptors
+from pyrunc.compile.sources import Overlay, open_overlay
+from pyrunc.container.pause_process import HolderRequest, holder
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as km
-from pyrunc.lifecycle import facts
-from pyrunc.lifecycle.descriptors import CgroupChoice, Descriptors
-from pyrunc.lifecycle.holder import HolderRequest, holder
-from pyrunc.lifecycle.sources import Overlay, open_overlay
 from pyrunc.spec.model import IdMap, Linux, Namespace
 from tests.kernel.plan.box import Box, mounts, release
 from tests.support import session
@@ -115,7 +115,7 @@ def test_a_cgroup_that_it_cannot_write_stays_ours(mapped: Box, why: str) -> None
 
 
 def test_terminal(mapped: Box) -> None:
-    from pyrunc.lifecycle.create import create
+    from pyrunc.container.create import create
     from tests.kernel.plan.box import finish
     from tests.kernel.plan.test_terminal import read_all
 

@@ -9,10 +9,10 @@ import pytest
 from pyrunc.cli.look import duration_s
 from pyrunc.cli.process import asked
 from pyrunc.cli.rootless import for_an_ordinary_user
+from pyrunc.container.kill import parse_signal
+from pyrunc.container.state import check_id, root_of
+from pyrunc.container.update import from_options, size_bytes
 from pyrunc.errors import InvalidArgument
-from pyrunc.lifecycle.kill import parse_signal
-from pyrunc.lifecycle.state import check_id, root_of
-from pyrunc.lifecycle.update import from_options, size_bytes
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse

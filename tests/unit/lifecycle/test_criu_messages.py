@@ -9,9 +9,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyrunc.checkpoint import criu
+from pyrunc.checkpoint.checkpoint import Choices, Dump
 from pyrunc.errors import InvalidArgument, PeerError
-from pyrunc.lifecycle import criu
-from pyrunc.lifecycle.checkpoint import Choices, Dump
 
 KINDS = {"bool": 8, "int32": 5, "uint32": 13, "string": 9, "bytes": 12}
 FIELDS = [

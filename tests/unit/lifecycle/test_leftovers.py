@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyrunc.lifecycle import again, state
-from pyrunc.lifecycle.state import State
+from pyrunc.accelerate import exec_cache as again
+from pyrunc.container import state
+from pyrunc.container.state import State
 
 
 def test_an_exec_that_ends_after_the_delete_makes_no_container(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
-from pyrunc.lifecycle import rdt
+from pyrunc.launch import rdt
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse

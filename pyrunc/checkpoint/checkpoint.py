@@ -11,20 +11,20 @@ import os
 from stat import S_ISDIR, S_ISREG
 
 from pyrunc import jsontext, record
+from pyrunc.checkpoint import criu
+from pyrunc.checkpoint import criu_images as files
+from pyrunc.container import status as facts
 from pyrunc.errors import InvalidArgument, KernelError, NotFound, PeerError, Unsupported
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.path import open_in_root
-from pyrunc.lifecycle import criu
-from pyrunc.lifecycle import images as files
-from pyrunc.lifecycle import status as facts
 from pyrunc.plan.devices import DEFAULT
 from pyrunc.plan.mounts import is_bind, normal
 from pyrunc.spec.parse import parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.lifecycle.criu import Fields, Value
-    from pyrunc.lifecycle.state import State
+    from pyrunc.checkpoint.criu import Fields, Value
+    from pyrunc.container.state import State
     from pyrunc.spec.model import Linux, Spec
 
 LOG = "dump.log"

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pyrunc.lifecycle.birth import Born
+    from pyrunc.launch.run import Born
     from pyrunc.plan.model import SendListener
 
 

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyrunc.lifecycle.birth import Born
+    from pyrunc.launch.run import Born
 
 SIGCHLD, SIGURG, SIGWINCH, SIGKILL, SIGSTOP, SIGPIPE = 17, 23, 28, 9, 19, 13
 NOT_FORWARDED = (SIGKILL, SIGSTOP, SIGCHLD, SIGURG, SIGWINCH, 32, 33)

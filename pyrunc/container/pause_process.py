@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 
-from pyrunc.errors import InvalidArgument, InvalidSpec
-from pyrunc.kernel import mount as kernel_mount
-from pyrunc.lifecycle import birth, facts
-from pyrunc.lifecycle.descriptors import (
+from pyrunc.compile import host as facts
+from pyrunc.compile.descriptors import (
     CgroupChoice,
     Descriptors,
     compiled_filter,
@@ -15,8 +13,11 @@ from pyrunc.lifecycle.descriptors import (
     open_namespaces,
     refuse_settings_of_the_host,
 )
-from pyrunc.lifecycle.null import open_null
-from pyrunc.lifecycle.steps import StepContext
+from pyrunc.compile.null import open_null
+from pyrunc.errors import InvalidArgument, InvalidSpec
+from pyrunc.kernel import mount as kernel_mount
+from pyrunc.launch import run as birth
+from pyrunc.launch.steps import StepContext
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.namespaces import KERNEL_NAMES

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pyrunc.container import state as states
+from pyrunc.container import status as facts
 from pyrunc.errors import Error, NotFound
-from pyrunc.lifecycle import state as states
-from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

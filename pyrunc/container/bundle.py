@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 
 from pyrunc import debug, jsontext, record
+from pyrunc.container import state as states
+from pyrunc.container import status as facts
+from pyrunc.container.state import State
 from pyrunc.errors import InvalidSpec, NotFound
 from pyrunc.kernel.credential import outer_uid
-from pyrunc.lifecycle import state as states
-from pyrunc.lifecycle import status as facts
-from pyrunc.lifecycle.state import State
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from pyrunc.lifecycle.birth import Born
-    from pyrunc.lifecycle.create import Created
-    from pyrunc.lifecycle.notify import Proxy
+    from pyrunc.container.create import Created
+    from pyrunc.container.notify import Proxy
+    from pyrunc.launch.run import Born
     from pyrunc.plan.model import Plan
     from pyrunc.spec.model import Hooks, Spec
 
@@ -114,7 +114,7 @@ def make(
     """
     owner_uid = outer_uid()
     if os.geteuid() != 0:
-        from pyrunc.lifecycle.rootless import enter
+        from pyrunc.container.rootless import enter
 
         bundle = Bundle(bundle.folder, bundle.document, enter(bundle.spec))
     wishes.with_cgroup = wishes.with_cgroup and _may_have_cgroup(container_id, bundle.spec, wishes.driver)
@@ -141,7 +141,7 @@ def make(
 
 
 def _create(state: State, bundle: Bundle, wishes: Wishes) -> Created:
-    from pyrunc.lifecycle.create import create
+    from pyrunc.container.create import create
 
     return create(_request(state, bundle, wishes))
 
@@ -197,14 +197,14 @@ def _write_config(state: State, bundle: Bundle) -> None:
 
 
 def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
-    from pyrunc.lifecycle.create import CreateRequest
-    from pyrunc.lifecycle.descriptors import CgroupChoice
-    from pyrunc.lifecycle.findings import keeps_groups
-    from pyrunc.lifecycle.sources import Directory
+    from pyrunc.compile.descriptors import CgroupChoice
+    from pyrunc.compile.rootfs_probe import keeps_groups
+    from pyrunc.compile.sources import Directory
+    from pyrunc.container.create import CreateRequest
 
     spec = _with_sockets(bundle.spec, wishes.activated)
     if wishes.notify and spec.process is not None:
-        from pyrunc.lifecycle import notify
+        from pyrunc.container import notify
 
         spec = notify.with_socket(spec, state.folder)
         if wishes.start_immediately:
@@ -248,7 +248,7 @@ def _recorder(state: State) -> Callable[[Born], None]:
 
 def _unmake(state: State, created: Created) -> None:
     """Kill and reap the process, remove its cgroup."""
-    from pyrunc.lifecycle.delete import leave_caches
+    from pyrunc.container.delete import leave_caches
 
     if facts.signal(state, 9):
         facts.wait_dead(state, 10.0)
@@ -264,6 +264,6 @@ def _unmake(state: State, created: Created) -> None:
 
 def _run_poststop(state: State, hooks: Hooks) -> None:
     if hooks.poststop:
-        from pyrunc.lifecycle import hooks as programs
+        from pyrunc.launch import hooks as programs
 
         programs.run_all(hooks.poststop, "poststop", facts.oci_state(state, facts.STOPPED))

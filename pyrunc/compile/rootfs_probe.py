@@ -11,9 +11,9 @@ from errno import EINVAL, ELOOP, ENOTDIR, EPERM, EROFS
 from stat import S_ISCHR, S_ISDIR
 
 from pyrunc.abi.file import AT_FDCWD, O_CLOEXEC, O_PATH, RESOLVE_NO_SYMLINKS
+from pyrunc.compile.null import DEVICE, is_null
 from pyrunc.errors import KernelError
 from pyrunc.kernel.path import O_DIRECTORY, open_in_root, openat2, read_in_root, resolve
-from pyrunc.lifecycle.null import DEVICE, is_null
 from pyrunc.plan.model import LINK_CAME, Findings
 from pyrunc.plan.mounts import may_be_opened_inside, normal
 

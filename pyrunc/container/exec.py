@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from errno import EBUSY, ENOENT
 
+from pyrunc.compile import host as facts
+from pyrunc.compile import rootfs_probe as findings
+from pyrunc.compile.descriptors import Descriptors, compiled_filter
+from pyrunc.compile.idmaps import maps_of_process
+from pyrunc.compile.null import own_stdio
 from pyrunc.errors import KernelError, NotFound, WrongState
-from pyrunc.lifecycle import birth, facts, findings
-from pyrunc.lifecycle.descriptors import Descriptors, compiled_filter
-from pyrunc.lifecycle.idmaps import maps_of_process
-from pyrunc.lifecycle.null import own_stdio
-from pyrunc.lifecycle.steps import StepContext
+from pyrunc.launch import run as birth
+from pyrunc.launch.steps import StepContext
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.program.errors import OperationFailed

@@ -7,15 +7,15 @@ came. Only what create made is removed.
 from __future__ import annotations
 
 from pyrunc import debug
+from pyrunc.container import state as states
+from pyrunc.container import status as facts
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, Unsupported, WrongState
-from pyrunc.lifecycle import state as states
-from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.state import State
     from pyrunc.spec.model import Hook
 
 SIGKILL = 9
@@ -59,7 +59,7 @@ def destroy(state: State) -> list[str]:
     debug.say("removed %s", state.folder)
     if not hooks:
         return []
-    from pyrunc.lifecycle import hooks as programs
+    from pyrunc.launch import hooks as programs
 
     return programs.run_all(hooks, "poststop", facts.oci_state(state, facts.STOPPED))
 
@@ -71,7 +71,7 @@ def leave_caches(state: State) -> None:
     except (Error, ValueError):
         return
     if asked:
-        from pyrunc.lifecycle import rdt
+        from pyrunc.launch import rdt
 
         try:
             root = rdt.mounted()

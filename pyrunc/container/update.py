@@ -6,15 +6,15 @@ The saved configuration learns the new values, so that later readers (`state`, a
 from __future__ import annotations
 
 from pyrunc import jsontext, record
+from pyrunc.container import state as states
+from pyrunc.container import status as facts
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
-from pyrunc.lifecycle import state as states
-from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.state import State
 
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 

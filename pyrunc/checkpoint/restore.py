@@ -11,18 +11,19 @@ import os
 
 from pyrunc.abi.clone import CLONE_NEWNS
 from pyrunc.abi.mount import MS_BIND, MS_REC, MS_SLAVE
+from pyrunc.checkpoint import checkpoint as dumps
+from pyrunc.checkpoint import criu
+from pyrunc.checkpoint import criu_images as images
+from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.rootfs_probe import cgroup_owner
+from pyrunc.container import status as facts
+from pyrunc.container.create import Created
 from pyrunc.errors import InvalidSpec, PeerError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.namespace import open_namespace, unshare
 from pyrunc.kernel.path import components, open_beneath, resolve
-from pyrunc.lifecycle import checkpoint as dumps
-from pyrunc.lifecycle import criu, images
-from pyrunc.lifecycle import status as facts
-from pyrunc.lifecycle.birth import Born
-from pyrunc.lifecycle.create import Created
-from pyrunc.lifecycle.descriptors import Descriptors
-from pyrunc.lifecycle.findings import cgroup_owner
+from pyrunc.launch.run import Born
 from pyrunc.plan.mounts import normal
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.undo import Undo
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.lifecycle.bundle import Bundle, Wishes
-    from pyrunc.lifecycle.checkpoint import Choices
-    from pyrunc.lifecycle.criu import Value
-    from pyrunc.lifecycle.state import State
+    from pyrunc.checkpoint.checkpoint import Choices
+    from pyrunc.checkpoint.criu import Value
+    from pyrunc.container.bundle import Bundle, Wishes
+    from pyrunc.container.state import State
     from pyrunc.spec.model import Spec
 
     Fields = list[tuple[int, Value]]
@@ -116,7 +117,7 @@ class _Part:
     def _run_hooks(self, pid: int) -> None:
         hooks = self._spec.hooks
         if hooks.prestart or hooks.create_runtime:
-            from pyrunc.lifecycle import hooks as programs
+            from pyrunc.launch import hooks as programs
 
             told = facts.oci_state(self._state, facts.CREATING, pid)
             programs.run(hooks.prestart, "prestart", told)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from typing import TypeVar
 
-    from pyrunc.lifecycle.steps import StepContext
+    from pyrunc.launch.steps import StepContext
     from pyrunc.plan.lower import Lowered
     from pyrunc.plan.model import Step
     from pyrunc.program.launch import Message, Running
@@ -229,7 +229,7 @@ def _carry_out(
     """The parent's steps at a line of the plan, in order."""
     if not steps:
         return
-    from pyrunc.lifecycle.steps import perform  # an exec that runs a kept program has none
+    from pyrunc.launch.steps import perform  # an exec that runs a kept program has none
 
     assert context is not None
     for k, step in enumerate(steps, 1):

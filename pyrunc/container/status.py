@@ -11,15 +11,15 @@ import select
 from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 
 from pyrunc import debug
+from pyrunc.container import state as states
 from pyrunc.errors import KernelError, WrongState
 from pyrunc.kernel.process import alive_since
-from pyrunc.lifecycle import state as states
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.state import State
 
 CREATING, CREATED, RUNNING, PAUSED, STOPPED = "creating", "created", "running", "paused", "stopped"
 

@@ -16,10 +16,10 @@ from _imp import source_hash
 from errno import ENOENT
 
 from pyrunc import record
+from pyrunc.compile.null import own_stdio
 from pyrunc.errors import KernelError
 from pyrunc.kernel.credential import is_machine_root
-from pyrunc.lifecycle import birth
-from pyrunc.lifecycle.null import own_stdio
+from pyrunc.launch import run as birth
 from pyrunc.program.errors import OperationFailed
 from pyrunc.undo import Undo
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from pyrunc.lifecycle.birth import Born
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.state import State
+    from pyrunc.launch.run import Born
 
 FOLDER, AT_MOST = "programs", 16
 DESCRIPTORS = {"container", "cgroup"}
@@ -172,6 +172,6 @@ def execute(state: State, pidfd: int, program: Program) -> Born | None:
 
 def _give_stdio(owner: int) -> None:
     if any(os.fstat(number).st_uid != owner for number in range(3)):
-        from pyrunc.lifecycle.findings import give_to
+        from pyrunc.compile.rootfs_probe import give_to
 
         give_to(owner, (0, 1, 2))

@@ -10,9 +10,9 @@ from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
 from _socket import socket as _Socket
 from errno import EPERM
 
+from pyrunc.compile import host as facts
 from pyrunc.errors import InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.lifecycle import facts
 from pyrunc.plan.model import LoadFilter
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.spec.check import settings_by_namespace

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from pyrunc.lifecycle.birth import Born
+    from pyrunc.launch.run import Born
     from pyrunc.spec.model import Hook, Linux
 
 

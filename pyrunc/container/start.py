@@ -12,8 +12,8 @@ from _socket import socket as _Socket
 from errno import ECONNREFUSED, ENOENT
 
 from pyrunc import debug
+from pyrunc.container.state import START_SOCKET
 from pyrunc.errors import Error, KernelError, WrongState
-from pyrunc.lifecycle.state import START_SOCKET
 
 WORDS_BYTES = 4096
 MESSAGE_BYTES = 24  # the launcher's, when a hook failed; an errno has four
@@ -38,7 +38,7 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
     finally:
         connection.close()
     if len(answer) == MESSAGE_BYTES:
-        from pyrunc.lifecycle.birth import HookFailed
+        from pyrunc.launch.run import HookFailed
         from pyrunc.program.launch import MESSAGE
         from pyrunc.program.model import FAILURE
 
@@ -48,7 +48,7 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
         raise HookFailed(index, wait_status, words)
     if answer:
         number = abs(int.from_bytes(answer[:4], "little", signed=True))
-        from pyrunc.lifecycle.birth import worded  # a good start needs none of these
+        from pyrunc.launch.run import worded  # a good start needs none of these
         from pyrunc.plan.lower_process import NO_PROGRAM
         from pyrunc.program.errors import OperationFailed
 

@@ -5,12 +5,12 @@ Without a pid namespace of its own the end of init leaves the other processes ru
 
 from __future__ import annotations
 
+from pyrunc.container import status as facts
 from pyrunc.errors import InvalidArgument, WrongState
-from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.state import State
 
 SIGKILL = 9
 SIGRTMIN, SIGRTMAX = 34, 64

@@ -11,10 +11,9 @@ import os
 import time
 
 from pyrunc import debug
-from pyrunc.errors import InvalidSpec, ResourceExhausted
-from pyrunc.kernel import mount as kernel_mount
-from pyrunc.lifecycle import birth, facts, findings
-from pyrunc.lifecycle.descriptors import (
+from pyrunc.compile import host as facts
+from pyrunc.compile import rootfs_probe as findings
+from pyrunc.compile.descriptors import (
     CgroupChoice,
     Descriptors,
     compiled_filter,
@@ -23,10 +22,13 @@ from pyrunc.lifecycle.descriptors import (
     open_start_socket,
     refuse_settings_of_the_host,
 )
-from pyrunc.lifecycle.idmaps import maps_of_namespace
-from pyrunc.lifecycle.null import own_stdio
-from pyrunc.lifecycle.sources import open_devices, open_root, open_sources
-from pyrunc.lifecycle.steps import StepContext
+from pyrunc.compile.idmaps import maps_of_namespace
+from pyrunc.compile.null import own_stdio
+from pyrunc.compile.sources import open_devices, open_root, open_sources
+from pyrunc.errors import InvalidSpec, ResourceExhausted
+from pyrunc.kernel import mount as kernel_mount
+from pyrunc.launch import run as birth
+from pyrunc.launch.steps import StepContext
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR, Parent
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.lifecycle.birth import Born
-    from pyrunc.lifecycle.sources import Directory, Overlay
+    from pyrunc.compile.sources import Directory, Overlay
+    from pyrunc.launch.run import Born
     from pyrunc.plan.model import Findings, LoadFilter, Plan
     from pyrunc.spec.model import Spec
 

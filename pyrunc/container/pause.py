@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pyrunc.container import status as facts
 from pyrunc.errors import WrongState
-from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.state import State
 
 
 def pause(state: State) -> None:

@@ -9,8 +9,8 @@ import os
 import select
 import time
 
+from pyrunc.container import status as facts
 from pyrunc.errors import WrongState
-from pyrunc.lifecycle import status as facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.cgroups.stats import Stats
-    from pyrunc.lifecycle.state import State
+    from pyrunc.container.state import State
 
 NO_LIMIT = (1 << 64) - 1
 MICROSECOND_NS = 1000

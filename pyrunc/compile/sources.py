@@ -18,11 +18,12 @@ from pyrunc.abi.mount import (
     OPEN_TREE_CLONE,
     TMPFS_MAGIC,
 )
+from pyrunc.compile import host as facts
+from pyrunc.compile import rootfs_probe as findings
+from pyrunc.compile.copyup import open_copy
+from pyrunc.compile.idmaps import open_user_namespace
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
-from pyrunc.lifecycle import facts, findings
-from pyrunc.lifecycle.copyup import open_copy
-from pyrunc.lifecycle.idmaps import open_user_namespace
 from pyrunc.plan import devices
 from pyrunc.plan.mounts import Options, copies_up, is_bind, is_tree
 from pyrunc.spec.value import Value
@@ -31,8 +32,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from pyrunc.lifecycle.create import CreateRequest
-    from pyrunc.lifecycle.descriptors import Descriptors
+    from pyrunc.compile.descriptors import Descriptors
+    from pyrunc.container.create import CreateRequest
     from pyrunc.spec.model import IdMap, Linux, Mount, Spec
 
 OUR_MOUNTS = "pyrunc:"
@@ -91,7 +92,7 @@ def open_layers(
     except KernelError as error:
         if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
             raise
-    from pyrunc.lifecycle import detached  # brings contextlib, 3 ms
+    from pyrunc.compile import detached  # brings contextlib, 3 ms
 
     return detached.open_overlay(lower, upper, work, volatile=bool(options))
 
@@ -111,7 +112,7 @@ def _open_mapped_overlay(
         if facts.host().clones_detached:
             upper, work = rootfs.upper or None, rootfs.work or None
             return kernel_mount.open_overlay(layers, upper, work, options=options)
-        from pyrunc.lifecycle import detached
+        from pyrunc.compile import detached
 
         volatile = bool(options)
         return detached.open_overlay(
@@ -276,6 +277,6 @@ def _open_clone(source: str, request: CreateRequest, path: str) -> int:
             raise
     if not request.mount_namespace:
         raise Unsupported(f"{source}: this kernel cannot clone a detached mount (Linux 6.15 can)")
-    from pyrunc.lifecycle import detached
+    from pyrunc.compile import detached
 
     return detached.open_clone_of(mount, request.mount_namespace)

@@ -6,7 +6,7 @@ plan's line.
 
 from __future__ import annotations
 
-from pyrunc.lifecycle.idmaps import write_maps
+from pyrunc.compile.idmaps import write_maps
 from pyrunc.plan import model as m
 from pyrunc.spec.value import Value
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, assert_never
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.lifecycle.birth import Born
+    from pyrunc.launch.run import Born
     from pyrunc.plan.model import Step
     from pyrunc.spec.model import Linux
     from pyrunc.undo import Undo
@@ -59,19 +59,19 @@ def perform(step: Step, process: Born, context: StepContext) -> None:
             assert context.cgroup is not None
             context.cgroup.give_to(step.uid)
         case m.EnterRdt():
-            from pyrunc.lifecycle import rdt
+            from pyrunc.launch import rdt
 
             rdt.enter(step.rdt, context.id, process.pid, context.undo, rdt.mounted())
         case m.JoinRdt():
-            from pyrunc.lifecycle import rdt
+            from pyrunc.launch import rdt
 
             rdt.join(step.rdt, context.id, process.pid, rdt.mounted())
         case m.MoveLinks():
-            from pyrunc.lifecycle import net_devices
+            from pyrunc.launch import net_devices
 
             net_devices.move(step.links, process.pid)
         case m.WriteHookState():
-            from pyrunc.lifecycle import inside
+            from pyrunc.launch import hook_process as inside
 
             state = oci_state(context, inside.inner_pid(process.pid), "created")
             inside.write_state(context.descriptors[step.descriptor], state)
@@ -88,7 +88,7 @@ def perform(step: Step, process: Born, context: StepContext) -> None:
             assert process.console_fd is not None
             clear_onlcr(process.console_fd)
         case m.SendListener():
-            from pyrunc.lifecycle import listener
+            from pyrunc.launch import listener
 
             state = oci_state(context, context.container_pid or process.pid)
             listener.send(process, step, context.oci_version, state)
@@ -106,12 +106,12 @@ def oci_state(context: StepContext, pid: int, status: str = "") -> dict[str, Any
 
 
 def _run_hooks(step: m.RunHooks, process: Born, context: StepContext) -> None:
-    from pyrunc.lifecycle import hooks
+    from pyrunc.launch import hooks
 
     if not step.folder:
         hooks.run(step.hooks, step.kind, oci_state(context, process.pid))
         return
-    from pyrunc.lifecycle import inside
+    from pyrunc.launch import hook_process as inside
 
     state = oci_state(context, inside.inner_pid(process.pid))
     hooks.run(step.hooks, step.kind, state, inside.spawner(process, context.linux, step.folder))

@@ -1,0 +1,1 @@
+"""What makes things faster and can be removed without changing what happens."""

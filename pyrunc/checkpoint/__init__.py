@@ -1,0 +1,1 @@
+"""Containers written to disk and brought back by CRIU."""

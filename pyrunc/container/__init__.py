@@ -1,0 +1,1 @@
+"""One OCI verb per file, and what they share: the container on disk, its status."""
