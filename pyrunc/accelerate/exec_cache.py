@@ -19,7 +19,8 @@ from pyrunc import record
 from pyrunc.compile.null import own_stdio
 from pyrunc.errors import KernelError
 from pyrunc.kernel.credential import is_machine_root
-from pyrunc.launch import run as birth
+from pyrunc.launch import run
+from pyrunc.launch.model import Launch
 from pyrunc.program.errors import OperationFailed
 from pyrunc.undo import Undo
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.container.state import State
-    from pyrunc.launch.run import Born
+    from pyrunc.launch.run import ChildProcess
 
 FOLDER, AT_MOST = "programs", 16
 DESCRIPTORS = {"container", "cgroup"}
@@ -144,7 +145,7 @@ def remember(state: State, wanted: bytes, lowered: Any, owner: int, warnings: tu
         pass  # the container was deleted meanwhile, or another exec keeps its own
 
 
-def execute(state: State, pidfd: int, program: Program) -> Born | None:
+def execute(state: State, pidfd: int, program: Program) -> ChildProcess | None:
     """Run it in the container behind `pidfd`; None when that did not come to execve. The descriptors are the caller's."""
     _give_stdio(program.owner)
     opened = {"container": os.dup(pidfd)}
@@ -156,9 +157,9 @@ def execute(state: State, pidfd: int, program: Program) -> Born | None:
             opened["cgroup"] = group.open_directory()
         with Undo() as undo:
             stdio = own_stdio((0, 1, 2), opened)
-            born = birth.bear(program, opened, undo, stdio=stdio, args=("",))  # type: ignore[arg-type]
+            child = run.launch(Launch(program, opened, stdio), undo)  # type: ignore[arg-type]
             undo.commit()
-            return born
+            return child
     except OperationFailed:
         return None
     except KernelError as error:

@@ -23,7 +23,7 @@ from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.namespace import open_namespace, unshare
 from pyrunc.kernel.path import components, open_beneath, resolve
-from pyrunc.launch.run import Born
+from pyrunc.launch.run import ChildProcess
 from pyrunc.plan.mounts import normal
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.undo import Undo
@@ -102,7 +102,7 @@ class _Part:
 
     def __init__(self, state: State, spec: Spec, wishes: Wishes, group: Cgroup | None, undo: Undo) -> None:
         self._state, self._spec, self._wishes, self._group, self._undo = state, spec, wishes, group, undo
-        self.born: Born | None = None
+        self.born: ChildProcess | None = None
         self.console_fd: int | None = None
         self.warnings: list[str] = []
 
@@ -125,7 +125,7 @@ class _Part:
 
     def _take_over(self, pid: int) -> None:
         """All is there and stands still: from now on it is deletable, and limited. CRIU worked without the limits."""
-        self.born = born = Born(pid)
+        self.born = born = ChildProcess(pid)
         born.console_fd = self.console_fd
         self._undo.push(f"process {pid}", born.kill)
         self._state.pid, self._state.start_time = born.pid, born.start_time

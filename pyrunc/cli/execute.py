@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyrunc.cli.parse import Call
     from pyrunc.container.exec import Executed
     from pyrunc.container.state import State
-    from pyrunc.launch.run import Born
+    from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.lower import Lowered
 
 
@@ -54,7 +54,7 @@ def execute(call: Call, log: Log) -> int:
     return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
 
 
-def _end(executed: Executed | Born) -> None:
+def _end(executed: Executed | ChildProcess) -> None:
     """Kill and reap a process that our caller cannot be told of."""
     try:
         pidfd_send_signal(executed.pidfd, SIGKILL)
@@ -71,7 +71,7 @@ def _process_file(path: str | None) -> bytes | None:
         return file.readall() or b""
 
 
-def _again(found: State, pidfd: int, key: bytes | None, log: Log) -> Born | None:
+def _again(found: State, pidfd: int, key: bytes | None, log: Log) -> ChildProcess | None:
     program = None if key is None else again.recall(found, key)
     born = None if program is None else again.execute(found, pidfd, program)
     debug.say("exec by a kept program: %s", "no" if born is None else f"process {born.pid}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyrunc.container.create import Created
     from pyrunc.container.exec import Executed
-    from pyrunc.launch.run import Born
+    from pyrunc.launch.run import ChildProcess
 
 
 def preserved(count: int) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def activated() -> int:
     return int(count) if ours and count.isdigit() else 0
 
 
-def hand_out(options: dict[str, Any], made: Born | Created | Executed, detached: bool) -> None:
+def hand_out(options: dict[str, Any], made: ChildProcess | Created | Executed, detached: bool) -> None:
     """Give the terminal, the pidfd and the pid to whoever asked for them, the pid last."""
     if made.console_fd is not None and detached:
         _send_descriptor(options["console_socket"], made.console_fd, b"/dev/ptmx")

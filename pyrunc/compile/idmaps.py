@@ -1,4 +1,4 @@
-"""User namespaces seen from outside: their id maps are written here, and mounts are mapped by them.
+"""User namespaces seen from outside: their id maps are read here, and mounts are mapped by them.
 
 A mapped mount needs the descriptor of a user namespace that has the map. When no process of the container lives in one yet, a
 child that only waits is born in a new one for the moment it takes to open it.
@@ -10,8 +10,8 @@ import os
 
 from pyrunc.abi.clone import CLONE_NEWUSER
 from pyrunc.errors import KernelError
-from pyrunc.kernel.fd import write_once
 from pyrunc.kernel.namespace import open_namespace
+from pyrunc.launch.idmaps import write_maps
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.launch import launch
@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     Maps = tuple[tuple[IdMap, ...], tuple[IdMap, ...]]
 
 SIGKILL = 9
-
-
-def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
-    """Give the process's new user namespace its maps, once and for all (user_namespaces(7)). Raises KernelError."""
-    for name, entries in (("gid_map", gids), ("uid_map", uids)):
-        text = "".join(f"{e.container_id} {e.host_id} {e.size}\n" for e in entries)
-        try:
-            write_once(f"/proc/{pid}/{name}", text.encode())
-        except OSError as error:
-            raise KernelError("write", f"{name} {text.split()}", error.errno or 0) from None
 
 
 def maps_of_process(pid: int) -> Maps:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyrunc.container.create import Created
     from pyrunc.container.notify import Proxy
-    from pyrunc.launch.run import Born
+    from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.model import Plan
     from pyrunc.spec.model import Hooks, Spec
 
@@ -236,10 +236,10 @@ def _with_sockets(spec: Spec, count: int) -> Spec:
     return spec.replace(process=spec.process.replace(env=env))
 
 
-def _recorder(state: State) -> Callable[[Born], None]:
+def _recorder(state: State) -> Callable[[ChildProcess], None]:
     """Puts a process into the state on disk."""
 
-    def record_process(process: Born) -> None:
+    def record_process(process: ChildProcess) -> None:
         state.pid, state.start_time = process.pid, process.start_time
         state.save()
 

@@ -27,8 +27,8 @@ from pyrunc.compile.null import own_stdio
 from pyrunc.compile.sources import open_devices, open_root, open_sources
 from pyrunc.errors import InvalidSpec, ResourceExhausted
 from pyrunc.kernel import mount as kernel_mount
-from pyrunc.launch import run as birth
-from pyrunc.launch.steps import StepContext
+from pyrunc.launch import run
+from pyrunc.launch.model import Launch
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR, Parent
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.compile.sources import Directory, Overlay
-    from pyrunc.launch.run import Born
+    from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.model import Findings, LoadFilter, Plan
     from pyrunc.spec.model import Spec
 
@@ -60,7 +60,7 @@ class CreateRequest(Value):
     process into the container's state on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder`
     attached the mounts of `mount_fds`, for kernels that cannot clone them detached. `pivot` False:
     the root covers the host's, `keep_groups`: the caller's groups stay, see `plan.build`.
-    `trace`: called with the plan and its times (`birth.bearing`).
+    `trace`: called with the plan and its times (`launch.run.launch_steps`).
     """
 
     id: str
@@ -74,7 +74,7 @@ class CreateRequest(Value):
     mount_namespace: str = ""
     settled: tuple[str, ...] = ()
     start_immediately: bool = True
-    record: Callable[[Born], object] | None = None
+    record: Callable[[ChildProcess], object] | None = None
     attached: bool = False
     preserve_fds: tuple[int, ...] = ()
     keyring: bool = True
@@ -127,17 +127,16 @@ def create(request: CreateRequest) -> Created:
         findings.give_stdio(spec, request.stdio)
         try:
             stdio = request.stdio if found.null_stdio else own_stdio(request.stdio, descriptors.numbers)
-            born = _bear(request, plan, stdio, descriptors, undo, cgroup)
-        except birth.EndedEarly:
+            child = _launch(request, plan, stdio, descriptors, undo, cgroup)
+        except run.EndedEarly:
             if cgroup is not None and cgroup.oom_kills():
                 raise ResourceExhausted(OOM_KILLED) from None
             raise
         if cgroup is not None:
             cgroup.occupied()
         undo.commit()
-    return Created(
-        born.pid, born.pidfd, born.start_time, born.console_fd, cgroup, (*warnings, *plan.warnings)
-    )
+    said = (*warnings, *plan.warnings)
+    return Created(child.pid, child.pidfd, child.start_time, child.console_fd, cgroup, said)
 
 
 def _say_what_comes(plan: Plan, cgroup: Cgroup | None) -> None:
@@ -150,39 +149,31 @@ def _say_what_comes(plan: Plan, cgroup: Cgroup | None) -> None:
         debug.say("plan line %s: %s", number, text)
 
 
-def _bear(
+def _launch(
     request: CreateRequest,
     plan: Plan,
     stdio: Sequence[int],
     descriptors: Descriptors,
     undo: Undo,
     cgroup: Cgroup | None,
-) -> birth.Born:
+) -> run.ChildProcess:
     spec, process = request.spec, request.spec.process
-    context = StepContext(
+    times: list[tuple[str, int]] | None = None if request.trace is None else []
+    launch = Launch(
+        lower(plan, timed=times is not None),
+        descriptors.numbers,
+        stdio,
+        args=process.args if process else ("",),
+        preserve_fds=request.preserve_fds,
         id=request.id,
         bundle=os.path.abspath(request.bundle),
         oci_version=spec.version,
         annotations=spec.annotations,
-        linux=spec.linux,
-        descriptors=descriptors.numbers,
-        undo=undo,
         cgroup=cgroup,
-        record=request.record,
     )
-    times: list[tuple[str, int]] | None = None if request.trace is None else []
     started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
     try:
-        return birth.bear(
-            lower(plan, timed=times is not None),
-            descriptors.numbers,
-            undo,
-            stdio=stdio,
-            args=process.args if process else ("",),
-            context=context,
-            extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
-            times=times,
-        )
+        return run.launch(launch, undo, record=request.record, times=times)
     finally:
         if request.trace is not None and times is not None:
             request.trace(plan, started_ns, times)

@@ -15,8 +15,8 @@ from pyrunc.compile.descriptors import Descriptors, compiled_filter
 from pyrunc.compile.idmaps import maps_of_process
 from pyrunc.compile.null import own_stdio
 from pyrunc.errors import KernelError, NotFound, WrongState
-from pyrunc.launch import run as birth
-from pyrunc.launch.steps import StepContext
+from pyrunc.launch import run
+from pyrunc.launch.model import Launch
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.program.errors import OperationFailed
@@ -27,7 +27,7 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
@@ -107,11 +107,11 @@ _INHERITED = (
 
 def execute(request: ExecRequest) -> Executed:
     """Run the process; returns when its program was executed. Raises like `create`, WrongState for a dead container."""
-    return birth.to_the_end(executing(request))
+    return run.drive(executing(request))
 
 
 def executing(request: ExecRequest) -> Generator[int, None, Executed]:
-    """`execute` in steps, see `birth.bearing`: for a caller that must not wait for a frozen or throttled container."""
+    """`execute` in steps, see `launch.run.launch_steps`: for a caller that must not wait for a frozen or throttled container."""
     spec, process = request.spec, request.process
     check_process(process)
     load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
@@ -163,15 +163,7 @@ def _run(
         )
         try:
             lowered = lower(plan)
-            born = yield from birth.bearing(
-                lowered,
-                descriptors.numbers,
-                undo,
-                stdio=stdio,
-                args=process.args,
-                context=_context(request, descriptors, undo),
-                extra={3 + i: number for i, number in enumerate(request.preserve_fds)},
-            )
+            child = yield from run.launch_steps(_launch(request, lowered, stdio, descriptors), undo)
         except KernelError as error:
             if error.call == "setns" and not _alive(request.pidfd):
                 raise WrongState("the container is not running") from None
@@ -179,19 +171,21 @@ def _run(
         undo.commit()
     if request.keep is not None and not lowered.steps and not process.terminal and group is None:
         request.keep(lowered, plan.warnings)
-    return Executed(born.pid, born.pidfd, born.start_time, born.console_fd, plan.warnings)
+    return Executed(child.pid, child.pidfd, child.start_time, child.console_fd, plan.warnings)
 
 
-def _context(request: ExecRequest, descriptors: Descriptors, undo: Undo) -> StepContext:
+def _launch(request: ExecRequest, lowered: Lowered, stdio: Sequence[int], descriptors: Descriptors) -> Launch:
     spec = request.spec
-    return StepContext(
+    return Launch(
+        lowered,
+        descriptors.numbers,
+        stdio,
+        args=request.process.args,
+        preserve_fds=request.preserve_fds,
         id=request.id,
         bundle=os.path.abspath(request.bundle),
         oci_version=spec.version,
         annotations=spec.annotations,
-        linux=spec.linux,
-        descriptors=descriptors.numbers,
-        undo=undo,
         status="running",
         container_pid=request.pid,
         cgroup=request.cgroup,

@@ -16,8 +16,8 @@ from pyrunc.compile.descriptors import (
 from pyrunc.compile.null import open_null
 from pyrunc.errors import InvalidArgument, InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
-from pyrunc.launch import run as birth
-from pyrunc.launch.steps import StepContext
+from pyrunc.launch import run
+from pyrunc.launch.model import Launch
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.namespaces import KERNEL_NAMES
@@ -112,14 +112,12 @@ def holder(request: HolderRequest) -> Held:
         if stdio is None:
             null = descriptors.take("null", open_null())
             stdio = (null, null, null)
-        context = StepContext(request.id, "", "", {}, linux, descriptors.numbers, undo)
-        born = birth.bear(
-            lower(plan), descriptors.numbers, undo, stdio=stdio, args=("pause",), context=context
-        )
+        launch = Launch(lower(plan), descriptors.numbers, stdio, args=("pause",), id=request.id)
+        child = run.launch(launch, undo)
         if cgroup is not None:
             cgroup.occupied()
         undo.commit()
-    return Held(born.pid, born.pidfd, born.start_time, cgroup, tuple(warnings))
+    return Held(child.pid, child.pidfd, child.start_time, cgroup, tuple(warnings))
 
 
 def _refuse_settings_of_the_host(spec: Spec) -> None:

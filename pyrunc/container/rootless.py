@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 
 from pyrunc.abi.clone import CLONE_NEWNS, CLONE_NEWUSER
-from pyrunc.compile.idmaps import write_maps
 from pyrunc.errors import InvalidSpec, KernelError, NotFound, PeerError
 from pyrunc.kernel.call import syscall
 from pyrunc.kernel.credential import become_root
 from pyrunc.kernel.namespace import open_namespace, setns, unshare
+from pyrunc.launch.idmaps import write_maps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyrunc.launch.run import Born
+    from pyrunc.launch.run import ChildProcess
 
 SIGCHLD, SIGURG, SIGWINCH, SIGKILL, SIGSTOP, SIGPIPE = 17, 23, 28, 9, 19, 13
 NOT_FORWARDED = (SIGKILL, SIGSTOP, SIGCHLD, SIGURG, SIGWINCH, 32, 33)
@@ -79,7 +79,7 @@ def _forward_signals(pidfd: int) -> None:
             set_handler(number, forward)
 
 
-def translate_no_newlines(born: Born) -> None:
+def translate_no_newlines(born: ChildProcess) -> None:
     """A caller's part before the program runs: its terminal passes newlines on as they are.
 
     Ours translates them where they are shown; where output is captured, it holds what the program wrote.

@@ -48,11 +48,11 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
         raise HookFailed(index, wait_status, words)
     if answer:
         number = abs(int.from_bytes(answer[:4], "little", signed=True))
-        from pyrunc.launch.run import worded  # a good start needs none of these
+        from pyrunc.launch.run import describe_failure  # a good start needs none of these
         from pyrunc.plan.lower_process import NO_PROGRAM
         from pyrunc.program.errors import OperationFailed
 
-        raise worded(OperationFailed("exec", args[0], number, "", -1, None, NO_PROGRAM), args)
+        raise describe_failure(OperationFailed("exec", args[0], number, "", -1, None, NO_PROGRAM), args)
 
 
 def _connect(state_dir: str, path: str) -> _Socket:

@@ -11,7 +11,6 @@ import os
 from pyrunc import jsontext
 from pyrunc.abi.clone import NAMESPACES
 from pyrunc.errors import KernelError
-from pyrunc.plan.namespaces import own
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.launch import launch
@@ -19,17 +18,19 @@ from pyrunc.program.model import PID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from pyrunc.launch.run import Born
-    from pyrunc.spec.model import Hook, Linux
+    from pyrunc.launch.run import ChildProcess
+    from pyrunc.spec.model import Hook
 
 
-def spawner(born: Born, linux: Linux, folder: str) -> Callable[[Hook, list[int]], int]:
+def spawner(
+    process: ChildProcess, namespaces: Sequence[str], folder: str
+) -> Callable[[Hook, list[int]], int]:
     """Starts hooks in the namespaces of the process that is being created, in `folder`; they are our children."""
     mask = 0
-    for kind in own(linux):
+    for kind in namespaces:
         mask |= NAMESPACES[kind]
 
     def spawn(hook: Hook, files: list[int]) -> int:
@@ -42,7 +43,7 @@ def spawner(born: Born, linux: Linux, folder: str) -> Callable[[Hook, list[int]]
         macros.close_all_from(a, 3, [pidfd + 1])  # the socket's number is the first above ours
         macros.execute(a, [hook.path], hook.args or (hook.path,), hook.env or (), result=result)
         a.fail(result)
-        running = launch(a.program(), stdio=files, fds={pidfd: born.pidfd})
+        running = launch(a.program(), stdio=files, fds={pidfd: process.pidfd})
         try:
             pid = running.expect(PID).value
             try:

@@ -17,11 +17,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pyrunc.launch.run import Born
+    from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.model import SendListener
 
 
-def send(process: Born, step: SendListener, oci_version: str, state: dict[str, Any]) -> None:
+def send(process: ChildProcess, step: SendListener, oci_version: str, state: dict[str, Any]) -> None:
     """Send the listener with `state` (of the container) and close ours. Raises KernelError."""
     message: dict[str, Any] = {"ociVersion": oci_version, "fds": ["seccompFd"], "pid": process.pid}
     if step.metadata:

@@ -1,7 +1,8 @@
-"""A lowered plan is launched and followed until its process has become the program, or until it failed and nothing is left.
+"""A launch is carried out: the process runs its program, its parent the plan's steps, until the program has become the user's,
+or until it failed and nothing is left.
 
-What is the same for a container, an exec and a pod's holder: the launcher is spawned, the process reports its pid, waits at
-the points where its parent has steps, and ends its side of the socket by execve.
+What is the same for a container, an exec and a pod's pause process: the launcher is spawned, the process reports its pid, waits
+at the lines where its parent has steps, and ends its side of the socket by execve.
 """
 
 from __future__ import annotations
@@ -16,25 +17,24 @@ from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerErr
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import stat
 from pyrunc.program.errors import OperationFailed
-from pyrunc.program.launch import launch
+from pyrunc.program.launch import launch as spawn
 from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STATUS, TIME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from typing import TypeVar
 
-    from pyrunc.launch.steps import StepContext
-    from pyrunc.plan.lower import Lowered
-    from pyrunc.plan.model import Step
+    from pyrunc.launch.model import Launch
     from pyrunc.program.launch import Message, Running
     from pyrunc.undo import Undo
 
     Result = TypeVar("Result")
-    Times = list[tuple[str, int]] | None
+    Recorder = Callable[["ChildProcess"], object]
+    Times = list[tuple[str, int]]
 
 SIGKILL = 9
-BIRTH_TIMEOUT_S = 1.0
+PID_TIMEOUT_S = 1.0
 HOOK_WORDS_BYTES = 4096
 
 
@@ -42,7 +42,7 @@ class EndedEarly(Error):
     """The process is gone, and nothing was said."""
 
 
-class Born:
+class ChildProcess:
     """A process of ours, from the moment it exists. The descriptors belong to whoever gets it."""
 
     __slots__ = ("console_fd", "listener_fd", "pid", "pidfd", "start_time")
@@ -68,32 +68,14 @@ class Born:
                 os.close(descriptor)
 
 
-def _require_child(pid: int) -> None:
-    """Raises Error unless the process is an unreaped child of ours."""
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except (ChildProcessError, OverflowError, OSError):
-        raise Error(f"the launcher reported process {pid}, which is no child of ours") from None
+def launch(
+    request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
+) -> ChildProcess:
+    """Start the process; returns when it has executed its program (or waits for `start`). See `launch_steps`."""
+    return drive(launch_steps(request, undo, record=record, times=times))
 
 
-def bear(
-    lowered: Lowered,
-    descriptors: Mapping[str, int],
-    undo: Undo,
-    *,
-    stdio: Sequence[int],
-    args: Sequence[str],
-    context: StepContext | None = None,
-    extra: Mapping[int, int] | None = None,
-    times: Times = None,
-) -> Born:
-    """Run the program; returns when its process has executed `args` (or waits for `start`). See `bearing`."""
-    return to_the_end(
-        bearing(lowered, descriptors, undo, stdio=stdio, args=args, context=context, extra=extra, times=times)
-    )
-
-
-def to_the_end(steps: Generator[int, None, Result]) -> Result:
+def drive(steps: Generator[int, None, Result]) -> Result:
     """What a generator of steps returns, for callers that have nothing else to do while a step waits."""
     while True:
         try:
@@ -103,31 +85,20 @@ def to_the_end(steps: Generator[int, None, Result]) -> Result:
             return result
 
 
-def bearing(
-    lowered: Lowered,
-    descriptors: Mapping[str, int],
-    undo: Undo,
-    *,
-    stdio: Sequence[int],
-    args: Sequence[str],
-    context: StepContext | None = None,
-    extra: Mapping[int, int] | None = None,
-    times: Times = None,
-) -> Generator[int, None, Born]:
-    """Run the program in steps: each yields a descriptor, and once that is readable the next step does not wait.
+def launch_steps(
+    request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
+) -> Generator[int, None, ChildProcess]:
+    """Start the process in steps: each yields a descriptor, and once that is readable the next step does not wait.
 
-    `times` gets (number of the plan's line or step, nanoseconds) of a timed program. `context` is what the plan's steps of the
-    parent work on; `extra` are further descriptors {number there: number here}.
-    The process's end is pushed on `undo`. Raises KernelError worded with the plan line, NotFound and InvalidArgument in the
-    words of execvp when there is no such program, and what a step raises.
+    `record(process)` puts the process into the state on disk, when the plan has that step. `times` gets (number of the plan's
+    line or step, nanoseconds) of a timed program. What is made, the process first of all, is pushed on `undo`.
+    Raises KernelError worded with the plan's line, NotFound and InvalidArgument in the words of execvp when there is no such
+    program, EndedEarly, and what a step of the parent raises.
     """
-    fds = {number: descriptors[name] for name, number in lowered.numbers.items()}
-    if extra:
-        fds.update(extra)
-    running = launch(lowered.program, stdio=stdio, fds=fds)
-    born: Born | None = None
-    ready = False
-    early: list[Message] = []  # the launcher reports the pid, and the new process may be faster than it
+    fds = {number: request.descriptors[name] for name, number in request.lowered.numbers.items()}
+    fds |= {3 + i: number for i, number in enumerate(request.preserve_fds)}
+    running = spawn(request.lowered.program, stdio=request.stdio, fds=fds)
+    parent = Parent(request, running, undo, record, times)
     try:
         while True:
             if not running.queued:
@@ -135,111 +106,143 @@ def bearing(
             message = running.receive()
             if message is None:
                 break
-            if message.tag != DESCRIPTOR:
-                close_all(message.fds)  # nobody asked for them
-            if message.tag == PID and born is not None:
-                raise Error("the launcher reported two processes")
-            if message.tag == PID:
-                _require_child(message.value)  # whatever was said: nobody else is ever killed
-                born = Born(message.value)
-                undo.push(f"process {born.pid}", born.kill)
-                debug.say("process %d exists", born.pid)
-                while early:
-                    _answer(early.pop(0), born, running, lowered.steps, context, times)
-            elif message.tag == READY:
-                ready = True
-                debug.say("it is ready to run %s", args[0])
-            elif message.tag == TIME and times is not None:
-                number = lowered.program.lines[message.op_index].number
-                times.append((str(number), message.value * 1_000_000_000 + message.extra))
-            elif born is None:
-                early.append(message)
-            else:
-                _answer(message, born, running, lowered.steps, context, times)
+            parent.hear(message)
     except OperationFailed as error:
-        raise worded(error, args) from None
+        raise describe_failure(error, request.args) from None
     except HookFailed as error:
-        raise error.saying(os.pread(descriptors["hook-stderr"], HOOK_WORDS_BYTES, 0)) from None
+        raise error.saying(os.pread(request.descriptors["hook-stderr"], HOOK_WORDS_BYTES, 0)) from None
     except GeneratorExit:  # the caller gives up: the process must be known, or nobody could end it
-        if born is None:
-            _hear_of_birth(running, undo)
+        parent.await_pid()
         raise
     finally:
         running.close()
-        for message in early:
-            close_all(message.fds)
-    if born is None or not ready:
+        parent.close()
+    if parent.process is None or not parent.ready:
         raise EndedEarly("the container's process ended before it could run anything")
-    return born
+    return parent.process
 
 
-def _hear_of_birth(running: Running, undo: Undo) -> None:
-    """The launcher has cloned the process, or is about to, and tells its pid."""
-    try:
-        while (message := running.receive(BIRTH_TIMEOUT_S)) is not None:
-            close_all(message.fds)
-            if message.tag == PID:
-                _require_child(message.value)
-                born = Born(message.value)
-                undo.push(f"process {born.pid}", born.kill)
-                return
-    except Error:  # it failed before, or never will
-        pass
+class Parent:
+    """The parent's side of one launch: what it has heard of the process, and the steps that it carries out."""
 
+    def __init__(
+        self,
+        request: Launch,
+        running: Running,
+        undo: Undo,
+        record: Recorder | None = None,
+        times: Times | None = None,
+    ) -> None:
+        self.request, self.undo, self.record = request, undo, record
+        self.process: ChildProcess | None = None
+        self.ready = False
+        self._running, self._times = running, times
+        self._early: list[
+            Message
+        ] = []  # the launcher reports the pid, and the new process may be faster than it
 
-def _answer(
-    message: Message,
-    born: Born,
-    running: Running,
-    steps: Mapping[int, Sequence[Step]],
-    context: StepContext | None,
-    times: Times,
-) -> None:
-    """What the process reports on its way, other than that it exists and is ready."""
-    if message.tag == DESCRIPTOR:
-        if len(message.fds) != 1 or born.console_fd is not None:
-            close_all(message.fds)
-            raise Error(
-                f"the container's process sent {len(message.fds)} descriptors where one terminal was due"
-            )
-        (born.console_fd,) = message.fds
-        debug.say("received the terminal's master")
-    elif message.tag == STATUS:
-        raise HookFailed(message.value, message.extra)
-    elif message.tag == PROGRESS:
-        if message.value not in steps:
-            raise Error("the container's process is at a point that it was not asked to report")
-        debug.say("process %d waits at plan line %d", born.pid, message.value)
-        _carry_out(message.value, steps[message.value], born, context, times)
-        running.release()
-    elif message.tag == LISTENER:
-        from pyrunc.kernel.process import open_from_process
+    def hear(self, message: Message) -> None:
+        """One message of the launcher or the process. Raises Error for one that was not due."""
+        if message.tag != DESCRIPTOR:
+            close_all(message.fds)  # nobody asked for them
+        if message.tag == PID:
+            self._take(message.value)
+            while self._early:
+                self._answer(self._early.pop(0), self._process())
+        elif message.tag == READY:
+            self.ready = True
+            debug.say("it is ready to run %s", self.request.args[0])
+        elif message.tag == TIME and self._times is not None:
+            number = self.request.lowered.program.lines[message.op_index].number
+            self._times.append((str(number), message.value * 1_000_000_000 + message.extra))
+        elif self.process is None:
+            self._early.append(message)
+        else:
+            self._answer(message, self.process)
 
-        born.listener_fd = open_from_process(born.pidfd, message.value)
-        debug.say("fetched the seccomp listener")
-        _carry_out(message.extra, steps.get(message.extra, ()), born, context, times)
-        if times is not None:
-            times.append((str(message.extra), time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
-        running.release()
-
-
-def _carry_out(
-    line: int, steps: Sequence[Step], born: Born, context: StepContext | None, times: Times
-) -> None:
-    """The parent's steps at a line of the plan, in order."""
-    if not steps:
-        return
-    from pyrunc.launch.steps import perform  # an exec that runs a kept program has none
-
-    assert context is not None
-    for k, step in enumerate(steps, 1):
+    def await_pid(self) -> None:
+        """The launcher has cloned the process, or is about to, and tells its pid."""
         try:
-            perform(step, born, context)
-        except Error as error:
-            error.add_detail(f"plan line {line}.{k}")
-            raise
-        if times is not None:
-            times.append((f"{line}.{k}", time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
+            while self.process is None:
+                message = self._running.receive(PID_TIMEOUT_S)
+                if message is None:
+                    return
+                close_all(message.fds)
+                if message.tag == PID:
+                    self._take(message.value)
+        except Error:  # it failed before, or never will
+            pass
+
+    def close(self) -> None:
+        """Close what came before its time."""
+        for message in self._early:
+            close_all(message.fds)
+
+    def _process(self) -> ChildProcess:
+        assert self.process is not None
+        return self.process
+
+    def _take(self, pid: int) -> None:
+        if self.process is not None:
+            raise Error("the launcher reported two processes")
+        _require_child(pid)  # whatever was said: nobody else is ever killed
+        self.process = ChildProcess(pid)
+        self.undo.push(f"process {pid}", self.process.kill)
+        debug.say("process %d exists", pid)
+
+    def _answer(self, message: Message, process: ChildProcess) -> None:
+        """What the process reports on its way, other than that it exists and is ready."""
+        if message.tag == DESCRIPTOR:
+            if len(message.fds) != 1 or process.console_fd is not None:
+                close_all(message.fds)
+                raise Error(
+                    f"the container's process sent {len(message.fds)} descriptors where one terminal was due"
+                )
+            (process.console_fd,) = message.fds
+            debug.say("received the terminal's master")
+        elif message.tag == STATUS:
+            raise HookFailed(message.value, message.extra)
+        elif message.tag == PROGRESS:
+            if message.value not in self.request.lowered.steps:
+                raise Error("the container's process is at a point that it was not asked to report")
+            debug.say("process %d waits at plan line %d", process.pid, message.value)
+            self._carry_out(message.value, process)
+            self._running.release()
+        elif message.tag == LISTENER:
+            from pyrunc.kernel.process import open_from_process
+
+            process.listener_fd = open_from_process(process.pidfd, message.value)
+            debug.say("fetched the seccomp listener")
+            self._carry_out(message.extra, process)
+            self._note_time(str(message.extra))
+            self._running.release()
+
+    def _carry_out(self, line: int, process: ChildProcess) -> None:
+        """The parent's steps at a line of the plan, in order."""
+        steps = self.request.lowered.steps.get(line, ())
+        if not steps:
+            return
+        from pyrunc.launch.steps import perform  # an exec that runs a kept program has none
+
+        for k, step in enumerate(steps, 1):
+            try:
+                perform(step, process, self)
+            except Error as error:
+                error.add_detail(f"plan line {line}.{k}")
+                raise
+            self._note_time(f"{line}.{k}")
+
+    def _note_time(self, number: str) -> None:
+        if self._times is not None:
+            self._times.append((number, time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
+
+
+def _require_child(pid: int) -> None:
+    """Raises Error unless the process is an unreaped child of ours."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except (ChildProcessError, OverflowError, OSError):
+        raise Error(f"the launcher reported process {pid}, which is no child of ours") from None
 
 
 class HookFailed(PeerError):
@@ -262,7 +265,7 @@ class HookFailed(PeerError):
         return HookFailed(self.index, self.wait_status, words)
 
 
-def worded(error: OperationFailed, args: Sequence[str]) -> Error:
+def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
     """What callers of a runtime match: the texts of exec.LookPath and of execve(2)."""
     from pyrunc.plan.lower_process import NO_PROGRAM
 

@@ -72,11 +72,12 @@ class WriteHookState(ParentStep):
 
 
 class RunHooks(ParentStep):
-    """Run all hooks of one kind, each to its end. `folder`: in the process's namespaces, from there; empty: in ours."""
+    """Run all hooks of one kind, each to its end: in ours, or from `folder` in these `namespaces` of the process."""
 
     kind: str
     hooks: tuple[Hook, ...]
     folder: str = ""
+    namespaces: tuple[str, ...] = ()
 
 
 class SetLimits(ParentStep):

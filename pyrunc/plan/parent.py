@@ -15,6 +15,7 @@ nothing that `delete` does not find; then what can fail.
 from __future__ import annotations
 
 from pyrunc.plan import model
+from pyrunc.plan.namespaces import own
 from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
@@ -66,7 +67,9 @@ def steps_of_start(spec: Spec, parent: Parent) -> Steps:
         mounted.append(model.RunHooks("createRuntime", hooks.create_runtime))
     inside: list[Step] = []
     if hooks.create_container:
-        inside.append(model.RunHooks("createContainer", hooks.create_container, parent.hook_folder))
+        inside.append(
+            model.RunHooks("createContainer", hooks.create_container, parent.hook_folder, own(linux))
+        )
     return _some(
         {
             "born": born,

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from pyrunc.errors import Error
-from pyrunc.launch import run as birth
+from pyrunc.launch.model import Launch
+from pyrunc.launch.run import launch as start
 from pyrunc.plan import model
 from pyrunc.plan.lower import lower
 from pyrunc.program import launch
@@ -92,7 +93,7 @@ def told(frames: bytes) -> str:
         with Undo() as undo, open("/dev/null", "w") as null:
             writer.start()
             out = null.fileno()
-            birth.bear(lower(plan), {}, undo, stdio=(reading, out, out), args=("true",))
+            start(Launch(lower(plan), {}, (reading, out, out), ("true",)), undo)
     except Error as error:
         return str(error)
     except (KeyError, IndexError, ValueError, OSError, AssertionError) as error:

@@ -18,7 +18,7 @@ import pytest
 from pyrunc.container.create import CreateRequest, create
 from pyrunc.errors import KernelError
 from pyrunc.launch import steps
-from pyrunc.launch.run import Born
+from pyrunc.launch.run import ChildProcess, Parent
 from pyrunc.plan import model
 from tests.kernel.plan.box import Box, finish
 from tests.support.processes import wait_until
@@ -170,10 +170,10 @@ def test_a_caller_that_dies_takes_the_process_with_it(box: Box, tmp_path: Path, 
     def work() -> None:
         perform = steps.perform
 
-        def die(step: model.Step, born: Born, context: steps.StepContext) -> None:
+        def die(step: model.Step, process: ChildProcess, parent: Parent) -> None:
             if not isinstance(step, STEPS[point]):
-                return perform(step, born, context)
-            os.write(writing, str(born.pid).encode())
+                return perform(step, process, parent)
+            os.write(writing, str(process.pid).encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
         steps.perform = die  # in this child alone
@@ -198,9 +198,9 @@ def _runs(pid: int) -> bool:
 def test_a_step_that_fails_undoes_all(box: Box, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     perform = steps.perform
 
-    def fail(step: model.Step, born: Born, context: steps.StepContext) -> None:
+    def fail(step: model.Step, process: ChildProcess, parent: Parent) -> None:
         if not isinstance(step, STEPS[point]):
-            return perform(step, born, context)
+            return perform(step, process, parent)
         raise KernelError("step", "of the parent", errno.EIO)
 
     request = with_step_at(box, point)
