@@ -42,6 +42,59 @@ def begins(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == p or name.startswith(p + ".") for p in prefixes)
 
 
+# The rooms of pyrunc, lowest first: a room imports from rooms before it, never from its neighbours of the same line.
+# What only the type checker sees does not count.
+ROOMS = (
+    ("errors", "debug", "undo"),
+    ("abi", "jsontext"),
+    ("record", "wire"),
+    ("kernel", "peer"),
+    ("spec",),
+    ("seccomp", "cgroups", "program", "zygote"),
+    ("plan",),
+    ("launch",),
+    ("compile",),
+    ("container", "accelerate"),
+    ("checkpoint",),
+    ("shim",),
+    ("cli",),
+)
+
+
+def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Imports that are carried out, at the top or later, with their lines."""
+
+    def walk(node: ast.AST) -> Iterator[tuple[str, int]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                for other in child.orelse:
+                    yield from walk(other)
+            elif isinstance(child, ast.Import):
+                yield from ((alias.name, child.lineno) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                yield from ((f"{child.module}.{alias.name}", child.lineno) for alias in child.names)
+            else:
+                yield from walk(child)
+
+    return walk(ast.parse(path.read_text()))
+
+
+def test_the_rooms_of_pyrunc_stand_on_each_other() -> None:
+    rank = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
+    wrong, seen = [], set()
+    for module, path in modules("pyrunc"):
+        room = module.split(".")[1] if "." in module else ""
+        if not room:
+            continue
+        seen.add(room)
+        for name, line in runtime_imports(path):
+            other = name.split(".")[1] if name.startswith("pyrunc.") else room
+            if other in rank and other != room and rank[other] >= rank[room]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
+    assert not wrong, "\n".join(wrong)
+    assert seen == set(rank)
+
+
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
 def test_imports_go_one_way(package: str) -> None:
     wrong = [
