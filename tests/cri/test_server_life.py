@@ -154,12 +154,12 @@ def test_stop_honours_the_signal_and_the_grace_period(server: Server) -> None:
 
 
 def test_a_shorter_stop_wins_over_a_longer_one(server: Server) -> None:
-    container = server.launch(
-        server.run_pod(), server.container_config(["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"])
-    )
+    script = "trap 'echo asked' TERM; echo set; while :; do sleep 0.05; done"
+    container = server.launch(server.run_pod(), server.container_config(["sh", "-c", script]))
+    server.wait_logged(container, "set")
     with ThreadPoolExecutor() as pool:
         long = pool.submit(server.stop_container, container, 60)
-        time.sleep(0.3)
+        server.wait_logged(container, "asked")
         started = time.monotonic()
         server.stop_container(container, 0)
         long.result(30)

@@ -303,13 +303,14 @@ async def test_a_hook_that_fails_is_a_start_error(pod: TestPod) -> None:
 
 async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: TestPod) -> None:
     """A hook holds the start up at the point where the container's process exists."""
-    hook = {"path": "/bin/sleep", "args": ["sleep", "100"]}
+    reached = pod.folder / "reached"
+    hook = {"path": "/bin/sh", "args": ["sh", "-c", f"echo > {reached}; exec sleep 100"]}
     pod.container("a", "echo never")
     path = pod.containers / "a" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": {"createRuntime": [hook]}}))
     starting = asyncio.create_task(pod.client.start_container("a"))
-    await until(lambda: pod.cgroup("a").exists() and pod.processes())
-    await asyncio.sleep(0.1)
+    await until(reached.exists)
+    assert pod.processes()
     exit = await pod.client.stop("a", signal.SIGTERM, 10)
     assert exit.reason == "StartError"
     with pytest.raises(Error, match="killed"):
