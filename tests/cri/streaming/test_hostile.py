@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import socket
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
@@ -157,15 +156,15 @@ async def test_only_loopback_is_listened_on(server: StreamingServer) -> None:
 
 async def test_a_slow_request_is_ended(server: StreamingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HANDSHAKE_S", 0.4)
-    started = time.monotonic()
-    async with connection(server) as (reader, writer):
-        for byte in request("/exec/x", *SPDY):
-            writer.write(bytes((byte,)))
-            await asyncio.sleep(0.02)
-            if reader.at_eof() or time.monotonic() - started > 30:
-                break
-        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
-    assert time.monotonic() - started < 60
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(server.address) as client:
+        client.setblocking(False)
+        # A byte may meet the closed end; what was answered is still read.
+        with contextlib.suppress(ConnectionError):
+            for byte in request("/exec/x", *SPDY):
+                await loop.sock_sendall(client, bytes((byte,)))
+                await asyncio.sleep(0.02)
+        assert (await loop.sock_recv(client, 1000)).startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize(
