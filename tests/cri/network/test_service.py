@@ -388,5 +388,5 @@ async def test_readiness(node: Node) -> None:
     node.plugin("moody", "exit 0")
     started = time.monotonic()
     while not (await node.network.status()).ready:
-        assert time.monotonic() - started < 8, "the old answer is kept too long"
+        assert time.monotonic() - started < 60, "the old answer is kept too long"
         await asyncio.sleep(0.1)
