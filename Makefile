@@ -63,7 +63,7 @@ test: lint ## all that CI runs: lint, unit, kernel, CRI, Kubernetes, guest
 
 .PHONY: test-all test-slow
 test-all: test test-slow ## what CI runs and what takes too long for it
-test-slow: build .venv/tested ## what takes too long for CI: fifty minutes
+test-slow: build .venv/tested ## what takes too long for CI, Kubernetes' own suites among it: more than an hour
 	@$(BIN)/python -m pytest -m slow $(PYTEST)
 
 .PHONY: clean

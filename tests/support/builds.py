@@ -16,6 +16,9 @@ TESTS = Path(__file__).parents[1]
 # Which tests, as the beginning of their path below tests/, need what; the function makes it unless it is there.
 NEEDS: tuple[tuple[str, str], ...] = (
     ("kube/", "tests.support.toolchain:kubernetes"),
+    ("kube_e2e/", "tests.support.toolchain:kubernetes"),
+    ("kube_e2e/", "tests.support.toolchain:e2e"),
+    ("kube_e2e/", "tests.kube_e2e.images:archive"),
     ("kube_nodes/", "tests.support.toolchain:kubernetes"),
     ("kube_nodes/", "tests.support.toolchain:kube_proxy"),
     ("kube_nodes/", "tests.support.flannel:programs"),

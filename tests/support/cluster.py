@@ -3,7 +3,7 @@ with two registries on the first node.
 
 As a program (`make kube`): `python -m tests.support.cluster up|down FOLDER`, one node. Nodes have the addresses 198.18.77.1
 and on, reached from here through a switch; docker.io and registry.k8s.io are mirrored by `hosts.toml` to the registry at
-198.18.77.1:5000, and 127.0.0.1:5001 of the first node demands a password.
+198.18.77.1:5002, and 127.0.0.1:5001 of the first node demands a password.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Cluster(Kubectl):
             node.start_server()
         self.control.make_certificates(self.nodes)
         self.control.start_storage(self.bin)
-        self.wait_for("API server", self._api_server_is_ready, 90)
+        self.wait_for("API server", self._api_server_is_ready, 300)
         self.control.start_controllers(self.bin)
         for node in self.nodes:
             self.start_kubelet(node)
         if network is None or network:
             self.await_nodes()
 
-    def await_nodes(self, timeout_s: float = 120) -> None:
+    def await_nodes(self, timeout_s: float = 300) -> None:
         """Until all nodes are Ready."""
         for node in self.nodes:
             self.wait_for(f"{node.host} Ready", lambda n=node: self.is_ready(n), timeout_s)  # type: ignore[misc]

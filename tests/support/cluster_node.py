@@ -24,7 +24,7 @@ NODE_IP, OUTSIDE_IP = (
     "198.18.77.1",
     "198.18.77.254",
 )  # of the range for benchmarks (RFC 2544), which no machine has
-REGISTRY, LOCKED_REGISTRY = f"{NODE_IP}:5000", "127.0.0.1:5001"
+REGISTRY, LOCKED_REGISTRY = f"{NODE_IP}:5002", "127.0.0.1:5001"
 POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
 """The first node's, of the ranges that the controller manager shares out."""
 

@@ -1,6 +1,6 @@
 """Real peers, built from their Go modules into the cache folder: Kubernetes, etcd, containerd, runc, the reference plugins.
 
-`python -m tests.support.toolchain kubernetes|kube-proxy|peer|go` builds and prints where the result is. A build that is there is not
+`python -m tests.support.toolchain kubernetes|kube-proxy|e2e|peer|go` builds and prints where the result is. A build that is there is not
 repeated; the version is part of its folder's name.
 """
 
@@ -105,18 +105,34 @@ def kube_proxy() -> Path:
     return out / "kube-proxy"
 
 
+def e2e() -> Path:
+    """The folder with Kubernetes' own end-to-end tests, `e2e.test`, with `ginkgo`, which runs specs of it in parallel, and
+    with `nonewprivs`, which one of their images holds.
+    """
+    out = cache() / "kube" / f"{KUBERNETES}-e2e"
+    if not (out / "e2e.test").exists():
+        suite = "k8s.io/kubernetes/test/e2e"
+        helpers = ["github.com/onsi/ginkgo/v2/ginkgo", "k8s.io/kubernetes/test/images/nonewprivs"]
+        source = _kubernetes_module("kubernetes-e2e", [suite, *helpers])
+        out.mkdir(parents=True, exist_ok=True)
+        run_go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", f"{out}/", *helpers, CGO_ENABLED="0")
+        run_go(
+            source, "test", "-c", "-vet=off", "-trimpath", "-ldflags", _version_flags(), "-o", f"{out}/e2e.test", suite, CGO_ENABLED="0"
+        )  # fmt: skip
+    return out
+
+
 def _build_kubernetes(out: Path) -> None:
     _build_components(_kubernetes_module(), COMPONENTS, out)
 
 
-def _kubernetes_module() -> Path:
-    """A module that requires k8s.io/kubernetes. That one replaces its staging modules by folders that the module proxy does
+def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -> Path:
+    """A module that requires k8s.io/kubernetes for `packages`, by default those of its programs. That one replaces its staging modules by folders that the module proxy does
     not serve: name their releases.
     """
-    source = cache() / "src" / "kubernetes"
+    source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
-    module = json.loads(run_go(source, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}"))
-    text = Path(module["GoMod"]).read_text()
+    text = Path(_download_kubernetes(source)["GoMod"]).read_text()
     staging = sorted(set(re.findall(r"^\s*(k8s\.io/[\w-]+) v0\.0\.0\s*$", text, re.MULTILINE)))
     language = re.search(r"^go (\S+)", text, re.MULTILINE)
     assert language
@@ -124,18 +140,46 @@ def _kubernetes_module() -> Path:
     (source / "go.mod").write_text(
         f"module kubernetesbuild\n\ngo {language[1]}\n\nrequire k8s.io/kubernetes {KUBERNETES}\n\nreplace (\n{replaced}\n)\n"
     )
-    _blank_imports(source, [_package(name) for name in (*COMPONENTS, "kube-proxy")])
+    _blank_imports(source, [*packages] or [_package(component) for component in (*COMPONENTS, "kube-proxy")])
     run_go(source, "mod", "tidy", "-e")
     return source
 
 
+def kubernetes_source() -> Path:
+    """The folder with the source of Kubernetes' module, which is not to be changed."""
+    folder = cache() / "src" / "kubernetes"
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(_download_kubernetes(folder)["Dir"])
+
+
+def _download_kubernetes(folder: Path) -> dict[str, str]:
+    """What `go mod download` says of it; `folder` is where it runs."""
+    found: dict[str, str] = json.loads(
+        run_go(folder, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}")
+    )
+    return found
+
+
 def _build_components(source: Path, names: Sequence[str], out: Path) -> None:
     """All in one go, so that one links while another compiles; without cgo, which would compile most packages twice."""
-    variable = "k8s.io/component-base/version.git"
-    flags = f"-s -w -X {variable}Version={KUBERNETES} -X {variable}Major=1 -X {variable}Minor={KUBERNETES.split('.')[1]}"
     out.mkdir(parents=True, exist_ok=True)
     packages = [_package(name) for name in names]
-    run_go(source, "build", "-trimpath", "-ldflags", flags, "-o", f"{out}/", *packages, CGO_ENABLED="0")
+    run_go(
+        source,
+        "build",
+        "-trimpath",
+        "-ldflags",
+        _version_flags(),
+        "-o",
+        f"{out}/",
+        *packages,
+        CGO_ENABLED="0",
+    )
+
+
+def _version_flags() -> str:
+    variable = "k8s.io/component-base/version.git"
+    return f"-s -w -X {variable}Version={KUBERNETES} -X {variable}Major=1 -X {variable}Minor={KUBERNETES.split('.')[1]}"
 
 
 def _package(component: str) -> str:
@@ -218,6 +262,7 @@ def main(arguments: list[str]) -> None:
     targets = {
         "kubernetes": kubernetes,
         "kube-proxy": kube_proxy,
+        "e2e": e2e,
         "peer": peer,
         "critest": critest,
         "h2spec": h2spec,

@@ -1,0 +1,118 @@
+"""The images that Kubernetes' own tests ask for, made here: the same names, the same programs, none of the originals' bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from cri_server.images import build, manifest
+from cri_server.images.build import BuiltImage, Node
+from tests.support import busybox, debian, nginx, toolchain
+from tests.support.registry import archive_images
+
+E2E = "registry.k8s.io/e2e-test-images"
+PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
+# What specs run in agnhost beside agnhost itself.
+TOOLS = "bash,curl,netcat-openbsd,iproute2,bind9-dnsutils"
+AGNHOST_USERS = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/bin/false\n",
+    "etc/group": "root:x:0:\nuser-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\nnogroup:x:65534:\n",
+}
+
+
+def archive() -> Path:
+    """A docker-archive with all of them, made once for each version of what is in them."""
+    recipe = [toolchain.KUBERNETES, debian.suite(), Path(__file__).read_text(), _digest(PAUSE.read_bytes())]
+    key = _digest(json.dumps(recipe).encode())[:12]
+    path = toolchain.cache() / "images" / f"e2e-{key}.tar"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(build.docker_archive(_all_of_them()))
+        temporary.rename(path)
+    return path
+
+
+def _all_of_them() -> Mapping[str, BuiltImage]:
+    """Name -> image, for the versions that `toolchain.KUBERNETES` names in test/utils/image/manifest.go."""
+    shell = build.busybox(busybox.program())
+    pause = build.image(
+        [build.layer({"pause": Node(PAUSE.read_bytes(), 0o755)})],
+        {"Entrypoint": ["/pause"], "User": "65535:65535"},
+    )
+    (web,) = archive_images(nginx.archive()).values()
+    agnhost = _agnhost(shell, pause)
+    program = (toolchain.e2e() / "nonewprivs").read_bytes()
+    return {
+        f"{E2E}/agnhost:2.63.0": agnhost,
+        f"{E2E}/agnhost:2.55": agnhost,
+        f"{E2E}/busybox:1.37.0-1": shell,
+        f"{E2E}/glibc-dns-testing:2.0.0": shell,
+        f"{E2E}/nginx:1.15-4": web,
+        f"{E2E}/nginx:1.27-0": web,
+        f"{E2E}/nonewprivs:1.4": _with(shell, {"usr/local/bin/nnp": Node(program, 0o6755)}, Cmd=["nnp"]),
+        f"{E2E}/nonroot:1.5": _with(shell, {}, User="1234"),
+        "registry.k8s.io/pause:3.10.2": pause,
+    }
+
+
+def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
+    """agnhost with the tools that its Dockerfile installs, and a registry's folder with one image."""
+    system = debian.unpacked(TOOLS)
+    source = toolchain.kubernetes_source() / "test/images/agnhost/porter"
+    own = {
+        **_links(system),
+        **AGNHOST_USERS,
+        "agnhost": Node((toolchain.kubernetes() / "agnhost").read_bytes(), 0o755),
+        "agnhost-2": build.symlink("agnhost"),
+        "uploads": build.directory(),
+        **{name: (source / name).read_bytes() for name in ("localhost.crt", "localhost.key")},
+        **_fake_registry("pause", "testing", pause),
+    }
+    layers = [*shell.layers, system, build.layer(own)]
+    return build.image(layers, {"Entrypoint": ["/agnhost"], "Cmd": ["pause"]})
+
+
+def _links(system: bytes) -> build.Files:
+    """Where packages lie below /usr: links to there, but for /bin, which is busybox's."""
+    links = {name: node for name, node in debian.links_of_a_system(system).items() if name != "bin"}
+    return {**links, "bin/bash": build.symlink("../usr/bin/bash")} if links else {}
+
+
+def _fake_registry(name: str, tag: str, image: BuiltImage) -> build.Files:
+    """An image as `agnhost fake-registry-server` serves it: an index, a manifest and blobs by digest, a file for each tag."""
+    data, blobs = build.manifest_of(image, docker=True)
+    platform = manifest.host_platform()
+    entry = {
+        **build.descriptor(data, manifest.DOCKER_MANIFEST),
+        "platform": {"os": platform.os, "architecture": platform.architecture},
+    }
+    index = {"schemaVersion": 2, "mediaType": manifest.DOCKER_INDEX, "manifests": [entry]}
+    index_data = json.dumps(index).encode()
+    root = f"var/registry/{name}"
+    return {
+        f"{root}/manifests/{tag}": f"sha256:{_digest(index_data)}\n",
+        **{_stored(f"{root}/manifests", _digest(content)): content for content in (data, index_data)},
+        **{_stored(f"{root}/blobs", digest.removeprefix("sha256:")): blob for digest, blob in blobs.items()},
+    }
+
+
+def _stored(folder: str, digest: str) -> str:
+    return f"{folder}/sha256/{digest[:2]}/{digest}/data"
+
+
+def _with(base: BuiltImage, files: build.Files, **config: object) -> BuiltImage:
+    layers = [*base.layers, build.layer(files)] if files else base.layers
+    return build.image(layers, {"Cmd": ["sh"], **config})
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+if __name__ == "__main__":
+    print(archive())

@@ -1,0 +1,74 @@
+"""What tests take from this machine's Debian: packages unpacked into an image's layers, and sources of packages."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from cri_server.images import build
+
+MERGED = ("bin", "lib", "lib64", "sbin")
+"""From Debian 13 on packages have these below /usr, and the links to them are a whole system's."""
+
+
+def suite() -> str:
+    """This machine's, such as `bookworm`."""
+    lines = Path("/etc/os-release").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)["VERSION_CODENAME"]
+
+
+def unpacked(packages: str) -> bytes:
+    """A layer with the files of `packages` (commas between) and of all that they depend on, unpacked but not configured:
+    their scripts want a whole system.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".tar") as out:
+        command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={packages}", suite(), out.name]
+        subprocess.run(command, check=True, capture_output=True)
+        return Path(out.name).read_bytes()
+
+
+def links_of_a_system(layer: bytes) -> build.Files:
+    """The links that `unpacked` lacks for the loader's path and the like to be there."""
+    with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+        names = archive.getnames()
+    if any(name.removeprefix("./").startswith("lib64") for name in names):
+        return {}
+    return {name: build.symlink(f"usr/{name}") for name in MERGED}
+
+
+def upstream_source(package: str, folder: Path) -> Path:
+    """The tarball in `folder` that Debian's source package was made from, without Debian's changes.
+
+    The machine's own mirrors and keys are used; its package lists stay as they are.
+    """
+    release = suite()
+    lists = folder / "lists"
+    (lists / "partial").mkdir(parents=True, exist_ok=True)
+    sources = folder / "sources.list"
+    sources.write_text("".join(f"deb-src {site} {release} main\n" for site in _mirrors(release)))
+    options = [
+        *("-o", f"Dir::Etc::sourcelist={sources}", "-o", "Dir::Etc::sourceparts=-", "-o", f"Dir::State::lists={lists}"),
+        *("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=", "-o", "APT::Sandbox::User=root"),
+    ]  # fmt: skip
+    for words in (["update"], ["source", "--download-only", package]):
+        done = subprocess.run(["apt-get", *options, *words], cwd=folder, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"apt-get {' '.join(words)}: exit code {done.returncode}\n{done.stderr}")
+    (tarball,) = (path for path in folder.glob(f"{package}_*.orig.tar.*") if path.suffix != ".asc")
+    return tarball
+
+
+def _mirrors(release: str) -> list[str]:
+    """The machine's sites that have the release itself."""
+    listing = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)", "Created-By: Packages"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    found = [line.split() for line in listing.splitlines()]
+    sites = [words[0] for words in found if words[1:] == [release, "main"]]
+    if not sites:
+        raise RuntimeError(f"apt has no source for {release} main")
+    return list(dict.fromkeys(sites))
