@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
+import json
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +26,7 @@ from cri_server.streaming.spdy.connection import Connection
 from cri_server.streaming.streams import BUDGET_BYTES
 from cri_server.streaming.websocket import Messages
 from cri_server.streaming.wire import SocketWire
+from tests.cri.streaming.client import V4, connect
 from tests.cri.streaming.conftest import GoExec
 from tests.cri.streaming.processes import ProcessBackend
 from tests.cri.streaming.test_hostile import SPDY, WEBSOCKET, connection, path_of, request
@@ -46,7 +49,8 @@ def pings() -> bytes:
 
 
 def refused_streams() -> bytes:
-    client, parts = Connection("client"), []
+    client = Connection("client")
+    parts: list[bytes] = []
     while len(parts) * 26 < FLOOD_BYTES:
         client.open({"streamtype": ["no such thing"]})
         parts.append(client.data_to_send())
@@ -197,6 +201,27 @@ async def test_what_waits_in_tiny_pieces_is_counted_with_what_each_costs(
     finally:
         flooding.cancel()
         await asyncio.gather(flooding, return_exceptions=True)
+
+
+# ---- orders
+
+
+@pytest.mark.parametrize("ended", ["as they open", "when all are open", "stdin last"])
+async def test_streams_open_and_end_in_any_order(server: StreamingServer, ended: str) -> None:
+    """Half-closed from the start or not at all: the session begins with the last stream, and its outcome arrives."""
+    options = ExecOptions("c", ("/bin/sh", "-c", "cat; exit 5"), stdin=True, stdout=True, stderr=True)
+    for roles in itertools.permutations(("error", "stdin", "stdout", "stderr")):
+        async with connect(server.url_for_exec(options), V4) as multiplexer, asyncio.timeout(60):
+            streams = {}
+            for role in roles:
+                streams[role] = await multiplexer.open({"streamtype": [role]})
+                if ended == "as they open":
+                    await streams[role].end()
+            for role in sorted(streams, key=lambda role: (ended == "stdin last") == (role == "stdin")):
+                if ended != "as they open":
+                    await streams[role].end()
+            outcome = await streams["error"].inbound.read()
+        assert json.loads(outcome)["details"]["causes"][0]["message"] == "5", roles
 
 
 # ---- what ends is freed
