@@ -1,7 +1,9 @@
 """Files that are read back after a crash: written whole under a temporary name, then renamed; JSON ones carry a version.
 
-A reader sees the old file or the new one, never a part (rename(2)). `durable` adds the fsync that a disk needs to keep the
-promise over a power cut; the state directory is a tmpfs and does without.
+A reader sees the old file or the new one, never a part (rename(2)). Any number of threads and processes may write the same
+file: each write has a temporary name of its own. `durable` adds what a disk needs to keep the promise over a power cut: fsync
+of the file before the rename, lest the name appear without its content, and of the folder after it. What lies on a tmpfs does
+without. Measured on ext4 on a virtual disk: 0.7 ms instead of 0.1, several when the disk is busy.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+ENDING = ".tmp"  # of temporary files
+
+
 class DamagedRecord(Error):
     """A record cannot be read: not JSON, not an object, or written by a newer version."""
 
@@ -24,10 +29,8 @@ class DamagedRecord(Error):
 
 def write_bytes(path: str, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
     """Put `content` at `path` whole. Raises OSError, which names the file; the temporary one is gone then."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    descriptor = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode
-    )
+    temporary = f"{path}.{os.urandom(8).hex()}{ENDING}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         try:
             view = memoryview(content)
@@ -44,7 +47,7 @@ def write_bytes(path: str, content: bytes, *, mode: int = 0o600, durable: bool =
             error.filename = path
         raise
     if durable:
-        _sync_folder(os.path.dirname(path) or ".")
+        sync_folder(os.path.dirname(path) or ".")
 
 
 def write_json(
@@ -74,7 +77,15 @@ def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
     return value
 
 
-def _sync_folder(path: str) -> None:
+def remove_leftovers(folder: str) -> None:
+    """Unlink the temporary files in `folder` of writers that were killed. Call it while nobody writes there. Raises OSError."""
+    for name in os.listdir(folder):
+        if name.endswith(ENDING):
+            os.unlink(f"{folder}/{name}")
+
+
+def sync_folder(path: str) -> None:
+    """Names that were made or removed in the folder `path` outlive a power cut from here on. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -8,7 +8,8 @@
     lock                  flock(2)
 
 A lease of another boot is void: its pod cannot live (kernel.random.boot_id); one of the reference plugin tells no boot and
-stays until it is released. A released address is not handed out while its veth still exists, because the kernel tears links
+stays until it is released. So nothing is synced: after a power cut all of ours are void, also those whose owner's record has
+lost its content. That its name is there suffices: a file system puts names into its journal in the order of the renames. A released address is not handed out while its veth still exists, because the kernel tears links
 down in the background and would mix up two pods.
 """
 
@@ -95,8 +96,9 @@ class Leases:
     def owner_of(self, address: str) -> str:
         """Who has the address, an empty string for nobody."""
         owner = self._owner_in(address)
-        record = self._record(_owner_path(owner)) if owner else {}
-        return "" if record and record.get("boot") != self._boot else owner
+        if not owner or not self._exists(_owner_path(owner)):
+            return owner
+        return owner if self._record(_owner_path(owner)).get("boot") == self._boot else ""
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
         """Release what owners have that are not valid, drop what is void; returns the owners that lost something.
@@ -109,7 +111,7 @@ class Leases:
             owner = str(record.get("owner", ""))
             foreign = bool(scope) and record.get("scope") != scope
             if record.get("boot") != self._boot or not (foreign or valid(owner)):
-                self._drop(owner, record)
+                self._drop(owner, record) if owner else self._drop_damaged(f"owners/{name}")
                 self._remove(f"owners/{name}")
                 lost.append(owner or name)
         for name in self._address_files():
@@ -127,6 +129,12 @@ class Leases:
         for address in addresses if isinstance(addresses, list) else []:
             if self._owner_in(str(address)) == owner:
                 self._let_go(str(address), str(record.get("link", "")))
+
+    def _drop_damaged(self, path: str) -> None:
+        """The addresses of an owner whose record does not say which they are."""
+        for address in self._address_files():
+            if _owner_path(self._owner_in(address)) == path:
+                self._remove(address)
 
     def _let_go(self, address: str, link: str) -> None:
         if self._link_exists(link):
@@ -227,6 +235,9 @@ class Leases:
             return os.read(descriptor, 65536)
         finally:
             os.close(descriptor)
+
+    def _exists(self, name: str) -> bool:
+        return os.path.lexists(f"{self._folder}/{name}")
 
     def _record(self, name: str) -> dict[str, Any]:
         """A JSON record, empty where it is missing or damaged."""

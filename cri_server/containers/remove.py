@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
@@ -46,9 +47,9 @@ async def leave_shim(work: Work) -> None:
     client = work.services.shims.find(sandbox) if sandbox is not None else None
     try:
         if client is not None:
-            await client.forget(work.container.id)
-    except PeerError as error:
-        log.warning("container %s: %s", work.container.id, error)
+            await asyncio.wait_for(client.forget(work.container.id), stop.SHIM_PATIENCE_S)
+    except (PeerError, TimeoutError) as error:
+        log.warning("container %s: its shim was not told of the removal: %r", work.container.id, error)
 
 
 async def remove_cgroup(work: Work) -> None:
@@ -59,7 +60,7 @@ async def remove_cgroup(work: Work) -> None:
 
 async def remove_record(work: Work) -> None:
     """From here on a restarted server finishes the removal by itself."""
-    await disk.forget(work.services.paths.container_record(work.container.id))
+    await disk.remove_container_record(work.services.paths, work.container)
 
 
 async def remove_folders(work: Work) -> None:

@@ -19,6 +19,7 @@ from pyrunc.errors import Error, KernelError, NotFound, PeerError, ResourceExhau
 from pyrunc.kernel.full import FULL, reason
 
 FOLDER_MODE = 0o700
+LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
 
 
 class DigestMismatch(PeerError):
@@ -118,13 +119,16 @@ class Blobs:
         self._ingest = root / "ingest"
 
     def prepare(self) -> None:
-        """Make the layout's folders and files."""
+        """Make the layout's folders and files, durably."""
         for folder in (self.root, self.root / "blobs", self._folder, self._ingest):
-            folder.mkdir(parents=True, exist_ok=True)
+            if not folder.is_dir():
+                folder.mkdir(mode=FOLDER_MODE, parents=True)
+                record.sync_folder(str(folder.parent))
             folder.chmod(FOLDER_MODE)
+        record.remove_leftovers(str(self.root))
         layout = self.root / "oci-layout"
-        if not layout.exists():
-            record.write_bytes(str(layout), json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
+        if not layout.exists() or layout.read_bytes() != LAYOUT:
+            record.write_bytes(str(layout), LAYOUT, durable=True)
 
     def new_temporary(self, kind: str) -> str:
         """A path in `ingest/` that nobody has."""

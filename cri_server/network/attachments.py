@@ -1,6 +1,7 @@
 """What is remembered about each attached pod: DEL must use the configuration of the ADD, whatever happened since.
 
-One file per sandbox, written before the first plugin runs (without a result) and again after the last one.
+One file per sandbox, written before the first plugin runs (without a result) and again after the last one. Both are durable:
+what a plugin keeps on disk, such as an address, outlives a power cut and only its DEL gives it back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cni_plugins.protocol.config import NetworkList, parse_list_object
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
 from pyrunc.errors import Error, NotFound
-from pyrunc.record import DamagedRecord, read_json, write_json
+from pyrunc.record import DamagedRecord, read_json, remove_leftovers, write_json
 
 _ENDING = ".json"
 
@@ -40,6 +41,8 @@ class Attachments:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        if os.path.isdir(folder):
+            remove_leftovers(folder)
 
     def write(self, attachment: Attachment) -> None:
         """Raises OSError."""
@@ -56,6 +59,7 @@ class Attachments:
                 "capabilities": attachment.capabilities,
                 "result": None if result is None else result.to_json(attachment.network.cni_version),
             },
+            durable=True,
         )
 
     def read(self, sandbox_id: str) -> Attachment | None:

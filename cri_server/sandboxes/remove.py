@@ -54,7 +54,7 @@ async def remove_cgroup(work: Work) -> None:
 
 
 async def remove_record(work: Work) -> None:
-    await disk.forget(work.services.paths.sandbox_record(work.sandbox.id))
+    await disk.remove_sandbox_record(work.services.paths, work.sandbox)
 
 
 async def remove_state(work: Work) -> None:

@@ -1,17 +1,23 @@
-"""Records and folders on disk. Writing and deleting may wait for a slow or full disk, so both happen in threads."""
+"""Records and folders on disk. Writing and deleting may wait for a slow or full disk, so both happen in threads.
+
+A record is durable when a call that made or changed something is answered (fsync of file and folder): after a power cut the
+pods of before are listed as ended, with their logs and attempts, and what their network plugins hold is released. A removal
+is not synced: a record that comes back is of another boot, so it is listed as ended and removed again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from cri_server.store.facts import entries
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from pyrunc import record
-from pyrunc.errors import KernelError, ResourceExhausted
+from pyrunc.errors import KernelError, NotFound, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.tree import remove_path
 
@@ -22,18 +28,48 @@ CONTAINER_VERSION = 1
 
 
 async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
-    """Write the record. Raises ResourceExhausted, KernelError."""
-    await _save(paths.sandbox_record(sandbox.id), sandbox.to_record(), SANDBOX_VERSION)
+    """Write the record as the sandbox is now. Raises NotFound (removed meanwhile), ResourceExhausted, KernelError."""
+    await _save(paths.sandbox_record(sandbox.id), sandbox, SANDBOX_VERSION)
 
 
 async def save_container(paths: Paths, container: Container) -> None:
-    """Write the record. Raises ResourceExhausted, KernelError."""
-    await _save(paths.container_record(container.id), container.to_record(), CONTAINER_VERSION)
+    """As `save_sandbox`."""
+    await _save(paths.container_record(container.id), container, CONTAINER_VERSION)
 
 
-async def _save(path: Path, content: dict[str, object], version: int) -> None:
+async def _save(path: Path, thing: Sandbox | Container, version: int) -> None:
+    async with thing.on_disk:
+        if thing.removed:
+            raise NotFound(f"{thing.id} was removed meanwhile")
+        content = thing.to_record()
+        await _to_the_end(lambda: record.write_json(str(path), content, version=version, durable=True), path)
+
+
+async def remove_sandbox_record(paths: Paths, sandbox: Sandbox) -> None:
+    """Unlink the record for good: no save that is under way brings it back. Raises KernelError."""
+    await _remove(paths.sandbox_record(sandbox.id), sandbox)
+
+
+async def remove_container_record(paths: Paths, container: Container) -> None:
+    """As `remove_sandbox_record`."""
+    await _remove(paths.container_record(container.id), container)
+
+
+async def _remove(path: Path, thing: Sandbox | Container) -> None:
+    thing.removed = True
+    async with thing.on_disk:
+        await _to_the_end(lambda: path.unlink(missing_ok=True), path)
+
+
+async def _to_the_end(work: Callable[[], object], path: Path) -> None:
+    """Run `work` in a thread. Whoever is cancelled meanwhile waits all the same: a thread cannot be stopped, and what comes
+    after it must not overtake it."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        await asyncio.to_thread(record.write_json, str(path), content, version=version)
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
     except OSError as error:
         raise worded(error, "write", str(path)) from None
 

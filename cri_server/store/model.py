@@ -58,6 +58,8 @@ class Sandbox:
     reachable: bool = False
     stop_published: bool = False
     gate: Gate = field(default_factory=Gate)
+    on_disk: asyncio.Lock = field(default_factory=asyncio.Lock)
+    removed: bool = False  # its record; nothing writes it any more
     kept_entry: Kept = field(default_factory=Kept)
     kept_status: Kept = field(default_factory=Kept)
 
@@ -187,6 +189,8 @@ class Container:
     starting: bool = False  # an exit meanwhile is told by the start, after its own event
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    on_disk: asyncio.Lock = field(default_factory=asyncio.Lock)
+    removed: bool = False  # as a sandbox's
     kept_entry: Kept = field(default_factory=Kept)
     kept_status: Kept = field(default_factory=Kept)
 

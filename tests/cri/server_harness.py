@@ -63,15 +63,20 @@ class Server:
         settings: dict[str, dict[str, Any]] | None = None,
         disk_bytes: int = 0,
         prefix: Sequence[str] = (),
+        mount: Sequence[str] = (),
     ) -> None:
-        """`disk_bytes`: the root directory is a tmpfs of this size; `prefix`: a command that runs the server's."""
+        """`mount`: what mount(8) is told to mount at the root directory; `disk_bytes`: a tmpfs of this size; `prefix`: a
+        command that runs the server's."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"{session.name('pyrunc')}-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"
         self.logs = self.folder / "logs"
         self.socket = self.folder / "cri.sock"
         self.log = self.folder / "server.log"
-        self._network, self._settings, self._disk_bytes = network, settings or {}, disk_bytes
         self._prefix = prefix
+        self._network, self._settings = network, settings or {}
+        self._mount = tuple(mount)
+        if disk_bytes:
+            self._mount = ("-t", "tmpfs", "-o", f"size={disk_bytes}", "disk")
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.Channel | None = None
         self._pods = 0
@@ -80,10 +85,9 @@ class Server:
 
     def __enter__(self) -> Server:
         self.logs.mkdir()
-        if self._disk_bytes:
+        if self._mount:
             self.root.mkdir()
-            size = f"size={self._disk_bytes}"
-            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "disk", self.root], check=True)
+            subprocess.run(["mount", *self._mount, self.root], check=True)
         (self.folder / "net.d").mkdir()
         if self._network:
             conflist = json.loads(json.dumps(CONFLIST))
@@ -201,7 +205,7 @@ class Server:
             self._end_orphans()
             self._end_namespace()
             self._remove_cgroup()
-            if self._disk_bytes:
+            if self._mount:
                 subprocess.run(["umount", self.root], check=True)
             while self.folder.exists():
                 with contextlib.suppress(FileNotFoundError):  # what ends with the server may be removing, too
@@ -235,6 +239,12 @@ class Server:
         for group in self._cgroups():
             if not wait_until(lambda group=group: _remove(group), 30):  # type: ignore[misc]
                 group.rmdir()
+
+    def end_boot(self) -> None:
+        """Everything of this boot ends at once, as when the power is cut; the root directory is the caller's to deal with."""
+        self.kill()
+        self._end_orphans()
+        shutil.rmtree(self.state)
 
     # -- words
 

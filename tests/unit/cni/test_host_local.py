@@ -155,6 +155,19 @@ def test_release_is_for_the_owner_and_may_be_repeated(tmp_path: Path) -> None:
     assert not (tmp_path / "net/10.0.0.2").exists()
 
 
+@pytest.mark.parametrize("content", ["", "\0" * 80, '{"owner": "a"'])
+def test_a_power_cut_that_empties_an_owners_record_leaks_no_address(tmp_path: Path, content: str) -> None:
+    """What a journal keeps is names in their order; a file's content may be missing (ext4(5), delayed allocation)."""
+    sets = sets_of("10.0.0.0/30")
+    assert take(tmp_path, "a/eth0", sets) == ["10.0.0.2"]
+    (tmp_path / "net" / "owners" / "a@eth0").write_text(content)
+    assert take(tmp_path, "b/eth0", sets) == ["10.0.0.2"]
+    (tmp_path / "net" / "owners" / "b@eth0").write_text(content)
+    with store(tmp_path) as opened:
+        assert opened.collect(lambda owner: True, scope="ours") == ["a@eth0", "b@eth0"]
+    assert not (tmp_path / "net" / "10.0.0.2").exists()
+
+
 def test_leases_of_another_boot_are_void(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/29")
     for owner in "abcde":

@@ -1,0 +1,90 @@
+"""The power is cut: what was answered is on the disk, what was not leaves nothing that stays.
+
+The root is an ext4 whose journal is not committed by time (commit=300), so that the disk has what was synced and nothing else.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import IMAGE, Server
+from tests.support.disks import make_ext4, snapshot
+
+OPTIONS = "loop,commit=300"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    return make_ext4(tmp_path / "disk")
+
+
+@pytest.fixture
+def server(disk: Path) -> Iterator[Server]:
+    network = {"builtin": ["10.88.0.0/16"]}
+    with Server(network=False, settings={"network": network}, mount=["-o", OPTIONS, str(disk)]) as server:
+        server.load_image()
+        yield server
+
+
+@pytest.fixture
+def cut_power(server: Server, disk: Path) -> Callable[[], None]:
+    """The machine without power at this moment, and started again."""
+
+    def cut() -> None:
+        copy = snapshot(disk, disk.with_name("after"))
+        server.end_boot()
+        subprocess.run(["umount", server.root], check=True)
+        subprocess.run(["mount", "-o", OPTIONS, copy, server.root], check=True)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        for path in (p for p in server.root.rglob("*") if p.is_file() and "blobs" not in p.parts):
+            content = path.read_bytes()
+            if boot.encode() in content:
+                path.write_bytes(content.replace(boot.encode(), b"another-boot"))
+        server.start()
+
+    return cut
+
+
+def test_pods_that_were_answered_are_known_after_a_power_cut(
+    server: Server, cut_power: Callable[[], None]
+) -> None:
+    pods = [server.run_pod() for _ in range(3)]
+    config = server.container_config(metadata=api.ContainerMetadata(name="c", attempt=7))
+    containers = [server.launch(pod, config) for pod in pods]
+    cut_power()
+    assert {pod.id: pod.state for pod in server.pods()} == dict.fromkeys(pods, api.SANDBOX_NOTREADY)
+    found = {c.id: (c.state, c.metadata.attempt) for c in server.containers()}
+    assert found == dict.fromkeys(containers, (api.CONTAINER_EXITED, 7))
+    assert [
+        tag for image in server.image.ListImages(api.ListImagesRequest()).images for tag in image.repo_tags
+    ] == [IMAGE]
+    server.output(server.launch(server.run_pod()), "true")
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_a_pod_that_was_being_removed_goes_after_a_power_cut(
+    server: Server, cut_power: Callable[[], None]
+) -> None:
+    pod = server.run_pod()
+    server.launch(pod)
+    server.remove_pod(pod)
+    cut_power()
+    server.remove_all()
+    nothing_left(server)
+
+
+def nothing_left(server: Server) -> None:
+    """Neither records nor leases, damaged ones or temporary files. (`leaving` waits for links to go.)"""
+    left = [
+        path
+        for folder in ("sandboxes", "containers", "network")
+        for path in (server.root / folder).rglob("*")
+        if not path.is_dir() and path.parent.name != "leaving" and not path.name.startswith(("lock", "last_"))
+    ]
+    assert not left

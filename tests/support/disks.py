@@ -1,0 +1,20 @@
+"""File systems in a file, for what a test's own disk must not be used for: to be full, to be odd, to lose its power."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+def make_ext4(path: Path, *options: str, size_bytes: int = 64 << 20) -> Path:
+    """An image file at `path` for `mount -o loop`; `options` are mkfs.ext4's."""
+    with open(path, "wb") as file:
+        file.truncate(size_bytes)
+    subprocess.run(["mkfs.ext4", "-q", "-F", *options, path], check=True)
+    return path
+
+
+def snapshot(image: Path, copy: Path) -> Path:
+    """What the disk has received up to now, as a power cut would leave it: what waits in the page cache is not there."""
+    subprocess.run(["cp", "--sparse=always", image, copy], check=True)
+    return copy
