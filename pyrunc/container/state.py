@@ -6,6 +6,9 @@
 
 No status is stored: `status` derives it from the process, the freezer and the socket. The folder is claimed by mkdir, so of two
 creates with one id exactly one wins; steps of different processes are kept apart by flock(2) on the folder.
+
+A folder is a container when its state.json names it. One without, which a killed create leaves, is told from a foreign folder
+by the sticky bit that mkdir gave it: what is not ours is neither listed nor deleted, whoever else keeps things in the root.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from _stat import S_ISDIR, S_ISVTX
 
 from pyrunc import jsontext, record
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound
 from pyrunc.kernel.credential import in_user_namespace
+from pyrunc.record import DamagedRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +36,7 @@ DEFAULT_ROOT = f"/run/{NAME}"
 FIRST = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+-")
 FOLLOWING = FIRST | {"."}
 LONGEST_ID = 255
+CLAIMED = S_ISVTX | 0o700
 
 
 def default_root() -> str:
@@ -166,18 +172,20 @@ def claim(root: str, container_id: str) -> str:
     _make_root(root)
     folder = f"{root}/{container_id}"
     try:
-        os.mkdir(folder, 0o700)
+        os.mkdir(folder, CLAIMED)
     except FileExistsError:
+        if not _is_container(folder, container_id):
+            raise AlreadyExists(f"{folder} exists and is not a container's") from None
         raise AlreadyExists(f"container with given ID already exists: {container_id}") from None
     return folder
 
 
 def _make_root(root: str) -> None:
     """A user's own root is sticky: what cleans $XDG_RUNTIME_DIR of files that nobody used for hours leaves such ones alone
-    (XDG Base Directory Specification)."""
+    (XDG Base Directory Specification). The default root may be passed: the CRI server's socket is in it."""
     if os.path.isdir(root):
         return
-    os.makedirs(root, 0o700, exist_ok=True)
+    os.makedirs(root, 0o711 if root == DEFAULT_ROOT else 0o700, exist_ok=True)
     if root == f"{os.environ.get('XDG_RUNTIME_DIR', '')}/{NAME}":
         os.chmod(root, 0o1700)
 
@@ -189,13 +197,38 @@ def find(root: str, container_id: str) -> State:
     try:
         return _read(folder, container_id)
     except NotFound:
-        if os.path.isdir(folder):
+        if _is_claimed(folder):
             return State(folder, container_id, created=_time_of(folder))
         raise NotFound(f"container does not exist: {container_id}") from None
 
 
+def _is_claimed(folder: str) -> bool:
+    """Whether a create has made the folder, and come no further."""
+    try:
+        found = os.lstat(folder)
+    except FileNotFoundError:
+        return False
+    return S_ISDIR(found.st_mode) and bool(found.st_mode & S_ISVTX)
+
+
+def _is_container(folder: str, container_id: str) -> bool:
+    """As `find` sees it; a damaged record of the right name is a container's, so that it can be told of."""
+    try:
+        _read(folder, container_id)
+    except NotFound:
+        return _is_claimed(folder)
+    except (DamagedRecord, ValueError):
+        pass
+    return True
+
+
 def _read(folder: str, container_id: str) -> State:
-    found = record.read_json(f"{folder}/{STATE}")
+    try:
+        found = record.read_json(f"{folder}/{STATE}")
+    except NotADirectoryError:
+        raise NotFound(f"{folder} is not a folder") from None
+    if found.get("id") != container_id:
+        raise NotFound(f"{folder}/{STATE} is not the record of a container {container_id}")
     cgroup, annotations = found.get("cgroup"), found.get("annotations")
     return State(
         folder,
@@ -216,11 +249,14 @@ def _read(folder: str, container_id: str) -> State:
 
 
 def ids(root: str) -> list[str]:
-    """The containers under a root, sorted. Raises FileNotFoundError."""
+    """The containers under a root, sorted; folders of others are none. Raises FileNotFoundError."""
     return sorted(
         entry.name
         for entry in os.scandir(root)
-        if entry.is_dir(follow_symlinks=False) and entry.name[0] in FIRST and FOLLOWING.issuperset(entry.name)
+        if entry.name[0] in FIRST
+        and FOLLOWING.issuperset(entry.name)
+        and entry.is_dir(follow_symlinks=False)
+        and _is_container(entry.path, entry.name)
     )
 
 

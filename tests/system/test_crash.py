@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -54,11 +55,43 @@ def test_a_killed_create_counts_as_stopped(runtime: Runtime) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("our state files")
     box = runtime.box("sleep", "60")
-    (runtime.root / box.id).mkdir(parents=True)
+    runtime.root.mkdir(parents=True, exist_ok=True)
+    (runtime.root / box.id).mkdir(mode=0o1700)
     assert box.status == "stopped"
     box.exec("true").fails("stopped", code=255)
     box.start().fails("stopped")
     box.delete().ok()
+
+
+def test_folders_of_others_in_the_root_are_no_containers(runtime: Runtime) -> None:
+    """A server's state, a socket's folder, an own folder of the administrator: whatever lies beside the containers."""
+    if not runtime.is_pyrunc:
+        pytest.skip("another runtime takes every folder for a container")
+    foreign = {"containers": "state.json", "sandboxes": "x/holder.json", "empty": "", "broken": "config.json"}
+    for name, file in foreign.items():
+        path = runtime.root / name / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file:
+            path.write_text('{"version": 1, "pid": 1, "start_time": 1}')
+        else:
+            path.mkdir(exist_ok=True)
+    box = runtime.box("sleep", "60")
+    box.create().ok()
+    assert runtime("list", "--quiet").out.split() == [box.id]
+    for name in foreign:
+        runtime("state", name).fails("does not exist")
+        runtime("delete", name).fails("does not exist")
+        runtime("delete", "--force", name).ok()
+        runtime("kill", name).fails("does not exist")
+        assert (runtime.root / name).is_dir(), f"{name} was deleted"
+    other = runtime.box("sleep", "60")
+    (runtime.root / other.id).mkdir()
+    other.create().fails("not a container's")
+    (runtime.root / other.id).rmdir()
+    runtime("delete", "--force", "--regex", ".*").ok()
+    assert not (runtime.root / box.id).exists()
+    for name in foreign:
+        shutil.rmtree(runtime.root / name)
 
 
 def test_one_id_is_created_once_by_many_at_once(runtime: Runtime) -> None:
