@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from cri_server.rpc.server import Server
 from cri_server.sandboxes import status
 from cri_server.services import Services
 from cri_server.shims import Shims
+from cri_server.store.claim import claimed
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
@@ -96,9 +96,7 @@ async def _serve(config: Config) -> None:
 
 async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Services:
     """Everything the verbs need; closed by `stack` in reverse."""
-    paths = Paths(config.root, config.state)
-    paths.prepare()
-    stack.enter_context(_lock(paths))
+    paths = stack.enter_context(claimed(config.root, config.state))
     facts = node.probe(config)
     zygote, errands = await _open_zygotes(stack)
     index = Index()
@@ -187,17 +185,6 @@ async def open_grpc(
     server = Server(config.socket_path, {**calls, **Admin(services).table()})
     await server.start()
     stack.push_async_callback(server.stop, config.server.shutdown_timeout_s)
-
-
-@contextlib.contextmanager
-def _lock(paths: Paths) -> Iterator[None]:
-    """One server per state directory. Raises WrongState."""
-    with open(paths.state / "server.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise WrongState(f"another server uses {paths.state}") from None
-        yield
 
 
 async def _settle(services: Services) -> None:

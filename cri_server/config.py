@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from cri_server.store.paths import DEFAULT_STATE
 from pyrunc.errors import InvalidSpec
 
 DEFAULT_PATH = Path("/etc/pyrunc/config.toml")
@@ -31,7 +32,7 @@ class Server(Table):
 
     listen: str = "unix:///run/pyrunc/cri.sock"
     root: str = "/var/lib/pyrunc"
-    state: str = "/run/pyrunc"
+    state: str = DEFAULT_STATE
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     shutdown_timeout_s: PositiveSeconds = 5.0
 

@@ -1,5 +1,8 @@
 """The server's shims: one connection per living sandbox, what they tell goes into the index, and what is left of a dead one
 is ended. A container is never said to run when nobody holds its exit any more.
+
+A shim that lives but does not answer (stopped, starved, waiting for a disk) is waited for as long as it lives. Until then its
+pod is what can be seen from outside: a container runs while its process does, and is unknown afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from pyrunc import record
 from pyrunc.errors import Error, NotFound, Unavailable
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
-from pyrunc.shim.client import ShimClient, start_shim
+from pyrunc.shim.client import Exit as ShimExit
+from pyrunc.shim.client import ShimClient, ShimState, start_shim
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
@@ -30,6 +34,9 @@ log = logging.getLogger(__name__)
 FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 UNKNOWN_REASON, UNKNOWN_CODE = "Unknown", 255  # containerd's, for an exit that nobody saw
 PROCESS_RECORD = "state.json"
+ANSWER_S = 2.0  # so long a caller waits for a shim that may be silent
+LOOK_S = 1.0  # between two looks at the pod of a silent one
+LOST_S = 0.1  # before a connection that was lost is made again
 Told = Callable[[Sandbox, Container | None], None]
 
 
@@ -40,19 +47,26 @@ class Shims:
         self._zygote, self._paths, self._index = zygote, paths, index
         self._clients: dict[str, ShimClient] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._meeting: dict[str, asyncio.Task[bool]] = {}
+        self._awaited: dict[str, asyncio.Task[None]] = {}
         self.told: Told = lambda sandbox, container: None
 
     def get(self, sandbox: Sandbox) -> ShimClient:
-        """The connection. Raises Unavailable when its shim is gone."""
-        client = self._clients.get(sandbox.id)
-        if client is None or client.closed:
-            raise Unavailable(f"the shim of sandbox {sandbox.id} is gone")
+        """The connection. Raises Unavailable when its shim is gone or does not answer."""
+        client = self.find(sandbox)
+        if client is None:
+            what = "does not answer" if self.is_silent(sandbox) else "is gone"
+            raise Unavailable(f"the shim of sandbox {sandbox.id} {what}")
         return client
 
     def find(self, sandbox: Sandbox) -> ShimClient | None:
-        """The connection, None when there is no shim."""
+        """The connection, None when there is no shim or it does not answer."""
         client = self._clients.get(sandbox.id)
         return None if client is None or client.closed else client
+
+    def is_silent(self, sandbox: Sandbox) -> bool:
+        """Whether a shim is waited for that lives but does not answer."""
+        return sandbox.id in self._awaited
 
     async def start(self, sandbox: Sandbox) -> ShimClient:
         """Fork a shim for the sandbox's state folder and connect to it."""
@@ -64,14 +78,144 @@ class Shims:
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
         """Connect to the shim that lives already. Raises NotFound, Unavailable."""
-        client = await ShimClient.connect(
-            self._paths.sandbox_state(sandbox.id),
-            on_event=lambda event: self._event(sandbox, event),
-            on_close=lambda: self._closed(sandbox),
+        client = await self._open(sandbox)
+        self._take(sandbox, client)
+        return client
+
+    async def _open(self, sandbox: Sandbox) -> ShimClient:
+        return await ShimClient.connect(
+            self._paths.sandbox_state(sandbox.id), on_event=lambda event: self._event(sandbox, event)
         )
+
+    def _take(self, sandbox: Sandbox, client: ShimClient) -> None:
+        """The connection is the sandbox's from here on."""
+        client.on_close = lambda: self._closed(sandbox)
         self._clients[sandbox.id] = client
         sandbox.reachable = True
-        return client
+
+    async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
+        """Connect to the shim that may live and learn what it knows; whether it has answered.
+
+        What a dead one left is ended. A silent one is waited for in the background from then on: `is_silent`.
+        """
+        if self.find(sandbox) is not None:
+            return True
+        task = self._awaited.get(sandbox.id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._await_answer(sandbox))
+            self._awaited[sandbox.id] = task
+            task.add_done_callback(lambda done: self._answered(sandbox, done))
+        await asyncio.wait([task], timeout=timeout_s)
+        if self.is_silent(sandbox):
+            log.warning("sandbox %s: its shim lives, but does not answer", sandbox.id)
+            self._look_from_outside(sandbox)
+        else:
+            await asyncio.wait([task])  # what it left is being ended
+        return self.find(sandbox) is not None
+
+    def _answered(self, sandbox: Sandbox, task: asyncio.Task[None]) -> None:
+        if self._awaited.get(sandbox.id) is task:
+            del self._awaited[sandbox.id]
+        if not task.cancelled() and task.exception() is not None:
+            log.error("sandbox %s: %s", sandbox.id, task.exception(), exc_info=task.exception())
+
+    async def _await_answer(self, sandbox: Sandbox) -> None:
+        """Ask, as often as the connection is refused for now or lost, until the answer is there or the shim is gone."""
+        while True:
+            try:
+                client = await self._open(sandbox)
+            except NotFound:
+                self._awaited.pop(sandbox.id, None)  # it does not live
+                await self._end_once(sandbox)
+                return
+            except Error:  # it accepts nobody at the moment
+                self._look_from_outside(sandbox)
+                await asyncio.sleep(LOOK_S)
+                continue
+            try:
+                state = await self._ask_state(sandbox, client)
+            except Error as error:
+                log.info("sandbox %s: %s", sandbox.id, error)
+                client.close()
+                await asyncio.sleep(LOST_S)
+                continue
+            except BaseException:
+                client.close()
+                raise
+            self._learn(sandbox, state)
+            self._take(sandbox, client)
+            return
+
+    async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> ShimState:
+        """What the shim knows, however long it takes; meanwhile the pod is looked at from outside."""
+        asked = asyncio.ensure_future(client.state())
+        try:
+            while not (await asyncio.wait([asked], timeout=LOOK_S))[0]:
+                self._look_from_outside(sandbox)
+            return asked.result()
+        finally:
+            asked.cancel()
+
+    def _look_from_outside(self, sandbox: Sandbox) -> None:
+        """The states of a pod whose shim is silent, from its processes and cgroups."""
+        holder_was_alive = sandbox.holder_alive
+        sandbox.holder_alive = bool(sandbox.holder and sandbox.holder.alive())
+        if holder_was_alive and not sandbox.holder_alive:
+            self.told(sandbox, None)
+        for container in self._index.containers_of(sandbox):
+            self.read_facts(container)
+            process = container.process
+            if process is not None:
+                container.lost = container.exit is None and not process.alive()
+            else:
+                container.lost = container.exit is None and (
+                    not self._paths.container_state(container.id).is_dir() or self.group_exists(container)
+                )
+
+    def _learn(self, sandbox: Sandbox, state: ShimState) -> None:
+        """The shim's word holds, whatever became of the folders that its containers had."""
+        sandbox.holder_alive = state.holder_running
+        if state.holder is not None:
+            sandbox.holder = Process(state.holder.pid, state.holder.start_time)
+        known = {entry.id: entry for entry in state.containers}
+        for container in self._index.containers_of(sandbox):
+            container.lost = False
+            entry = known.get(container.id)
+            if entry is None:
+                self._end_unless_kept(container)
+                continue
+            self._keep_folder(container)
+            if entry.pid:
+                container.process = Process(entry.pid, entry.start_time)
+            container.started_at_ns = container.started_at_ns or entry.started_at_ns
+            if entry.exit is not None and container.exit is None:
+                container.ended(of_shim(entry.exit))
+                self.told(sandbox, container)
+
+    def _end_unless_kept(self, container: Container) -> None:
+        """One that no shim knows of was never started, or its folder, and with it its end, is lost."""
+        if container.exit is None and not self._paths.container_state(container.id).is_dir():
+            container.ended(Exit(UNKNOWN_CODE, container.created_at_ns, reason=UNKNOWN_REASON))
+
+    def _keep_folder(self, container: Container) -> None:
+        """Somebody may have deleted the folder, in which the shim is going to write how the container ended."""
+        folder = self._paths.container_state(container.id)
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            return
+        except OSError as error:
+            log.error("container %s: cannot make %s: %s", container.id, folder, error)
+            return
+        log.warning("container %s runs, but its folder %s was deleted", container.id, folder)
+
+    async def give_up(self, sandbox: Sandbox) -> None:
+        """Kill a shim that does not answer, with all that it held."""
+        awaited = self._awaited.pop(sandbox.id, None)
+        if awaited is not None:
+            awaited.cancel()
+        self.drop(sandbox)
+        await self._end_once(sandbox)
 
     async def shutdown(self, sandbox: Sandbox) -> None:
         """End the sandbox's shim; fine when it is gone. Raises WrongState while something runs in it."""
@@ -91,13 +235,16 @@ class Shims:
 
     def disconnect(self) -> None:
         """Hang up everywhere; the shims stay."""
+        for task in self._awaited.values():
+            task.cancel()
         for client in self._clients.values():
             client.close()
         self._clients.clear()
 
     async def settle(self, sandbox: Sandbox | None = None) -> None:
         """Wait for what is being done about a lost shim, this sandbox's or any."""
-        tasks = [task for name, task in self._ending.items() if sandbox is None or name == sandbox.id]
+        all_tasks = [*self._ending.items(), *self._meeting.items()]
+        tasks = [task for name, task in all_tasks if sandbox is None or name == sandbox.id]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -115,16 +262,28 @@ class Shims:
     def _closed(self, sandbox: Sandbox) -> None:
         self._clients.pop(sandbox.id, None)
         sandbox.reachable = False
-        log.warning("sandbox %s: its shim is gone", sandbox.id)
-        task = asyncio.get_running_loop().create_task(self.end_orphans(sandbox))
-        self._ending[sandbox.id] = task
-        task.add_done_callback(lambda task: self._ending.pop(sandbox.id, None))
+        log.warning("sandbox %s: the connection to its shim is lost", sandbox.id)
+        # It is dead, or has hung up on a server that did not read its events.
+        task = asyncio.get_running_loop().create_task(self.reach(sandbox))
+        self._meeting[sandbox.id] = task
+        task.add_done_callback(lambda task: self._meeting.pop(sandbox.id, None))
+
+    async def _end_once(self, sandbox: Sandbox) -> None:
+        """`end_orphans`, also when it is under way already."""
+        task = self._ending.get(sandbox.id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self.end_orphans(sandbox))
+            self._ending[sandbox.id] = task
+            task.add_done_callback(lambda task: self._ending.pop(sandbox.id, None))
+        await asyncio.shield(task)
 
     async def end_orphans(self, sandbox: Sandbox) -> None:
         """The sandbox's shim is gone: take what it left on disk, end the holder and the containers that still run.
 
         Nobody reads their output or can tell their exit codes any more, so they end with reason Unknown.
         """
+        # A container that has ended shows a pod that is not ready.
+        sandbox.holder_alive = False
         if sandbox.shim is not None:
             kill_process(sandbox.shim)
         await self.wait_for_forks(sandbox.id)
@@ -133,7 +292,6 @@ class Shims:
         if sandbox.holder is not None:
             kill_process(sandbox.holder)
         await self.kill_group(sandbox.cgroups_path, sandbox.id)
-        sandbox.holder_alive = False
         self.told(sandbox, None)
 
     async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:
@@ -145,6 +303,7 @@ class Shims:
             await self._end(container)
         else:
             await self.kill_group(container.cgroups_path, container.id)
+        self._end_unless_kept(container)
         if container.exit is not None:
             self.told(sandbox, container)
 
@@ -221,6 +380,13 @@ class Shims:
             await asyncio.to_thread(_kill_and_remove, group)
         except (Error, OSError) as error:
             log.warning("cgroup %s: %s", cgroups_path, error)
+
+
+def of_shim(ended: ShimExit) -> Exit:
+    """How a container ended, as its shim says it."""
+    return Exit(
+        ended.exit_code, ended.finished_at_ns, ended.oom_killed, ended.reason or "", ended.message or ""
+    )
 
 
 def _kill_and_remove(group: Any) -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import click
 
+from cri_server.store.paths import DEFAULT_STATE
 from pyrunc.kernel.tree import remove_tree
 
-DEFAULT = Path("/run/pyrunc/pods")
+DEFAULT = Path(DEFAULT_STATE) / "pods"
 OWNER = "pod"  # the file with the id of the pod that the folder belongs to
 
 

@@ -11,7 +11,8 @@ import logging
 from cri_server.api import api_pb2 as api
 from cri_server.containers.spec import signals
 from cri_server.services import Services
-from cri_server.store.model import Container, Exit
+from cri_server.shims import of_shim
+from cri_server.store.model import Container
 from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
 
 log = logging.getLogger(__name__)
@@ -44,32 +45,25 @@ async def end(services: Services, container: Container, signal: int, timeout_s: 
     sandbox = services.index.sandboxes.find(container.sandbox_id)
     if sandbox is None:
         return
-    client = services.shims.find(sandbox)
-    if client is None:
-        await services.shims.end_orphans(sandbox)
+    if not await services.shims.reach(sandbox):
+        await services.shims.give_up(sandbox)
+        return
+    client = services.shims.get(sandbox)
+    if container.exit is not None:  # as we have just heard
         return
     patience_s = max(timeout_s, 0.0) + SHIM_PATIENCE_S
     try:
         ended = await asyncio.wait_for(client.stop(container.id, signal, max(timeout_s, 0.0)), patience_s)
     except TimeoutError:
         log.error("container %s: its shim did not answer for %g s and is given up", container.id, patience_s)
-        services.shims.drop(sandbox)
-        await services.shims.end_orphans(sandbox)
+        await services.shims.give_up(sandbox)
     except PeerError:
         await _wait_for_the_end(container)
     except NotFound:
         if container.exit is None:
             raise
     else:
-        container.ended(
-            Exit(
-                ended.exit_code,
-                ended.finished_at_ns,
-                ended.oom_killed,
-                ended.reason or "",
-                ended.message or "",
-            )
-        )
+        container.ended(of_shim(ended))
 
 
 async def _wait_for_the_end(container: Container) -> None:

@@ -52,7 +52,7 @@ class Server:
 
     async def start(self) -> None:
         """Listen, for root only. Raises WrongState when a living server listens there, OSError."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         _unlink_stale(self._path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

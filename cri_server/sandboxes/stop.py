@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from cri_server.containers import stop as container_stop
+from cri_server.containers.stop import SHIM_PATIENCE_S
 from cri_server.sandboxes import status
 from cri_server.services import Services
 from cri_server.shims import kill_process
@@ -53,6 +54,7 @@ def _stopped(services: Services, sandbox: Sandbox) -> bool:
         sandbox.phase == "stopped"
         and sandbox.network != "attached"
         and services.shims.find(sandbox) is None
+        and not services.shims.is_silent(sandbox)
         and not any(c.running for c in services.index.containers_of(sandbox))
     )
 
@@ -61,6 +63,8 @@ async def refuse_more(work: Work) -> None:
     """No container is created or started from here on; those that are being wait to be ended."""
     work.sandbox.phase = "stopping"
     await work.sandbox.gate.empty()
+    if work.services.shims.is_silent(work.sandbox):
+        await work.services.shims.reach(work.sandbox)
 
 
 async def end_containers(work: Work) -> None:
@@ -72,9 +76,12 @@ async def end_holder(work: Work) -> None:
     client = work.services.shims.find(work.sandbox)
     try:
         if client is not None:
-            await client.stop_holder()
+            await asyncio.wait_for(client.stop_holder(), SHIM_PATIENCE_S)
     except PeerError as error:
         log.warning("sandbox %s: %s", work.sandbox.id, error)
+    except TimeoutError:
+        log.error("sandbox %s: its shim does not answer and is given up", work.sandbox.id)
+        await work.services.shims.give_up(work.sandbox)
     if work.sandbox.holder is not None and work.sandbox.boot_id == work.services.node.boot_id:
         kill_process(work.sandbox.holder)
     work.sandbox.holder_alive = False
@@ -89,10 +96,15 @@ async def detach_network(work: Work) -> None:
 
 
 async def end_shim(work: Work) -> None:
+    shims = work.services.shims
     try:
-        await work.services.shims.shutdown(work.sandbox)
+        await asyncio.wait_for(shims.shutdown(work.sandbox), SHIM_PATIENCE_S)
     except PeerError as error:
         log.warning("sandbox %s: %s", work.sandbox.id, error)
+    except TimeoutError:
+        await shims.give_up(work.sandbox)
+    if shims.is_silent(work.sandbox):
+        await shims.give_up(work.sandbox)
 
 
 async def save(work: Work) -> None:

@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+DEFAULT_STATE = "/run/pyrunc-cri"  # not the OCI runtime's root, where each folder is a container
+
 
 @dataclass(frozen=True, slots=True)
 class Paths:
@@ -71,7 +73,8 @@ class Paths:
             self.container_states,
             self.images,
         ):
-            path.mkdir(parents=True, exist_ok=True)
             # The state directory may hold the socket, which a group may have been given; images and records are nobody's
             # business (CVE-2021-41103, CVE-2024-25621).
-            os.chmod(path, 0o711 if path == self.state else 0o700)
+            mode = 0o711 if path == self.state else 0o700
+            path.mkdir(mode=mode, parents=True, exist_ok=True)
+            os.chmod(path, mode)

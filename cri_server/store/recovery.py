@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cri_server.services import Services
+from cri_server.shims import ANSWER_S, UNKNOWN_CODE, UNKNOWN_REASON, kill_process
 from cri_server.store import disk
 from cri_server.store.facts import Process, boot_time_ns, entries
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc import record
-from pyrunc.errors import Error, NotFound
-from pyrunc.shim.client import ContainerState, ShimClient
+from pyrunc.errors import Error
+from pyrunc.shim import messages
+from pyrunc.shim.client import ShimClient
 
 log = logging.getLogger(__name__)
-
-SHIM_TIMEOUT_S = 2.0
-UNKNOWN, UNKNOWN_CODE = "Unknown", 255
 
 Thing = TypeVar("Thing")
 
@@ -58,9 +57,7 @@ def live_networks(services: Services) -> list[str]:
 
 def _load(folder: Path, parse: Callable[[dict[str, Any]], Thing]) -> list[Thing]:
     found = []
-    for name in entries(folder):
-        if name.endswith(".tmp"):
-            (folder / name).unlink()
+    record.remove_leftovers(str(folder))
     for identifier in disk.records_in(folder):
         path = folder / f"{identifier}.json"
         try:
@@ -95,46 +92,14 @@ async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
         return
     for container in containers:
         services.shims.read_facts(container)
-        if not services.paths.container_state(container.id).is_dir():
-            container.ended(Exit(UNKNOWN_CODE, container.created_at_ns, reason=UNKNOWN))
-    try:
-        client = await services.shims.connect(sandbox)
-        await asyncio.wait_for(_ask(client, sandbox, containers), SHIM_TIMEOUT_S)
-    except NotFound:
-        await services.shims.end_orphans(sandbox)
-    except (Error, TimeoutError) as error:
-        log.warning("sandbox %s: its shim does not answer: %s", sandbox.id, error)
-        services.shims.drop(sandbox)
-        sandbox.holder_alive = bool(sandbox.holder and sandbox.holder.alive())
-        for container in containers:
-            container.lost = container.exit is None and container.process is not None
-
-
-async def _ask(client: ShimClient, sandbox: Sandbox, containers: list[Container]) -> None:
-    state = await client.state()
-    sandbox.holder_alive = state.holder_running
-    if state.holder is not None:
-        sandbox.holder = Process(state.holder.pid, state.holder.start_time)
-    known = {entry.id: entry for entry in state.containers}
-    for container in containers:
-        if container.id in known:
-            _learn(container, known[container.id])
-
-
-def _learn(container: Container, entry: ContainerState) -> None:
-    if entry.pid:
-        container.process = Process(entry.pid, entry.start_time)
-    container.started_at_ns = container.started_at_ns or entry.started_at_ns
-    if entry.exit is not None:
-        e = entry.exit
-        container.ended(Exit(e.exit_code, e.finished_at_ns, e.oom_killed, e.reason or "", e.message or ""))
+    await services.shims.reach(sandbox)
 
 
 def _ended_with_the_boot(services: Services, containers: list[Container]) -> None:
     for container in containers:
         services.shims.read_facts(container)
         if container.exit is None:
-            container.ended(Exit(UNKNOWN_CODE, boot_time_ns(), reason=UNKNOWN))
+            container.ended(Exit(UNKNOWN_CODE, boot_time_ns(), reason=UNKNOWN_REASON))
 
 
 def _half_made_sandboxes(services: Services) -> list[str]:
@@ -154,20 +119,38 @@ def _half_made_containers(services: Services) -> list[str]:
 async def _drop_sandbox(services: Services, identifier: str) -> None:
     """A sandbox that was never finished: nobody was told its id, so it goes."""
     folder = services.paths.sandbox_state(identifier)
-    netns_path = None
     try:
-        client = await ShimClient.connect(folder)
-        state = await asyncio.wait_for(client.state(), SHIM_TIMEOUT_S)
-        netns_path = state.holder.netns_path if state.holder else None
-        await services.network.detach(identifier, netns_path)
-        await client.stop_holder()
-        await client.shutdown()
-    except (NotFound, TimeoutError):
+        await _end_shim(services, identifier, folder)
+    except (Error, TimeoutError) as error:
+        log.info("sandbox %s, which was never finished: %s", identifier, error or "its shim does not answer")
         await services.network.detach(identifier, None)
+        _kill_shim(folder)
     await services.shims.wait_for_forks(identifier)
     await services.shims.kill_group(_cgroups_path(folder), identifier)
     await disk.delete_sandbox_folders(services.paths, identifier)
     log.info("dropped sandbox %s, which was never finished", identifier)
+
+
+async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
+    client = await ShimClient.connect(folder)
+    try:
+        state = await asyncio.wait_for(client.state(), ANSWER_S)
+        netns_path = state.holder.netns_path if state.holder else None
+        await services.network.detach(identifier, netns_path)
+        await client.stop_holder()
+        await client.shutdown()
+    finally:
+        client.close()
+
+
+def _kill_shim(folder: Path) -> None:
+    """One that does not answer; what it held is in the sandbox's cgroup."""
+    try:
+        process = Process.parse(record.read_json(str(folder / messages.SHIM_RECORD)))
+    except (Error, OSError, ValueError):
+        return
+    if process is not None:
+        kill_process(process)
 
 
 def _cgroups_path(folder: Path) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -134,20 +135,85 @@ def test_a_shim_that_died_with_the_server(server: Server) -> None:
     server.remove_pod(pod)
 
 
-def test_a_shim_that_does_not_answer_is_given_up(server: Server) -> None:
+def test_a_stop_of_a_silent_shims_container_ends_it(server: Server) -> None:
     pod, other = server.run_pod(), server.run_pod()
     container, healthy = server.launch(pod), server.launch(other)
     shim = shim_pid(server, pod)
     server.kill()
     os.kill(shim, signal.SIGSTOP)
     server.start()
-    assert server.status(container).state == api.CONTAINER_UNKNOWN
     assert server.output(healthy, "echo", "fine") == "fine\n"
+    assert "does not answer" in message_of(lambda: server.exec(container, "true"))
     server.stop_container(container)
     status = server.status(container)
     assert (status.state, status.reason) == (api.CONTAINER_EXITED, "Unknown")
     server.remove_pod(pod)
     assert alive_since(shim) is None
+
+
+def test_a_shim_that_was_silent_keeps_its_pod(server: Server) -> None:
+    """Stopped while the server starts: what runs is listed as running, and all is well when the shim answers."""
+    pod = server.run_pod()
+    lives = server.launch(
+        pod, named(server, "lives", "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done")
+    )
+    dies = server.launch(pod, named(server, "dies", "sleep 3600"))
+    server.wait_logged(lives, "up")
+    shim, process = shim_pid(server, pod), pid_of(server, dies)
+    server.kill()
+    os.kill(shim, signal.SIGSTOP)
+    try:
+        server.start()
+        assert server.pod_status(pod).state == api.SANDBOX_READY
+        assert {server.status(c).state for c in (lives, dies)} == {api.CONTAINER_RUNNING}
+        os.kill(process, signal.SIGKILL)
+        assert wait_until(lambda: server.status(dies).state == api.CONTAINER_UNKNOWN, 60)
+    finally:
+        os.kill(shim, signal.SIGCONT)
+    status = server.wait_exit(dies)
+    assert (status.exit_code, status.reason) == (137, "Error")
+    assert wait_until(lambda: server.exec(lives, "echo", "again").stdout == b"again\n", 60)
+    server.stop_container(lives, timeout_s=30)
+    assert server.status(lives).exit_code == 7
+    assert server.pod_status(pod).state == api.SANDBOX_READY
+    server.remove_pod(pod)
+
+
+def test_a_stop_hears_a_shim_that_has_come_back(server: Server) -> None:
+    """The grace period holds for a shim that answers only while the stop waits for it."""
+    pod = server.run_pod()
+    container = server.launch(
+        pod, named(server, "ends", "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done")
+    )
+    server.wait_logged(container, "up")
+    shim = shim_pid(server, pod)
+    server.kill()
+    os.kill(shim, signal.SIGSTOP)
+    try:
+        server.start()
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(server.stop_container, container, 30)
+            os.kill(shim, signal.SIGCONT)
+            stopping.result()
+    finally:
+        os.kill(shim, signal.SIGCONT)
+    assert server.status(container).exit_code == 7
+
+
+def test_a_deleted_folder_ends_no_container(server: Server) -> None:
+    """Whoever deletes a running container's folder: it runs, and the shim says so. Its end is written all the same."""
+    pod = server.run_pod()
+    container = server.launch(pod, named(server, "runs", "until [ -e /go ]; do sleep 0.02; done; exit 5"))
+    process = pid_of(server, container)
+    server.kill()
+    shutil.rmtree(server.state / "containers" / container)
+    server.start()
+    assert server.status(container).state == api.CONTAINER_RUNNING
+    Path(f"/proc/{process}/root/go").touch()
+    assert server.wait_exit(container).exit_code == 5
+    server.restart()
+    assert server.status(container).exit_code == 5
+    server.remove_pod(pod)
 
 
 def test_dead_zygotes_are_replaced(server: Server) -> None:
@@ -214,17 +280,64 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
     assert not (server.state / "sandboxes" / pod).exists(), "what had no record is ended"
 
 
-def test_a_second_server_on_the_same_folders_is_refused(server: Server) -> None:
-    first = server._process
+@contextlib.contextmanager
+def second(server: Server, **folders: Path) -> Iterator[Server]:
+    """Another server, which is to be refused, with its own log and socket and these folders."""
+    before = {name: getattr(server, name) for name in ("_process", "log", "socket", "root", "state")}
+    changes = {"log": server.folder / "second.log", "socket": server.folder / "second.sock", **folders}
+    for name, value in changes.items():
+        setattr(server, name, value)
     try:
-        with pytest.raises(AssertionError, match="another server uses"):
-            log = server.log
-            server.log = server.folder / "second.log"
-            server.socket = server.folder / "second.sock"
-            server.start()
+        yield server
     finally:
-        server._process, server.log, server.socket = first, log, server.folder / "cri.sock"
+        for name, value in before.items():
+            setattr(server, name, value)
         server._connect()
+
+
+@pytest.mark.parametrize("change", [(), ("root",), ("state",)])
+def test_a_second_server_on_one_of_the_folders_is_refused(server: Server, change: tuple[str, ...]) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod)
+    folders = dict.fromkeys(change, server.folder / "other")
+    with second(server, **folders), pytest.raises(AssertionError, match="another server uses"):
+        server.start()
+    assert server.output(container, "echo", "fine") == "fine\n"
+    assert server.pod_status(pod).state == api.SANDBOX_READY
+
+
+@pytest.mark.parametrize("change", ["root", "state"])
+def test_folders_that_do_not_belong_together_are_refused(server: Server, change: str) -> None:
+    """A server with the pods' records, or their state, but not both, would end them as half made."""
+    pod = server.run_pod()
+    container = server.launch(pod)
+    server.stop()
+    words = f"--{change} {getattr(server, change)}"
+    with second(server, **{change: server.folder / "other"}), pytest.raises(AssertionError, match=words):
+        server.start()
+    server.start()
+    assert server.output(container, "echo", "fine") == "fine\n"
+    server.remove_pod(pod)
+    server.stop()
+    with second(server, **{change: server.folder / "other"}):  # nothing lives there any more
+        server.start()
+        server.stop()
+    if change == "state":
+        assert not list((server.state / "sandboxes").iterdir())
+    server.start()
+
+
+def test_nobody_else_can_hold_a_lock(server: Server) -> None:
+    for folder, mode in ((server.root, 0o700), (server.state, 0o711)):
+        assert stat.S_IMODE((folder / "server.lock").stat().st_mode) == 0o600
+        assert stat.S_IMODE(folder.stat().st_mode) == mode
+    server.stop()
+    (server.state / "server.lock").chmod(0o644)
+    server.start()
+    os.chmod(server.folder, 0o711)
+    lock = ["flock", "-n", str(server.state / "server.lock"), "true"]
+    found = subprocess.run(lock, user=65534, group=65534, extra_groups=[], capture_output=True, check=False)
+    assert found.returncode != 0 and b"Permission denied" in found.stderr
 
 
 VERBS = {
@@ -391,6 +504,10 @@ def test_ends_under_load(server: Server, how: Callable[[Server], object]) -> Non
         server.start()
         server.remove_all()
         nothing_left(server)
+
+
+def pid_of(server: Server, container: str) -> int:
+    return int(json.loads((server.state / "containers" / container / "state.json").read_text())["pid"])
 
 
 def shim_pid(server: Server, pod: str) -> int:

@@ -23,7 +23,7 @@ def test_defaults_and_flags(tmp_path: Path) -> None:
         tmp_path, '[server]\nroot = "/r"\nlog_level = "debug"\n[cgroup]\nmissing_controllers = "warn"\n'
     )
     config = load(path, {"server.root": "/flag", "server.state": None, "cgroup.driver": "cgroupfs"})
-    assert (config.server.root, config.server.state) == ("/flag", "/run/pyrunc")
+    assert (config.server.root, config.server.state) == ("/flag", "/run/pyrunc-cri")
     assert (config.cgroup.driver, config.cgroup.missing_controllers) == ("cgroupfs", "warn")
     assert config.server.log_level == "debug" and str(config.socket_path) == "/run/pyrunc/cri.sock"
 

@@ -1,0 +1,140 @@
+"""The two directories belong to one server, and to each other.
+
+Both are locked while a server runs. Pods outlive it: so each directory remembers the other for this boot, and a server that
+would look for the pods of one where they are not, and end them as half made, does not start.
+
+    <root>/server.json     {state, boot_id}: where the pods of this boot have their sockets and facts
+    <state>/server.json    {root, boot_id}: where their records and layers are
+    <root>/server.lock, <state>/server.lock    flock(2), for root only: anybody who can open a file can lock it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cri_server.store import disk
+from cri_server.store.facts import boot_id, entries
+from cri_server.store.paths import DEFAULT_STATE, Paths
+from pyrunc import record
+from pyrunc.errors import Error, NotFound, WrongState
+
+log = logging.getLogger(__name__)
+
+EARLIER_STATE = Path("/run/pyrunc")
+"""The default of earlier versions, the OCI runtime's root as well. Pods that live there are found until the next boot."""
+LOCK, RECORD = "server.lock", "server.json"
+
+
+@contextlib.contextmanager
+def claimed(root: Path, state: Path) -> Iterator[Paths]:
+    """The directories made, locked and this server's while inside; `Paths.state` is where the pods of this boot are.
+
+    Raises WrongState (another server runs in one of them, or pods of this boot belong to another pair), KernelError and
+    ResourceExhausted with the folder's name.
+    """
+    with contextlib.ExitStack() as stack:
+        _make(root, 0o700)
+        stack.enter_context(_locked(root))
+        paths = Paths(root, _place(root, state))
+        _make(paths.state, 0o711)
+        stack.enter_context(_locked(paths.state))
+        _check_owner(paths)
+        _prepare(paths)
+        _remember(paths)
+        yield paths
+
+
+def _place(root: Path, asked: Path) -> Path:
+    """Where the state is: as asked, or where pods of an earlier version live. Raises WrongState for pods elsewhere."""
+    remembered = _recall(root, "state") or _earlier(root)
+    if remembered is None or _same(remembered, asked) or not entries(remembered / "sandboxes"):
+        return asked
+    if _same(asked, Path(DEFAULT_STATE)) and _same(remembered, EARLIER_STATE):
+        log.warning(
+            "pods of an earlier version live in %s: it stays the state directory while they do", remembered
+        )
+        return remembered
+    raise WrongState(
+        f"the pods of {root} have their state in {remembered}, not in {asked}: start with --state {remembered}, "
+        f"or remove them first with a server that does"
+    )
+
+
+def _earlier(root: Path) -> Path | None:
+    """The earlier default, when sandboxes of this root are there: versions that used it remembered nothing."""
+    there = set(entries(EARLIER_STATE / "sandboxes"))
+    return EARLIER_STATE if there.intersection(disk.records_in(root / "sandboxes")) else None
+
+
+def _check_owner(paths: Paths) -> None:
+    """Raises WrongState when pods in the state directory are another root's."""
+    owner = _recall(paths.state, "root")
+    if owner is not None and not _same(owner, paths.root) and entries(paths.sandbox_states):
+        raise WrongState(
+            f"the pods in {paths.state} are those of {owner}, not of {paths.root}: start with --root {owner}, "
+            f"or with another --state"
+        )
+
+
+def _recall(folder: Path, key: str) -> Path | None:
+    """What the record in `folder` says; None without one of this boot."""
+    try:
+        found = record.read_json(str(folder / RECORD))
+    except NotFound:
+        return None
+    except (Error, OSError) as error:
+        log.warning("%s", error)
+        return None
+    return Path(str(found.get(key))) if found.get("boot_id") == boot_id() else None
+
+
+def _remember(paths: Paths) -> None:
+    """A full disk keeps no server from starting: kubelet could not free it."""
+    for folder, key, other in ((paths.root, "state", paths.state), (paths.state, "root", paths.root)):
+        content = {key: os.path.realpath(other), "boot_id": boot_id()}
+        try:
+            record.write_json(str(folder / RECORD), content, durable=folder == paths.root)
+        except OSError as error:
+            log.warning("%s", disk.worded(error, "write", str(folder / RECORD)))
+
+
+def _prepare(paths: Paths) -> None:
+    try:
+        paths.prepare()
+    except OSError as error:
+        raise disk.worded(error, "mkdir", error.filename or str(paths.root)) from None
+
+
+def _make(folder: Path, mode: int) -> None:
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk.worded(error, "mkdir", str(folder)) from None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder` while inside. Raises WrongState, KernelError, ResourceExhausted."""
+    path = folder / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise disk.worded(error, "open", str(path)) from None
+    try:
+        os.fchmod(descriptor, 0o600)  # earlier versions made it 0644
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WrongState(f"another server uses {folder}") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
