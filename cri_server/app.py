@@ -32,6 +32,7 @@ from cri_server.rpc.server import Server
 from cri_server.sandboxes import status
 from cri_server.services import Services
 from cri_server.shims import Shims
+from cri_server.store import file_system
 from cri_server.store.claim import claimed
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Sandbox
@@ -97,6 +98,7 @@ async def _serve(config: Config) -> None:
 async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Services:
     """Everything the verbs need; closed by `stack` in reverse."""
     paths = stack.enter_context(claimed(config.root, config.state))
+    file_system.check(paths)
     facts = node.probe(config)
     zygote, errands = await _open_zygotes(stack)
     index = Index()

@@ -1,0 +1,159 @@
+"""Whether the two directories can hold pods, found out at start: by doing there what the first pod would do.
+
+The root must take an overlay's upper layer, with whiteouts and opaque folders; an overlay itself does not, nor does a file
+system without xattrs. Without the type of a folder's entries (d_type) overlayfs mounts, and then shows what was deleted
+(overlayfs.rst, "upper fs needs to support d_type"). The state directory must take a socket. nodev, nosuid and noexec do no
+harm: overlayfs works on a mount of its own, whose flags hold. Only CNI plugins that others execute are on the root itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+from pathlib import Path
+from struct import Struct
+
+from cri_server.store import disk
+from cri_server.store.paths import Paths
+from pyrunc.compile.sources import open_layers
+from pyrunc.errors import KernelError, ResourceExhausted, Unsupported, WrongState
+from pyrunc.kernel.call import buffer, syscall
+from pyrunc.kernel.full import FULL, reason
+from pyrunc.kernel.tree import remove_path
+
+log = logging.getLogger(__name__)
+
+PROBE = "probe"
+DT_UNKNOWN = 0
+_DIRENT64 = Struct("=QqHB")  # d_ino, d_off, d_reclen, d_type; getdents64(2)
+
+
+def check(paths: Paths) -> None:
+    """Raises WrongState, Unsupported, KernelError or ResourceExhausted with the folder and the reason.
+
+    A root without space is fine: kubelet frees it through this very server.
+    """
+    for folder in (paths.root, paths.state):
+        _check_owner(folder)
+    _check_state(paths.state)
+    try:
+        _check_root(paths.root)
+    except ResourceExhausted as error:
+        log.warning("%s", error)
+    if os.statvfs(paths.root).f_flag & os.ST_NOEXEC:
+        log.warning("%s is mounted noexec: CNI plugins that execute ours from there cannot", paths.root)
+
+
+def _check_owner(folder: Path) -> None:
+    """Whoever owns a folder can put another one in its place, or make it anybody's."""
+    found = os.stat(folder)
+    if found.st_uid != os.geteuid():
+        raise WrongState(
+            f"{folder} belongs to user {found.st_uid}, and not to user {os.geteuid()} who runs the server"
+        )
+
+
+def _check_state(state: Path) -> None:
+    probe = state / PROBE
+    try:
+        remove_path(probe)
+        probe.mkdir(mode=0o700)
+        folder = os.open(probe, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(f"/proc/self/fd/{folder}/sock")
+        finally:
+            os.close(folder)
+        remove_path(probe)
+    except OSError as error:
+        raise disk.worded(error, "bind a socket in", str(state)) from None
+
+
+def _check_root(root: Path) -> None:
+    probe = root / PROBE
+    try:
+        remove_path(probe)
+        for name in ("", "lower", "lower/folder", "lower/folder/below", "upper", "work"):
+            (probe / name).mkdir(mode=0o700)
+        (probe / "lower" / "file").touch()
+        _check_types(root, probe / "lower")
+        _check_overlay(root, probe)
+    except OSError as error:
+        raise disk.worded(error, "write", str(probe)) from None
+    finally:
+        _clear(probe)
+
+
+def _clear(probe: Path) -> None:
+    try:
+        remove_path(probe)
+    except OSError as error:
+        log.warning("%s", disk.worded(error, "rmdir", str(probe)))
+
+
+def _check_types(root: Path, folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        entries = buffer(4096)
+        length, offset = syscall("getdents64", str(folder), descriptor, entries, len(entries)), 0
+    finally:
+        os.close(descriptor)
+    while offset < length:
+        _, _, size, kind = _DIRENT64.unpack_from(entries, offset)
+        if kind == DT_UNKNOWN:
+            raise Unsupported(
+                f"{root} is on {_described(root)} without d_type (ext4's feature filetype, xfs' ftype=1): overlayfs needs it"
+            )
+        offset += size
+
+
+def _check_overlay(root: Path, probe: Path) -> None:
+    try:
+        mount = open_layers(
+            [str(probe / "lower")], str(probe / "upper"), str(probe / "work"), (("volatile", None),)
+        )
+    except KernelError as error:
+        if error.errno in FULL:
+            raise ResourceExhausted(reason(error.errno, str(root))) from None
+        raise Unsupported(
+            f"{root} is on {_described(root)}, where overlayfs can write no layer: {error}"
+        ) from None
+    try:
+        os.unlink("file", dir_fd=mount)
+        os.rmdir("folder/below", dir_fd=mount)
+        os.rmdir("folder", dir_fd=mount)
+        os.mkdir("folder", dir_fd=mount)
+        _check_hidden(mount)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        what = errno.errorcode.get(error.errno or 0, str(error))
+        raise Unsupported(
+            f"{root} is on {_described(root)}, where overlayfs can hide no file: {what}"
+        ) from None
+    finally:
+        os.close(mount)
+
+
+def _check_hidden(mount: int) -> None:
+    """Nothing of the layer below shows through: a whiteout and an opaque folder are in its place."""
+    folder = os.open("folder", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
+    try:
+        if os.listdir(folder):
+            raise OSError(errno.EIO, "a folder that was replaced shows what was in it")
+    finally:
+        os.close(folder)
+
+
+def _described(path: Path) -> str:
+    """The type of the file system that `path` is on, as mountinfo has it."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == number:
+                return after.split()[0]
+    return "a file system"
