@@ -13,7 +13,7 @@ import pytest
 
 from cri_server.images import build
 from cri_server.images.content import Blobs
-from cri_server.images.inflate import BadLayer
+from cri_server.images.inflate import BadLayer, Limits
 from cri_server.images.layers import Layers
 from cri_server.images.load import load
 from pyrunc.errors import Error, ResourceExhausted
@@ -208,7 +208,7 @@ def test_archives_that_name_one_image_often(kind: str, memory: Path) -> None:
 
         def run() -> None:
             try:
-                load(blobs, root / "archive", None, 1 << 30)
+                load(blobs, root / "archive", None, Limits(size_bytes=1 << 30))
             except Error:
                 pass
 
