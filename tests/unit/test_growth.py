@@ -793,7 +793,7 @@ def test_log_lines(unit: bytes, cut: int) -> None:
         pieces = [data[at : at + cut] for at in range(0, len(data), cut)]
         return lambda: [lines.feed(piece, stamp) for piece in pieces]
 
-    check_growth(prepare, 4096, largest=1 << 21)
+    check_growth(prepare, 4096, largest=1 << 18)
 
 
 def test_a_log_that_cannot_be_written() -> None:
