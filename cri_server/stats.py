@@ -9,6 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,85 +73,144 @@ def _written(root: Path) -> tuple[int, int]:
 layers = LayerSizes()
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured of one group. `stats` is empty when the group is gone."""
+
+    stats: Stats
+    processes: int
+
+
 async def of_container(services: Services, container: Container) -> api.ContainerStats:
     """Attributes and writable layer always, usage while it runs."""
-    result = api.ContainerStats()
-    result.attributes.id = container.id
-    result.attributes.metadata.CopyFrom(container.config.metadata)
-    _copy(result.attributes.labels, container.config.labels)
-    _copy(result.attributes.annotations, container.config.annotations)
-    root = services.paths.container_root(container.id)
-    stamp, used, inodes = await layers.of(container.id, root)
-    result.writable_layer.timestamp = stamp
-    result.writable_layer.fs_id.mountpoint = str(services.paths.images)
-    result.writable_layer.used_bytes.value = used
-    result.writable_layer.inodes_used.value = inodes
-    if container.running:
-        group = groups.place(container.cgroups_path, container.id)
-        found = await asyncio.to_thread(measure, group)
-        _fill(result.cpu, result.memory, found)
-        _fill_swap(result.swap, found)
-        _psi(result.io, found, "io")
+    (result,) = await of_containers(services, [container])
     return result
 
 
 async def of_containers(services: Services, containers: Iterable[Container]) -> list[api.ContainerStats]:
-    """Of each; one that is removed meanwhile is left out."""
-    found = []
-    for container in containers:
-        try:
-            found.append(await of_container(services, container))
-        except Error:
-            continue
-    return found
+    """Of each, measured together in one thread."""
+    wanted = list(containers)
+    groups_of = {c.id: groups.place(c.cgroups_path, c.id) for c in wanted if c.running}
+    figures = await asyncio.to_thread(_measure_all, groups_of)
+    return [await _container(services, container, figures.get(container.id)) for container in wanted]
+
+
+async def _container(services: Services, container: Container, figures: Figures | None) -> api.ContainerStats:
+    result = api.ContainerStats.FromString(_attributes(services, container))
+    stamp, used, inodes = await layers.of(container.id, services.paths.container_root(container.id))
+    result.writable_layer.timestamp = stamp
+    result.writable_layer.used_bytes.value = used
+    result.writable_layer.inodes_used.value = inodes
+    if figures is not None:
+        _fill(result.cpu, result.memory, figures.stats)
+        _fill_swap(result.swap, figures.stats)
+        _psi(result.io, figures.stats, "io")
+    return result
+
+
+def _attributes(services: Services, container: Container) -> bytes:
+    """The message with what never changes, in its wire form."""
+
+    def make() -> bytes:
+        result = api.ContainerStats()
+        result.attributes.id = container.id
+        result.attributes.metadata.CopyFrom(container.config.metadata)
+        _copy(result.attributes.labels, container.config.labels)
+        _copy(result.attributes.annotations, container.config.annotations)
+        result.writable_layer.fs_id.mountpoint = str(services.paths.images)
+        return result.SerializeToString()
+
+    return container.kept_stats.get((), make)
 
 
 async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStats:
     """Usage of the pod's parent cgroup when it has one of its own, of its members otherwise."""
+    (result,) = await of_sandboxes(services, [sandbox])
+    return result
+
+
+async def of_sandboxes(services: Services, sandboxes: Iterable[Sandbox]) -> list[api.PodSandboxStats]:
+    """Of each, measured together in one thread; a group is measured once, though its pod counts it too."""
+    wanted = [(sandbox, services.index.containers_of(sandbox)) for sandbox in sandboxes]
+    groups_of: dict[str, Cgroup] = {}
+    for sandbox, containers in wanted:
+        groups_of |= {c.id: groups.place(c.cgroups_path, c.id) for c in containers if c.running}
+        if sandbox.state == api.SANDBOX_READY:
+            pod = _pod_group(sandbox)
+            groups_of[sandbox.id] = pod or groups.place(sandbox.cgroups_path, sandbox.id)
+    figures = await asyncio.to_thread(_measure_all, groups_of)
+    return [await _sandbox(services, sandbox, containers, figures) for sandbox, containers in wanted]
+
+
+async def _sandbox(
+    services: Services, sandbox: Sandbox, containers: list[Container], figures: Mapping[str, Figures]
+) -> api.PodSandboxStats:
+    result = api.PodSandboxStats.FromString(sandbox.kept_stats.get((), lambda: _pod_attributes(sandbox)))
+    linux = result.linux
+    if (own := figures.get(sandbox.id)) is not None:
+        whole = (
+            own
+            if _pod_group(sandbox)
+            else _added([own, *(figures[c.id] for c in containers if c.id in figures)])
+        )
+        _fill(linux.cpu, linux.memory, whole.stats)
+        _psi(linux.io, whole.stats, "io")
+        linux.process.timestamp = time.time_ns()
+        linux.process.process_count.value = whole.processes
+        if sandbox.holder is not None and not sandbox.host_network:
+            _network(linux.network, sandbox.holder.pid)
+    for container in containers:
+        linux.containers.append(await _container(services, container, figures.get(container.id)))
+    return result
+
+
+def _pod_attributes(sandbox: Sandbox) -> bytes:
     result = api.PodSandboxStats()
     result.attributes.id = sandbox.id
     result.attributes.metadata.CopyFrom(sandbox.config.metadata)
     _copy(result.attributes.labels, sandbox.config.labels)
     _copy(result.attributes.annotations, sandbox.config.annotations)
-    linux = result.linux
-    linux.SetInParent()
-    containers = services.index.containers_of(sandbox)
-    if sandbox.state == api.SANDBOX_READY:
-        found, processes = await asyncio.to_thread(_measure_pod, sandbox, containers)
-        _fill(linux.cpu, linux.memory, found)
-        _psi(linux.io, found, "io")
-        linux.process.timestamp = time.time_ns()
-        linux.process.process_count.value = processes
-        if sandbox.holder is not None and not sandbox.host_network:
-            _network(linux.network, sandbox.holder.pid)
-    linux.containers.extend(await of_containers(services, containers))
-    return result
+    result.linux.SetInParent()
+    return result.SerializeToString()
 
 
 def measure(group: Cgroup) -> Stats:
-    """The group's figures, completed from its processes where the v2 tree has no files for them."""
+    """All figures of the group, completed from its processes where the v2 tree has no files for them."""
     found = group.stats()
     if found.memory is None:
         found.memory = _memory_of(group.processes())
     return found
 
 
-def _measure_pod(sandbox: Sandbox, containers: list[Container]) -> tuple[Stats, int]:
-    if sandbox.config.linux.cgroup_parent.strip("/"):
-        driver = groups.driver_of(sandbox.cgroup_parent)
-        path = naming.expand_slice(sandbox.cgroup_parent) if driver == "systemd" else sandbox.cgroup_parent
-        pod = Cgroup(path, driver)
-        return measure(pod), len(pod.processes())
-    total, count = Stats(), 0
-    members = [(sandbox.cgroups_path, sandbox.id)]
-    members += [(c.cgroups_path, c.id) for c in containers if c.running]
-    for cgroups_path, identifier in members:
-        group = groups.place(cgroups_path, identifier)
-        found = measure(group)
-        count += len(group.processes())
-        total.cpu = _sum(total.cpu, found.cpu)
-        total.memory = _sum_memory(total.memory, found.memory)
-    return total, count
+def _measure_all(wanted: Mapping[str, Cgroup]) -> dict[str, Figures]:
+    """Figures by the same keys; a group that cannot be read has none."""
+    found = {}
+    for key, group in wanted.items():
+        try:
+            stats, pids = group.usage(), group.processes()
+        except Error:
+            continue
+        if stats.memory is None:
+            stats.memory = _memory_of(pids)
+        found[key] = Figures(stats, len(pids))
+    return found
+
+
+def _pod_group(sandbox: Sandbox) -> Cgroup | None:
+    """The group that kubelet made for the pod."""
+    if not sandbox.config.linux.cgroup_parent.strip("/"):
+        return None
+    driver = groups.driver_of(sandbox.cgroup_parent)
+    path = naming.expand_slice(sandbox.cgroup_parent) if driver == "systemd" else sandbox.cgroup_parent
+    return Cgroup(path, driver)
+
+
+def _added(members: list[Figures]) -> Figures:
+    total = Stats()
+    for member in members:
+        total.cpu = _sum(total.cpu, member.stats.cpu)
+        total.memory = _sum_memory(total.memory, member.stats.memory)
+    return Figures(total, sum(member.processes for member in members))
 
 
 def _sum(left: Mapping[str, int] | None, right: Mapping[str, int] | None) -> dict[str, int]:
@@ -224,7 +284,8 @@ def _network(usage: api.NetworkUsage, pid: int) -> None:
     usage.timestamp = time.time_ns()
     usage.default_interface.name = DEFAULT_INTERFACE
     try:
-        lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+        with open(f"/proc/{pid}/net/dev", "rb", buffering=0) as file:
+            lines = file.read().decode().splitlines()[2:]
     except OSError:
         return
     for line in lines:
@@ -233,8 +294,8 @@ def _network(usage: api.NetworkUsage, pid: int) -> None:
         if name.strip() == "lo" or len(fields) < 11:
             continue
         entry = usage.interfaces.add(name=name.strip())
-        for key, place in (("rx_bytes", 0), ("rx_errors", 2), ("tx_bytes", 8), ("tx_errors", 10)):
-            getattr(entry, key).value = int(fields[place])
+        entry.rx_bytes.value, entry.rx_errors.value = int(fields[0]), int(fields[2])
+        entry.tx_bytes.value, entry.tx_errors.value = int(fields[8]), int(fields[10])
         if entry.name == DEFAULT_INTERFACE:
             usage.default_interface.CopyFrom(entry)
 

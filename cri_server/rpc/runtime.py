@@ -228,15 +228,13 @@ class RuntimeService:
         self, request: api.ListPodSandboxStatsRequest
     ) -> api.ListPodSandboxStatsResponse:
         found = self._measured_sandboxes(request.filter)
-        return api.ListPodSandboxStatsResponse(
-            stats=[await stats.of_sandbox(self._services, s) for s in found]
-        )
+        return api.ListPodSandboxStatsResponse(stats=await stats.of_sandboxes(self._services, found))
 
     async def StreamPodSandboxStats(
         self, request: api.StreamPodSandboxStatsRequest
     ) -> AsyncIterator[api.StreamPodSandboxStatsResponse]:
         for batch in batches(self._measured_sandboxes(request.filter)):
-            found = [await stats.of_sandbox(self._services, s) for s in batch]
+            found = await stats.of_sandboxes(self._services, batch)
             yield api.StreamPodSandboxStatsResponse(pod_sandbox_stats=found)
 
     def ListMetricDescriptors(

@@ -62,6 +62,7 @@ class Sandbox:
     removed: bool = False  # its record; nothing writes it any more
     kept_entry: Kept = field(default_factory=Kept)
     kept_status: Kept = field(default_factory=Kept)
+    kept_stats: Kept = field(default_factory=Kept)
 
     @property
     def name(self) -> SandboxName:
@@ -193,6 +194,7 @@ class Container:
     removed: bool = False  # as a sandbox's
     kept_entry: Kept = field(default_factory=Kept)
     kept_status: Kept = field(default_factory=Kept)
+    kept_stats: Kept = field(default_factory=Kept)
 
     @property
     def name(self) -> ContainerName:

@@ -56,6 +56,25 @@ def read(directory: str) -> Stats:
     return found
 
 
+def read_usage(directory: str) -> Stats:
+    """What kubelet asks for every few seconds, and no more: cpu, memory (current, limits, stat, swap) and pressure.
+
+    The first file that a controller does not have answers for its others: five calls for a group without controllers.
+    """
+    found = Stats()
+    found.cpu = tree.keyed(tree.read(directory, "cpu.stat")) or None
+    if (current := tree.read(directory, "memory.current")) is not None:
+        found.memory = {"current": int(current), "stat": tree.keyed(tree.read(directory, "memory.stat"))}
+        for key in ("max", "swap.current", "swap.max"):
+            if (content := tree.read(directory, f"memory.{key}")) is not None:
+                found.memory[key.replace(".", "_")] = amount(content)
+    for name in PRESSURE:
+        if not (content := tree.read(directory, f"{name}.pressure")):
+            break
+        found.pressure[name] = pressure_lines(content)
+    return found
+
+
 def amount(content: str | None) -> int | None:
     """`max` -> None, a number -> int."""
     text = (content or "max").strip()
@@ -78,9 +97,10 @@ def pressure_lines(content: str) -> dict[str, dict[str, float]]:
     """`some avg10=0.00 … total=5` -> {"some": {"avg10": 0.0, …, "total": 5}}."""
     found: dict[str, dict[str, float]] = {}
     for line in content.splitlines():
-        kind, *words = line.split()
-        pairs = (word.partition("=") for word in words)
-        found[kind] = {key: int(value) if key == "total" else float(value) for key, _, value in pairs}
+        kind, *words = line.replace("=", " ").split()
+        figures: dict[str, float] = dict(zip(words[::2], map(float, words[1::2]), strict=True))
+        figures["total"] = int(words[-1])  # the last, and too large for a float one day
+        found[kind] = figures
     return found
 
 

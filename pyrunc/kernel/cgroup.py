@@ -111,6 +111,14 @@ def write(directory: str, file: str, content: str) -> None:
         ) from None
 
 
+def is_leaf(directory: str) -> bool:
+    """Whether there are no groups below: a folder has two links and one more for each folder in it. True when it is gone."""
+    try:
+        return os.stat(directory).st_nlink <= 2
+    except FileNotFoundError:
+        return True
+
+
 def keyed(content: str | None) -> dict[str, int]:
     """A flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) as numbers."""
     found = {}
