@@ -24,20 +24,20 @@ from cri_server.events import Events
 from cri_server.images.service import ImageService as Images
 from cri_server.network.configuration import builtin_network
 from cri_server.network.service import Network
+from cri_server.recovery import live_networks, recover
 from cri_server.rpc import methods
 from cri_server.rpc.admin import Admin
 from cri_server.rpc.image import ImageService
 from cri_server.rpc.runtime import RuntimeService
 from cri_server.rpc.server import Server
-from cri_server.sandboxes import status
 from cri_server.services import Services
 from cri_server.shims import Shims
+from cri_server.status import sandbox as status
 from cri_server.store import file_system
 from cri_server.store.claim import claimed
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
-from cri_server.store.recovery import live_networks, recover
 from cri_server.streaming.server import StreamingServer
 from pyrunc.errors import Error, WrongState
 from pyrunc.shim.client import SHIM

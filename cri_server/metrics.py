@@ -16,8 +16,8 @@ from typing import Any
 
 from cri_server import stats
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import groups
 from cri_server.services import Services
+from cri_server.spec import groups
 from cri_server.store.model import Container, Sandbox
 
 BASE_LABELS = ("pod", "namespace", "container", "id", "image")

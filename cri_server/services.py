@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cri_server.apparmor import DefaultProfile
 from cri_server.config import Config
-from cri_server.containers.apparmor import DefaultProfile
 from cri_server.events import Events
 from cri_server.images.service import ImageService
 from cri_server.locks import Joined

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cri_server.containers.spec import groups
+from cri_server.spec import groups
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox

@@ -15,8 +15,8 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers.anonymous_volumes import FOLDER
-from cri_server.containers.spec import groups
 from cri_server.services import Services
+from cri_server.spec import groups
 from cri_server.store.model import Container, Sandbox
 from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup

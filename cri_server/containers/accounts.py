@@ -10,8 +10,8 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from cri_server.containers.spec.user import Accounts
 from cri_server.images.merged import merged
+from cri_server.spec.user import Accounts
 from pyrunc.errors import KernelError
 from pyrunc.kernel import path as paths
 

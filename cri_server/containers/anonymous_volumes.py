@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec.mounts import OWN_PLACES, Asked
 from cri_server.images.merged import merged
+from cri_server.spec.mounts import OWN_PLACES, Asked
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel import path as paths
 from pyrunc.kernel.copy_tree import copy_tree

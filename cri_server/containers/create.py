@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server import events
+from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.containers import anonymous_volumes, image_volumes
 from cri_server.containers.accounts import read_accounts
-from cri_server.containers.spec import build, cdi, groups, mounts, namespaces, signals, sources
-from cri_server.containers.spec.security import DEFAULT, apparmor_profile
-from cri_server.containers.spec.user import Accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.node import effective_capabilities
-from cri_server.sandboxes import files, status
 from cri_server.services import Services
+from cri_server.spec import build, cdi, groups, mounts, namespaces, signals, sources
+from cri_server.spec.security import DEFAULT, apparmor_profile
+from cri_server.spec.user import Accounts
+from cri_server.status import sandbox as status
 from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
 from cri_server.undo import Step, Steps

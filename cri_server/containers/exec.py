@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cri_server.containers.spec import process
 from cri_server.services import Services
+from cri_server.spec import process
 from cri_server.store.model import Container, Sandbox
 from pyrunc import record
 from pyrunc.errors import (

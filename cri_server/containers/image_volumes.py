@@ -6,9 +6,9 @@ import asyncio
 import os
 import stat
 
-from cri_server.containers.spec.mounts import Asked
 from cri_server.images.merged import merged
 from cri_server.services import Services
+from cri_server.spec.mounts import Asked
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound
 from pyrunc.kernel import path as paths
 

@@ -8,12 +8,13 @@ import time
 from dataclasses import dataclass
 
 from cri_server import events
+from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.containers.create import target_pid
-from cri_server.containers.spec import sources
-from cri_server.sandboxes import files, status
 from cri_server.services import Services
 from cri_server.shims import PROCESS_RECORD
+from cri_server.spec import sources
+from cri_server.status import sandbox as status
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.undo import Step, Steps

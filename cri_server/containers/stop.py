@@ -9,9 +9,9 @@ import asyncio
 import logging
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import signals
 from cri_server.services import Services
 from cri_server.shims import of_shim
+from cri_server.spec import signals
 from cri_server.store.model import Container
 from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
 

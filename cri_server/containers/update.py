@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import groups, resources
 from cri_server.services import Services
+from cri_server.spec import groups, resources
 from cri_server.store import disk
 from cri_server.store.model import Container
 from cri_server.undo import Step, Steps

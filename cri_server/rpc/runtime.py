@@ -9,24 +9,16 @@ from typing import Any, TypeVar
 import pyrunc
 from cri_server import metrics, stats
 from cri_server.api import api_pb2 as api
-from cri_server.containers import (
-    create,
-    remove,
-    reopen_log,
-    sessions,
-    start,
-    stop,
-    update,
-)
+from cri_server.containers import create, remove, reopen_log, sessions, start, stop, update
 from cri_server.containers import exec as execution
-from cri_server.containers import status as container_status
 from cri_server.rpc.methods import Parts
 from cri_server.sandboxes import remove as sandbox_remove
 from cri_server.sandboxes import run as sandbox_run
-from cri_server.sandboxes import status as sandbox_status
 from cri_server.sandboxes import stop as sandbox_stop
 from cri_server.sandboxes import update as sandbox_update
 from cri_server.services import RUNTIME_HANDLERS, Services
+from cri_server.status import container as container_status
+from cri_server.status import sandbox as sandbox_status
 from cri_server.store.model import Container, Sandbox
 from cri_server.streaming.server import StreamingServer
 from pyrunc.errors import InvalidArgument

@@ -11,11 +11,13 @@ from ipaddress import ip_address as parse_address
 from typing import Any
 
 from cri_server import events
+from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import groups, mounts, namespaces, resources, security
 from cri_server.network.model import Dns, PodNetwork, PortMapping
-from cri_server.sandboxes import files, status, sysctls
+from cri_server.sandboxes import sysctls
 from cri_server.services import RUNTIME_HANDLERS, Services
+from cri_server.spec import groups, mounts, namespaces, resources, security
+from cri_server.status import sandbox as status
 from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import resources
 from cri_server.services import Services
+from cri_server.spec import resources
 from cri_server.store import disk
 
 

@@ -238,7 +238,9 @@ class Cgroup:
 
     def usage(self) -> Stats:
         """Of `stats` what is asked for every few seconds: cpu, memory and pressure."""
-        from pyrunc.cgroups.stats import read_usage  # of a module, not a package: a tenth of what the statement costs
+        from pyrunc.cgroups.stats import (
+            read_usage,
+        )  # of a module, not a package: a tenth of what the statement costs
 
         return read_usage(self.directory)
 

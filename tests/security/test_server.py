@@ -24,8 +24,8 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import sources
 from cri_server.images import build
+from cri_server.spec import sources
 from tests.cri.server_harness import Server, code_of, message_of
 from tests.security.attack import Canary
 from tests.support.processes import wait_until

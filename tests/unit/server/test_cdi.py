@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cri_server.containers.spec import cdi
+from cri_server.spec import cdi
 from pyrunc.errors import InvalidArgument
 
 

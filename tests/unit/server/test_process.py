@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import process, user
+from cri_server.spec import process, user
 from pyrunc.errors import InvalidArgument
 
 

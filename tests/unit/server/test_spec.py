@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import (
-    capabilities,
-    groups,
-    mounts,
-    namespaces,
-    resources,
-    security,
-    signals,
-    sources,
-)
+from cri_server.spec import capabilities, groups, mounts, namespaces, resources, security, signals, sources
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, Unsupported
 
 EVERYTHING = 2**41 - 1

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.containers.spec import sources
 from cri_server.network import configuration
+from cri_server.spec import sources
 
 
 @pytest.fixture

@@ -9,18 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec import (
-    capabilities,
-    cdi,
-    groups,
-    mounts,
-    namespaces,
-    process,
-    resources,
-    security,
-    user,
-)
 from cri_server.node import Node, loaded_apparmor_profiles
+from cri_server.spec import capabilities, cdi, groups, mounts, namespaces, process, resources, security, user
 from cri_server.store.model import User
 from pyrunc.errors import InvalidArgument
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec.mounts import Asked
+from cri_server.spec.mounts import Asked
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError
 from pyrunc.kernel.mountinfo import MountPoint, mount_points
 from pyrunc.kernel.path import open_folder_at

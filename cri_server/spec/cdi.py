@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from cri_server.containers.spec.sources import device_facts
+from cri_server.spec.sources import device_facts
 from pyrunc.errors import InvalidArgument
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.spec.mounts import PodFiles
+from cri_server.spec.mounts import PodFiles
 from pyrunc import record
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.shim.log_file import LOG_NOTE

@@ -10,9 +10,9 @@ from typing import Any
 
 from cri_server import events
 from cri_server.api import api_pb2 as api
-from cri_server.containers import status as container_status
 from cri_server.encoded import VARINT, entry, tag, varint
 from cri_server.services import Services
+from cri_server.status import container as container_status
 from cri_server.store.model import Sandbox
 
 LISTED = tag(api.ListPodSandboxResponse, "items")  # and of StreamPodSandboxesResponse

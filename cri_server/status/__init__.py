@@ -1,0 +1,1 @@
+"""What the server says of sandboxes and containers: messages in their wire form, from the index alone."""
