@@ -104,7 +104,7 @@ class Cluster(Kubectl):
     def restart_kubelet(self, **changes: object) -> None:
         """Kill the first node's kubelet and start it with `changes` to its configuration."""
         self.node.kubelet.stop(signal.SIGKILL)
-        self.start_kubelet(**changes)
+        self.start_kubelet(None, **changes)
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
         """Until `condition()`; when it does not come true the error shows what all programs said last."""

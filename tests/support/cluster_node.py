@@ -197,7 +197,7 @@ class Node:
 
         with grpc.insecure_channel(f"unix://{self.socket}") as channel:
             try:
-                api_pb2_grpc.RuntimeServiceStub(channel).Version(api_pb2.VersionRequest(), timeout=2)
+                api_pb2_grpc.RuntimeServiceStub(channel).Version(api_pb2.VersionRequest(), timeout=2)  # type: ignore[no-untyped-call]
             except grpc.RpcError:
                 return False
         return True
@@ -237,7 +237,7 @@ class Node:
         from cri_server.api import api_pb2, api_pb2_grpc
 
         with grpc.insecure_channel(f"unix://{self.socket}") as channel:
-            runtime = api_pb2_grpc.RuntimeServiceStub(channel)
+            runtime = api_pb2_grpc.RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
             for sandbox in runtime.ListPodSandbox(api_pb2.ListPodSandboxRequest()).items:
                 runtime.StopPodSandbox(api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox.id), timeout=60)
                 runtime.RemovePodSandbox(

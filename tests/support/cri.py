@@ -17,8 +17,8 @@ class Client:
 
         options = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 16 << 20)]
         self._channel = grpc.insecure_channel(f"unix://{socket}", options=options)
-        self.runtime: Any = api_pb2_grpc.RuntimeServiceStub(self._channel)
-        self.image: Any = api_pb2_grpc.ImageServiceStub(self._channel)
+        self.runtime: Any = api_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self.image: Any = api_pb2_grpc.ImageServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Client:
         return self

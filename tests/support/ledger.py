@@ -96,7 +96,7 @@ def descriptors() -> set[str]:
 
 def children() -> dict[str, str]:
     """Living and dead children of this process, zombies included."""
-    found = {}
+    found: dict[str, str] = {}
     for task in _listing("/proc/self/task"):
         try:
             pids = Path(f"/proc/self/task/{task}/children").read_text().split()
@@ -114,7 +114,7 @@ def own_processes() -> dict[str, str]:
     """
     parents = {pid: _name_and_parent(pid)[1] for pid in _pids()}
     own = {pid for pid in parents if _bears_the_mark(pid)}
-    found = {}
+    found: dict[str, str] = {}
     for pid in parents:
         line = [pid]
         while line[-1] not in own and (above := parents.get(line[-1], "0")) not in ("0", *line):
@@ -142,7 +142,7 @@ def _bears_the_mark(pid: str) -> bool:
 
 def our_processes() -> dict[str, str]:
     """Processes that run one of our programs, by executable or command line."""
-    found = {}
+    found: dict[str, str] = {}
     for pid in _pids():
         try:
             what = os.readlink(f"/proc/{pid}/exe") + Path(f"/proc/{pid}/cmdline").read_bytes().decode(
@@ -190,7 +190,8 @@ def nftables() -> set[str]:
     listing = subprocess.run(
         ["nft", "--stateless", "list", "ruleset"], capture_output=True, text=True, check=False
     ).stdout
-    found, place = set(), []
+    found: set[str] = set()
+    place: list[str] = []
     for line in listing.splitlines():
         word = line.strip()
         found.add(" / ".join([*place, word]))

@@ -192,7 +192,7 @@ class Registry:
 
 def archive_images(path: Path) -> dict[str, BuiltImage]:
     """The images of a docker-archive by name."""
-    found = {}
+    found: dict[str, BuiltImage] = {}
     with tarfile.open(path) as tar:
 
         def content(name: str) -> bytes:
