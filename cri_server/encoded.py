@@ -12,7 +12,7 @@ from typing import Any
 VARINT, LENGTH_DELIMITED = 0, 2
 
 
-class Kept:
+class CachedEncoding:
     """The wire form of one message about an object, made again when a fact that it was made of has changed."""
 
     __slots__ = ("_facts", "_wire")

@@ -15,7 +15,7 @@ from pyrunc.errors import AlreadyExists
 Outcome = TypeVar("Outcome")
 
 
-class Joined:
+class SingleFlight:
     """At most one running operation per key."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cri_server.api import api_pb2 as api
 from cri_server.spec.mounts import PodFiles
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.shim.log_file import LOG_NOTE
 
@@ -64,7 +64,7 @@ def write(folder: Path, config: api.PodSandboxConfig, name: str, owner: tuple[in
         "hosts": _host_file("/etc/hosts"),
     }
     for file, content in contents.items():
-        record.write_bytes(str(folder / file), content, mode=0o644)
+        atomic_file.write_bytes(str(folder / file), content, mode=0o644)
         if owner != (0, 0):
             os.chown(folder / file, *owner)
 

@@ -18,7 +18,7 @@ from cri_server.shims import ANSWER_S, UNKNOWN_CODE, UNKNOWN_REASON, kill_proces
 from cri_server.store import disk
 from cri_server.store.facts import Process, boot_time_ns, entries
 from cri_server.store.model import Container, Exit, Sandbox
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import Error
 from pyrunc.shim import messages
 from pyrunc.shim.client import ShimClient
@@ -57,13 +57,13 @@ def live_networks(services: Services) -> list[str]:
 
 def _load(folder: Path, parse: Callable[[dict[str, Any]], Thing]) -> list[Thing]:
     found = []
-    record.remove_leftovers(str(folder))
+    atomic_file.remove_leftovers(str(folder))
     for identifier in disk.records_in(folder):
         path = folder / f"{identifier}.json"
         try:
-            content = record.read_json(str(path))
+            content = atomic_file.read_json(str(path))
             if content.get("id") != identifier:
-                raise record.DamagedRecord(f"{path}: not the record of {identifier}")
+                raise atomic_file.DamagedRecord(f"{path}: not the record of {identifier}")
             found.append(parse(content))
         except (Error, OSError) as error:
             log.error("record put aside: %s", error)
@@ -146,7 +146,7 @@ async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
 def _kill_shim(folder: Path) -> None:
     """One that does not answer; what it held is in the sandbox's cgroup."""
     try:
-        process = Process.parse(record.read_json(str(folder / messages.SHIM_RECORD)))
+        process = Process.parse(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
     except (Error, OSError, ValueError):
         return
     if process is not None:
@@ -155,7 +155,7 @@ def _kill_shim(folder: Path) -> None:
 
 def _cgroups_path(folder: Path) -> str:
     try:
-        return str(record.read_json(str(folder / "holder.json")).get("cgroups_path", ""))
+        return str(atomic_file.read_json(str(folder / "holder.json")).get("cgroups_path", ""))
     except (Error, OSError):
         return ""
 

@@ -8,7 +8,7 @@ from cri_server.apparmor import DefaultProfile
 from cri_server.config import Config
 from cri_server.events import Events
 from cri_server.images.service import ImageService
-from cri_server.locks import Joined
+from cri_server.locks import SingleFlight
 from cri_server.network.service import Network
 from cri_server.node import Node
 from cri_server.shims import Shims
@@ -34,5 +34,5 @@ class Services:
     errands: Zygote
     events: Events
     default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)
-    running: Joined = field(default_factory=Joined)
+    running: SingleFlight = field(default_factory=SingleFlight)
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made

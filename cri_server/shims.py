@@ -21,7 +21,7 @@ from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import Error, NotFound, Unavailable
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
@@ -332,14 +332,14 @@ class Shims:
         """What was written about the container: its process by us, its exit by the shim."""
         folder = self._paths.container_state(container.id)
         try:
-            container.ended(Exit.from_record(record.read_json(str(folder / messages.EXIT_RECORD))))
+            container.ended(Exit.from_record(atomic_file.read_json(str(folder / messages.EXIT_RECORD))))
         except NotFound:
             pass
         except Error as error:
             log.error("container %s: %s", container.id, error)
             container.ended(Exit(UNKNOWN_CODE, time.time_ns(), reason=UNKNOWN_REASON, message=error.message))
         try:
-            state = record.read_json(str(folder / PROCESS_RECORD))
+            state = atomic_file.read_json(str(folder / PROCESS_RECORD))
         except Error:
             return
         container.process = Process.parse(state)
@@ -361,7 +361,7 @@ class Shims:
         }
         path = self._paths.container_state(container.id) / messages.EXIT_RECORD
         try:
-            record.write_json(str(path), content)
+            atomic_file.write_json(str(path), content)
         except OSError as error:
             log.error("container %s: cannot write %s: %s", container.id, path, error)
         container.ended(ended)

@@ -1,4 +1,4 @@
-"""Our end of a socket where we ask and the other side answers (pyrunc.wire's messages). asyncio, no threads.
+"""Our end of a socket where we ask and the other side answers (pyrunc.ipc's messages). asyncio, no threads.
 
 A question is {"id": n, …}, its answer {"id": n, "ok": {…}} + descriptors or {"id": n, "error": …}. What has no id is no answer
 and goes to `on_other`. Nothing blocks: what the socket does not take is queued. A socket that closes, or brings what is not
@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import Unavailable, from_wire
 
 Answer = tuple[dict[str, Any], list[int]]
@@ -56,10 +56,10 @@ class Peer:
         """Queue a message that has no answer; nothing happens when the other side is gone."""
         if self.lost:
             return
-        text = wire.encode(dict(message))
+        text = ipc.encode(dict(message))
         if not self._unsent:
             try:
-                wire.send_text(self._socket, text, fds)
+                ipc.send_text(self._socket, text, fds)
                 return
             except BlockingIOError:
                 self._loop.add_writer(self._socket, self._writable)
@@ -77,7 +77,7 @@ class Peer:
         self._loop.remove_writer(self._socket)
         self._socket.close()
         for _, fds in self._unsent:
-            wire.close_all(fds)
+            ipc.close_all(fds)
         for future in self._waiting.values():
             fail(future, why)
         self._unsent.clear()
@@ -93,20 +93,20 @@ class Peer:
         while self._unsent:
             text, fds = self._unsent[0]
             try:
-                wire.send_text(self._socket, text, fds)
+                ipc.send_text(self._socket, text, fds)
             except BlockingIOError:
                 return
             except OSError:
                 self._ended()
                 return
-            wire.close_all(fds)
+            ipc.close_all(fds)
             del self._unsent[0]
         self._loop.remove_writer(self._socket)
 
     def _readable(self) -> None:
         while not self.lost:
             try:
-                received = wire.receive(self._socket)
+                received = ipc.receive(self._socket)
             except BlockingIOError:
                 return
             except Exception:  # it is gone, or does not speak our language: the same to us
@@ -118,14 +118,14 @@ class Peer:
 
     def _received(self, message: dict[str, Any], fds: list[int]) -> None:
         if "id" not in message:
-            wire.close_all(fds)
+            ipc.close_all(fds)
             self._on_other(message)
             return
         future = self._waiting.pop(message["id"], None)
         if future is None or future.done():  # cancelled meanwhile: nobody wants its descriptors
-            wire.close_all(fds)
+            ipc.close_all(fds)
         elif "error" in message:
-            wire.close_all(fds)
+            ipc.close_all(fds)
             future.set_exception(from_wire(message["error"]))
         else:
             future.set_result((message["ok"], fds))

@@ -11,6 +11,7 @@ from cni_plugins.bridge.addressing import Addressing
 from cni_plugins.bridge.settings import Settings
 from cni_plugins.net import netns
 from cni_plugins.net.neighbours import advertise
+from cni_plugins.net.netlink import NetlinkSocket, Request
 from cni_plugins.net.rtnetlink import (
     IFA_F_DADFAILED,
     IFA_F_TENTATIVE,
@@ -31,7 +32,6 @@ from cni_plugins.net.rtnetlink import (
     open_route_socket,
     set_link,
 )
-from cni_plugins.net.wire import NetlinkSocket, Request
 from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, IO_FAILURE, CniError
 from pyrunc.errors import KernelError
 

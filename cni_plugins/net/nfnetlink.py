@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cni_plugins.net.wire import (
+from cni_plugins.net.netlink import (
     NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 
-from cni_plugins.net.wire import (
+from cni_plugins.net.netlink import (
     NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,

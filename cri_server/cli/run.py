@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import end, folders, image, logs, manifest, read, show, translate, volumes
+from cri_server.cli import folders, image, logs, manifest, read, show, stop, translate, volumes
 from cri_server.cli.client import Client, ServerError
 from pyrunc.cli.log import words
 from pyrunc.errors import AlreadyExists, Error
@@ -256,7 +256,7 @@ def clean_up(client: Client, running: Running, grace_s: int) -> None:
     """Stop and remove the pod and its folder; what fails is said, not raised."""
     if running.id:
         try:
-            end.remove_pod(client, running.id, grace_s)
+            stop.remove_pod(client, running.id, grace_s)
         except Error as error:
             click.echo(f"pod {running.id} is left: {error}", err=True)
             return

@@ -20,10 +20,10 @@ from cri_server.spec import build, cdi, groups, mounts, namespaces, signals, sou
 from cri_server.spec.security import DEFAULT, apparmor_profile
 from cri_server.spec.user import Accounts
 from cri_server.status import sandbox as status
+from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
-from cri_server.undo import Step, Steps
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, WrongState
 
 
@@ -282,8 +282,8 @@ async def write_bundle(work: Work) -> None:
         },
     }
     try:
-        record.write_json(str(folder / "config.json"), work.built.spec)
-        record.write_json(str(folder / "launch.json"), launch)
+        atomic_file.write_json(str(folder / "config.json"), work.built.spec)
+        atomic_file.write_json(str(folder / "launch.json"), launch)
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 from cri_server.services import Services
 from cri_server.spec import process
 from cri_server.store.model import Container, Sandbox
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import (
     DeadlineExceeded,
     Error,
@@ -189,7 +189,7 @@ def oci_process(
     services: Services, container: Container, command: Sequence[str], *, tty: bool
 ) -> dict[str, Any]:
     """The container's own process with another argv. Raises InvalidArgument."""
-    spec = record.read_json(str(services.paths.container_state(container.id) / "config.json"))
+    spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
     return process.with_arguments(spec["process"], command, tty=tty)
 
 

@@ -10,9 +10,9 @@ from cri_server import events
 from cri_server.containers import stop
 from cri_server.services import Services
 from cri_server.status import sandbox as status
+from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container
-from cri_server.undo import Step, Steps
 from pyrunc.errors import PeerError
 
 log = logging.getLogger(__name__)

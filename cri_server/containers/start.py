@@ -15,10 +15,10 @@ from cri_server.services import Services
 from cri_server.shims import PROCESS_RECORD
 from cri_server.spec import sources
 from cri_server.status import sandbox as status
+from cri_server.steps import Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
-from cri_server.undo import Step, Steps
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import Error, InvalidArgument, NotFound, WrongState
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def note(work: Work) -> None:
     }
     path = work.services.paths.container_state(container.id) / PROCESS_RECORD
     try:
-        record.write_json(str(path), facts)
+        atomic_file.write_json(str(path), facts)
     except OSError as error:
         log.warning("container %s: %s", container.id, error)
 

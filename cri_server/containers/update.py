@@ -9,10 +9,10 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.services import Services
 from cri_server.spec import groups, resources
+from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container
-from cri_server.undo import Step, Steps
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import cgroup as tree
 
@@ -79,14 +79,14 @@ async def restore_spec(work: Work) -> None:
 def _change_spec(work: Work, limits: api.LinuxContainerResources) -> None:
     path = str(work.services.paths.container_state(work.container.id) / "config.json")
     try:
-        spec: dict[str, Any] = record.read_json(path)
+        spec: dict[str, Any] = atomic_file.read_json(path)
         found = resources.without_hugepages(resources.to_oci(limits), work.services.node.cgroup_controllers)
         found["devices"] = spec["linux"]["resources"].get("devices", [])
         spec["linux"]["resources"] = found
         spec["process"]["oomScoreAdj"] = resources.clamp_oom_score_adj(
             limits.oom_score_adj, work.services.node.oom_score_adj_floor
         )
-        record.write_json(path, spec)
+        atomic_file.write_json(path, spec)
     except OSError as error:
         raise disk.worded(error, "write", path) from None
 

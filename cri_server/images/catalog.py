@@ -23,7 +23,7 @@ from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.model import Image
 from cri_server.images.reference import Reference, is_digest, is_id
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import Error, NotFound
 
 log = logging.getLogger(__name__)
@@ -249,9 +249,9 @@ class Catalog:
         entries = [_descriptor(name) for name in names]
         index = {"schemaVersion": 2, "mediaType": manifests.OCI_INDEX, "manifests": entries}
         data = json.dumps(index, indent=1).encode()
-        record.write_bytes(str(self._root / "index.json"), data, durable=True)
+        atomic_file.write_bytes(str(self._root / "index.json"), data, durable=True)
         try:
-            record.write_json(str(self._root / _NAMES), {"manifests": entries}, durable=True)
+            atomic_file.write_json(str(self._root / _NAMES), {"manifests": entries}, durable=True)
         except OSError as error:  # only the copy is old now
             log.warning("%s could not be written: %s", self._root / _NAMES, error)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 
@@ -123,12 +123,12 @@ class Blobs:
         for folder in (self.root, self.root / "blobs", self._folder, self._ingest):
             if not folder.is_dir():
                 folder.mkdir(mode=FOLDER_MODE, parents=True)
-                record.sync_folder(str(folder.parent))
+                atomic_file.sync_folder(str(folder.parent))
             folder.chmod(FOLDER_MODE)
-        record.remove_leftovers(str(self.root))
+        atomic_file.remove_leftovers(str(self.root))
         layout = self.root / "oci-layout"
         if not layout.exists() or layout.read_bytes() != LAYOUT:
-            record.write_bytes(str(layout), LAYOUT, durable=True)
+            atomic_file.write_bytes(str(layout), LAYOUT, durable=True)
 
     def new_temporary(self, kind: str) -> str:
         """A path in `ingest/` that nobody has."""

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from cri_server.images import headers
-from cri_server.images.headers import Entry, members, shown
+from cri_server.images import tar_headers
 from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.tar_headers import Entry, members, shown
 from cri_server.images.trees import Folders, in_depth, open_folder
 from pyrunc.errors import KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
@@ -105,13 +105,13 @@ class _Extractor:
 
     def run(self) -> Extracted:
         make = {
-            headers.FILE: self._file,
-            headers.DIRECTORY: self._directory,
-            headers.SYMLINK: self._symlink,
-            headers.HARDLINK: self._hardlink,
-            headers.CHARACTER: self._node,
-            headers.BLOCK_DEVICE: self._node,
-            headers.FIFO: self._node,
+            tar_headers.FILE: self._file,
+            tar_headers.DIRECTORY: self._directory,
+            tar_headers.SYMLINK: self._symlink,
+            tar_headers.HARDLINK: self._hardlink,
+            tar_headers.CHARACTER: self._node,
+            tar_headers.BLOCK_DEVICE: self._node,
+            tar_headers.FIFO: self._node,
         }
         self._times[b""] = 0
         for entry in members(self._stream):
@@ -123,7 +123,7 @@ class _Extractor:
                 self._whiteout(entry, names)
             elif names:
                 make[entry.kind](entry, names)
-            elif entry.kind == headers.DIRECTORY:
+            elif entry.kind == tar_headers.DIRECTORY:
                 self._describe_directory(entry, b"", open_folder(self._root, b""))
             else:
                 raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
@@ -212,9 +212,9 @@ class _Extractor:
         if entry.major >= _MAJOR_LIMIT or entry.minor >= _MINOR_LIMIT:
             raise BadLayer(f"{shown(entry.name)}: device number {entry.major}:{entry.minor} is out of range")
         kinds = {
-            headers.CHARACTER: stat.S_IFCHR,
-            headers.BLOCK_DEVICE: stat.S_IFBLK,
-            headers.FIFO: stat.S_IFIFO,
+            tar_headers.CHARACTER: stat.S_IFCHR,
+            tar_headers.BLOCK_DEVICE: stat.S_IFBLK,
+            tar_headers.FIFO: stat.S_IFIFO,
         }
         mode, device = kinds[entry.kind] | 0o600, os.makedev(entry.major, entry.minor)
         parent, path = self._parent(names)
@@ -223,12 +223,12 @@ class _Extractor:
         except PermissionError:  # as in the jail; whiteouts and fifos need no privilege
             self._fresh(path, parent, lambda name: os.mknod(name, 0o600, dir_fd=parent))
             self._charge(path)
-            self._result.devices[path] = (entry.kind == headers.BLOCK_DEVICE, entry.major, entry.minor)
+            self._result.devices[path] = (entry.kind == tar_headers.BLOCK_DEVICE, entry.major, entry.minor)
         self._describe_node(entry, parent, names[-1])
 
     def _describe_node(self, entry: Entry, parent: int, name: bytes) -> None:
         os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
-        if entry.kind != headers.SYMLINK:
+        if entry.kind != tar_headers.SYMLINK:
             os.chmod(name, entry.mode, dir_fd=parent)  # it was made a moment ago and is no link
         if entry.xattrs:
             _set_xattrs(b"/proc/self/fd/%d/%s" % (parent, name), entry)
@@ -261,8 +261,8 @@ class _Extractor:
     def _whiteout(self, entry: Entry, names: list[bytes]) -> None:
         """`.wh.NAME` hides what lower layers have there, `.wh..wh..opq` all they have in its directory; what this layer has
         stays, wherever it stands in the tar. Other `.wh..wh.` names are notes of aufs."""
-        if entry.kind == headers.FILE:
-            headers.skip(self._stream, entry.stored)
+        if entry.kind == tar_headers.FILE:
+            tar_headers.skip(self._stream, entry.stored)
         if any(name.startswith(_AUFS) for name in names[:-1]):
             return
         if any(name.startswith(WHITEOUT) for name in names[:-1]):

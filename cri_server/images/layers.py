@@ -20,10 +20,10 @@ from cri_server.images.content import FOLDER_MODE, node_error
 from cri_server.images.extract import OPAQUE_XATTR
 from cri_server.images.trees import Folders, in_depth, open_folder
 from cri_server.images.unpack import RECORD, TREE, Layer
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError, NotFound
 from pyrunc.kernel.call import syscall
 from pyrunc.kernel.tree import remove_tree
-from pyrunc.record import DamagedRecord
 
 RECORD_LIMIT_BYTES = 256 << 20  # a layer may have a million folders
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cri_server.images import headers
 from cri_server.images import manifest as manifests
+from cri_server.images import tar_headers
 from cri_server.images.content import Blobs, Ingest
 from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Limits, Stream
 from cri_server.images.manifest import Descriptor, Index, Manifest
@@ -103,23 +103,25 @@ def load(
 
 def _read(blobs: Blobs, stream: Stream, given_up: Callable[[], bool]) -> _Archive:
     archive = _Archive()
-    for count, entry in enumerate(headers.members(stream)):
+    for count, entry in enumerate(tar_headers.members(stream)):
         name = _clean(entry.name)
         if count > FILES_LIMIT:
             raise BadLayer(f"the archive has more than {FILES_LIMIT} files")
-        if entry.kind == headers.FILE:
+        if entry.kind == tar_headers.FILE:
             archive.digests[name] = _blob(blobs, stream, entry, name, given_up)
-        elif entry.kind == headers.SYMLINK:
+        elif entry.kind == tar_headers.SYMLINK:
             archive.links[name] = _clean(os.path.join(os.path.dirname(entry.name), entry.link))
-        elif entry.kind == headers.HARDLINK:
+        elif entry.kind == tar_headers.HARDLINK:
             archive.links[name] = _clean(entry.link)
     stream.drain()
     return archive
 
 
-def _blob(blobs: Blobs, stream: Stream, entry: headers.Entry, name: str, given_up: Callable[[], bool]) -> str:
+def _blob(
+    blobs: Blobs, stream: Stream, entry: tar_headers.Entry, name: str, given_up: Callable[[], bool]
+) -> str:
     if entry.sparse is not None:
-        raise BadLayer(f"{headers.shown(entry.name)}: a sparse file in an archive of images")
+        raise BadLayer(f"{tar_headers.shown(entry.name)}: a sparse file in an archive of images")
     with Ingest(blobs) as ingest:
         for piece in stream.pieces(entry.stored):
             ingest.write(bytes(piece))

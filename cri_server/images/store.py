@@ -20,7 +20,7 @@ from cri_server.images.content import Blobs
 from cri_server.images.inflate import Limits
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
-from cri_server.images.waiting import Abandoned, Turns, Watch, first_error, in_thread
+from cri_server.images.waiting import Abandoned, KeyedLock, Watch, first_error, in_thread
 from pyrunc.errors import Error, PeerError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.zygote.client import Zygote
@@ -57,7 +57,7 @@ class Store:
         self._collecting = threading.Lock()  # held while what nobody needs is deleted
         self._counting = threading.Lock()  # of `_held`, for a moment
         self._changing = asyncio.Lock()
-        self.turns = Turns()
+        self.turns = KeyedLock()
         self._cores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
         self._unsynced: set[str] = set()
         self._emptying: asyncio.Task[None] | None = None

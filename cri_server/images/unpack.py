@@ -17,7 +17,7 @@ import msgspec
 from cri_server.images import jail
 from cri_server.images.extract import extract
 from cri_server.images.inflate import BadLayer, Limits, Stream
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import Error, KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 
@@ -41,16 +41,16 @@ class Layer:
     def save(self, folder: str) -> None:
         """Write the record into the layer's folder."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        record.write_json(os.path.join(folder, RECORD), values)
+        atomic_file.write_json(os.path.join(folder, RECORD), values)
 
     @classmethod
     def read(cls, folder: str) -> Layer:
         """The record in the folder. Raises NotFound, DamagedRecord: a process that met hostile bytes has written it."""
-        values = record.read_json(os.path.join(folder, RECORD))
+        values = atomic_file.read_json(os.path.join(folder, RECORD))
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
-            raise record.DamagedRecord(f"{folder}/{RECORD}: {error}") from None
+            raise atomic_file.DamagedRecord(f"{folder}/{RECORD}: {error}") from None
 
 
 def unpack(

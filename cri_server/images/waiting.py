@@ -107,7 +107,7 @@ class Watch:
         return work.result()
 
 
-class Turns:
+class KeyedLock:
     """A lock per key, for as long as somebody wants it."""
 
     def __init__(self) -> None:

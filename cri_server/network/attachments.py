@@ -14,8 +14,8 @@ from typing import Any
 from cni_plugins.protocol.config import NetworkList, parse_list_object
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
+from pyrunc.atomic_file import DamagedRecord, read_json, remove_leftovers, write_json
 from pyrunc.errors import Error, NotFound
-from pyrunc.record import DamagedRecord, read_json, remove_leftovers, write_json
 
 _ENDING = ".json"
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable
 from ipaddress import ip_network as parse_network
 
+from pyrunc.atomic_file import DamagedRecord, read_json, write_json
 from pyrunc.errors import InvalidArgument, NotFound
-from pyrunc.record import DamagedRecord, read_json, write_json
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 from cri_server.http2.connection import Connection
 from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
 from cri_server.http2.frames import ErrorCode
-from cri_server.rpc import codes, wire
+from cri_server.rpc import codes, grpc_framing
 from cri_server.rpc.codes import CallFailed, Code
+from cri_server.rpc.grpc_framing import Incoming, NotGrpc
 from cri_server.rpc.methods import Method, Parts
-from cri_server.rpc.wire import Incoming, NotGrpc
 
 if TYPE_CHECKING:
     from cri_server.rpc.server import Server
@@ -93,7 +93,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._be_patient()
+        self._cancel_timeout()
         self._connection.lose()
         self._drop_calls()
         self._line.clear()
@@ -163,7 +163,7 @@ class Link(asyncio.BufferedProtocol):
         """Close when what was written has been read, or cannot be."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
-            self._be_patient()
+            self._cancel_timeout()
             self._patience = self._loop.call_later(FLUSH_S, transport.abort)
             transport.close()
 
@@ -188,7 +188,7 @@ class Link(asyncio.BufferedProtocol):
                 call.queued = False
                 self._wake(call)
         elif type(event) is Ready:
-            self._be_patient()
+            self._cancel_timeout()
         elif type(event) is Failed:
             code = ErrorCode(event.code).name
             self._server.complain(code, f"a client is cut off: {code}: {event.reason}")
@@ -196,7 +196,7 @@ class Link(asyncio.BufferedProtocol):
             self._drop_calls()
             self._leave()
 
-    def _be_patient(self) -> None:
+    def _cancel_timeout(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -211,7 +211,7 @@ class Link(asyncio.BufferedProtocol):
             self._end(event.stream_id, False, Code.RESOURCE_EXHAUSTED, f"headers of more than {limit} bytes")
             return
         try:
-            head = wire.parse_head(event.fields)
+            head = grpc_framing.parse_head(event.fields)
             method = self._server.methods.get(head.path)
             if method is None:
                 path = head.path[:200].decode("utf-8", "replace")
@@ -241,7 +241,7 @@ class Link(asyncio.BufferedProtocol):
             return
         del self._others[stream_id]
         if self._connection.is_open(stream_id):
-            block, body = wire.not_grpc_answer(state[0])
+            block, body = grpc_framing.not_grpc_answer(state[0])
             self._connection.send_headers(stream_id, block)
             self._connection.send_data(stream_id, body)
             self._connection.send_headers(stream_id, b"", end=True)
@@ -250,7 +250,7 @@ class Link(asyncio.BufferedProtocol):
         if call.task is not None or not self._connection.is_open(call.stream_id):
             return
         if ended and call.incoming.length is None:
-            payload = wire.whole_message(data)
+            payload = grpc_framing.whole_message(data)
             if payload is not None:
                 self._start(call, payload)
                 return
@@ -332,7 +332,7 @@ class Link(asyncio.BufferedProtocol):
         """An answer that is read as the client takes it."""
         try:
             self._check_size(reply.size)
-            await self._send_part(call, wire.prefix(reply.size))
+            await self._send_part(call, grpc_framing.prefix(reply.size))
             async for part in reply.content:
                 await self._send_part(call, part)
             self._finish(call, Code.OK, "")
@@ -371,9 +371,9 @@ class Link(asyncio.BufferedProtocol):
         if not connection.is_open(stream_id):
             return
         payload = self._encoded(call, reply)
-        connection.send_headers(stream_id, wire.HEAD_BLOCK)
-        connection.send_data(stream_id, wire.message(payload))
-        connection.send_headers(stream_id, wire.OK_BLOCK, end=True)
+        connection.send_headers(stream_id, grpc_framing.HEAD_BLOCK)
+        connection.send_data(stream_id, grpc_framing.message(payload))
+        connection.send_headers(stream_id, grpc_framing.OK_BLOCK, end=True)
         self._answered_bytes += len(payload)
         self._remove(call)
 
@@ -384,13 +384,13 @@ class Link(asyncio.BufferedProtocol):
 
     @staticmethod
     def _check_size(size: int) -> None:
-        if size > wire.MESSAGE_LIMIT_BYTES:
-            text = f"the answer of {size} bytes is longer than {wire.MESSAGE_LIMIT_BYTES}"
+        if size > grpc_framing.MESSAGE_LIMIT_BYTES:
+            text = f"the answer of {size} bytes is longer than {grpc_framing.MESSAGE_LIMIT_BYTES}"
             raise CallFailed(Code.RESOURCE_EXHAUSTED, text)
 
     async def _send(self, call: Call, reply: Any) -> None:
         """A message of a stream; returns when the client has taken it."""
-        await self._send_part(call, wire.message(self._encoded(call, reply)))
+        await self._send_part(call, grpc_framing.message(self._encoded(call, reply)))
 
     async def _send_part(self, call: Call, data: bytes) -> None:
         """A part of the body; returns when the client has taken it."""
@@ -399,7 +399,7 @@ class Link(asyncio.BufferedProtocol):
             raise asyncio.CancelledError
         if not call.started:
             call.started = True
-            self._connection.send_headers(call.stream_id, wire.HEAD_BLOCK)
+            self._connection.send_headers(call.stream_id, grpc_framing.HEAD_BLOCK)
         call.queued = not self._connection.send_data(call.stream_id, data)
         self._flush()
         if call.queued or self._paused:
@@ -424,8 +424,10 @@ class Link(asyncio.BufferedProtocol):
     def _end(self, stream_id: int, started: bool, code: Code, message: str) -> None:
         """Send the status, behind the head of an answer or, if there is none, in it."""
         if self._connection.is_open(stream_id):
-            block = wire.status_block(code, message)
-            self._connection.send_headers(stream_id, block if started else wire.HEAD_BLOCK + block, end=True)
+            block = grpc_framing.status_block(code, message)
+            self._connection.send_headers(
+                stream_id, block if started else grpc_framing.HEAD_BLOCK + block, end=True
+            )
 
     # -- calls that end before they are answered
 

@@ -11,9 +11,9 @@ from cri_server.containers import remove as container_remove
 from cri_server.sandboxes.stop import stop_sandbox
 from cri_server.services import Services
 from cri_server.status import sandbox as status
+from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Sandbox
-from cri_server.undo import Step, Steps
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from cri_server.sandboxes import sysctls
 from cri_server.services import RUNTIME_HANDLERS, Services
 from cri_server.spec import groups, mounts, namespaces, resources, security
 from cri_server.status import sandbox as status
+from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
-from cri_server.undo import Step, Steps
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ async def make_state(work: Work) -> None:
         folder.mkdir(mode=0o700)
         root.mkdir(mode=0o700)
         files.write(root, work.config, work.hostname, namespaces.root_of(work.sandbox.options))
-        record.write_json(str(folder / "holder.json"), holder(work))
+        atomic_file.write_json(str(folder / "holder.json"), holder(work))
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
     if work.config.log_directory:

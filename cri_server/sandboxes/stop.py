@@ -14,9 +14,9 @@ from cri_server.containers.stop import SHIM_PATIENCE_S
 from cri_server.services import Services
 from cri_server.shims import kill_process
 from cri_server.status import sandbox as status
+from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Sandbox
-from cri_server.undo import Step, Steps
 from pyrunc.errors import Error, PeerError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from cri_server.encoded import entry, tag
 from cri_server.services import Services
 from cri_server.spec import signals
 from cri_server.store.model import Container
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import Error
 
 LISTED = tag(api.ListContainersResponse, "containers")  # and of StreamContainersResponse
@@ -104,7 +104,7 @@ def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
 def _info(services: Services, container: Container) -> dict[str, Any]:
     """Without the environment: it holds secrets."""
     try:
-        spec = record.read_json(str(services.paths.container_state(container.id) / "config.json"))
+        spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
         spec.get("process", {}).pop("env", None)
     except Error:
         spec = {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from cri_server.store import disk
 from cri_server.store.facts import boot_id, entries
 from cri_server.store.paths import DEFAULT_STATE, Paths
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import Error, NotFound, WrongState
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def _check_owner(paths: Paths) -> None:
 def _recall(folder: Path, key: str) -> Path | None:
     """What the record in `folder` says; None without one of this boot."""
     try:
-        found = record.read_json(str(folder / RECORD))
+        found = atomic_file.read_json(str(folder / RECORD))
     except NotFound:
         return None
     except (Error, OSError) as error:
@@ -98,7 +98,7 @@ def _remember(paths: Paths) -> None:
     for folder, key, other in ((paths.root, "state", paths.state), (paths.state, "root", paths.root)):
         content = {key: os.path.realpath(other), "boot_id": boot_id()}
         try:
-            record.write_json(str(folder / RECORD), content, durable=folder == paths.root)
+            atomic_file.write_json(str(folder / RECORD), content, durable=folder == paths.root)
         except OSError as error:
             log.warning("%s", disk.worded(error, "write", str(folder / RECORD)))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from cri_server.store.facts import entries
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import KernelError, NotFound, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.tree import remove_path
@@ -42,7 +42,9 @@ async def _save(path: Path, thing: Sandbox | Container, version: int) -> None:
         if thing.removed:
             raise NotFound(f"{thing.id} was removed meanwhile")
         content = thing.to_record()
-        await _to_the_end(lambda: record.write_json(str(path), content, version=version, durable=True), path)
+        await _to_the_end(
+            lambda: atomic_file.write_json(str(path), content, version=version, durable=True), path
+        )
 
 
 async def remove_sandbox_record(paths: Paths, sandbox: Sandbox) -> None:

@@ -12,7 +12,7 @@ Object = TypeVar("Object", Sandbox, Container)
 Name = TypeVar("Name", SandboxName, ContainerName)
 
 
-class Shelf(Generic[Object]):
+class Table(Generic[Object]):
     """Objects of one kind, by id."""
 
     def __init__(self, kind: str) -> None:
@@ -62,8 +62,8 @@ class Index:
     """All sandboxes and containers."""
 
     def __init__(self) -> None:
-        self.sandboxes: Shelf[Sandbox] = Shelf("sandbox")
-        self.containers: Shelf[Container] = Shelf("container")
+        self.sandboxes: Table[Sandbox] = Table("sandbox")
+        self.containers: Table[Container] = Table("container")
 
     def containers_of(self, sandbox: Sandbox) -> list[Container]:
         """Newest last."""
@@ -106,7 +106,7 @@ class Index:
         ]
 
 
-def _candidates(shelf: Shelf[Object], reference: str) -> Iterable[Object]:
+def _candidates(shelf: Table[Object], reference: str) -> Iterable[Object]:
     if not reference:
         return shelf
     found = shelf.find(reference)

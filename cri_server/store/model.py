@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.encoded import Kept
+from cri_server.encoded import CachedEncoding
 from cri_server.locks import Gate
 from cri_server.store.facts import Process
-from pyrunc.record import DamagedRecord
+from pyrunc.atomic_file import DamagedRecord
 
 NAME_LABEL, NAMESPACE_LABEL = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
 
@@ -60,9 +60,9 @@ class Sandbox:
     gate: Gate = field(default_factory=Gate)
     on_disk: asyncio.Lock = field(default_factory=asyncio.Lock)
     removed: bool = False  # its record; nothing writes it any more
-    kept_entry: Kept = field(default_factory=Kept)
-    kept_status: Kept = field(default_factory=Kept)
-    kept_stats: Kept = field(default_factory=Kept)
+    kept_entry: CachedEncoding = field(default_factory=CachedEncoding)
+    kept_status: CachedEncoding = field(default_factory=CachedEncoding)
+    kept_stats: CachedEncoding = field(default_factory=CachedEncoding)
 
     @property
     def name(self) -> SandboxName:
@@ -192,9 +192,9 @@ class Container:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     on_disk: asyncio.Lock = field(default_factory=asyncio.Lock)
     removed: bool = False  # as a sandbox's
-    kept_entry: Kept = field(default_factory=Kept)
-    kept_status: Kept = field(default_factory=Kept)
-    kept_stats: Kept = field(default_factory=Kept)
+    kept_entry: CachedEncoding = field(default_factory=CachedEncoding)
+    kept_status: CachedEncoding = field(default_factory=CachedEncoding)
+    kept_stats: CachedEncoding = field(default_factory=CachedEncoding)
 
     @property
     def name(self) -> ContainerName:

@@ -23,7 +23,7 @@ from cri_server.streaming.spdy.connection import (
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.spdy.headers import Headers
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
-from cri_server.streaming.wire import ConnectionLost, Wire, room_or_hang_up
+from cri_server.streaming.transport import ConnectionLost, Wire, room_or_hang_up
 
 FRAMES_OF_A_TURN = 100
 

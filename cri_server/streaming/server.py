@@ -21,9 +21,9 @@ from cri_server.streaming.remotecommand import CommandStreams
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.streams import Inbound, StreamGone
 from cri_server.streaming.tokens import Tickets
+from cri_server.streaming.transport import ConnectionLost, SocketWire, Wire
 from cri_server.streaming.upgrade import Refused, Request, RequestReader
 from cri_server.streaming.websocket import DIALECTS, TUNNEL, Channels, Messages, TunnelWire
-from cri_server.streaming.wire import ConnectionLost, SocketWire, Wire
 
 log = logging.getLogger(__name__)
 

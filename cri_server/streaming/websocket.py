@@ -19,7 +19,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SEND_EOF, Protocol, Side, State
 
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
-from cri_server.streaming.wire import ConnectionLost, Wire, room_or_hang_up
+from cri_server.streaming.transport import ConnectionLost, Wire, room_or_hang_up
 
 MESSAGE_LIMIT_BYTES = 1024 * 1024
 CLOSE_CHANNEL = 255

@@ -15,7 +15,7 @@ import os
 from _imp import source_hash
 from errno import ENOENT
 
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.compile.null import own_stdio
 from pyrunc.errors import KernelError
 from pyrunc.kernel.credential import is_machine_root
@@ -140,7 +140,7 @@ def remember(state: State, wanted: bytes, lowered: Any, owner: int, warnings: tu
         if len(kept) >= AT_MOST:
             for name in kept:
                 os.unlink(f"{folder}/{name}")
-        record.write_bytes(path, marshal.dumps(content))
+        atomic_file.write_bytes(path, marshal.dumps(content))
     except OSError:
         pass  # the container was deleted meanwhile, or another exec keeps its own
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from stat import S_ISDIR, S_ISREG
 
-from pyrunc import jsontext, record
+from pyrunc import atomic_file, jsontext
 from pyrunc.checkpoint import criu
 from pyrunc.checkpoint import criu_images as files
 from pyrunc.container import status as facts
@@ -143,7 +143,9 @@ def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
         _check_parent(images, dump.parent_path)
         streams = standard_streams(state.pid)
         if not dump.pre_dump:
-            record.write_bytes(f"{choices.image_path}/{files.DESCRIPTORS}", jsontext.dumps(streams).encode())
+            atomic_file.write_bytes(
+                f"{choices.image_path}/{files.DESCRIPTORS}", jsontext.dumps(streams).encode()
+            )
         fds = {4: images, 5: work} | ({6: dump.status_fd} if dump.status_fd is not None else {})
         with criu.Criu(fds) as session:
             session.request(

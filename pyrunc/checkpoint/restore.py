@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.checkpoint.checkpoint import Choices
     from pyrunc.checkpoint.criu import Value
-    from pyrunc.container.bundle import Bundle, Wishes
+    from pyrunc.container.bundle import Bundle, CreateOptions
     from pyrunc.container.state import State
     from pyrunc.spec.model import Spec
 
@@ -59,7 +59,9 @@ class Labels:
         return [(number, value) for number, value in given if value]
 
 
-def restore(state: State, bundle: Bundle, wishes: Wishes, choices: Choices, labels: Labels) -> Created:
+def restore(
+    state: State, bundle: Bundle, create_options: CreateOptions, choices: Choices, labels: Labels
+) -> Created:
     """Bring the processes back; the state's folder exists and its lock is held. On failure nothing of them is left.
 
     Raises Unsupported (rootless), NotFound (no criu, no images), InvalidSpec, KernelError, PeerError with what CRIU logged.
@@ -76,8 +78,8 @@ def restore(state: State, bundle: Bundle, wishes: Wishes, choices: Choices, labe
         descriptors.take("work", dumps.open_folder(work_path))
         _open_namespaces(bundle.spec, descriptors)
         _make_places(bundle.spec, state.bundle, state.rootfs)
-        group = _open_group(state, bundle.spec, wishes, undo)
-        part = _Part(state, bundle.spec, wishes, group, undo)
+        group = _open_group(state, bundle.spec, create_options, undo)
+        part = _Part(state, bundle.spec, create_options, group, undo)
         try:
             with criu.Criu(_numbers(descriptors)) as session:
                 if group is not None:
@@ -98,10 +100,18 @@ def restore(state: State, bundle: Bundle, wishes: Wishes, choices: Choices, labe
 class _Part:
     """What we do while CRIU works, at the points that it tells of."""
 
-    __slots__ = ("_group", "_spec", "_state", "_undo", "_wishes", "born", "console_fd", "warnings")
+    __slots__ = ("_create_options", "_group", "_spec", "_state", "_undo", "born", "console_fd", "warnings")
 
-    def __init__(self, state: State, spec: Spec, wishes: Wishes, group: Cgroup | None, undo: Undo) -> None:
-        self._state, self._spec, self._wishes, self._group, self._undo = state, spec, wishes, group, undo
+    def __init__(
+        self, state: State, spec: Spec, create_options: CreateOptions, group: Cgroup | None, undo: Undo
+    ) -> None:
+        self._state, self._spec, self._create_options, self._group, self._undo = (
+            state,
+            spec,
+            create_options,
+            group,
+            undo,
+        )
         self.born: ChildProcess | None = None
         self.console_fd: int | None = None
         self.warnings: list[str] = []
@@ -132,18 +142,18 @@ class _Part:
         self._state.save()
         if self._group is not None:
             resources = self._spec.linux.resources or {}
-            self.warnings += self._group.apply(resources, self._wishes.missing_controllers)
+            self.warnings += self._group.apply(resources, self._create_options.missing_controllers)
             self._group.set_devices(resources.get("devices") or ())
             if (owner := cgroup_owner(self._spec)) is not None:
                 self._group.give_to(owner)
 
 
-def _open_group(state: State, spec: Spec, wishes: Wishes, undo: Undo) -> Cgroup | None:
-    if not wishes.with_cgroup:
+def _open_group(state: State, spec: Spec, create_options: CreateOptions, undo: Undo) -> Cgroup | None:
+    if not create_options.with_cgroup:
         return None
     from pyrunc.cgroups.naming import place
 
-    group = place(spec.linux.cgroups_path, state.id, wishes.driver)
+    group = place(spec.linux.cgroups_path, state.id, create_options.driver)
     group.create(spec.linux.resources or {}, spec.annotations)
     undo.push(f"cgroup {group.path}", group.remove)
     return group

@@ -18,7 +18,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 
 import pyrunc
-from pyrunc.record import write_bytes
+from pyrunc.atomic_file import write_bytes
 
 PACKAGE = os.path.dirname(os.path.abspath(pyrunc.__file__))
 NATIVE = os.path.join(PACKAGE, "native")

@@ -7,7 +7,7 @@ from _signal import pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc import debug
 from pyrunc.accelerate import exec_cache as again
-from pyrunc.cli.handover import hand_out, open_missing_stdio, preserved
+from pyrunc.cli.fd_passing import hand_out, open_missing_stdio, preserved
 from pyrunc.container import state as states
 from pyrunc.container import status as facts
 from pyrunc.errors import InvalidArgument, WrongState

@@ -26,9 +26,9 @@ def run(argv: Sequence[str]) -> int:
     if call.globals["version"]:
         return version()
     if call.help or call.verb is None or not call.verb.fast:
-        from pyrunc.cli import people
+        from pyrunc.cli import click_front
 
-        return people.run(call)
+        return click_front.run(call)
     return do(call)
 
 

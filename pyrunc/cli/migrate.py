@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pyrunc.cli.log import Log
     from pyrunc.cli.parse import Call
-    from pyrunc.container.bundle import Bundle, Wishes
+    from pyrunc.container.bundle import Bundle, CreateOptions
     from pyrunc.container.create import Created
     from pyrunc.container.state import State
 
@@ -46,8 +46,8 @@ def restore(call: Call, log: Log) -> int:
     from pyrunc.checkpoint.checkpoint import Choices
     from pyrunc.checkpoint.restore import Labels
     from pyrunc.checkpoint.restore import restore as bring_back
-    from pyrunc.cli.handover import hand_out, open_missing_stdio
-    from pyrunc.cli.life import cgroup_wishes, delete_again
+    from pyrunc.cli.container import cgroup_options, delete_on_exit
+    from pyrunc.cli.fd_passing import hand_out, open_missing_stdio
     from pyrunc.container import bundle as bundles
     from pyrunc.kernel.terminal import clear_onlcr
 
@@ -61,8 +61,8 @@ def restore(call: Call, log: Log) -> int:
     choices = Choices(**_folders(options))
     labels = Labels(options["lsm_profile"] or "", options["lsm_mount_context"] or "")
 
-    def bear(state: State, bundle: Bundle, wishes: Wishes) -> Created:
-        return bring_back(state, bundle, wishes, choices, labels)
+    def bear(state: State, bundle: Bundle, create_options: CreateOptions) -> Created:
+        return bring_back(state, bundle, create_options, choices, labels)
 
     def after(state: State, created: Created) -> None:
         for warning in created.warnings:
@@ -72,7 +72,7 @@ def restore(call: Call, log: Log) -> int:
         hand_out(options, created, not attached)
 
     root, bundle = states.root_of(call.globals["root"]), bundles.load(options["bundle"])
-    state, created = bundles.make(root, container_id, bundle, cgroup_wishes(call), after, bear)
+    state, created = bundles.make(root, container_id, bundle, cgroup_options(call), after, bear)
     if not attached:
         return 0
     from pyrunc.container.run import attend
@@ -80,7 +80,7 @@ def restore(call: Call, log: Log) -> int:
     try:
         return attend(created.pidfd, created.console_fd)
     finally:
-        delete_again(state, log)
+        delete_on_exit(state, log)
 
 
 def _folders(options: dict[str, object]) -> dict[str, object]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The works of callers; their imports come along. Modules that load a shared object cannot be among them.
 WORKS = (
-    "pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.life", "pyrunc.cli.execute", "pyrunc.cli.look",
+    "pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.container", "pyrunc.cli.execute", "pyrunc.cli.inspect",
     "pyrunc.container.create", "pyrunc.container.bundle", "pyrunc.container.run", "pyrunc.accelerate.exec_cache",
     "pyrunc.container.start", "pyrunc.container.kill", "pyrunc.container.delete", "pyrunc.container.exec",
     "pyrunc.container.list", "pyrunc.spec.check", "pyrunc.spec.parse", "pyrunc.cgroups.group", "pyrunc.cgroups.naming",

@@ -136,23 +136,23 @@ _IMAGES = (
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
-        Verb("create", "make a container and leave it waiting for start", "life:create", options=_CREATE),
-        Verb("start", "run the program of a created container", "life:start"),
+        Verb("create", "make a container and leave it waiting for start", "container:create", options=_CREATE),
+        Verb("start", "run the program of a created container", "container:start"),
         Verb(
             "run",
             "create and start a container",
-            "life:run",
+            "container:run",
             options=(
                 *_CREATE,
                 Option("detach d", FLAG, "return when it runs"),
                 Option("keep", FLAG, "do not delete it when it ends"),
             ),
         ),
-        Verb("state", "print a container's state as JSON", "life:state"),
+        Verb("state", "print a container's state as JSON", "container:state"),
         Verb(
             "kill",
             "send a signal to a container (TERM)",
-            "life:kill",
+            "container:kill",
             ("ID", "SIGNAL"),
             (
                 Option("all a", FLAG, "to all its processes"),
@@ -164,7 +164,7 @@ VERBS: dict[str, Verb] = {
         Verb(
             "delete",
             "remove a stopped container",
-            "life:delete",
+            "container:delete",
             options=(
                 Option("force f", FLAG, "also one that runs, and none at all"),
                 Option("regex r", FLAG, "ID is a regular expression: every container that it matches"),
@@ -206,13 +206,13 @@ VERBS: dict[str, Verb] = {
             least=1,
             leading=True,
         ),
-        Verb("pause", "stop all processes where they stand", "change:pause"),
-        Verb("resume", "let a paused container run on", "change:resume"),
-        Verb("update", "change a running container's limits", "change:update", options=_RESOURCES),
+        Verb("pause", "stop all processes where they stand", "update:pause"),
+        Verb("resume", "let a paused container run on", "update:resume"),
+        Verb("update", "change a running container's limits", "update:update", options=_RESOURCES),
         Verb(
             "ps",
             "list a container's processes",
-            "look:ps",
+            "inspect:ps",
             ("ID", "PS-ARGUMENTS..."),
             (Option("format f", TEXT, "table or json", default="table"),),
             least=1,
@@ -221,7 +221,7 @@ VERBS: dict[str, Verb] = {
         Verb(
             "events",
             "print usage every few seconds, and OOM kills",
-            "look:events",
+            "inspect:events",
             options=(
                 Option("interval", TEXT, "time between two", default="5s"),
                 Option("stats", FLAG, "print usage once"),
@@ -272,11 +272,11 @@ VERBS: dict[str, Verb] = {
                 Option("lsm-mount-context", TEXT, "SELinux context of mounts", metavar="CONTEXT"),
             ),
         ),
-        Verb("features", "print what this runtime can do as JSON", "look:features", ()),
+        Verb("features", "print what this runtime can do as JSON", "inspect:features", ()),
         Verb(
             "list",
             "list containers",
-            "look:list",
+            "inspect:list",
             (),
             (
                 Option("format f", TEXT, "table or json", default="table"),
@@ -287,7 +287,7 @@ VERBS: dict[str, Verb] = {
         Verb(
             "plan",
             "print what a create would do, one line per operation, without doing it",
-            "look:plan",
+            "inspect:plan",
             ("BUNDLE",),
             (
                 Option("format f", TEXT, "text or json", default="text"),
@@ -299,7 +299,7 @@ VERBS: dict[str, Verb] = {
         Verb(
             "spec",
             "write a config.json to start from",
-            "look:spec",
+            "inspect:spec",
             (),
             (
                 Option("bundle b", TEXT, "folder to write it to", default=".", metavar="DIR"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from pyrunc import debug, jsontext, record
+from pyrunc import atomic_file, debug, jsontext
 from pyrunc.container import state as states
 from pyrunc.container import status as facts
 from pyrunc.container.state import State
@@ -58,7 +58,7 @@ def load(folder: str, config: str = "") -> Bundle:
     return Bundle(os.path.abspath(folder), document, spec)
 
 
-class Wishes:
+class CreateOptions:
     """How a container is to be made, beyond its bundle: what the command line says, and `notify`, the socket of a service
     manager that waits for the container to be ready. `attached`: we copy the program's terminal to ours. `activated`: how many of `preserve_fds` are a service's sockets. `proxy` is open after `make` when the program runs then."""
 
@@ -103,9 +103,9 @@ def make(
     root: str,
     container_id: str,
     bundle: Bundle,
-    wishes: Wishes,
+    create_options: CreateOptions,
     after: Callable[[State, Created], None],
-    bear: Callable[[State, Bundle, Wishes], Created] | None = None,
+    bear: Callable[[State, Bundle, CreateOptions], Created] | None = None,
 ) -> tuple[State, Created]:
     """Claim the id, create the process, record it; `after` is the caller's last part, whose failure undoes all as well.
 
@@ -117,9 +117,11 @@ def make(
         from pyrunc.container.rootless import enter
 
         bundle = Bundle(bundle.folder, bundle.document, enter(bundle.spec))
-    wishes.with_cgroup = wishes.with_cgroup and _may_have_cgroup(container_id, bundle.spec, wishes.driver)
+    create_options.with_cgroup = create_options.with_cgroup and _may_have_cgroup(
+        container_id, bundle.spec, create_options.driver
+    )
     folder = states.claim(root, container_id)
-    state = _first_record(folder, container_id, bundle, wishes, owner_uid)
+    state = _first_record(folder, container_id, bundle, create_options, owner_uid)
     debug.say("state of container %s is in %s", container_id, folder)
     try:
         with Undo() as undo:
@@ -127,7 +129,7 @@ def make(
             with states.Lock(state):
                 _write_config(state, bundle)
                 state.save()
-                created = (bear or _create)(state, bundle, wishes)
+                created = (bear or _create)(state, bundle, create_options)
                 undo.push("container", _unmake, state, created)
                 state.cgroup_record = created.cgroup.record() if created.cgroup is not None else None
                 state.complete = True
@@ -140,10 +142,10 @@ def make(
     return state, created
 
 
-def _create(state: State, bundle: Bundle, wishes: Wishes) -> Created:
+def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Created:
     from pyrunc.container.create import create
 
-    return create(_request(state, bundle, wishes))
+    return create(_request(state, bundle, create_options))
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
@@ -165,7 +167,9 @@ def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
     return False
 
 
-def _first_record(folder: str, container_id: str, bundle: Bundle, wishes: Wishes, owner_uid: int) -> State:
+def _first_record(
+    folder: str, container_id: str, bundle: Bundle, create_options: CreateOptions, owner_uid: int
+) -> State:
     spec = bundle.spec
     pids = spec.linux.namespace("pid")
     return State(
@@ -178,37 +182,37 @@ def _first_record(folder: str, container_id: str, bundle: Bundle, wishes: Wishes
         created=states.now(),
         owner_uid=owner_uid,
         private_pids=pids is not None and not pids.path,
-        cgroup=_expected_cgroup(container_id, spec, wishes),
-        keyring=f"_ses.{container_id}" if wishes.keyring else "",
+        cgroup=_expected_cgroup(container_id, spec, create_options),
+        keyring=f"_ses.{container_id}" if create_options.keyring else "",
     )
 
 
-def _expected_cgroup(container_id: str, spec: Spec, wishes: Wishes) -> dict[str, str] | None:
-    if not wishes.with_cgroup:
+def _expected_cgroup(container_id: str, spec: Spec, create_options: CreateOptions) -> dict[str, str] | None:
+    if not create_options.with_cgroup:
         return None
     from pyrunc.cgroups.naming import place
 
-    return place(spec.linux.cgroups_path, container_id, wishes.driver).record()
+    return place(spec.linux.cgroups_path, container_id, create_options.driver).record()
 
 
 def _write_config(state: State, bundle: Bundle) -> None:
     text = jsontext.dumps(bundle.document).encode("ascii")
-    record.write_bytes(f"{state.folder}/{states.CONFIG}", text)
+    atomic_file.write_bytes(f"{state.folder}/{states.CONFIG}", text)
 
 
-def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
+def _request(state: State, bundle: Bundle, create_options: CreateOptions) -> Any:
     from pyrunc.compile.descriptors import CgroupChoice
     from pyrunc.compile.rootfs_probe import keeps_groups
     from pyrunc.compile.sources import Directory
     from pyrunc.container.create import CreateRequest
 
-    spec = _with_sockets(bundle.spec, wishes.activated)
-    if wishes.notify and spec.process is not None:
+    spec = _with_sockets(bundle.spec, create_options.activated)
+    if create_options.notify and spec.process is not None:
         from pyrunc.container import notify
 
         spec = notify.with_socket(spec, state.folder)
-        if wishes.start_immediately:
-            wishes.proxy = notify.Proxy(state.folder, wishes.notify)
+        if create_options.start_immediately:
+            create_options.proxy = notify.Proxy(state.folder, create_options.notify)
     assert spec.root is not None
     return CreateRequest(
         state.id,
@@ -216,15 +220,17 @@ def _request(state: State, bundle: Bundle, wishes: Wishes) -> Any:
         spec,
         Directory(spec.root.path),
         state_dir=state.folder,
-        cgroup=CgroupChoice(wishes.driver, wishes.missing_controllers) if wishes.with_cgroup else None,
-        start_immediately=wishes.start_immediately,
+        cgroup=CgroupChoice(create_options.driver, create_options.missing_controllers)
+        if create_options.with_cgroup
+        else None,
+        start_immediately=create_options.start_immediately,
         record=_recorder(state),
-        attached=wishes.attached,
-        preserve_fds=wishes.preserve_fds,
-        keyring=wishes.keyring,
-        pivot=wishes.pivot,
+        attached=create_options.attached,
+        preserve_fds=create_options.preserve_fds,
+        keyring=create_options.keyring,
+        pivot=create_options.pivot,
         keep_groups=keeps_groups(spec),
-        trace=wishes.trace,
+        trace=create_options.trace,
     )
 
 

@@ -18,10 +18,10 @@ import os
 import time
 from _stat import S_ISDIR, S_ISVTX
 
-from pyrunc import jsontext, record
+from pyrunc import atomic_file, jsontext
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound
 from pyrunc.kernel.credential import in_user_namespace
-from pyrunc.record import DamagedRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class State:
 
     def save(self) -> None:
         """Write state.json whole."""
-        record.write_json(
+        atomic_file.write_json(
             f"{self.folder}/{STATE}",
             {
                 "id": self.id,
@@ -224,7 +224,7 @@ def _is_container(folder: str, container_id: str) -> bool:
 
 def _read(folder: str, container_id: str) -> State:
     try:
-        found = record.read_json(f"{folder}/{STATE}")
+        found = atomic_file.read_json(f"{folder}/{STATE}")
     except NotADirectoryError:
         raise NotFound(f"{folder} is not a folder") from None
     if found.get("id") != container_id:

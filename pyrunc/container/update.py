@@ -5,7 +5,7 @@ The saved configuration learns the new values, so that later readers (`state`, a
 
 from __future__ import annotations
 
-from pyrunc import jsontext, record
+from pyrunc import atomic_file, jsontext
 from pyrunc.container import state as states
 from pyrunc.container import status as facts
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
@@ -41,7 +41,7 @@ def _remember(state: State, resources: dict[str, Any]) -> None:
         old = kept.get(key)
         kept[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
     text = jsontext.dumps(config)
-    record.write_bytes(f"{state.folder}/{states.CONFIG}", text.encode("ascii"))
+    atomic_file.write_bytes(f"{state.folder}/{states.CONFIG}", text.encode("ascii"))
 
 
 UNSIGNED = ("shares", "period", "burst", "realtimePeriod", "weight")

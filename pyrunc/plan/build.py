@@ -197,7 +197,7 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
 
 
 def _birth(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
-    """Joined namespaces, then the process in its new ones, then what only they need."""
+    """SingleFlight namespaces, then the process in its new ones, then what only they need."""
     new = namespaces.new(linux)
     ops, late = namespaces.joins(linux)
     time = linux.namespace("time")

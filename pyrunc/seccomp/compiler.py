@@ -11,9 +11,9 @@ import os
 import stat
 from _blake2 import blake2b  # hashlib would load OpenSSL
 
+from pyrunc.atomic_file import write_bytes
 from pyrunc.errors import Unsupported
 from pyrunc.kernel.credential import is_machine_root
-from pyrunc.record import write_bytes
 from pyrunc.seccomp import profile as profiles
 
 TYPE_CHECKING = False

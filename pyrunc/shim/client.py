@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import NotFound, Unavailable
 from pyrunc.peer import Answer, Peer, fail
 from pyrunc.shim import messages
@@ -281,7 +281,7 @@ class ShimClient:
 
     async def _ask(self, call: str, **parameters: Any) -> dict[str, Any]:
         answer, fds = await self._call(call, **parameters)
-        wire.close_all(fds)
+        ipc.close_all(fds)
         return answer
 
     async def _call(self, call: str, **parameters: Any) -> Answer:

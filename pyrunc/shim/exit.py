@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.shim import messages
 
 TYPE_CHECKING = False
@@ -44,6 +44,6 @@ class Exit:
     def write(self, directory: str) -> None:
         """Put the record into the container's folder. A failure is reported on stderr: the exit must be told all the same."""
         try:
-            record.write_json(f"{directory}/{messages.EXIT_RECORD}", self.fields())
+            atomic_file.write_json(f"{directory}/{messages.EXIT_RECORD}", self.fields())
         except OSError as error:
             print(f"pyrunc-shim: no exit record in {directory}: {error}", file=sys.stderr)

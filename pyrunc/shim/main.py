@@ -70,7 +70,7 @@ def _begin() -> LibraryStarter:
     reaper.set_child_subreaper()
     launch.executable()  # workers inherit it
     null.prepare()  # and this
-    return LibraryStarter(_be_spared())
+    return LibraryStarter(_lower_oom_score())
 
 
 def _be_steady() -> None:
@@ -103,7 +103,7 @@ def _open_own_log(sandbox_dir: str) -> None:
     os.close(log)
 
 
-def _be_spared() -> int:
+def _lower_oom_score() -> int:
     """Killing a shim frees little and loses a pod: the OOM killer should look elsewhere, where we may say so.
 
     Returns what was in force before, which is what containers are to inherit.

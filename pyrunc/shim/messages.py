@@ -1,4 +1,4 @@
-"""What a shim and its clients say to each other. One JSON object per packet, descriptors beside it (pyrunc.wire).
+"""What a shim and its clients say to each other. One JSON object per packet, descriptors beside it (pyrunc.ipc).
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or {"id": n, "error": …} (pyrunc.errors).
 Events {"event": …} go to every connected client, after the fact is on disk. A shim may be older or newer than its client:

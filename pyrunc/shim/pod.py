@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.shim import messages, tree
 from pyrunc.shim.loop import Loop
@@ -89,7 +89,7 @@ class Pod:
     def _start_holder(self, call: Call) -> None:
         if self._holder or self._holder_starting:
             raise AlreadyExists("the pod's holder was started before")
-        wanted = record.read_json(f"{self._sandbox_dir}/{messages.HOLDER_RECORD}")
+        wanted = atomic_file.read_json(f"{self._sandbox_dir}/{messages.HOLDER_RECORD}")
         self._holder_starting = True
 
         def done(fields: dict[str, Any], fds: list[int]) -> None:
@@ -157,7 +157,7 @@ class Pod:
             raise
 
     def _launch(self, container: Container, call: Call) -> None:
-        launch = record.read_json(f"{container.directory}/{messages.LAUNCH_RECORD}")
+        launch = atomic_file.read_json(f"{container.directory}/{messages.LAUNCH_RECORD}")
         container.open_log(launch.get("log_path"), launch.get("log_directory", ""))
         tty, stdin, once = (bool(launch.get(name)) for name in ("tty", "stdin", "stdin_once"))
         streams = Streams(stdin=stdin and not tty, stdout=not tty, stderr=not tty)
@@ -427,4 +427,4 @@ def write_own_record(sandbox_dir: str) -> None:
     own = tree.stat(os.getpid())
     assert own is not None
     fields = {"pid": os.getpid(), "start_time": own.start_time}
-    record.write_json(f"{sandbox_dir}/{messages.SHIM_RECORD}", fields)
+    atomic_file.write_json(f"{sandbox_dir}/{messages.SHIM_RECORD}", fields)

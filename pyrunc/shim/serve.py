@@ -7,7 +7,7 @@ import struct
 import sys
 from _socket import SO_PEERCRED, SOL_SOCKET, socket
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument, KernelError, Unsupported
 from pyrunc.shim.loop import BROKEN, READABLE, WRITABLE
 
@@ -85,9 +85,9 @@ class Connection:
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send or queue; owns `fds`. A client that reads nothing for thousands of messages is dropped."""
         if self.closed:
-            wire.close_all(fds)
+            ipc.close_all(fds)
             return
-        self._unsent.append((wire.encode(message), list(fds)))
+        self._unsent.append((ipc.encode(message), list(fds)))
         if len(self._unsent) > UNSENT_LIMIT:
             self.close()
         else:
@@ -101,7 +101,7 @@ class Connection:
         self._server.loop.unwatch(self._socket.fileno())
         self._socket.close()
         for _, fds in self._unsent:
-            wire.close_all(fds)
+            ipc.close_all(fds)
         self._unsent.clear()
         self._server.left(self)
 
@@ -113,7 +113,7 @@ class Connection:
 
     def _receive(self) -> None:
         try:
-            received = wire.receive(self._socket)
+            received = ipc.receive(self._socket)
         except BlockingIOError:
             return
         except (OSError, Error) as error:
@@ -123,21 +123,21 @@ class Connection:
             self.close()
             return
         request, fds = received
-        wire.close_all(fds)  # no call takes any
+        ipc.close_all(fds)  # no call takes any
         self._server.dispatch(Call(self, request))
 
     def _flush(self) -> None:
         while self._unsent:
             text, fds = self._unsent[0]
             try:
-                wire.send_text(self._socket, text, fds)
+                ipc.send_text(self._socket, text, fds)
             except BlockingIOError:
                 self._server.loop.watch(self._socket.fileno(), READABLE | WRITABLE, self._ready)
                 return
             except OSError:
                 self.close()
                 return
-            wire.close_all(fds)
+            ipc.close_all(fds)
             del self._unsent[0]
         self._server.loop.watch(self._socket.fileno(), READABLE, self._ready)
 

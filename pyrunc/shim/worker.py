@@ -15,7 +15,7 @@ import signal
 import sys
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import Error, KernelError, Unavailable, from_wire
 from pyrunc.kernel.reaper import set_name, set_parent_death_signal
 from pyrunc.shim import rehearse
@@ -55,7 +55,7 @@ class Parked:
     def give(self, job: dict[str, Any], fds: Sequence[int]) -> bool:
         """Let it begin; its answer comes on `socket`, which is the caller's now. False when it has died."""
         try:
-            wire.send(self.socket, job, [2, *fds])  # our own log is its
+            ipc.send(self.socket, job, [2, *fds])  # our own log is its
         except (BrokenPipeError, ConnectionResetError):
             self.socket.close()
             return False
@@ -69,7 +69,7 @@ class Parked:
 def _wait(perform: Callable[[dict[str, Any], list[int]], Result], requests: socket) -> Result:
     set_name("pyrunc-spare")
     rehearse.warm_up()
-    received = wire.receive(requests)
+    received = ipc.receive(requests)
     if received is None:
         os._exit(0)
     job, fds = received
@@ -112,7 +112,7 @@ class Worker:
 
     def _answered(self, events: int) -> None:
         try:
-            received = wire.receive(self._answer)
+            received = ipc.receive(self._answer)
         except (OSError, Error) as error:
             print(f"pyrunc-shim: a worker's answer: {error}", file=sys.stderr)
             received = None
@@ -124,7 +124,7 @@ class Worker:
                 return
             message, fds = received
             if "error" in message:
-                wire.close_all(fds)
+                ipc.close_all(fds)
                 self._on_failed(from_wire(message["error"]))
             else:
                 self._on_done(message["ok"], fds)
@@ -141,19 +141,19 @@ def _work(
     """With the shim dead nobody would hold what is started: then this ends too."""
     try:
         set_parent_death_signal(signal.SIGKILL, shim)
-        wire.close_all(not_inherited)
+        ipc.close_all(not_inherited)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             fields, fds = work()
-            wire.send(answer, {"ok": fields}, fds)
+            ipc.send(answer, {"ok": fields}, fds)
         except Error as error:
-            wire.send(answer, {"error": error.to_wire()})
+            ipc.send(answer, {"error": error.to_wire()})
         except OSError as error:
             failed = KernelError("start", error.filename or "", error.errno or 0, error.strerror or "")
-            wire.send(answer, {"error": failed.to_wire()})
+            ipc.send(answer, {"error": failed.to_wire()})
         except Exception as error:
             sys.excepthook(*sys.exc_info())
-            wire.send(answer, {"error": Error(f"{type(error).__name__}: {error}").to_wire()})
+            ipc.send(answer, {"error": Error(f"{type(error).__name__}: {error}").to_wire()})
     finally:
         os._exit(0)

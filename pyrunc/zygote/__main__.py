@@ -9,7 +9,7 @@ import os
 import sys
 from _socket import socket
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import Error
 from pyrunc.kernel import reaper
 from pyrunc.zygote import loop, preload
@@ -23,7 +23,7 @@ def main() -> None:
     try:
         preload.load(sys.argv[3:])
     except Error as error:
-        wire.send(server, {"error": error.to_wire()})
+        ipc.send(server, {"error": error.to_wire()})
         return
     preload.freeze()
     loop.Loop(server).serve()

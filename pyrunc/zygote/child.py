@@ -9,7 +9,7 @@ import signal
 import sys
 from _socket import socket
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import Error
 from pyrunc.kernel import reaper
 from pyrunc.zygote import messages, preload
@@ -85,10 +85,10 @@ def _errand(zygote: int, function: Callable[..., Any], request: dict[str, Any], 
     try:
         outcome = function(request["arguments"], mine)
     except Error as error:
-        wire.send(answers, {"error": error.to_wire()})
+        ipc.send(answers, {"error": error.to_wire()})
         return 1
     if isinstance(outcome, list):
-        wire.send(answers, {"ok": True}, outcome)
+        ipc.send(answers, {"ok": True}, outcome)
         return 0
     return _code(outcome)
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, PeerError, Unavailable, from_wire
 from pyrunc.peer import Peer, fail
 from pyrunc.zygote import messages
@@ -211,9 +211,9 @@ class _Errand:
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
                 self._outputs.append(_Output(self._loop, ours, self._limit_bytes))
                 ends.fds.insert(place, theirs)
-            ends.fds.insert(0, wire.open_memory("stdin", stdin))
+            ends.fds.insert(0, ipc.open_memory("stdin", stdin))
         except BaseException:
-            wire.close_all(ends.fds)
+            ipc.close_all(ends.fds)
             raise
         return ends
 
@@ -223,13 +223,13 @@ class _Errand:
             output.drain()
         fds: list[int] = []
         try:
-            received = wire.receive(self._result)
+            received = ipc.receive(self._result)
         except BlockingIOError:
             received = None
         if received:
             message, fds = received
             if "error" in message:
-                wire.close_all(fds)
+                ipc.close_all(fds)
                 raise from_wire(message["error"])
         stdout, stderr = (bytes(output.content) for output in self._outputs)
         truncated = any(output.truncated for output in self._outputs)
@@ -250,7 +250,7 @@ class _Ends:
         return self.fds
 
     def __exit__(self, *exception: object) -> None:
-        wire.close_all(self.fds)
+        ipc.close_all(self.fds)
 
 
 class _Output:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.zygote import child, descendants, messages
 from pyrunc.zygote.spare import Spare
@@ -48,7 +48,7 @@ class Loop:
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
         poll.register(wakeup, select.POLLIN)
-        wire.send(self._server, {"ready": os.getpid()})
+        ipc.send(self._server, {"ready": os.getpid()})
         try:
             while True:
                 ready = {fd for fd, _ in poll.poll(self._wait_ms())}
@@ -66,7 +66,7 @@ class Loop:
                 descendants.kill(errand.pid)
 
     def _request(self) -> bool:
-        received = wire.receive(self._server)
+        received = ipc.receive(self._server)
         if received is None:
             return False
         request, fds = received
@@ -77,14 +77,14 @@ class Loop:
         except OSError as error:
             self._fail(request, KernelError("fork", str(request.get("function")), error.errno or 0))
         finally:
-            wire.close_all(fds)
+            ipc.close_all(fds)
         return True
 
     def _dispatch(self, request: dict[str, Any], fds: list[int]) -> None:
         call = request.get("call")
         if call == messages.FORK:
             pid = self._from_spare(request, fds) or child.fork_detached(request, fds)
-            wire.send(self._server, {"id": request["id"], "ok": {"pid": pid}})
+            ipc.send(self._server, {"id": request["id"], "ok": {"pid": pid}})
         elif call == messages.RUN:
             pid = child.fork_errand(request, fds)
             timeout_s = request.get("timeout_s")
@@ -119,7 +119,7 @@ class Loop:
 
     def _fail(self, request: dict[str, Any], error: Error) -> None:
         print(f"pyrunc-zygote: {error}", file=sys.stderr)
-        wire.send(self._server, {"id": request.get("id", 0), "error": error.to_wire()})
+        ipc.send(self._server, {"id": request.get("id", 0), "error": error.to_wire()})
 
     def _reap(self) -> None:
         while True:
@@ -138,7 +138,7 @@ class Loop:
             if errand:
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
                 answer = {"exit_code": code, "timed_out": errand.timed_out}
-                wire.send(self._server, {"id": errand.request_id, "ok": answer})
+                ipc.send(self._server, {"id": errand.request_id, "ok": answer})
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""What the server and the zygote say to each other. One JSON object per packet (pyrunc.wire).
+"""What the server and the zygote say to each other. One JSON object per packet (pyrunc.ipc).
 
 `fork`   {"id","call","function","arguments"} + fds        -> {"id","ok":{"pid"}}: a child that outlives server and zygote
 `run`    {"id","call","function","arguments","environment","timeout_s"} + [stdin, stdout, stderr, result socket, fds…]

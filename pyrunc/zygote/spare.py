@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.kernel import reaper
 from pyrunc.zygote import child, preload
 
@@ -40,7 +40,7 @@ class Spare:
     def give(self, arguments: dict[str, Any], fds: Sequence[int]) -> bool:
         """Its request; False when it has died."""
         try:
-            wire.send(self._socket, arguments, fds)
+            ipc.send(self._socket, arguments, fds)
         except (BrokenPipeError, ConnectionResetError):
             return False
         finally:
@@ -58,7 +58,7 @@ def _waiting_for(name: str) -> Callable[[dict[str, Any], list[int]], Any]:
         if prepare:
             prepare(fds)
         requests = socket(fileno=fds[0])
-        received = wire.receive(requests)
+        received = ipc.receive(requests)
         requests.close()
         if received is None:
             return 0

@@ -47,7 +47,7 @@ def begins(name: str, prefixes: tuple[str, ...]) -> bool:
 PYRUNC_ROOMS = (
     ("errors", "debug", "undo"),
     ("abi", "jsontext"),
-    ("record", "wire"),
+    ("atomic_file", "ipc"),
     ("kernel", "peer"),
     ("spec",),
     ("seccomp", "cgroups", "program", "zygote"),
@@ -60,7 +60,7 @@ PYRUNC_ROOMS = (
     ("cli",),
 )
 CRI_SERVER_ROOMS = (
-    ("encoded", "errands", "events", "locks", "undo", "notify", "images", "streaming", "http2"),
+    ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2"),
     ("store",),
     ("config", "network"),
     ("node",),

@@ -26,7 +26,7 @@ import importlib, json, os, sys
 from cri_server.cli import main
 for module, _ in main.COMMANDS.values():
     importlib.import_module("cri_server.cli." + module)
-import cri_server.app, pyrunc.cli.main, pyrunc.cli.fast, pyrunc.cli.people, pyrunc.cli.life, pyrunc.cli.look
+import cri_server.app, pyrunc.cli.main, pyrunc.cli.fast, pyrunc.cli.click_front, pyrunc.cli.container, pyrunc.cli.inspect
 user, commands = json.loads(sys.argv[1])
 os.environ.pop("XDG_RUNTIME_DIR", None)
 os.chdir("/")

@@ -23,7 +23,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.http2 import frames
 from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
-from cri_server.rpc import wire
+from cri_server.rpc import grpc_framing
 from tests.cri.server_harness import Server, code_of
 from tests.support.processes import wait_until
 
@@ -147,7 +147,7 @@ class Client:
 
     def call(self, stream_id: int, name: str, message: bytes = b"") -> bytes:
         block = self.block(name)
-        body = wire.message(message)
+        body = grpc_framing.message(message)
         return (
             head(len(block), frames.HEADERS, END_HEADERS, stream_id)
             + block
@@ -240,7 +240,7 @@ def test_header_bomb(server: Server) -> None:
         client.socket.shutdown(socket.SHUT_WR)
         assert client.parting() is None
         assert client.heard.count(b"headers of more than") == 100
-        assert wire.OK_BLOCK in client.heard
+        assert grpc_framing.OK_BLOCK in client.heard
 
 
 def test_garbage(server: Server) -> None:

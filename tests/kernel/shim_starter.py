@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from pyrunc import record
+from pyrunc import atomic_file
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import NotFound
 from pyrunc.kernel import terminal
@@ -44,7 +44,7 @@ class DirectStarter:
         stdio: tuple[int, int, int],
         holder: Holder | None,
     ) -> Process:
-        config = record.read_json(f"{directory}/config.json")
+        config = atomic_file.read_json(f"{directory}/config.json")
         group = Cgroup(config["linux"]["cgroupsPath"])
         group.create()
         try:
@@ -57,7 +57,7 @@ class DirectStarter:
         raise NotImplementedError("plain processes have no hooks")
 
     def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup:
-        return Cgroup(record.read_json(f"{directory}/config.json")["linux"]["cgroupsPath"])
+        return Cgroup(atomic_file.read_json(f"{directory}/config.json")["linux"]["cgroupsPath"])
 
     def execute(
         self, container: Container, process: dict[str, Any], stdio: Sequence[int], tty: bool

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
 from pyrunc.zygote.client import Zygote
 from tests.kernel.shim_pod import TIMEOUT_S, children, descriptors, gone, name_of
@@ -320,7 +320,7 @@ def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
         null = os.open("/dev/null", os.O_RDWR)
         result, its_result = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = {"id": 1, "call": "run", "function": f"{HERE}:echo", "arguments": {"say": ""}}
-        wire.send(
+        ipc.send(
             ours,
             {**request, "environment": {}, "timeout_s": None},
             [reading, null, null, its_result.fileno()],

@@ -29,7 +29,7 @@ from cri_server.http2 import frames, hpack
 from cri_server.http2.connection import Connection as Http2
 from cri_server.images import auth, hosts, manifest
 from cri_server.images.reference import Reference
-from cri_server.rpc import wire as grpc_wire
+from cri_server.rpc import grpc_framing as grpc_wire
 from cri_server.sandboxes import sysctls
 from cri_server.spec import cdi, mounts, process, user
 from cri_server.streaming import websocket

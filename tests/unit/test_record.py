@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc import record
+from pyrunc import atomic_file
 
 LENGTHS = (10, 200_000)
 WRITES = 200
@@ -19,8 +19,8 @@ def test_threads_that_write_one_record_leave_one_of_their_records(tmp_path: Path
     path = tmp_path / "one.json"
 
     def write(number: int) -> None:
-        record.write_json(str(path), {"letters": chr(97 + number % 26) * LENGTHS[number % 2]})
-        found = record.read_json(str(path))["letters"]
+        atomic_file.write_json(str(path), {"letters": chr(97 + number % 26) * LENGTHS[number % 2]})
+        found = atomic_file.read_json(str(path))["letters"]
         assert len(found) in LENGTHS and len(set(found)) == 1
 
     with ThreadPoolExecutor(8) as pool:
@@ -30,8 +30,8 @@ def test_threads_that_write_one_record_leave_one_of_their_records(tmp_path: Path
 
 def test_a_failed_write_leaves_the_old_record_alone(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
-    record.write_json(str(path), {"first": True})
+    atomic_file.write_json(str(path), {"first": True})
     os.mkdir(tmp_path / "folder")
     with pytest.raises(IsADirectoryError):
-        record.write_bytes(str(tmp_path / "folder"), b"text")
+        atomic_file.write_bytes(str(tmp_path / "folder"), b"text")
     assert json.loads(path.read_text())["first"] and sorted(os.listdir(tmp_path)) == ["folder", "one.json"]

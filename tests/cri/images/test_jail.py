@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.layers import Layers
-from pyrunc.record import DamagedRecord
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.zygote.client import Zygote
 from tests.cri.images import exploit
 

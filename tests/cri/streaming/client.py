@@ -16,7 +16,7 @@ from cri_server.streaming.descriptors import write_all
 from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
-from cri_server.streaming.wire import ConnectionLost, SocketWire
+from cri_server.streaming.transport import ConnectionLost, SocketWire
 from pyrunc.errors import PeerError
 
 V4 = "v4.channel.k8s.io"

@@ -24,8 +24,8 @@ from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.spdy import frames
 from cri_server.streaming.spdy.connection import Connection
 from cri_server.streaming.streams import BUDGET_BYTES
+from cri_server.streaming.transport import SocketWire
 from cri_server.streaming.websocket import Messages
-from cri_server.streaming.wire import SocketWire
 from tests.cri.streaming.client import V4, connect
 from tests.cri.streaming.conftest import GoExec
 from tests.cri.streaming.processes import ProcessBackend

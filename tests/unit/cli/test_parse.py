@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from pyrunc.cli import people
+from pyrunc.cli import click_front
 from pyrunc.cli.parse import Misuse, parse
 from pyrunc.cli.table import FLAG, GLOBAL, LIST, NUMBER, TRISTATE, VERBS
 
@@ -112,7 +112,7 @@ def test_help_wins_over_missing_arguments() -> None:
 
 
 def test_click_has_the_same_verbs_and_options() -> None:
-    program = people.program()
+    program = click_front.program()
     assert set(program.commands) == set(VERBS)
     for name, verb in VERBS.items():
         command = program.commands[name]

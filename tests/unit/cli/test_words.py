@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyrunc.cli.look import duration_s
+from pyrunc.cli.inspect import duration_s
 from pyrunc.cli.process import asked
 from pyrunc.cli.rootless import for_an_ordinary_user
 from pyrunc.container.kill import parse_signal

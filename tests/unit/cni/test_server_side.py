@@ -19,8 +19,8 @@ from cri_server.network.configuration import Configuration, builtin_network
 from cri_server.network.model import Bandwidth, Dns, PodNetwork, PortMapping
 from cri_server.sandboxes.run import pod_network
 from cri_server.store.model import Sandbox
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import InvalidArgument
-from pyrunc.record import DamagedRecord
 
 NETWORK = {"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]}
 

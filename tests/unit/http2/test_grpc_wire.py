@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cri_server.rpc import wire
+from cri_server.rpc import grpc_framing
 from cri_server.rpc.codes import CallFailed, Code
-from cri_server.rpc.wire import Incoming, NotGrpc
+from cri_server.rpc.grpc_framing import Incoming, NotGrpc
 
 FIELDS = [
     (b":method", b"POST"),
@@ -24,9 +24,9 @@ FIELDS = [
 
 
 def test_a_head() -> None:
-    head = wire.parse_head([*FIELDS, (b"grpc-timeout", b"250m"), (b"grpc-encoding", b"gzip")])
+    head = grpc_framing.parse_head([*FIELDS, (b"grpc-timeout", b"250m"), (b"grpc-encoding", b"gzip")])
     assert (head.path, head.timeout_s, head.encoding) == (b"/a.B/C", 0.25, b"gzip")
-    assert wire.parse_head(FIELDS).timeout_s is None
+    assert grpc_framing.parse_head(FIELDS).timeout_s is None
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_head() -> None:
 )
 def test_what_is_not_grpc(name: bytes, value: bytes, status: int) -> None:
     with pytest.raises(NotGrpc) as refused:
-        wire.parse_head([(n, value if n == name else v) for n, v in FIELDS])
+        grpc_framing.parse_head([(n, value if n == name else v) for n, v in FIELDS])
     assert refused.value.http_status == status
 
 
@@ -44,13 +44,13 @@ def test_what_is_not_grpc(name: bytes, value: bytes, status: int) -> None:
     [(b"1H", 3600), (b"2M", 120), (b"30S", 30), (b"99999999n", 0.099999999), (b"0u", 0), (b"5m", 0.005)],
 )
 def test_timeouts(text: bytes, seconds: float) -> None:
-    assert wire.parse_timeout_s(text) == pytest.approx(seconds)
+    assert grpc_framing.parse_timeout_s(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", [b"", b"S", b"1", b"123456789S", b"-1S", b"1.5S", b"1s", b"1S\n"])
 def test_malformed_timeouts(text: bytes) -> None:
     with pytest.raises(CallFailed):
-        wire.parse_timeout_s(text)
+        grpc_framing.parse_timeout_s(text)
 
 
 def collect(body: bytes, parts: int, encoding: bytes = b"identity", limit: int = 1 << 20) -> bytes:
@@ -63,11 +63,13 @@ def collect(body: bytes, parts: int, encoding: bytes = b"identity", limit: int =
 @given(st.binary(max_size=2000), st.integers(1, 700), st.booleans())
 def test_messages_in_parts(payload: bytes, parts: int, compressed: bool) -> None:
     packed = gzip.compress(payload)
-    body = b"\1" + len(packed).to_bytes(4, "big") + packed if compressed else wire.message(payload)
+    body = b"\1" + len(packed).to_bytes(4, "big") + packed if compressed else grpc_framing.message(payload)
     assert collect(body, parts, b"gzip") == payload
     if not compressed:
-        assert wire.whole_message(body) == payload
-        assert wire.whole_message(body + b"x") is None and wire.whole_message(body[:-1]) is None
+        assert grpc_framing.whole_message(body) == payload
+        assert (
+            grpc_framing.whole_message(body + b"x") is None and grpc_framing.whole_message(body[:-1]) is None
+        )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_messages_in_parts(payload: bytes, parts: int, compressed: bool) -> None
         (b"", b"identity", Code.UNIMPLEMENTED),
         (b"\0\0\0", b"identity", Code.INTERNAL),
         (b"\0\0\0\0\5abc", b"identity", Code.INTERNAL),
-        (wire.message(b"a") + wire.message(b"b"), b"identity", Code.UNIMPLEMENTED),
+        (grpc_framing.message(b"a") + grpc_framing.message(b"b"), b"identity", Code.UNIMPLEMENTED),
         (b"\2\0\0\0\0", b"identity", Code.INTERNAL),
         (b"\1\0\0\0\1x", b"identity", Code.INTERNAL),
         (b"\1\0\0\0\1x", b"snappy", Code.UNIMPLEMENTED),
@@ -109,7 +111,7 @@ def test_the_window_of_a_long_message_is_asked_for_once() -> None:
 
 @given(st.text(max_size=300))
 def test_messages_of_statuses_survive(text: str) -> None:
-    escaped = wire.escape(text)
+    escaped = grpc_framing.escape(text)
     assert re.fullmatch(rb"[ -~]*", escaped)
     expected = text.encode("utf-8", "replace").decode()
     assert unquote(escaped.decode("ascii")) == expected
@@ -118,18 +120,18 @@ def test_messages_of_statuses_survive(text: str) -> None:
 @given(st.text(alphabet="aé€😀%\n", min_size=1, max_size=12), st.integers(6000, 6300))
 def test_long_messages_are_cut_between_characters(part: str, length: int) -> None:
     text = (part * length)[:length]
-    escaped = wire.escape(text)
-    assert len(escaped) <= wire.STATUS_MESSAGE_LIMIT_BYTES
+    escaped = grpc_framing.escape(text)
+    assert len(escaped) <= grpc_framing.STATUS_MESSAGE_LIMIT_BYTES
     shown = unquote(escaped.decode("ascii"), errors="strict")
     assert shown == text or text.startswith(shown.removesuffix("..."))
 
 
 def test_status_blocks() -> None:
-    assert decoded(wire.status_block(Code.NOT_FOUND, "no such: é")) == {
+    assert decoded(grpc_framing.status_block(Code.NOT_FOUND, "no such: é")) == {
         "grpc-status": "5",
         "grpc-message": "no such: %C3%A9",
     }
-    assert decoded(wire.status_block(Code.OK, "ignored")) == {"grpc-status": "0"}
+    assert decoded(grpc_framing.status_block(Code.OK, "ignored")) == {"grpc-status": "0"}
 
 
 def decoded(block: bytes) -> dict[str, str]:

@@ -26,8 +26,8 @@ import pytest
 from cri_server.http2 import frames
 from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
 from cri_server.http2.limits import Limits
+from cri_server.rpc import grpc_framing
 from cri_server.rpc import server as server_module
-from cri_server.rpc import wire
 from cri_server.rpc.link import BACKLOG_BYTES
 from cri_server.rpc.methods import Method, Parts
 from cri_server.rpc.server import Server
@@ -203,7 +203,7 @@ async def test_large_messages(world: World, size: int) -> None:
 
 
 async def test_messages_that_are_too_large(world: World) -> None:
-    limit = wire.MESSAGE_LIMIT_BYTES
+    limit = grpc_framing.MESSAGE_LIMIT_BYTES
     code, text = await code_of(world.call("echo", b"x" * (limit + 1)))
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and str(limit) in str(text)
     code, _ = await code_of(world.call("large", b"%d" % (limit + 1)))
@@ -350,7 +350,7 @@ class Raw(asyncio.Protocol):
 
     def call(self, stream_id: int, name: str, body: bytes = b"", *more: tuple[str, str]) -> bytes:
         """The frames of a whole call."""
-        return self.head(stream_id, name, *more) + last(stream_id, wire.message(body))
+        return self.head(stream_id, name, *more) + last(stream_id, grpc_framing.message(body))
 
     async def frames(self) -> list[tuple[int, int, int, bytes]]:
         """All that has come when the server has closed: kind, flags, stream, body."""
@@ -408,7 +408,7 @@ async def test_a_client_that_goes_takes_its_calls_with_it(world: World) -> None:
 async def test_a_byte_at_a_time(world: World, raw: Raw) -> None:
     for byte in HELLO + raw.call(1, "echo", b"slow"):
         await raw.send(bytes([byte]))
-    await until(lambda: wire.OK_BLOCK in raw.heard)
+    await until(lambda: grpc_framing.OK_BLOCK in raw.heard)
     raw.transport.write_eof()
     kinds = [(kind, stream_id) for kind, _, stream_id, _ in await raw.frames()]
     assert kinds[-3:] == [(frames.HEADERS, 1), (frames.DATA, 1), (frames.HEADERS, 1)]
@@ -441,7 +441,7 @@ async def test_other_protocols_are_answered_at_the_end_of_the_request_or_when_it
 
 
 async def test_requests_that_are_not_one_message(world: World, raw: Raw) -> None:
-    bodies = {1: b"", 3: b"\0\0\0", 5: wire.message(b"a") * 2, 7: b"\0\0\0\0\5abc", 9: b"\7\0\0\0\0"}
+    bodies = {1: b"", 3: b"\0\0\0", 5: grpc_framing.message(b"a") * 2, 7: b"\0\0\0\0\5abc", 9: b"\7\0\0\0\0"}
     await raw.send(HELLO)
     for stream_id, body in bodies.items():
         await raw.send(raw.head(stream_id, "echo") + last(stream_id, body))
@@ -517,7 +517,7 @@ async def test_answers_that_nobody_makes_room_for_stand_in_line(world: World, ra
     await raw.send(raw.call(99, "echo", b"x") + raw.call(101, "wait"))
     raw.transport.write(frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
     raw.transport.write(frames.window_update(0, 1 << 30))
-    await until(lambda: raw.heard.count(wire.OK_BLOCK) == count + 1)
+    await until(lambda: raw.heard.count(grpc_framing.OK_BLOCK) == count + 1)
     assert world.calls.made == count and len(raw.heard) > count * size
     assert not link._line and list(link._calls) == [101]
 
@@ -537,9 +537,11 @@ async def test_calls_that_end_while_they_stand_in_line(world: World, raw: Raw) -
     await until(lambda: list(link._calls) == [99])
     raw.transport.write(frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
     raw.transport.write(frames.window_update(0, 1 << 30))
-    await until(lambda: raw.heard.count(wire.OK_BLOCK) == 2)
+    await until(lambda: raw.heard.count(grpc_framing.OK_BLOCK) == 2)
     await until(lambda: not link._calls and not world.server._calls)
-    assert b"x" * 7 + head(len(wire.OK_BLOCK), frames.HEADERS, END_HEADERS | END_STREAM, 99) in raw.heard
+    assert (
+        b"x" * 7 + head(len(grpc_framing.OK_BLOCK), frames.HEADERS, END_HEADERS | END_STREAM, 99) in raw.heard
+    )
     assert world.calls.made == 2 and world.calls.started == world.calls.ended
 
 
@@ -688,7 +690,7 @@ async def test_requests_that_never_end_are_bounded_in_all(
 ) -> None:
     """Each fits into the window that every stream begins with."""
     monkeypatch.setattr(server_module, "LARGE_LIMIT_BYTES", 1 << 20)
-    part = wire.prefix(60_000) + bytes(16_000)
+    part = grpc_framing.prefix(60_000) + bytes(16_000)
     async with Raw(world) as raw:
         await raw.send(HELLO)
         for number in range(1, 201, 2):

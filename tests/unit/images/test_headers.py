@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from cri_server.images import headers
+from cri_server.images import tar_headers
 from cri_server.images.inflate import BadLayer, Stream
 
 KINDS = {
-    tarfile.REGTYPE: headers.FILE, tarfile.DIRTYPE: headers.DIRECTORY, tarfile.SYMTYPE: headers.SYMLINK,
-    tarfile.LNKTYPE: headers.HARDLINK, tarfile.CHRTYPE: headers.CHARACTER, tarfile.BLKTYPE: headers.BLOCK_DEVICE,
-    tarfile.FIFOTYPE: headers.FIFO,
+    tarfile.REGTYPE: tar_headers.FILE, tarfile.DIRTYPE: tar_headers.DIRECTORY, tarfile.SYMTYPE: tar_headers.SYMLINK,
+    tarfile.LNKTYPE: tar_headers.HARDLINK, tarfile.CHRTYPE: tar_headers.CHARACTER, tarfile.BLKTYPE: tar_headers.BLOCK_DEVICE,
+    tarfile.FIFOTYPE: tar_headers.FIFO,
 }  # fmt: skip
 
 
@@ -34,11 +34,11 @@ def stream_of(data: bytes) -> Iterator[Stream]:
         os.close(fd)
 
 
-def read(data: bytes) -> list[tuple[headers.Entry, bytes]]:
+def read(data: bytes) -> list[tuple[tar_headers.Entry, bytes]]:
     with stream_of(data) as stream:
         found = []
-        for entry in headers.members(stream):
-            found.append((entry, stream.read_exact(entry.stored) if entry.kind == headers.FILE else b""))
+        for entry in tar_headers.members(stream):
+            found.append((entry, stream.read_exact(entry.stored) if entry.kind == tar_headers.FILE else b""))
         return found
 
 
@@ -95,25 +95,25 @@ def test_what_tarfile_writes_we_read(kind: int, written: list[tuple[tarfile.TarI
     ],
 )  # fmt: skip
 def test_times_keep_their_nanoseconds(text: bytes, expected: int) -> None:
-    assert headers._time(text) == expected
+    assert tar_headers._time(text) == expected
 
 
 @pytest.mark.parametrize("text", [b"", b"a", b"1.a", b"1e5", b"nan", b"--1", b"9" * 30, b"1.-5"])
 def test_times_that_are_none(text: bytes) -> None:
     with pytest.raises(BadLayer):
-        headers._time(text)
+        tar_headers._time(text)
 
 
 @pytest.mark.parametrize("number", [0, 1, 0o7777777, 2**21, 2**33, 2**40, 2**61])
 def test_numbers_in_octal_and_base_256(number: int) -> None:
-    assert headers._number(tarfile.itn(number, 12, tarfile.GNU_FORMAT), "size") == number  # type: ignore[attr-defined]
+    assert tar_headers._number(tarfile.itn(number, 12, tarfile.GNU_FORMAT), "size") == number  # type: ignore[attr-defined]
 
 
 def test_negative_numbers_only_where_they_mean_something() -> None:
     field = tarfile.itn(-5, 12, tarfile.GNU_FORMAT)  # type: ignore[attr-defined]
-    assert headers._number(field, "mtime", signed=True) == -5
+    assert tar_headers._number(field, "mtime", signed=True) == -5
     with pytest.raises(BadLayer, match="size is out of range"):
-        headers._number(field, "size")
+        tar_headers._number(field, "size")
 
 
 @settings(max_examples=300, deadline=None)

@@ -9,8 +9,8 @@ import pytest
 
 from cri_server.store import disk
 from cri_server.store.paths import Paths
+from pyrunc.atomic_file import read_json
 from pyrunc.errors import NotFound
-from pyrunc.record import read_json
 from tests.unit.server.test_store import sandbox
 
 

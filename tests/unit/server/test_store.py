@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.locks import Gate, Joined
+from cri_server.locks import Gate, SingleFlight
+from cri_server.steps import Failpoints, InjectedError, Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox, User
-from cri_server.undo import Failpoints, InjectedError, Step, Steps
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, NotFound
 from pyrunc.kernel.process import alive_since
-from pyrunc.record import DamagedRecord
 
 
 def sandbox(identifier: str = "a" * 64, **labels: str) -> Sandbox:
@@ -104,7 +104,7 @@ def test_a_process_is_known_by_its_start() -> None:
 
 
 async def test_equal_calls_join_and_outlive_their_callers() -> None:
-    joined, runs, end = Joined(), [], asyncio.Event()
+    joined, runs, end = SingleFlight(), [], asyncio.Event()
 
     async def work() -> int:
         runs.append(1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyrunc import wire
+from pyrunc import ipc
 from pyrunc.errors import PeerError
 
 Pair = tuple[socket.socket, socket.socket]
@@ -26,15 +26,15 @@ def pair() -> Iterator[Pair]:
 @pytest.mark.parametrize("size", [0, 1, 32_000, 32_768, 40_000, 250_000, 5_000_000])
 def test_messages_of_any_size_arrive_whole_with_their_descriptors(pair: Pair, size: int) -> None:
     reading, writing = os.pipe()
-    wire.send(pair[0], {"text": "x" * size}, [reading, writing])
-    received = wire.receive(pair[1])
+    ipc.send(pair[0], {"text": "x" * size}, [reading, writing])
+    received = ipc.receive(pair[1])
     assert received is not None
     message, fds = received
     assert message == {"text": "x" * size} and len(fds) == 2
     os.write(fds[1], b"through")
     assert os.read(reading, 100) == b"through"
     assert not any(os.get_inheritable(fd) for fd in fds)
-    wire.close_all([reading, writing, *fds])
+    ipc.close_all([reading, writing, *fds])
 
 
 json_values = st.recursive(
@@ -49,26 +49,26 @@ json_values = st.recursive(
 def test_every_object_comes_back(message: dict[str, object]) -> None:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with a, b:
-        wire.send(a, message)
-        assert wire.receive(b) == (message, [])
+        ipc.send(a, message)
+        assert ipc.receive(b) == (message, [])
 
 
 def test_paths_that_are_not_utf8_survive(pair: Pair) -> None:
     path = os.fsdecode(b"/tmp/\xff\xfe")
-    wire.send(pair[0], {"path": path})
-    received = wire.receive(pair[1])
+    ipc.send(pair[0], {"path": path})
+    received = ipc.receive(pair[1])
     assert received and os.fsencode(received[0]["path"]) == b"/tmp/\xff\xfe"
 
 
 def test_the_end_is_none(pair: Pair) -> None:
     pair[0].close()
-    assert wire.receive(pair[1]) is None
+    assert ipc.receive(pair[1]) is None
 
 
 def test_nothing_there_is_would_block(pair: Pair) -> None:
     pair[1].setblocking(False)
     with pytest.raises(BlockingIOError):
-        wire.receive(pair[1])
+        ipc.receive(pair[1])
 
 
 @pytest.mark.parametrize("packet", [b"x", b"[]", b"1", b"{", b'{"a":', b"M", b"\xff\xff", b"{}{}"])
@@ -77,23 +77,23 @@ def test_what_is_not_a_message_is_a_peers_error_and_leaks_no_descriptor(pair: Pa
     socket.send_fds(pair[0], [packet], [0, 1])
     if packet == b"M":  # the first descriptor should be a memfd with the text
         with pytest.raises((PeerError, OSError)):
-            wire.receive(pair[1])
+            ipc.receive(pair[1])
     else:
         with pytest.raises(PeerError):
-            wire.receive(pair[1])
+            ipc.receive(pair[1])
     assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_packet_that_is_too_long_is_refused(pair: Pair) -> None:
     pair[0].send(b'{"a":"' + b"x" * 100_000 + b'"}')
     with pytest.raises(PeerError, match="cut off"):
-        wire.receive(pair[1])
+        ipc.receive(pair[1])
 
 
 def test_a_memfd_that_is_too_long_is_refused(pair: Pair) -> None:
     memory = os.memfd_create("message")
-    os.ftruncate(memory, wire.MESSAGE_LIMIT_BYTES + 1)
+    os.ftruncate(memory, ipc.MESSAGE_LIMIT_BYTES + 1)
     socket.send_fds(pair[0], [b"M"], [memory])
     os.close(memory)
     with pytest.raises(PeerError, match="more than"):
-        wire.receive(pair[1])
+        ipc.receive(pair[1])

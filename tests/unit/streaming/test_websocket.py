@@ -14,8 +14,8 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 
 from cri_server.streaming.streams import StreamGone
+from cri_server.streaming.transport import SocketWire
 from cri_server.streaming.websocket import DIALECTS, MESSAGE_LIMIT_BYTES, Channels, Messages
-from cri_server.streaming.wire import SocketWire
 
 
 class Peer:

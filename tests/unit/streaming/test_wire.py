@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cri_server.streaming.descriptors import read_some, write_all
-from cri_server.streaming.wire import POSTED_LIMIT_BYTES, ConnectionLost, SocketWire
+from cri_server.streaming.transport import POSTED_LIMIT_BYTES, ConnectionLost, SocketWire
 
 
 @contextlib.asynccontextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from pyrunc import jsontext, record
-from pyrunc.cli.handover import activated, hand_out, open_missing_stdio, preserved
+from pyrunc import atomic_file, jsontext
+from pyrunc.cli.fd_passing import activated, hand_out, open_missing_stdio, preserved
 from pyrunc.container import state as states
 from pyrunc.container import status as facts
 from pyrunc.errors import Error, InvalidArgument, InvalidSpec, WrongState
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cli.log import Log
     from pyrunc.cli.parse import Call
-    from pyrunc.container.bundle import Bundle, Wishes
+    from pyrunc.container.bundle import Bundle, CreateOptions
     from pyrunc.container.create import Created
     from pyrunc.container.notify import Proxy
     from pyrunc.container.state import State
@@ -28,7 +28,7 @@ SIGTERM = 15
 
 def create(call: Call, log: Log) -> int:
     """`create --bundle DIR ID`. Prints nothing: standard output is the container's."""
-    _make(call, log, _wishes(call, start_immediately=False))
+    _make(call, log, _create_options(call, start_immediately=False))
     return 0
 
 
@@ -39,11 +39,11 @@ def run(call: Call, log: Log) -> int:
         from pyrunc.kernel.reaper import set_child_subreaper
 
         set_child_subreaper()
-    wishes = _wishes(call, start_immediately=True, attached=attached)
-    state, created = _make(call, log, wishes)
+    create_options = _create_options(call, start_immediately=True, attached=attached)
+    state, created = _make(call, log, create_options)
     _poststart(state, log)
-    if wishes.proxy is not None:
-        _await_ready(wishes.proxy, created, attached, log)
+    if create_options.proxy is not None:
+        _await_ready(create_options.proxy, created, attached, log)
     if not attached:
         return 0
     import pyrunc.container.delete  # noqa: F401 (while the program runs, not after it)
@@ -53,7 +53,7 @@ def run(call: Call, log: Log) -> int:
         return attend(created.pidfd, created.console_fd)
     finally:
         if not call.options["keep"]:
-            delete_again(state, log)
+            delete_on_exit(state, log)
 
 
 def _await_ready(proxy: Proxy, created: Created, attached: bool, log: Log) -> None:
@@ -73,7 +73,7 @@ def _await_ready(proxy: Proxy, created: Created, attached: bool, log: Log) -> No
     start_new_thread(wait, ())
 
 
-def _make(call: Call, log: Log, wishes: Wishes) -> tuple[State, Created]:
+def _make(call: Call, log: Log, create_options: CreateOptions) -> tuple[State, Created]:
     from pyrunc.container import bundle as bundles
 
     options = call.options
@@ -88,14 +88,14 @@ def _make(call: Call, log: Log, wishes: Wishes) -> tuple[State, Created]:
             log.warning(warning)
         hand_out(options, created, detached)
 
-    return bundles.make(states.root_of(call.globals["root"]), container_id, bundle, wishes, after)
+    return bundles.make(states.root_of(call.globals["root"]), container_id, bundle, create_options, after)
 
 
-def _wishes(call: Call, start_immediately: bool, attached: bool = False) -> Wishes:
-    from pyrunc.container.bundle import Wishes
+def _create_options(call: Call, start_immediately: bool, attached: bool = False) -> CreateOptions:
+    from pyrunc.container.bundle import CreateOptions
 
     driver, with_cgroup = _driver(call)
-    return Wishes(
+    return CreateOptions(
         driver=driver,
         with_cgroup=with_cgroup,
         missing_controllers=call.globals["missing_controllers"],
@@ -110,12 +110,12 @@ def _wishes(call: Call, start_immediately: bool, attached: bool = False) -> Wish
     )
 
 
-def cgroup_wishes(call: Call) -> Wishes:
+def cgroup_options(call: Call) -> CreateOptions:
     """What the words before the verb say, and nothing else."""
-    from pyrunc.container.bundle import Wishes
+    from pyrunc.container.bundle import CreateOptions
 
     driver, with_cgroup = _driver(call)
-    return Wishes(
+    return CreateOptions(
         driver=driver, with_cgroup=with_cgroup, missing_controllers=call.globals["missing_controllers"]
     )
 
@@ -136,7 +136,7 @@ def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[str, int]]]
     from pyrunc.plan.show import trace
 
     def write(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> None:
-        record.write_bytes(os.path.abspath(path), trace(plan, started_ns, times).encode(), mode=0o644)
+        atomic_file.write_bytes(os.path.abspath(path), trace(plan, started_ns, times).encode(), mode=0o644)
 
     return write
 
@@ -263,7 +263,7 @@ def delete(call: Call, log: Log) -> int:
     return 0
 
 
-def delete_again(state: State, log: Log) -> None:
+def delete_on_exit(state: State, log: Log) -> None:
     """What ends `run` and `restore` without --detach."""
     _delete(os.path.dirname(state.folder), state.id, True, log)
 

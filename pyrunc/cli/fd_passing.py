@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pyrunc import debug, record
+from pyrunc import atomic_file, debug
 from pyrunc.errors import InvalidArgument, KernelError
 
 TYPE_CHECKING = False
@@ -58,7 +58,7 @@ def _write_pid(path: str, pid: int) -> None:
         finally:
             os.close(descriptor)
     else:
-        record.write_bytes(path, text, mode=0o644)
+        atomic_file.write_bytes(path, text, mode=0o644)
 
 
 def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
