@@ -14,6 +14,9 @@ import os
 
 Wire = dict[str, object]
 
+# Names in a message may be an image's or a pod's: they move no cursor, rename no window and begin no line of their own.
+VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
 
 class Error(Exception):
     """The base of all errors that are meant to be read by a person. `message` is one line without a full stop."""

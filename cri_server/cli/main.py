@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 import pyrunc
-from pyrunc.cli.log import VISIBLE, words
-from pyrunc.errors import Error
+from pyrunc.cli.log import words
+from pyrunc.errors import VISIBLE, Error
 
 # gRPC must not install fork handlers: this process never forks (grpc issues 13998, 32857).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

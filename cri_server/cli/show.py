@@ -11,7 +11,7 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.client import Client
-from pyrunc.cli.log import VISIBLE
+from pyrunc.errors import VISIBLE
 
 SHORT = 12
 NAMESPACES = ("net", "ipc", "uts", "pid", "mnt", "cgroup", "user")

@@ -13,14 +13,12 @@ import sys
 import time
 
 from pyrunc import jsontext
-from pyrunc.errors import Error, InvalidArgument, KernelError
+from pyrunc.errors import VISIBLE, Error, InvalidArgument, KernelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Names in a message may be an image's: they move no cursor and rename no window of who reads it.
-VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 LOWEST_NUMBER = 200
 LEVELS = {"debug": 0, "info": 1, "warning": 2, "warn": 2, "error": 3}
 

@@ -136,7 +136,9 @@ _IMAGES = (
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
-        Verb("create", "make a container and leave it waiting for start", "container:create", options=_CREATE),
+        Verb(
+            "create", "make a container and leave it waiting for start", "container:create", options=_CREATE
+        ),
         Verb("start", "run the program of a created container", "container:start"),
         Verb(
             "run",

@@ -19,6 +19,7 @@ from pyrunc.container import pause_process as holder
 from pyrunc.container import state as states
 from pyrunc.container.exec import ExecRequest, executing, merged
 from pyrunc.container.state import State
+from pyrunc.errors import VISIBLE
 from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch import hooks
@@ -337,4 +338,4 @@ def _id_maps(entries: Sequence[Mapping[str, int]]) -> tuple[IdMap, ...]:
 
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
-        print(f"pyrunc-shim: {warning}", file=sys.stderr)
+        print(f"pyrunc-shim: {warning.translate(VISIBLE)}", file=sys.stderr)
