@@ -89,6 +89,11 @@ bench: build .venv/tested ## compare with containerd and runc in one run, and th
 	@$(BIN)/python -m tests.bench.compare $(BENCH)
 	@$(BIN)/python -m tests.bench.transport
 
+N ?= 150
+.PHONY: bench-pods
+bench-pods: build .venv/tested ## N=150 idle pods on containerd and on ours: lists, statistics, memory, probes, a killed server
+	@$(BIN)/python -m tests.bench.pods $(N)
+
 .PHONY: bench-runtimes
 bench-runtimes: build .venv/tested ## compare pyrunc with runc and crun, command by command
 	@$(BIN)/python -m tests.bench.runtimes $(BENCH)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from tests.bench import memory
 from tests.support import cri
 
 MASKED = (
@@ -27,7 +28,7 @@ SERVICE = (
     "PORT_443_TCP_PORT",
     "PORT_443_TCP_ADDR",
 )
-RELISTS = 20  # in one round
+RELISTS, MEASUREMENTS = 20, 5  # in one round
 
 
 def busy_seconds() -> float:
@@ -59,12 +60,16 @@ class Bench:
     def round(self, label: str, pods: int, parallel: int) -> None:
         """`pods` pods up, listed, asked, probed and down again, `parallel` at once."""
         with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
+            before_kib = self._private_kib()
             cpu, begin = busy_seconds(), time.perf_counter()
             running = list(pool.map(self.up, [f"{label}-{i}" for i in range(pods)]))
             self.rates["pods up per second"].append(pods / (time.perf_counter() - begin))
             for _ in range(RELISTS):
                 self.relist()
+            for _ in range(MEASUREMENTS):
+                self.measure()
             list(pool.map(self.ask, running))
+            self.rates["private KiB per pod"].append((self._private_kib() - before_kib) / pods)
             begin = time.perf_counter()
             list(pool.map(self.down, running))
             self.rates["pods down per second"].append(pods / (time.perf_counter() - begin))
@@ -92,6 +97,15 @@ class Bench:
         runtime = self.client.runtime
         self._timed("ListPodSandbox", runtime.ListPodSandbox, api.ListPodSandboxRequest())
         self._timed("ListContainers", runtime.ListContainers, api.ListContainersRequest())
+
+    def measure(self) -> None:
+        """What kubelet asks for every ten seconds."""
+        runtime = self.client.runtime
+        self._timed("ListContainerStats", runtime.ListContainerStats, api.ListContainerStatsRequest())
+        self._timed("ListPodSandboxStats", runtime.ListPodSandboxStats, api.ListPodSandboxStatsRequest())
+
+    def _private_kib(self) -> int:
+        return memory.private_kib(memory.pids(memory.OF_A_POD[self.name]))
 
     def ask(self, pair: tuple[str, str]) -> None:
         """What probes and status loops do."""

@@ -1,0 +1,114 @@
+"""`make bench-pods N=150`: N idle pods on each server, one side after the other, and what it costs to have them.
+
+Lists and statistics, memory, exec probes, and for ours how long a server that was killed needs until it lists all again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from cri_server.api import api_pb2 as api
+from tests.bench import memory
+from tests.bench.compare import IMAGE, servers, table, where
+from tests.bench.load import Bench, busy_seconds
+from tests.support.cluster import Node
+
+PARALLEL, CALLS, PROBES = 8, 20, 200
+Figures = dict[str, tuple[float, str]]
+"""What was measured -> value, unit."""
+
+
+def measure(bench: Bench, pods: int, label: str, after_kill: Callable[[], None] | None) -> Figures:
+    """`pods` pods up, measured, and down again."""
+    with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
+        before_kib = memory.private_kib(memory.pids(memory.OF_A_POD[bench.name]))
+        running = list(pool.map(bench.up, [f"{label}-{i}" for i in range(pods)]))
+        try:
+            return _figures(bench, pods, running, before_kib, after_kill)
+        finally:
+            list(pool.map(bench.down, running))
+
+
+def _figures(
+    bench: Bench,
+    pods: int,
+    running: list[tuple[str, str]],
+    before_kib: int,
+    after_kill: Callable[[], None] | None,
+) -> Figures:
+    found: Figures = {}
+    for _ in range(CALLS):
+        bench.relist()
+        bench.measure()
+    for step in ("ListPodSandbox", "ListContainers", "ListContainerStats", "ListPodSandboxStats"):
+        found[step] = statistics.median(bench.samples[step]), " ms"
+    private_kib = memory.private_kib(memory.pids(memory.OF_A_POD[bench.name])) - before_kib
+    found["private memory per pod"] = private_kib / pods, " KiB"
+    cpu = busy_seconds()
+    for number in range(PROBES):
+        bench.ask(running[number % pods])
+    found["CPU of an exec probe"] = (busy_seconds() - cpu) * 1e3 / PROBES, " ms"
+    if after_kill is not None:
+        begin = time.perf_counter()
+        after_kill()
+        found["kill -9 to the first complete list"] = _until_listed(bench, pods, begin), " ms"
+    return found
+
+
+def _until_listed(bench: Bench, pods: int, begin: float) -> float:
+    """Milliseconds until the server lists all pods as ready again."""
+    wanted = api.ListPodSandboxRequest(
+        filter=api.PodSandboxFilter(state=api.PodSandboxStateValue(state=api.SANDBOX_READY))
+    )
+    while True:
+        try:
+            if len(bench.client.runtime.ListPodSandbox(wanted, timeout=10).items) >= pods:
+                return (time.perf_counter() - begin) * 1e3
+        except grpc.RpcError:
+            pass
+        time.sleep(0.002)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pods", type=int, nargs="?", default=150)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    try:
+        with servers(folder) as (containerd, node):
+            benches = [
+                Bench("containerd + runc", containerd.socket, IMAGE, folder / "p"),
+                Bench("pyrunc", node.socket, IMAGE, folder / "o"),
+            ]
+            label = f"n{os.getpid()}"
+            theirs = measure(benches[0], options.pods, label, None)
+            ours = measure(benches[1], options.pods, label, lambda: _kill_and_start(node))
+            rows = [(what, theirs[what][0], *ours[what]) for what in ours if what in theirs]
+            print(f"{where(benches)}\n{options.pods} idle pods\n")
+            print("\n".join(table([b.name for b in benches], rows)))
+            for what in ours.keys() - theirs.keys():
+                print(f"\n{what}: {ours[what][0]:.0f}{ours[what][1]}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_and_start(node: Node) -> None:
+    node.server.stop(signal.SIGKILL)
+    node.start_server()
+
+
+if __name__ == "__main__":
+    main()
