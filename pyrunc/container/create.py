@@ -121,7 +121,6 @@ def create(request: CreateRequest) -> Created:
         if spec.hooks.start_container:
             for name in (HOOK_STATE, HOOK_STDERR):
                 descriptors.take(name, os.memfd_create(name, os.MFD_CLOEXEC))
-            descriptors.take(HOOK_STDERR, os.memfd_create(HOOK_STDERR, os.MFD_CLOEXEC))
         plan = _plan(request, found, load_filter, cgroup is not None)
         _say_what_comes(plan, cgroup)
         findings.give_stdio(spec, request.stdio)

@@ -110,7 +110,11 @@ def launch_steps(
     except OperationFailed as error:
         raise describe_failure(error, request.args) from None
     except HookFailed as error:
-        raise error.saying(os.pread(request.descriptors["hook-stderr"], HOOK_WORDS_BYTES, 0)) from None
+        from pyrunc.plan.parent import (
+            HOOK_STDERR,
+        )  # seldom needed: an exec that runs a kept program has no use for plans
+
+        raise error.saying(os.pread(request.descriptors[HOOK_STDERR], HOOK_WORDS_BYTES, 0)) from None
     except GeneratorExit:  # the caller gives up: the process must be known, or nobody could end it
         parent.await_pid()
         raise

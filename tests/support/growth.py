@@ -39,10 +39,8 @@ def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 
         small = _cpu_s(prepare(size))
     for _ in range(DOUBLINGS):
         large = _cpu_s(prepare(2 * size))
-        if large < CHEAP_S:
-            return
         for _ in range(ROUNDS):
-            if large < FACTOR_LIMIT * small:
+            if large < CHEAP_S or large < FACTOR_LIMIT * small:
                 return
             small = min(small, _cpu_s(prepare(size)))
             large = min(large, _cpu_s(prepare(2 * size)))
