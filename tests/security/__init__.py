@@ -43,6 +43,10 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | CVE-2026-41579, CVE-2026-47766, /dev is a link | test_dev.py::test_dev_is_a_link | nodes and links by folder descriptors in the root |
 | CVE-2025-31133, CVE-2025-62161, hostile null | test_dev.py::test_null_is_something_else | null must be 1:3, else an error; one descriptor for all masks |
 | | test_dev.py::test_null_that_is_swapped | what was checked is what is mounted |
+| the host's inodes, changed through a descriptor | test_inodes.py::test_no_process_of_a_pod_holds_a_file_of_the_host | null devices are nodes of our own on a detached tmpfs |
+| | test_inodes.py::test_no_process_of_a_bundle_holds_a_file_of_the_host | the same for run, create and exec |
+| | test_inodes.py::test_hooks_in_the_container_hold_no_file_of_the_host | and for hooks in its namespaces |
+| | test_inodes.py::test_masked_paths_are_not_the_hosts_null_device | masks are the container's own null device |
 | CVE-2025-52565, the console | test_dev.py::test_console_is_a_link | no link is followed, TIOCGPTPEER |
 | | test_dev.py::test_ptmx_is_something_else | devpts, inode 2, 5:2 |
 | CVE-2021-43784, lengths | test_requests.py::test_seventy_thousand_mappings | no such protocol: operations with 64-bit places, checked |
