@@ -3,8 +3,9 @@
 CPU time of this process does not count what other processes do, and the least of several rounds leaves out most of what they
 disturb (caches, a second thread of the core). Both sizes are measured in turns, so that a slow phase of the machine meets both.
 Linear work doubles, quadratic work quadruples; the limit lies between. Where memory no longer fits a cache or an allocator's
-arena, linear work jumps once: what grows too fast between two sizes is measured at the next two, and quadratic work at none. A first size that is over too quickly to be measured
-is doubled until it is not, or until the input's own limit is reached: what is that cheap at its limit is no attack.
+arena, linear work jumps once: what grows too fast between two sizes is measured between the next ones and, at the input's
+limit, between those before. Quadratic work passes at none. A first size that is over too quickly to be measured is doubled
+until it is not, or until the input's own limit is reached: what is that cheap at its limit is no attack.
 """
 
 from __future__ import annotations
@@ -37,18 +38,29 @@ def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 
     while small < MEASURABLE_S and size * 4 <= largest:
         size *= 2
         small = _cpu_s(prepare(size))
-    for _ in range(DOUBLINGS):
-        large = _cpu_s(prepare(2 * size))
-        for _ in range(ROUNDS):
-            if large < CHEAP_S or large < FACTOR_LIMIT * small:
-                return
-            small = min(small, _cpu_s(prepare(size)))
-            large = min(large, _cpu_s(prepare(2 * size)))
-        text = f"{small * 1e3:.1f} ms of CPU for {size}, {large * 1e3:.1f} ms for {2 * size}"
-        if size * 4 > largest:
+    sizes = [size << n for n in range(DOUBLINGS) if size << (n + 2) <= largest or n == 0]
+    found = []
+    for first in sizes:
+        small, large = _least(prepare, first)
+        if large < CHEAP_S or large < FACTOR_LIMIT * small:
+            return
+        found.append(f"{small * 1e3:.1f} ms of CPU for {first}, {large * 1e3:.1f} ms for {2 * first}")
+    if len(sizes) == 1:  # no room above: half of it, where being cheap says nothing
+        small, large = _least(prepare, size // 2)
+        if large < FACTOR_LIMIT * small:
+            return
+    raise GrowsTooFast("; ".join(found))
+
+
+def _least(prepare: Callable[[int], Work], size: int) -> tuple[float, float]:
+    """CPU seconds for `size` and for twice of it, the least of as many rounds as it takes to tell, or of ROUNDS."""
+    small, large = _cpu_s(prepare(size)), _cpu_s(prepare(2 * size))
+    for _ in range(ROUNDS):
+        if large < FACTOR_LIMIT * small:
             break
-        size, small = 2 * size, large
-    raise GrowsTooFast(text)
+        small = min(small, _cpu_s(prepare(size)))
+        large = min(large, _cpu_s(prepare(2 * size)))
+    return small, large
 
 
 def _cpu_s(work: Work) -> float:
