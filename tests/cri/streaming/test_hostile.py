@@ -208,12 +208,13 @@ async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
 
     flooding = [asyncio.create_task(flood()) for _ in range(4)]
     try:
-        for number in range(5):
+        number = 0
+        while number < 5 or made <= server_module.UNOPENED_LIMIT:  # however slow the machine, it is a flood
             assert (await go(f"echo {number}")).stdout == b"%d\n" % number
+            number += 1
     finally:
         stop.set()
         await asyncio.gather(*flooding)
-    assert made > server_module.UNOPENED_LIMIT
 
 
 # ---- port-forward storms ----
