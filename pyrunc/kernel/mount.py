@@ -176,7 +176,7 @@ def open_overlay(
 
     `lowerdir+` takes one layer at a time (Linux 6.7) and has no limit on the whole; where it is missing, one `lowerdir`
     string joins the paths. A descriptor needs Linux 6.13, one of a detached mount 6.15; a path of more than 255 bytes
-    goes as a descriptor.
+    goes as a descriptor, or by its name in procfs.
     """
     fs_fd = open_fs("overlay")
     try:
@@ -220,6 +220,10 @@ def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
     folder = open_tree(AT_FDCWD, path, 0)
     try:
         fsconfig_fd(fs_fd, key, folder)
+    except KernelError as error:
+        if error.errno != errno.EBADF:
+            raise
+        fsconfig_string(fs_fd, key, b"/proc/self/fd/%d" % folder)  # looked up at once (ovl_mount_dir)
     finally:
         os.close(folder)
 
