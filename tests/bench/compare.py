@@ -66,7 +66,7 @@ def rows(benches: list[Bench], only: tuple[str, ...] = (), suffix: str = "") -> 
     found = []
     for unit, group in ((" ms", "samples"), ("", "rates")):
         for step in getattr(benches[0], group):
-            if not only or step in only:
+            if step in getattr(benches[1], group) and (not only or step in only):
                 theirs, own = (statistics.median(getattr(b, group)[step]) for b in benches)
                 found.append((step + suffix, theirs, own, unit))
     return found

@@ -52,7 +52,8 @@ def _figures(
         bench.relist()
         bench.measure()
     for step in ("ListPodSandbox", "ListContainers", "ListContainerStats", "ListPodSandboxStats"):
-        found[step] = statistics.median(bench.samples[step]), " ms"
+        if bench.samples[step]:
+            found[step] = statistics.median(bench.samples[step]), " ms"
     private_kib = memory.private_kib(memory.pids(memory.OF_A_POD[bench.name])) - before_kib
     found["private memory per pod"] = private_kib / pods, " KiB"
     cpu = busy_seconds()
