@@ -16,7 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyrunc.launch.run import ChildProcess
 
 SIGCHLD, SIGURG, SIGWINCH, SIGKILL, SIGSTOP, SIGPIPE = 17, 23, 28, 9, 19, 13
 NOT_FORWARDED = (SIGKILL, SIGSTOP, SIGCHLD, SIGURG, SIGWINCH, 32, 33)
@@ -77,17 +76,6 @@ def _forward_signals(pidfd: int) -> None:
     for number in range(1, LAST_SIGNAL + 1):
         if number not in NOT_FORWARDED:
             set_handler(number, forward)
-
-
-def translate_no_newlines(born: ChildProcess) -> None:
-    """A caller's part before the program runs: its terminal passes newlines on as they are.
-
-    Ours translates them where they are shown; where output is captured, it holds what the program wrote.
-    """
-    from pyrunc.kernel.terminal import clear_onlcr
-
-    if born.console_fd is not None:
-        clear_onlcr(born.console_fd)
 
 
 class _Terminal:
