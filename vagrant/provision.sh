@@ -22,7 +22,7 @@ API_SERVER=${API_SERVER:-}
 CGROUP_DRIVER=${CGROUP_DRIVER:-systemd}
 POD_NETWORK=${POD_NETWORK:-bridge}
 PACKAGES=(python3 python3-venv libseccomp2 nftables iptables conntrack iproute2 procps openssl ca-certificates apparmor busybox-static)
-BUILD_PACKAGES=(gcc make git libc6-dev libcap-dev python3-dev)
+BUILD_PACKAGES=(gcc make git libc6-dev python3-dev)
 CONTROL_PLANE=(etcd kube-apiserver kube-controller-manager kube-scheduler)
 PROGRAMS=("${CONTROL_PLANE[@]}" kubelet kubectl)
 

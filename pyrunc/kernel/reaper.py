@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from pyrunc.abi.prctl import PR_SET_CHILD_SUBREAPER
-from pyrunc.errors import KernelError
-from pyrunc.kernel.call import syscall
+from pyrunc.abi.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, PR_SET_PDEATHSIG
+from pyrunc.kernel.call import path_bytes, syscall
 
 
 def set_child_subreaper(on: bool = True) -> None:
@@ -20,18 +19,11 @@ def set_parent_death_signal(signal: int, parent: int) -> None:
     `parent` is the pid that forked it: when that has ended already, the signal comes now (the kernel would wait for the end of
     whoever adopted the caller).
     """
-    import prctl  # 1 ms, which commands that do not need it do not pay
-
-    try:
-        prctl.set_pdeathsig(signal)
-    except OSError as error:
-        raise KernelError("prctl", "PR_SET_PDEATHSIG", error.errno or 0) from None
+    syscall("prctl", "PR_SET_PDEATHSIG", PR_SET_PDEATHSIG, signal, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal)
 
 
 def set_name(name: str) -> None:
-    """The caller's name in /proc/PID/comm, at most 15 bytes (PR_SET_NAME)."""
-    import prctl
-
-    prctl.set_name(name)
+    """The caller's name in /proc/PID/comm; the kernel keeps the first 15 bytes (PR_SET_NAME)."""
+    syscall("prctl", "PR_SET_NAME", PR_SET_NAME, path_bytes(name) + b"\0", 0, 0, 0)

@@ -18,8 +18,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cni_plugins": ("cni_plugins", "pyrunc.errors", "pyrunc.kernel"),
     "cri_server": ("cri_server", "pyrunc", "cni_plugins.protocol"),
 }
-FOREIGN_OF_PYRUNC = {"prctl", "jeepney", "click", "_pyrunc"}  # the last: what cli/front.c brings
-ONLY_IN_KERNEL = {"ctypes", "prctl"}
+FOREIGN_OF_PYRUNC = {"jeepney", "click", "_pyrunc"}  # the last: what cli/front.c brings
+ONLY_IN_KERNEL = {"ctypes"}
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 # What importing the shim loads besides our own modules. Each name here is in every shim: add with care.
 FOREIGN = {
-    "_collections_abc", "_ctypes", "_heapq", "_json", "_operator", "_prctl", "_signal", "_socket", "_stat", "_struct",
-    "array", "ctypes", "enum", "errno", "fcntl", "functools", "gc", "genericpath", "heapq", "os", "posixpath", "prctl",
+    "_collections_abc", "_ctypes", "_heapq", "_json", "_operator", "_signal", "_socket", "_stat", "_struct",
+    "array", "ctypes", "enum", "errno", "fcntl", "functools", "gc", "genericpath", "heapq", "os", "posixpath",
     "select", "signal", "stat", "struct", "sys", "termios", "time", "types", "collections", "itertools", "keyword",
     "operator", "reprlib", "_collections", "_functools", "math", "marshal", "_blake2",
 }  # fmt: skip

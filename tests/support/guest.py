@@ -34,7 +34,7 @@ from tests.support.processes import Program, wait_until
 PROJECT = Path(__file__).parents[2]
 PACKAGES = (
     "linux-image-cloud-amd64", "systemd", "systemd-sysv", "dbus", "udev", "kmod", "iproute2", "nftables", "iptables", "conntrack", "procps",
-    "openssl", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "libcap-dev", "libseccomp2", "ca-certificates",
+    "openssl", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "libseccomp2", "ca-certificates",
     "busybox-static", "openssh-server", "e2fsprogs", "apparmor", "stress-ng", "strace",
     "podman", "crun", "conmon", "criu", "uidmap", "passt", "catatonit", "libpam-systemd", "dbus-user-session",
 )  # fmt: skip
@@ -135,20 +135,14 @@ def _install_dependencies(root: Path) -> None:
     wheels = root / "opt" / "wheels"
     wheels.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "-d", str(wheels)]
-    source_only = [d for d in dependencies() if d.startswith("python-prctl")]
-    binary = [d for d in dependencies() if d not in source_only]
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 28, 34)] + [
         "--platform=manylinux2014_x86_64"
     ]
-    _run(
-        *pip, "--only-binary=:all:", f"--python-version={version}", *platforms, *binary, "setuptools", "wheel"
-    )
-    _run(*pip, "--no-deps", "--no-binary=:all:", "--no-build-isolation", *source_only)
+    _run(*pip, "--only-binary=:all:", f"--python-version={version}", *platforms, *dependencies())
     inside = ["chroot", str(root)]
     _run(*inside, "python3", "-m", "venv", "/opt/venv")
     install = ["/opt/venv/bin/pip", "install", "-q", "--no-index", "--find-links=/opt/wheels"]
-    _run(*inside, *install, "setuptools", "wheel")
-    _run(*inside, *install, "--no-build-isolation", *binary, *source_only)
+    _run(*inside, *install, *dependencies())
     site = next((root / "opt/venv/lib").glob("python3.*/site-packages"))
     (site / "project.pth").write_text("/root/project\n")
     shutil.rmtree(wheels)

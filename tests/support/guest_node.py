@@ -59,7 +59,7 @@ def wheel(folder: Path) -> Path:
     source = folder / "source"
     for package in PACKAGES:
         shutil.copytree(PROJECT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", str(folder), str(source)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

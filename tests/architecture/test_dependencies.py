@@ -1,0 +1,31 @@
+"""pyproject.toml names what is imported, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+from tests.architecture.test_imports import MAY_IMPORT, ROOT, imports, modules
+
+# The name on the package index -> what it is imported as, where the two differ.
+IMPORTED_AS = {"backports-zstd": "backports", "grpcio": "grpc", "protobuf": "google", "pyyaml": "yaml"}
+BUILT_IN = {"_pyrunc", "compression"}  # brought by cli/front.c; part of Python from 3.14 on
+
+
+def declared() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[ <>=;]", line)[0] for line in project["dependencies"]]
+    normal = [name.lower().replace(".", "-") for name in names]
+    return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in normal}
+
+
+def generated() -> list[Path]:
+    return list((ROOT / "cri_server/api").glob("*.py"))
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    files = [path for package in MAY_IMPORT for _, path in modules(package)] + generated()
+    tops = {name.split(".")[0] for path in files for name, _ in imports(path)}
+    assert tops - sys.stdlib_module_names - set(MAY_IMPORT) - BUILT_IN == declared()
