@@ -135,8 +135,7 @@ async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
     client = await ShimClient.connect(folder)
     try:
         state = await asyncio.wait_for(client.state(), ANSWER_S)
-        netns_path = state.holder.netns_path if state.holder else None
-        await services.network.detach(identifier, netns_path)
+        await services.network.detach(identifier, state.netns_path)
         await client.stop_holder()
         await client.shutdown()
     finally:

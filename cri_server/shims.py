@@ -68,13 +68,15 @@ class Shims:
         """Whether a shim is waited for that lives but does not answer."""
         return sandbox.id in self._awaited
 
-    async def start(self, sandbox: Sandbox) -> ShimClient:
-        """Fork a shim for the sandbox's state folder and connect to it."""
+    async def start(self, sandbox: Sandbox) -> str | None:
+        """Fork a shim for the sandbox's state folder and connect to it; the path of the network namespace that it had made
+        ahead, if any."""
         folder = self._paths.sandbox_state(sandbox.id)
-        pid = await start_shim(self._zygote, folder, self._paths.container_states)
-        started = alive_since(pid)
-        sandbox.shim = Process(pid, started) if started is not None else None
-        return await self.connect(sandbox)
+        shim = await start_shim(self._zygote, folder, self._paths.container_states)
+        started = alive_since(shim.pid)
+        sandbox.shim = Process(shim.pid, started) if started is not None else None
+        await self.connect(sandbox)
+        return shim.netns_path
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
         """Connect to the shim that lives already. Raises NotFound, Unavailable."""

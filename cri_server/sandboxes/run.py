@@ -24,6 +24,7 @@ from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
 from pyrunc import atomic_file
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError
+from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def holder(work: Work) -> dict[str, Any]:
     return {
         "hostname": "" if options.network == api.NODE else work.hostname,
         "namespaces": {
-            "network": MODES[options.network],
+            "network": messages.PINNED if has_pinned_network(options) else MODES[options.network],
             "ipc": MODES[options.ipc],
             "uts": MODES[options.network],
             # Also for CONTAINER: a container that says nothing means POD, and joins it.
@@ -158,6 +159,13 @@ def holder(work: Work) -> dict[str, Any]:
     }
 
 
+def has_pinned_network(options: api.NamespaceOption) -> bool:
+    """Whether the shim makes the pod's network namespace, which is known before the holder then. With a user namespace the
+    holder's clone makes it: only so the pod's root owns it.
+    """
+    return options.network != api.NODE and not namespaces.id_maps(options)
+
+
 def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandboxSecurityContext:
     """The holder is ours and needs no privilege, whatever the pod's containers may do."""
     plain = api.LinuxSandboxSecurityContext()
@@ -167,7 +175,10 @@ def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandb
 
 
 async def start_shim(work: Work) -> None:
-    await work.services.shims.start(work.sandbox)
+    shims, sandbox = work.services.shims, work.sandbox
+    made_ahead = await shims.start(sandbox)
+    if has_pinned_network(sandbox.options):
+        sandbox.netns_path = made_ahead or await shims.get(sandbox).make_network()
 
 
 async def end_shim(work: Work) -> None:

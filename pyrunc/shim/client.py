@@ -25,6 +25,14 @@ SHIM = "pyrunc.shim.main:main"
 
 
 @dataclass(frozen=True)
+class StartedShim:
+    """A shim. `netns_path`: the network namespace that it had made ahead; None: `make_network` makes one."""
+
+    pid: int
+    netns_path: str | None
+
+
+@dataclass(frozen=True)
 class Started:
     """A process that runs. `start_time` is field 22 of /proc/PID/stat; `started_at_ns` is wall-clock time."""
 
@@ -106,11 +114,12 @@ class ContainerState:
 
 @dataclass(frozen=True)
 class ShimState:
-    """All that a shim knows, for a server that was restarted."""
+    """All that a shim knows, for a server that was restarted. `netns_path`: the namespace that it pins, also without a holder."""
 
     protocol: int
     pid: int
     holder: StartedHolder | None
+    netns_path: str | None
     holder_running: bool
     containers: list[ContainerState]
     execs: list[str]
@@ -160,6 +169,11 @@ class ShimClient:
             sock.close()
             raise
         return cls(sock, on_event, on_close)
+
+    async def make_network(self) -> str:
+        """The path of the network namespace that the shim pins for the pod, made if it is not there."""
+        answer = await self._ask("make_network")
+        return str(answer["netns_path"])
 
     async def start_holder(self) -> StartedHolder:
         """Start the pod's holder as `holder.json` says."""
@@ -253,6 +267,7 @@ class ShimClient:
             protocol=answer["protocol"],
             pid=answer["pid"],
             holder=holder and StartedHolder(holder["pid"], holder["start_time"], holder.get("netns_path")),
+            netns_path=answer.get("netns_path") or (holder and holder.get("netns_path")),
             holder_running=bool(holder and holder["running"]),
             containers=[_container_state(entry) for entry in answer["containers"]],
             execs=list(answer["execs"]),
@@ -313,8 +328,8 @@ async def start_shim(
     containers_dir: str | os.PathLike[str],
     *,
     starter: str | None = None,
-) -> int:
-    """Fork a shim for the sandbox whose folder is `sandbox_dir`; returns its pid. `ShimClient.connect` works at once.
+) -> StartedShim:
+    """Fork a shim for the sandbox whose folder is `sandbox_dir`. `ShimClient.connect` works at once.
 
     The zygote must have been started with `pyrunc.shim.main` preloaded. The socket is bound here, so that there is no
     moment in which the shim lives but cannot be reached; a stale socket file of a dead shim is replaced. `starter`
@@ -332,7 +347,9 @@ async def start_shim(
         listener.listen(64)
         arguments = {"sandbox_dir": directory, "containers_dir": os.fspath(containers_dir)}
         arguments |= {"starter": starter} if starter else {}
-        return await zygote.fork(SHIM, arguments, [listener.fileno()])
+        forked = await zygote.fork(SHIM, arguments, [listener.fileno()])
+        network = forked.prepared.get("network")
+        return StartedShim(forked.pid, None if network is None else f"/proc/{forked.pid}/fd/{network}")
     finally:
         listener.close()
         os.close(folder)

@@ -16,6 +16,7 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel import inherited, reaper
 from pyrunc.program import launch
 from pyrunc.shim import messages, pod
+from pyrunc.shim.network import open_network
 from pyrunc.shim.rehearse import rehearse as rehearse  # found and called by the zygote
 from pyrunc.shim.starter import LibraryStarter
 from pyrunc.shim.worker import Parked
@@ -43,13 +44,22 @@ RESETS = (
 
 _parked: Parked | None = None
 _starter: LibraryStarter | None = None
+_network: int | None = None
 
 
-def prepare(fds: list[int]) -> None:
-    """Called in the zygote's spare, before there is a pod: a worker is parked for the holder's start."""
-    global _starter, _parked
+def prepare(fds: list[int]) -> dict[str, Any]:
+    """Called in the zygote's spare, before there is a pod: a worker is parked for the holder's start, and the pod's network
+    namespace is made: `{"network": descriptor}`. Where that is refused the pod's own shim will say why.
+    """
+    global _starter, _parked, _network
     _starter = _begin()
     _parked = Parked(_starter.perform, fds)
+    try:
+        _network = open_network()
+    except KernelError as error:
+        print(f"pyrunc-shim: no network namespace ahead: {error}", file=sys.stderr)
+        return {}
+    return {"network": _network}
 
 
 def main(arguments: dict[str, Any], fds: list[int]) -> None:
@@ -61,7 +71,7 @@ def main(arguments: dict[str, Any], fds: list[int]) -> None:
     if "starter" in arguments:
         starter = _named(arguments["starter"])
     pod.write_own_record(sandbox_dir)
-    pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0], _parked).serve()
+    pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0], _parked, _network).serve()
 
 
 def _begin() -> LibraryStarter:

@@ -6,6 +6,7 @@ unknown fields are ignored, an unknown call is `unsupported`, and `state` tells 
 
 | call | parameters | answer |
 |---|---|---|
+| make_network | | netns_path |
 | start_holder | | pid, start_time, netns_path |
 | start_container | container | pid, start_time, started_at_ns |
 | exec | container, exec, process, stdin, stdout, stderr, tty | pid; tty: [master], else those asked of [stdin, stdout, stderr] |
@@ -15,7 +16,7 @@ unknown fields are ignored, an unknown call is `unsupported`, and `state` tells 
 | attach | container, stdin, stdout, stderr | descriptors as in exec without tty |
 | resize | container or exec, width, height | |
 | reopen_log | container | |
-| state | | protocol, holder, containers, execs |
+| state | | protocol, holder, netns_path, containers, execs |
 | stop_holder, forget (container), shutdown | | |
 
 Events: exit {container, exit_code, signal, finished_at_ns, oom_killed, reason?, message?}, exec_exit {exec, container,
@@ -36,6 +37,9 @@ LAUNCH_RECORD = "launch.json"
 CONFIG = "config.json"
 EXIT_RECORD = "exit.json"
 LOG = "shim.log"
+
+PINNED = "pinned"
+"""In `holder.json`, namespaces.network: the one that the shim has made, ahead or at `make_network` (pyrunc.shim.network)."""
 
 STREAMS = ("stdin", "stdout", "stderr")
 START_ERROR = "StartError"

@@ -10,6 +10,7 @@ from pyrunc import atomic_file
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.shim import messages, tree
 from pyrunc.shim.loop import Loop
+from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
@@ -48,14 +49,16 @@ class Pod:
         starter: Starter,
         listener: int,
         parked: Parked | None = None,
+        network: int | None = None,
     ) -> None:
-        """`parked` is a worker with a LibraryStarter that waits for its first work."""
+        """`parked` is a worker with a LibraryStarter that waits for its first work, `network` a namespace made ahead."""
         self._sandbox_dir, self._containers_dir, self._starter = sandbox_dir, containers_dir, starter
         self._containers: dict[str, Container] = {}
         self._execs: dict[str, Exec] = {}
         self._holder: Holder | None = None
         self._holder_running = self._holder_starting = False
         self._holder_waiting: list[Call] = []
+        self._network = network
         self._loop = Loop()
         self._reaper = Reaper(self._loop)
         self._kill_counts = KillCounts()
@@ -69,6 +72,7 @@ class Pod:
 
     def _calls(self) -> dict[str, Callable[[Call], None]]:
         return {
+            "make_network": self._make_network,
             "start_holder": self._start_holder,
             "start_container": self._start_container,
             "exec": self._exec,
@@ -84,17 +88,41 @@ class Pod:
             "shutdown": self._shutdown,
         }
 
+    # -- the network namespace, which is there before the holder
+
+    def _make_network(self, call: Call) -> None:
+        call.answer({"netns_path": self._own_network()})
+
+    def _own_network(self) -> str:
+        """The path of the pod's namespace that this process pins."""
+        if self._network is None:
+            self._network = open_network()
+        return f"/proc/{os.getpid()}/fd/{self._network}"
+
+    def _drop_network(self) -> None:
+        """The pod has another one, or the host's."""
+        if self._network is not None:
+            os.close(self._network)
+            self._network = None
+
     # -- the holder
 
     def _start_holder(self, call: Call) -> None:
         if self._holder or self._holder_starting:
             raise AlreadyExists("the pod's holder was started before")
         wanted = atomic_file.read_json(f"{self._sandbox_dir}/{messages.HOLDER_RECORD}")
+        kinds = wanted.get("namespaces", {})
+        if kinds.get("network") == messages.PINNED:
+            kinds["network"] = self._own_network()
+        else:
+            self._drop_network()
         self._holder_starting = True
 
         def done(fields: dict[str, Any], fds: list[int]) -> None:
             self._holder_starting, self._holder_running = False, True
             self._holder = Holder.from_message(fields, fds)
+            if self._network is not None:
+                self._holder.netns_fd = self._network
             call.answer(self._holder.fields())
             self._reaper.expect(self._holder.pid, self._holder_ended)
             if (
@@ -335,6 +363,7 @@ class Pod:
                 "protocol": messages.PROTOCOL,
                 "pid": os.getpid(),
                 "holder": holder,
+                "netns_path": None if self._network is None else self._own_network(),
                 "containers": [container.state() for container in self._containers.values()],
                 "execs": [session.id for session in self._execs.values() if not session.exited],
             }

@@ -44,6 +44,14 @@ class ErrandResult:
     truncated: bool = False
 
 
+@dataclass(frozen=True)
+class Forked:
+    """A detached child. `prepared`: what it had made before it was asked for (pyrunc.zygote.spare), often nothing."""
+
+    pid: int
+    prepared: dict[str, Any]
+
+
 class Zygote:
     """A zygote process, replaced by a new one when it is found dead. Use from one event loop."""
 
@@ -70,8 +78,8 @@ class Zygote:
 
     async def fork(
         self, function: str, arguments: Mapping[str, Any] | None = None, fds: Sequence[int] = ()
-    ) -> int:
-        """Start a detached child that calls `module:function(arguments, fds)`; returns its pid.
+    ) -> Forked:
+        """Start a detached child that calls `module:function(arguments, fds)`.
 
         The child has a session of its own, /dev/null as stdio and only `fds` (renumbered from 3). It is not killed with
         the server or the zygote. The caller keeps its `fds`. Raises Unavailable when the zygote dies meanwhile.
@@ -80,7 +88,7 @@ class Zygote:
         request = {"call": messages.FORK, "function": function, "arguments": dict(arguments or {})}
         _, answering = process.peer.ask(request, fds)
         answer, _ = await answering
-        return int(answer["pid"])
+        return Forked(int(answer["pid"]), dict(answer["prepared"]))
 
     async def run(
         self,

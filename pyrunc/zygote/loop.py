@@ -83,8 +83,8 @@ class Loop:
     def _dispatch(self, request: dict[str, Any], fds: list[int]) -> None:
         call = request.get("call")
         if call == messages.FORK:
-            pid = self._from_spare(request, fds) or child.fork_detached(request, fds)
-            ipc.send(self._server, {"id": request["id"], "ok": {"pid": pid}})
+            pid, prepared = self._from_spare(request, fds) or (child.fork_detached(request, fds), {})
+            ipc.send(self._server, {"id": request["id"], "ok": {"pid": pid, "prepared": prepared}})
         elif call == messages.RUN:
             pid = child.fork_errand(request, fds)
             timeout_s = request.get("timeout_s")
@@ -99,13 +99,14 @@ class Loop:
         else:
             raise InvalidArgument(f"the zygote has no call {call!r}")
 
-    def _from_spare(self, request: dict[str, Any], fds: list[int]) -> int:
-        """The pid of the spare that took the request, 0 if there was none for it."""
+    def _from_spare(self, request: dict[str, Any], fds: list[int]) -> tuple[int, dict[str, Any]] | None:
+        """The pid of the spare that took the request and what it had prepared, None if there was none for it."""
         spare = self._spare
         if spare is None or request["function"] != self._kept_function:
-            return 0
+            return None
         self._spare, self._refill_at = None, time.monotonic() + REFILL_AFTER_S
-        return spare.pid if spare.give(request["arguments"], fds) else 0
+        prepared = spare.give(request["arguments"], fds)
+        return None if prepared is None else (spare.pid, prepared)
 
     def _refill(self) -> None:
         if self._refill_at is None or self._refill_at > time.monotonic():

@@ -1,6 +1,7 @@
 """What the server and the zygote say to each other. One JSON object per packet (pyrunc.ipc).
 
-`fork`   {"id","call","function","arguments"} + fds        -> {"id","ok":{"pid"}}: a child that outlives server and zygote
+`fork`   {"id","call","function","arguments"} + fds        -> {"id","ok":{"pid","prepared"}}: a child that outlives server and
+         zygote; `prepared` is what it says that it has made ahead (`prepare` of its module, see spare), empty for nothing
 `run`    {"id","call","function","arguments","environment","timeout_s"} + [stdin, stdout, stderr, result socket, fds…]
          -> {"id","ok":{"exit_code","timed_out"}} when it ended
 `cancel` {"id","call","run"}: kill the errand with that id; no answer of its own

@@ -37,7 +37,7 @@ def freeze() -> None:
     gc.freeze()
 
 
-def hook(function: str, name: str) -> Callable[[list[int]], None] | None:
+def hook(function: str, name: str) -> Callable[[list[int]], dict[str, Any]] | None:
     """The function `name` beside `module:function`, if the module has one."""
     return getattr(sys.modules[function.partition(":")[0]], name, None)
 

@@ -23,7 +23,8 @@ NAME = "pyrunc-spare"
 class Spare:
     """One child that waits.
 
-    Of a module that has `prepare(fds)` it is called in the child first; children of that one must not keep `fds`.
+    Of a module that has `prepare(fds)` it is called in the child first; children of that one must not keep `fds`. It returns
+    what it has made, a JSON object for whoever asks for the child.
     """
 
     def __init__(self, function: str) -> None:
@@ -37,15 +38,24 @@ class Spare:
         finally:
             theirs.close()
 
-    def give(self, arguments: dict[str, Any], fds: Sequence[int]) -> bool:
-        """Its request; False when it has died."""
+    def give(self, arguments: dict[str, Any], fds: Sequence[int]) -> dict[str, Any] | None:
+        """Its request; what it has prepared (nothing while it is not done with that), None when it has died."""
+        prepared: dict[str, Any] = {}
         try:
+            self._socket.setblocking(False)
+            try:
+                received = ipc.receive(self._socket)
+                if received is None:
+                    return None
+                prepared, _ = received
+            except BlockingIOError:
+                pass
             ipc.send(self._socket, arguments, fds)
         except (BrokenPipeError, ConnectionResetError):
-            return False
+            return None
         finally:
             self._socket.close()
-        return True
+        return prepared
 
 
 def _waiting_for(name: str) -> Callable[[dict[str, Any], list[int]], Any]:
@@ -55,9 +65,13 @@ def _waiting_for(name: str) -> Callable[[dict[str, Any], list[int]], Any]:
     def wait(_: dict[str, Any], fds: list[int]) -> Any:
         reaper.set_name(NAME)
         prepare = preload.hook(name, "prepare")
-        if prepare:
-            prepare(fds)
         requests = socket(fileno=fds[0])
+        if prepare:
+            prepared = prepare(fds)
+            try:
+                ipc.send(requests, prepared)
+            except BrokenPipeError:  # it was given its request meanwhile, or the zygote has ended
+                pass
         received = ipc.receive(requests)
         requests.close()
         if received is None:

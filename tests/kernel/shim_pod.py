@@ -52,16 +52,25 @@ RECORD = re.compile(rb"\S+ (stdout|stderr) ([FP]) (.*)", re.DOTALL)
 class TestPod:
     __test__ = False
 
-    def __init__(self, folder: Path, *, library: bool = False, starter: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        library: bool = False,
+        starter: str | None = None,
+        zygote: Zygote | None = None,
+    ) -> None:
+        """`zygote`: one that the caller keeps; else the pod has its own."""
         self.folder, self.library = folder, library
         self.starter = starter if library else DIRECT
         self.sandbox, self.containers, self.logs = folder / "sandbox", folder / "containers", folder / "logs"
         self.events: list[dict[str, Any]] = []
         self.closed = 0
         self.pid = 0
+        self.netns_path: str | None = None
         self.group = f"/{session.name('shim')}-{time.monotonic_ns()}"
         self._client: ShimClient | None = None
-        self._zygote: Zygote | None = None
+        self._zygote, self._given = zygote, zygote is not None
         for path in (self.sandbox, self.containers):
             path.mkdir(parents=True)
 
@@ -72,8 +81,10 @@ class TestPod:
 
     async def __aenter__(self) -> TestPod:
         keep = SHIM if self.library and not self.starter else ""
-        self._zygote = await Zygote.start(["pyrunc.shim.main", "tests.kernel.shim_starter"], keep)
-        self.pid = await start_shim(self._zygote, self.sandbox, self.containers, starter=self.starter)
+        if self._zygote is None:
+            self._zygote = await Zygote.start(["pyrunc.shim.main", "tests.kernel.shim_starter"], keep)
+        shim = await start_shim(self._zygote, self.sandbox, self.containers, starter=self.starter)
+        self.pid, self.netns_path = shim.pid, shim.netns_path
         self._client = await self.connect()
         return self
 
@@ -84,7 +95,7 @@ class TestPod:
         return await ShimClient.connect(self.sandbox, on_event=self.events.append, on_close=self._on_close)
 
     async def close_zygote(self) -> None:
-        if self._zygote:
+        if self._zygote and not self._given:
             await self._zygote.close()
             self._zygote = None
 

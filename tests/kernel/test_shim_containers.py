@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,20 @@ import pytest
 import pytest_asyncio
 
 from pyrunc.errors import Error, NotFound, WrongState
-from pyrunc.shim.client import StartedHolder
+from pyrunc.shim.client import SHIM, StartedHolder
 from pyrunc.shim.pod import PARKED_FOR_S
-from tests.kernel.shim_pod import TIMEOUT_S, TestPod, children, gone, name_of, read_all, read_some, until
+from pyrunc.zygote.client import Zygote
+from tests.kernel.shim_pod import (
+    TIMEOUT_S,
+    TestPod,
+    children,
+    descriptors,
+    gone,
+    name_of,
+    read_all,
+    read_some,
+    until,
+)
 
 HOLDER: dict[str, Any] = {
     "version": 1,
@@ -102,6 +115,67 @@ async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> No
     assert [event["event"] for event in pod.events] == ["holder_exit"]
     await pod.client.stop_holder()
     await pod.client.shutdown()
+
+
+async def test_the_network_namespace_is_made_ahead_and_joined_by_the_holder(pod: TestPod) -> None:
+    """The zygote keeps a spare that has made one; a shim that was forked when it was asked for makes one then."""
+    path = await pod.client.make_network()
+    assert path == f"/proc/{pod.pid}/fd/{path.rpartition('/')[2]}" and pod.netns_path in (path, None)
+    made = os.stat(path)
+    assert (await pod.client.state()).netns_path == path and made.st_ino != os.stat(
+        "/proc/self/ns/net"
+    ).st_ino
+    assert os.stat(f"/proc/{pod.pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
+    held = await hold(pod, namespaces=HOLDER["namespaces"] | {"network": "pinned"})
+    assert held.netns_path == path and os.stat(f"/proc/{held.pid}/ns/net").st_ino == made.st_ino
+    shown = ["nsenter", f"--net={path}", "ip", "-o", "link", "show", "up"]
+    links = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+    assert links.startswith("1: lo: <LOOPBACK,UP,LOWER_UP>") and links.count("\n") == 1
+    await pod.client.stop_holder()
+    assert os.stat(path).st_ino == made.st_ino
+    await pod.client.shutdown()
+    await until(lambda: not os.path.exists(path))
+
+
+async def test_a_pod_with_another_network_does_not_keep_the_one_that_was_made_ahead(pod: TestPod) -> None:
+    made = os.stat(await pod.client.make_network())
+    held = await hold(pod)
+    assert os.stat(f"/proc/{held.pid}/ns/net").st_ino != made.st_ino
+    assert os.stat(held.netns_path or "").st_ino != made.st_ino
+    kept = {os.stat(f"/proc/{pod.pid}/fd/{name}").st_ino for name in descriptors(pod.pid)}
+    assert made.st_ino not in kept
+    await pod.client.stop_holder()
+
+
+async def test_a_spare_tells_which_network_namespace_it_has_made(tmp_path: Path) -> None:
+    """And that one goes with a spare that is not used."""
+    zygote = await Zygote.start(["pyrunc.shim.main"], SHIM)
+    try:
+        assert zygote.pid is not None
+        await until(lambda: _own_networks(children(zygote.pid)))  # type: ignore[arg-type]
+        ((spare, path),) = _own_networks(children(zygote.pid))
+        made = os.stat(path).st_ino
+        async with TestPod(tmp_path / "pod", library=True, zygote=zygote) as pod:
+            assert (pod.pid, pod.netns_path) == (spare, path) and await pod.client.make_network() == path
+            assert os.stat(path).st_ino == made
+            await pod.client.shutdown()
+            await until(lambda: gone(spare) and _own_networks(children(zygote.pid)))  # type: ignore[arg-type]
+            ((spare, path),) = _own_networks(children(zygote.pid))
+    finally:
+        await zygote.close()
+    await until(lambda: gone(spare))
+
+
+def _own_networks(pids: list[int]) -> list[tuple[int, str]]:
+    """The processes that hold a network namespace other than ours, and its path."""
+    home, found = os.readlink("/proc/self/ns/net"), []
+    for pid in pids:
+        for name in descriptors(pid):
+            path = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(path).startswith("net:") and os.readlink(path) != home:
+                    found.append((pid, path))
+    return found
 
 
 async def test_nothing_starts_in_a_pod_whose_holder_has_ended(pod: TestPod) -> None:

@@ -45,7 +45,7 @@ async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
     """A detached child that answers on a socket: its pid, the socket, what it said first."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        pid = await zygote.fork(f"{HERE}:answer_on", {}, [theirs.fileno()])
+        pid = (await zygote.fork(f"{HERE}:answer_on", {}, [theirs.fileno()])).pid
     ours.settimeout(TIMEOUT_S)
     return pid, ours, ours.recv(100).decode().split()
 
@@ -217,11 +217,13 @@ async def test_a_spare_child_serves_one_request_and_another_takes_its_place(tmp_
         for n in range(3):
             (spare,) = await _spares(zygote, pids)
             with open(tmp_path / "out", "ab") as out:
-                pids.append(await zygote.fork(function, {"text": str(n)}, [out.fileno()]))
+                forked = await zygote.fork(function, {"text": str(n)}, [out.fileno()])
+            assert forked.prepared in ({"made": forked.pid}, {})
+            pids.append(forked.pid)
             assert pids[-1] == spare
         await _until(lambda: (tmp_path / "out").read_text() == "prepared 0 prepared 1 prepared 2 ")
         (spare,) = await _spares(zygote, pids)
-        assert await zygote.fork(f"{HERE}:leave") != spare and await _spares(zygote, pids) == [spare]
+        assert (await zygote.fork(f"{HERE}:leave")).pid != spare and await _spares(zygote, pids) == [spare]
     finally:
         await zygote.close()
     await _until(lambda: gone(spare))
@@ -238,7 +240,7 @@ async def test_a_spare_child_that_died_is_not_missed(tmp_path: Path) -> None:
             os.kill(spare, signal.SIGKILL)
             await _until(lambda pid=spare: gone(pid))  # type: ignore[misc]
             with open(tmp_path / "out", "ab") as out:
-                assert await zygote.fork(function, {"text": str(n)}, [out.fileno()]) != spare
+                assert (await zygote.fork(function, {"text": str(n)}, [out.fileno()])).pid != spare
         await _until(lambda: (tmp_path / "out").read_text() == "0 1 ")
     finally:
         await zygote.close()

@@ -82,9 +82,10 @@ def answer_on(arguments: dict[str, Any], fds: list[int]) -> None:
         sock.send(f"{os.getppid()} {request.decode()}".encode())
 
 
-def prepare(fds: list[int]) -> None:
+def prepare(fds: list[int]) -> dict[str, Any]:
     global _prepared
     _prepared = True
+    return {"made": os.getpid()}
 
 
 def append(arguments: dict[str, Any], fds: list[int]) -> None:
