@@ -32,7 +32,6 @@ native:
 .venv/built: pyproject.toml
 	@$(call packages,$(RUN_PACKAGES))
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -q --disable-pip-version-check wheel
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[build]'
 	@touch $@
 

@@ -23,81 +23,140 @@ PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
+def explained(text: str) -> msgspec.Meta:
+    """What a key is for; `cri_server.install.config_file` writes it above the key in the file that is installed."""
+    return msgspec.Meta(description=text)
+
+
 class Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=False):
-    """A TOML table: keys that are not fields are errors."""
+    """A TOML table: keys that are not fields are errors. The docstring's first line heads the table in the installed file."""
 
 
 class Server(Table):
-    """`[server]`: where the server listens and keeps things."""
+    """Where the server listens and keeps things."""
 
-    listen: str = "unix:///run/pyrunc/cri.sock"
-    root: str = "/var/lib/pyrunc"
-    state: str = DEFAULT_STATE
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    shutdown_timeout_s: PositiveSeconds = 5.0
+    listen: Annotated[str, explained("The socket that kubelet and clients connect to: unix:///PATH.")] = (
+        "unix:///run/pyrunc/cri.sock"
+    )
+    root: Annotated[
+        str,
+        explained(
+            "Images, writable layers and records: a folder on a disk. Records are synced before a call is answered."
+        ),
+    ] = "/var/lib/pyrunc"
+    state: Annotated[
+        str,
+        explained(
+            "Sockets and facts of this boot: a folder on a tmpfs. It belongs to `root`: while pods of this boot live, another "
+            "pair is refused."
+        ),
+    ] = DEFAULT_STATE
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], explained("What is less important is not logged.")
+    ] = "info"
+    shutdown_timeout_s: Annotated[
+        PositiveSeconds, explained("How long a server that is stopped waits for calls that it is answering.")
+    ] = 5.0
 
 
 class Network(Table):
-    """`[network]`: where CNI finds its configuration and plugins.
+    """Where CNI finds its configuration and plugins."""
 
-    `builtin`: subnets of the network that pods get while `conf_dir` holds no configuration, such as
-    `["10.85.0.0/16", "fd85::/64"]`; empty: none, and the node is not ready. `builtin_bridge`: its bridge.
-    """
-
-    conf_dir: str = "/etc/cni/net.d"
-    bin_dir: str = "/opt/cni/bin"
-    builtin: list[str] = msgspec.field(default_factory=list)
-    builtin_bridge: str = "pyrunc0"
+    conf_dir: Annotated[
+        str,
+        explained("The first valid .conflist, .conf or .json file of it, by name, is the network of pods."),
+    ] = "/etc/cni/net.d"
+    bin_dir: Annotated[
+        str,
+        explained(
+            "Executables of CNI plugins. bridge, host-local, loopback and portmap are built in where none is there."
+        ),
+    ] = "/opt/cni/bin"
+    builtin: Annotated[
+        list[str],
+        explained(
+            'Subnets of the network that pods get while `conf_dir` holds no configuration, such as ["10.85.0.0/16", '
+            '"fd85::/64"]. Empty: none, and the node is not ready until there is a configuration.'
+        ),
+    ] = msgspec.field(default_factory=list)
+    builtin_bridge: Annotated[str, explained("The bridge of that network.")] = "pyrunc0"
 
 
 class Cgroup(Table):
-    """`[cgroup]`: how containers are grouped.
+    """How containers are grouped."""
 
-    `missing_controllers`: what to do about a limit whose controller is not in the v2 tree. `default_parent`: for pods whose
-    caller names none; empty means `/pyrunc` or `system.slice`, by driver.
-    """
-
-    driver: Literal["auto", "systemd", "cgroupfs"] = "auto"
-    missing_controllers: Literal["error", "warn"] = "error"
-    default_parent: str = ""
+    driver: Annotated[
+        Literal["auto", "systemd", "cgroupfs"],
+        explained("Who makes cgroups; kubelet's `cgroupDriver` must agree. auto: systemd where it runs."),
+    ] = "auto"
+    missing_controllers: Annotated[
+        Literal["error", "warn"],
+        explained("What a limit leads to whose controller is not in the cgroup v2 tree (hybrid hosts)."),
+    ] = "error"
+    default_parent: Annotated[
+        str,
+        explained("The cgroup of pods whose caller names none. Empty: /pyrunc or system.slice, by driver."),
+    ] = ""
 
 
 class Registry(Table):
-    """`[registry]`: `config_path` is a folder of HOST/hosts.toml files. A pull that makes no progress for
-    `no_progress_timeout_s` fails.
-    """
+    """Where images are pulled from."""
 
-    config_path: str = ""
-    no_progress_timeout_s: PositiveSeconds = 300.0
+    config_path: Annotated[
+        str, explained("A folder of HOST/hosts.toml files, as containerd's certs.d. Empty: none.")
+    ] = ""
+    no_progress_timeout_s: Annotated[
+        PositiveSeconds, explained("A pull that makes no progress for so long fails.")
+    ] = 300.0
 
 
 class Images(Table):
-    """`[images]`: references that image garbage collection must leave alone."""
+    """What is kept of images."""
 
-    pinned: list[str] = []
+    pinned: Annotated[
+        list[str], explained("References of images that kubelet's garbage collection must leave alone.")
+    ] = []
 
 
 class Streaming(Table):
-    """`[streaming]`: where exec, attach and port-forward sessions connect; port 0 takes a free one."""
+    """Where exec, attach and port-forward sessions connect. Only kubelet needs to reach it."""
 
-    host: str = "127.0.0.1"
-    port: Port = 0
+    host: Annotated[str, explained("The address to listen at.")] = "127.0.0.1"
+    port: Annotated[Port, explained("Its port; 0 takes a free one.")] = 0
 
 
 class Containers(Table):
-    """`[containers]`: what holds for each container.
+    """What holds for each container."""
 
-    `restrict_oom_score_adj`: raise a score below the server's own instead of failing where lowering is not permitted;
-    `auto` finds out. `volatile`: the overlay skips syncs (a container does not outlive a power cut anyway).
-    `rlimits`: resource limits of processes, each `NAME=SOFT[:HARD]` with a number or `unlimited`, such as
-    `nofile=65536:524288`; those not named are `node.DEFAULT_LIMITS`. `cdi_dirs`: where device drivers describe their devices, the last folder wins.
-    """
-
-    restrict_oom_score_adj: Literal["auto", "always", "never"] = "auto"
-    volatile: bool = True
-    rlimits: list[str] = []
-    cdi_dirs: list[str] = msgspec.field(default_factory=lambda: ["/etc/cdi", "/run/cdi"])
-    foreign_path_timeout_s: PositiveSeconds = 30.0
+    restrict_oom_score_adj: Annotated[
+        Literal["auto", "always", "never"],
+        explained(
+            "Raise an OOM score below the server's own instead of failing, for servers that may not lower scores. auto finds out."
+        ),
+    ] = "auto"
+    volatile: Annotated[
+        bool,
+        explained(
+            "Writable layers are not synced: faster, and a container does not outlive a power cut anyway."
+        ),
+    ] = True
+    rlimits: Annotated[
+        list[str],
+        explained(
+            'Resource limits of processes, each NAME=SOFT[:HARD] with a number or `unlimited`, such as ["nofile=65536:524288"]. '
+            "Those not named have the server's defaults."
+        ),
+    ] = []
+    cdi_dirs: Annotated[
+        list[str],
+        explained("Where device drivers describe their devices (CDI). The last folder wins."),
+    ] = msgspec.field(default_factory=lambda: ["/etc/cdi", "/run/cdi"])
+    foreign_path_timeout_s: Annotated[
+        PositiveSeconds,
+        explained(
+            "How long a path of the host may take to answer, such as a volume on a network file system."
+        ),
+    ] = 30.0
 
 
 class Config(Table):

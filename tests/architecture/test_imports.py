@@ -72,7 +72,7 @@ CRI_SERVER_ROOMS = (
     ("stats", "sandboxes"),
     ("metrics",),
     ("rpc",),
-    ("app",),
+    ("app", "install"),
     ("cli",),
 )
 

@@ -1,0 +1,97 @@
+"""`/etc/pyrunc/config.toml` as it is installed, made from `cri_server.config`: every key with its explanation and default.
+
+All keys are comments, so that a later version's defaults hold for what nobody has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cri_server.config import Config
+
+WIDTH = 100
+HEAD = """\
+# Configuration of pyrunc-cri. A key that is a comment shows its default; `pyrunc-cri serve --config FILE` reads
+# another file, and flags win over keys. The server reads it once: systemctl restart pyrunc-cri (pods run on).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """`values`: what may be there, in words; `default`: as TOML."""
+
+    name: str
+    about: str
+    values: str
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the file."""
+
+    name: str
+    about: str
+    keys: tuple[Key, ...]
+
+
+def sections() -> Iterator[Section]:
+    """All tables with all keys, in the order of the code."""
+    for field in _fields(Config):
+        table = field.type
+        assert isinstance(table, msgspec.inspect.StructType)
+        keys = tuple(_key(entry) for entry in _fields(table.cls))
+        yield Section(field.name, (table.cls.__doc__ or "").split("\n")[0], keys)
+
+
+def text() -> str:
+    """The whole file."""
+    parts = [HEAD]
+    for section in sections():
+        parts.append(f"\n# {section.about}\n[{section.name}]\n")
+        for key in section.keys:
+            parts += [_comment(f"{key.about} {key.values}".strip()), f"#{key.name} = {key.default}\n"]
+    return "".join(parts)
+
+
+def _comment(words: str) -> str:
+    return "".join(f"# {line}\n" for line in textwrap.wrap(words, WIDTH, break_on_hyphens=False))
+
+
+def _fields(table: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
+    found = msgspec.inspect.type_info(table)
+    assert isinstance(found, msgspec.inspect.StructType)
+    return found.fields
+
+
+def _key(field: msgspec.inspect.Field) -> Key:
+    kind, about = field.type, ""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        about = str((kind.extra_json_schema or {}).get("description", ""))
+        kind = kind.type
+    value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    return Key(field.name, about, _values(kind), _toml(value))
+
+
+def _values(kind: msgspec.inspect.Type) -> str:
+    match kind:
+        case msgspec.inspect.LiteralType(values=values):
+            return f"One of {', '.join(map(str, values))}."
+        case msgspec.inspect.BoolType():
+            return "true or false."
+        case msgspec.inspect.FloatType(gt=0):
+            return "Seconds, more than 0."
+        case msgspec.inspect.IntType(ge=low, le=high) if low is not None and high is not None:
+            return f"{low} to {high}."
+    return ""
+
+
+def _toml(value: Any) -> str:
+    """Strings, numbers, booleans and lists of them are the same in JSON."""
+    return json.dumps(value, ensure_ascii=False)

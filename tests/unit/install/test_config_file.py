@@ -1,0 +1,40 @@
+"""The configuration file that is installed says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from cri_server import config
+from cri_server.install import config_file
+
+SETTING = re.compile(r"^#(\w+ = .*)$", re.M)
+
+
+def test_as_installed_it_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(config_file.text())
+    assert config.load(file, {}) == config.Config()
+
+
+def test_each_comment_shows_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(SETTING.sub(r"\1", config_file.text()))
+    assert config.load(file, {}) == config.Config()
+
+
+def test_every_key_is_there_once_and_explained() -> None:
+    named = {
+        f"{table}.{key}"
+        for table, keys in msgspec.to_builtins(config.Config()).items()
+        for key in keys
+    }  # fmt: skip
+    described = [f"{section.name}.{key.name}" for section in config_file.sections() for key in section.keys]
+    assert set(described) == named and len(described) == len(named)
+    unexplained = [
+        f"{section.name}.{key.name}" for section in config_file.sections() for key in section.keys
+        if not key.about.endswith(".") or not section.about.endswith(".")
+    ]  # fmt: skip
+    assert not unexplained, "give each a description in cri_server/config.py: one or two sentences"
