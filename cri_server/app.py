@@ -12,7 +12,6 @@ import logging
 import os
 import resource
 import signal
-import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,10 +21,12 @@ from cri_server.config import Config
 from cri_server.containers.sessions import Sessions
 from cri_server.events import Events
 from cri_server.images.service import ImageService as Images
+from cri_server.logs import fields
+from cri_server.logs.setup import configure
 from cri_server.network.configuration import builtin_network
 from cri_server.network.service import Network
 from cri_server.recovery import live_networks, recover
-from cri_server.rpc import methods
+from cri_server.rpc import methods, verbs
 from cri_server.rpc.admin import Admin
 from cri_server.rpc.image import ImageService
 from cri_server.rpc.runtime import RuntimeService
@@ -57,11 +58,7 @@ ERRAND_MODULES = [
 
 def serve(config: Config) -> None:
     """Run the server until SIGTERM or SIGINT. Raises Error when it cannot start."""
-    logging.basicConfig(
-        level=config.server.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    configure(config.server.log_level, config.server.log_format, config.server.log_limit_per_s)
     prepare_process()
     asyncio.run(_serve(config))
 
@@ -159,7 +156,11 @@ async def _open_images(
 def _told(services: Services, sandbox: Sandbox, container: Container | None) -> None:
     if container is None:
         status.publish_stopped(services, sandbox)
-    elif not container.starting:
+        return
+    if container.exit is not None:
+        ended = {"exit_code": container.exit.exit_code, "reason": container.exit.cri_reason}
+        log.info("container ended", extra=fields.of(**verbs.of_container(services, container), **ended))
+    if not container.starting:
         status.publish(services, sandbox, container.id, events.STOPPED)
 
 
@@ -184,7 +185,8 @@ async def open_grpc(
     calls = methods.table(
         RuntimeService=RuntimeService(services, streaming), ImageService=ImageService(services)
     )
-    server = Server(config.socket_path, {**calls, **Admin(services).table()})
+    table = verbs.observed(services, {**calls, **Admin(services).table()})
+    server = Server(config.socket_path, table)
     await server.start()
     stack.push_async_callback(server.stop, config.server.shutdown_timeout_s)
 

@@ -20,6 +20,7 @@ DEFAULT_PATH = Path("/etc/pyrunc/config.toml")
 SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -54,6 +55,14 @@ class Server(Table):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], explained("What is less important is not logged.")
     ] = "info"
+    log_format: Annotated[
+        Literal["text", "json", "journald"],
+        explained("Lines of text or JSON objects on stderr, or fields of the journal."),
+    ] = "text"
+    log_limit_per_s: Annotated[
+        NonNegative,
+        explained("So many log records of one kind per second, four times as many at once; 0: no limit."),
+    ] = 50.0
     shutdown_timeout_s: Annotated[
         PositiveSeconds, explained("How long a server that is stopped waits for calls that it is answering.")
     ] = 5.0

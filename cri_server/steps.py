@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from cri_server.meters import STEPS
 from pyrunc.errors import Error
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Steps(Generic[Work]):
 
     async def run(self, work: Work) -> None:
         """Do the steps. On failure undo all that were begun, last first, and raise what happened, with a note for each
-        undo that failed."""
+        undo that failed and the step's name as `failed_step`."""
         begun: list[Step[Work]] = []
         times: list[tuple[str, float]] = []
         try:
@@ -117,10 +118,13 @@ class Steps(Generic[Work]):
                 begun.append(step)
                 began = time.perf_counter()
                 await step.do(work)
-                times.append((step.name, time.perf_counter() - began))
+                took_s = time.perf_counter() - began
+                times.append((step.name, took_s))
+                STEPS.add(self.verb, step.name, took_s)
                 await failpoints.reached(f"{self.verb}.{step.name}")
         except BaseException as error:
-            log.info("%s failed at step %s: %s", self.verb, begun[-1].name, error)
+            error.failed_step = begun[-1].name  # type: ignore[attr-defined]
+            log.debug("%s failed at step %s: %s", self.verb, begun[-1].name, error)
             failed = await self._take_back(begun, work)
             for line in failed:
                 error.add_note(line)

@@ -15,6 +15,7 @@ FLAGS = {
     "root": "server.root",
     "state": "server.state",
     "log_level": "server.log_level",
+    "log_format": "server.log_format",
     "cni_conf_dir": "network.conf_dir",
     "cni_bin_dir": "network.bin_dir",
     "cgroup_driver": "cgroup.driver",
@@ -39,6 +40,7 @@ FLAGS = {
     help="Of each container; may be repeated.",
 )
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--log-format", type=click.Choice(["text", "json", "journald"]))
 def serve(config: Path | None, **flags: Any) -> None:
     """Run the CRI server that kubelet connects to."""
     from cri_server import app

@@ -1,6 +1,6 @@
 """Which gRPC code an error becomes: the one table, and what is logged about it.
 
-Errors of ours are answers and are logged in one line; any other exception is a bug: INTERNAL, with its traceback in the log.
+Errors of ours are answers; any other exception is a bug: INTERNAL, with its traceback in the log.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import errno
 import logging
 from enum import IntEnum
 
-from pyrunc.errors import Error, KernelError, Unsupported
+from pyrunc.errors import Error, KernelError
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +84,9 @@ def message_of(error: BaseException) -> str:
 
 def report(call: str, error: BaseException) -> None:
     """Log that `call` failed."""
-    if isinstance(error, Unsupported):
-        log.debug("%s: %s", call, error)
-    elif isinstance(error, CallFailed):
+    if isinstance(error, CallFailed):
         log.info("%s: %s: %s", call, error.code.name, error.message)
-    elif isinstance(error, Error):
-        log.info("%s: %s: %s", call, error.kind, message_of(error))
+    elif isinstance(error, Error):  # an answer; a verb has its own line about it (`verbs`)
+        log.debug("%s: %s: %s", call, error.kind, message_of(error))
     else:
         log.exception("%s: not expected", call, exc_info=error)

@@ -60,6 +60,7 @@ PYRUNC_ROOMS = (
     ("cli",),
 )
 CRI_SERVER_ROOMS = (
+    ("logs", "meters"),
     ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2"),
     ("store",),
     ("config", "network"),

@@ -1,0 +1,55 @@
+"""How often and how long: verbs by outcome, and the steps that they are made of, counted all the time.
+
+A measurement is a search in twenty numbers and two additions (0.5 µs), so that it needs no switch. What shows the numbers is
+elsewhere (`telemetry/`), and is loaded only when it is asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+# Seconds. A status takes a tenth of a millisecond, a pull minutes.
+BOUNDS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip
+
+
+class Durations:
+    """A histogram: `counts[i]` measurements of at most `BOUNDS_S[i]`, the last for longer ones."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a measurement."""
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.sum_s += seconds
+
+
+class Meters:
+    """Durations by two names, such as verb and outcome. The names come from our tables, never from a caller."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[tuple[str, str], Durations] = {}
+
+    def add(self, name: str, kind: str, seconds: float) -> None:
+        """Count a measurement of (`name`, `kind`)."""
+        key = (name, kind)
+        try:
+            self._by_name[key].add(seconds)
+        except KeyError:
+            found = self._by_name[key] = Durations()
+            found.add(seconds)
+
+    def items(self) -> list[tuple[tuple[str, str], Durations]]:
+        """All of them, sorted by name."""
+        return sorted(self._by_name.items())
+
+
+VERBS = Meters()
+"""By call and gRPC code, such as (`RunPodSandbox`, `OK`)."""
+STEPS = Meters()
+"""By verb and step, such as (`run_sandbox`, `network`); only those that succeeded."""

@@ -1,0 +1,153 @@
+"""What the server's log says about a pod's life: a line for each verb that changed something, fields, and no secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import IMAGE, Server
+from tests.support.registry import Registry
+
+SECRET = "s3cret-w0rd"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(settings={"server": {"log_format": "json", "log_limit_per_s": 5}}) as server:
+        server.load_image()
+        yield server
+
+
+class Log:
+    """The records that were written since this was made."""
+
+    def __init__(self, server: Server) -> None:
+        self._path, self._at = server.log, server.log.stat().st_size
+
+    def text(self) -> str:
+        return self._path.read_bytes()[self._at :].decode()
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.text().splitlines()]
+
+    def wait(self, message: str) -> dict[str, Any]:
+        """The first record with this message: an exit is heard of when it happens."""
+        deadline = time.monotonic() + 30
+        while True:
+            for record in self.records():
+                if record["message"] == message:
+                    return record
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.01)
+
+
+def test_a_pods_life(server: Server) -> None:
+    log = Log(server)
+    pod = server.run_pod(server.pod_config("life"))
+    container = server.launch(pod)
+    server.exec(container, "true")
+    for _ in range(3):
+        server.pods(), server.containers(), server.status(container), server.pod_status(pod)
+    server.stop_container(container)
+    log.wait("container ended")
+    server.remove_container(container)
+    server.stop_pod(pod)
+    server.stop_pod(pod)  # kubelet does
+    server.remove_pod(pod)
+    server.remove_pod(pod)
+    found = log.records()
+    assert [r["message"] for r in found if r["message"] != "container ended"] == [
+        *("RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer", "RemoveContainer"),
+        *("StopPodSandbox", "RemovePodSandbox"),
+    ]
+    for record in found:
+        assert record["pod"] == "default/life" and record["pod_id"] == pod and record["level"] == "info"
+        if "Container" in record["message"]:
+            assert record["container"] == "c" and record["container_id"] == container
+        if record["message"] != "container ended":
+            assert record["outcome"] == "OK" and record["duration_ms"] > 0
+    assert found[1]["image"] == IMAGE
+    (ended,) = [r for r in found if r["message"] == "container ended"]
+    assert ended["exit_code"] == 137 and ended["container_id"] == container and ended["reason"] == "Error"
+
+
+def test_a_failure_has_one_line_with_its_step_and_reason(server: Server) -> None:
+    log = Log(server)
+    pod = server.run_pod(server.pod_config("wrong"))
+    container = server.create(pod, server.container_config(["/no/such/program"]))
+    with pytest.raises(grpc.RpcError) as caught:
+        server.start_container(container)
+    _, _, failed, *_ = log.records()
+    assert failed["message"] == "StartContainer failed" and failed["step"] == "execute"
+    assert failed["pod"] == "default/wrong" and failed["container_id"] == container
+    assert failed["outcome"] == caught.value.code().name  # type: ignore[attr-defined]
+    assert failed["error"] == caught.value.details()  # type: ignore[attr-defined]
+    server.remove_pod(pod)
+
+
+def test_reading_says_nothing_even_when_it_fails(server: Server) -> None:
+    log = Log(server)
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError):
+            server.status("none")
+        server.pods()
+        server.runtime.Status(api.StatusRequest(verbose=True))
+        server.image.ListImages(api.ListImagesRequest())
+        server.image.ImageFsInfo(api.ImageFsInfoRequest())
+        server.runtime.ListContainerStats(api.ListContainerStatsRequest())
+        server.stop_container("none")
+    assert log.records() == []
+
+
+def test_secrets_stay_out(server: Server, tmp_path: Path) -> None:
+    log = Log(server)
+    pod = server.run_pod(server.pod_config("quiet", annotations={"token": SECRET}))
+    config = server.container_config(
+        ["sh", "-c", f": {SECRET}; exec sleep 3600"],
+        envs=[api.KeyValue(key="TOKEN", value=SECRET.encode())],
+        annotations={"token": SECRET},
+    )
+    container = server.launch(pod, config)
+    server.exec(container, "echo", SECRET)
+    request = api.ExecRequest(container_id=container, cmd=["echo", SECRET], stdout=True)
+    server.runtime.Exec(request)
+    with contextlib.suppress(grpc.RpcError):
+        server.exec(container, f"/no/{SECRET}")
+    with Registry(tmp_path, auth=("basic", "u", f"other-{SECRET}")) as registry:
+        for auth in ({"username": "u", "password": SECRET}, {"registry_token": SECRET}):
+            with pytest.raises(grpc.RpcError):
+                image = api.ImageSpec(image=f"{registry.host}/app:1")
+                server.image.PullImage(api.PullImageRequest(image=image, auth=api.AuthConfig(**auth)))
+    server.remove_pod(pod)
+    messages = [r["message"] for r in log.records()]
+    assert "Exec" in messages and messages.count("PullImage failed") == 2 and "ExecSync" not in messages
+    assert SECRET not in log.text()
+
+
+def test_a_client_that_fails_in_a_loop_is_held_back(server: Server) -> None:
+    log = Log(server)
+    bad = api.RunPodSandboxRequest(config=api.PodSandboxConfig())
+    for _ in range(300):
+        with pytest.raises(grpc.RpcError):
+            server.runtime.RunPodSandbox(bad)
+    assert 20 <= len(log.records()) < 200
+    pod = server.run_pod(server.pod_config("other"))  # another kind
+    assert log.records()[-1]["message"] == "RunPodSandbox"
+    server.remove_pod(pod)
+
+
+def test_text_on_stderr_is_the_default() -> None:
+    with Server(network=False) as server:
+        server.load_image()
+        pod = server.run_pod(host_network=True)
+        (line,) = [line for line in server.tail().splitlines() if "RunPodSandbox" in line]
+        assert f" INFO cri_server.rpc.verbs: RunPodSandbox pod=default/pod1 pod_id={pod} duration_ms=" in line
+        assert line.endswith(" outcome=OK")
