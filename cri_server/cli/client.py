@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -85,6 +85,15 @@ class Client:
         """ImageService.`call`. Raises ServerError."""
         return self._call(getattr(self._image, call), request, timeout_s)
 
+    def stream(self, call: str, request: Any) -> Iterator[Any]:
+        """The messages that RuntimeService.`call` sends, until it ends. Raises ServerError."""
+        try:
+            for answer in getattr(self._runtime, call)(request):
+                self._answered = True
+                yield answer
+        except grpc.RpcError as error:
+            raise self._worded(error, None) from None
+
     def load_image(self, path: str, name: str | None) -> list[dict[str, Any]]:
         """The images of an archive that the server reads: their ids and tags."""
         call = self._channel.unary_unary(
@@ -144,6 +153,7 @@ class Client:
                 for c in everything
                 if c.pod_sandbox_id in pods and pods[c.pod_sandbox_id].metadata.name == reference
             ]
+        found = _latest_attempts(found)
         if len(found) > 1:
             running = [c for c in found if c.state == api.CONTAINER_RUNNING]
             found = running or found
@@ -164,3 +174,14 @@ class Client:
         if not found:
             raise NotFound(f"no such pod: {reference!r}")
         return found[0]
+
+
+def _latest_attempts(found: list[api.Container]) -> list[api.Container]:
+    """Of the attempts of one container, as kubelet numbers them, the newest."""
+    newest: dict[tuple[str, str], api.Container] = {}
+    for each in found:
+        key = each.pod_sandbox_id, each.metadata.name
+        other = newest.get(key)
+        if other is None or each.metadata.attempt > other.metadata.attempt:
+            newest[key] = each
+    return list(newest.values())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 
 import click
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli import completion, output
 from cri_server.cli.client import Client
-from cri_server.cli.show import SHORT, size, table
-from pyrunc.errors import NotFound
+from cri_server.cli.output import Column, Listing, Output
+from cri_server.cli.show import size
+from pyrunc.errors import InvalidArgument, NotFound
 
 
 @click.group()
@@ -52,23 +55,103 @@ def find(client: Client, reference: str) -> api.Image | None:
     return response.image if response.HasField("image") else None
 
 
-@image.command("list")
-@click.option("-q", "--quiet", is_flag=True, help="Only ids.")
+@click.command()
+@click.argument("reference", required=False, metavar="[IMAGE]", shell_complete=completion.images)
+@click.option("--digests", is_flag=True, help="With the digests.")
+@click.option("--pinned", is_flag=True, help="Only those that are pinned.")
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="reference=PATTERN, dangling=true|false, before=IMAGE, since=IMAGE.",
+)
+@output.options()
 @click.pass_obj
-def list_(address: str, quiet: bool) -> None:
-    """List the node's images."""
+def images(
+    address: str, reference: str | None, digests: bool, pinned: bool, filters: tuple[str, ...], how: Output
+) -> None:
+    """List the node's images, or those of a name."""
     with Client(address) as client:
-        found = client.image("ListImages", api.ListImagesRequest()).images
-        if quiet:
-            for each in found:
-                click.echo(each.id)
-            return
-        rows = [
-            (name, each.id.removeprefix("sha256:")[:SHORT], size(each.size), "yes" if each.pinned else "")
-            for each in found
-            for name in (each.repo_tags or each.repo_digests or ["<none>"])
-        ]
-        click.echo(table(("IMAGE", "ID", "SIZE", "PINNED"), sorted(rows)))
+        found = list(client.image("ListImages", api.ListImagesRequest()).images)
+    for text in filters:
+        found = _filtered(found, text)
+    if reference is not None:
+        found = [i for i in found if _is_named(i, reference)]
+    if pinned:
+        found = [i for i in found if i.pinned]
+    if how.format not in ("table", "wide") or how.quiet or how.template is not None:
+        output.say(how.listed(_listing(how), found))
+        return
+    rows = [
+        (
+            *row,
+            *(
+                [" ".join(d.rpartition("@")[2] for d in each.repo_digests)]
+                if digests or how.format == "wide"
+                else []
+            ),
+        )
+        for each in found
+        for row in _rows(each, how)
+    ]
+    titles = ["IMAGE", "ID", "SIZE", "PINNED", *(["DIGEST"] if digests or how.format == "wide" else [])]
+    output.say(output.table(titles if how.headers else None, sorted(rows)))
+
+
+image.add_command(images, "list")
+
+
+def _rows(each: api.Image, how: Output) -> list[tuple[str, ...]]:
+    """A line for each name."""
+    names = each.repo_tags or each.repo_digests or ["<none>"]
+    return [(name, how.short(each.id), size(each.size), "yes" if each.pinned else "") for name in names]
+
+
+def _listing(how: Output) -> Listing[api.Image]:
+    return Listing(
+        "images",
+        (
+            Column("IMAGE", lambda i: (list(i.repo_tags) or list(i.repo_digests) or ["<none>"])[0]),
+            Column("SIZE", lambda i: size(i.size)),
+        ),
+        output.plain,
+        lambda i: i.id if how.no_trunc or how.quiet else how.short(i.id),
+        lambda i: (list(i.repo_tags) or [i.id])[0],
+    )
+
+
+def _is_named(each: api.Image, reference: str) -> bool:
+    """Whether an image has this name: with or without its tag, as a pattern, or an id's prefix."""
+    names = [*each.repo_tags, *each.repo_digests]
+    if each.id.removeprefix("sha256:").startswith(reference.removeprefix("sha256:")):
+        return True
+    bare = {
+        name.partition("@")[0].rpartition(":")[0] if "@" not in name else name.partition("@")[0]
+        for name in names
+    }
+    for name in (*names, *bare):
+        tails = [name, name.removeprefix("docker.io/library/"), name.removeprefix("docker.io/")]
+        if any(fnmatch.fnmatchcase(tail, reference) for tail in tails):
+            return True
+    return False
+
+
+def _filtered(found: list[api.Image], text: str) -> list[api.Image]:
+    """As crictl's -f; the list is the newest first. Raises InvalidArgument."""
+    key, equals, value = text.partition("=")
+    if key == "reference" and equals:
+        return [i for i in found if _is_named(i, value)]
+    if key == "dangling" and value in ("true", "false"):
+        return [i for i in found if (not i.repo_tags) == (value == "true")]
+    if key in ("before", "since") and equals:
+        places = [n for n, i in enumerate(found) if _is_named(i, value)]
+        if not places:
+            raise NotFound(f"no such image: {value!r}")
+        return found[places[0] + 1 :] if key == "before" else found[: places[0]]
+    raise InvalidArgument(
+        f"--filter {text}: expected reference=PATTERN, dangling=true|false, before=IMAGE or since=IMAGE"
+    )
 
 
 @image.command()

@@ -5,64 +5,100 @@ from __future__ import annotations
 import click
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli import output, ownership, selection
 from cri_server.cli.client import Client
-from cri_server.cli.show import POD_STATES, SHORT, STATES, age, table
+from cri_server.cli.output import Column, Listing, Output
+from cri_server.cli.selection import Selection
+from cri_server.cli.show import POD_STATES, STATES, age
 
 
 @click.command()
 @click.option("-a", "--all", "everything", is_flag=True, help="Also those that do not run.")
-@click.option("-q", "--quiet", is_flag=True, help="Only ids.")
+@selection.options("container")
+@output.options()
+@output.watch
 @click.pass_obj
-def ps(address: str, everything: bool, quiet: bool) -> None:
-    """List containers."""
+def ps(address: str, everything: bool, selection: Selection, how: Output, watching: float | None) -> None:
+    """List containers: the running ones, unless a state, --last or --all says otherwise."""
     with Client(address) as client:
-        wanted = {} if everything else {"state": api.ContainerStateValue(state=api.CONTAINER_RUNNING)}
-        found = sorted(client.containers(**wanted), key=lambda c: -c.created_at)
-        if quiet:
-            for container in found:
-                click.echo(container.id)
-            return
-        pods = {p.id: p.metadata.name for p in client.pods()}
-        rows = [
-            (
-                c.id[:SHORT],
-                pods.get(c.pod_sandbox_id, c.pod_sandbox_id[:SHORT]),
-                c.metadata.name,
-                STATES.get(c.state, "?"),
-                age(c.created_at),
-                c.image.user_specified_image or c.image.image,
-            )
-            for c in found
-        ]
-        click.echo(table(("CONTAINER", "POD", "NAME", "STATE", "AGE", "IMAGE"), rows))
+        output.repeat(
+            lambda: how.listed(_containers(client, how), selection.containers(client, everything=everything)),
+            watching,
+        )
+
+
+def _containers(client: Client, how: Output) -> Listing[api.Container]:
+    pods = {p.id: p for p in client.pods()}
+
+    def pod(container: api.Container) -> str:
+        found = pods.get(container.pod_sandbox_id)
+        return found.metadata.name if found else how.short(container.pod_sandbox_id)
+
+    def state(container: api.Container) -> str:
+        name = STATES.get(container.state, "?")
+        if container.state != api.CONTAINER_EXITED:
+            return name
+        request = api.ContainerStatusRequest(container_id=container.id)
+        return f"{name} ({client.runtime('ContainerStatus', request).status.exit_code})"
+
+    return Listing(
+        "containers",
+        (
+            Column("CONTAINER", lambda c: how.short(c.id)),
+            Column("POD", pod),
+            Column("NAME", lambda c: c.metadata.name),
+            Column("STATE", state),
+            Column("AGE", lambda c: age(c.created_at)),
+            Column("IMAGE", lambda c: c.image.user_specified_image or how.short(c.image.image)),
+            Column("ATTEMPT", lambda c: str(c.metadata.attempt), wide=True),
+            Column("POD ID", lambda c: how.short(c.pod_sandbox_id), wide=True),
+            Column("IMAGE ID", lambda c: how.short(c.image_id or c.image_ref), wide=True),
+            Column("OWNER", lambda c: ownership.owner(c.labels), wide=True),
+        ),
+        output.plain,
+        lambda c: c.id,
+        lambda c: f"{pod(c)}/{c.metadata.name}",
+    )
 
 
 @click.command()
-@click.option("-q", "--quiet", is_flag=True, help="Only ids.")
+@selection.options("pod")
+@output.options()
+@output.watch
 @click.pass_obj
-def pods(address: str, quiet: bool) -> None:
+def pods(address: str, selection: Selection, how: Output, watching: float | None) -> None:
     """List pods."""
     with Client(address) as client:
-        found = sorted(client.pods(), key=lambda p: -p.created_at)
-        if quiet:
-            for pod in found:
-                click.echo(pod.id)
-            return
-        rows = []
-        for pod in found:
-            request = api.PodSandboxStatusRequest(pod_sandbox_id=pod.id)
-            status = client.runtime("PodSandboxStatus", request).status
-            containers = client.containers(pod_sandbox_id=pod.id)
-            running = sum(c.state == api.CONTAINER_RUNNING for c in containers)
-            rows.append(
-                (
-                    pod.id[:SHORT],
-                    pod.metadata.namespace,
-                    pod.metadata.name,
-                    POD_STATES.get(pod.state, "?"),
-                    status.network.ip or "-",
-                    f"{running}/{len(containers)}",
-                    age(pod.created_at),
-                )
-            )
-        click.echo(table(("POD", "NAMESPACE", "NAME", "STATE", "IP", "RUNNING", "AGE"), rows))
+        output.repeat(lambda: how.listed(_pods(client, how), selection.pods(client)), watching)
+
+
+def _pods(client: Client, how: Output) -> Listing[api.PodSandbox]:
+    containers = client.containers()
+
+    def running(pod: api.PodSandbox) -> str:
+        own = [c for c in containers if c.pod_sandbox_id == pod.id]
+        return f"{sum(c.state == api.CONTAINER_RUNNING for c in own)}/{len(own)}"
+
+    def address(pod: api.PodSandbox) -> str:
+        request = api.PodSandboxStatusRequest(pod_sandbox_id=pod.id)
+        return str(client.runtime("PodSandboxStatus", request).status.network.ip) or "-"
+
+    return Listing(
+        "items",
+        (
+            Column("POD", lambda p: how.short(p.id)),
+            Column("NAMESPACE", lambda p: p.metadata.namespace),
+            Column("NAME", lambda p: p.metadata.name),
+            Column("STATE", lambda p: POD_STATES.get(p.state, "?")),
+            Column("IP", address),
+            Column("RUNNING", running),
+            Column("AGE", lambda p: age(p.created_at)),
+            Column("ATTEMPT", lambda p: str(p.metadata.attempt), wide=True),
+            Column("UID", lambda p: p.metadata.uid, wide=True),
+            Column("RUNTIME", lambda p: p.runtime_handler or "(default)", wide=True),
+            Column("OWNER", lambda p: ownership.owner(p.labels), wide=True),
+        ),
+        output.plain,
+        lambda p: p.id,
+        lambda p: f"{p.metadata.namespace}/{p.metadata.name}",
+    )

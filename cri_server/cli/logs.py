@@ -3,55 +3,115 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import datetime
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import click
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli import completion
 from cri_server.cli.client import Client
-from pyrunc.errors import NotFound
+from cri_server.cli.log_lines import Entry, Filter, Log, moment
+from pyrunc.errors import InvalidArgument, NotFound
 
 POLL_S = 0.1
 
 
-def entries(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
-    """(stream, content) of each complete record from the file's position on; content ends with a newline unless partial."""
-    while True:
-        position = file.tell()
-        line = file.readline()
-        if not line.endswith(b"\n"):
-            file.seek(position)
+@dataclass(slots=True)
+class Writer:
+    """Entries on our stdout and stderr, with their time and the container's name where these are asked for."""
+
+    timestamps: bool = False
+    filter: Filter = field(default_factory=Filter)
+    _within: set[tuple[str, str]] = field(default_factory=set)  # streams whose line is not complete
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more may be shown."""
+        return self.filter.limit_bytes == 0
+
+    def write(self, entry: Entry, name: str = "") -> None:
+        """One entry, unless it is filtered out. Raises OSError."""
+        if not self.filter.passes(entry):
             return
-        fields = line[:-1].split(b" ", 3)
-        if len(fields) == 4:
-            partial = fields[2].split(b":")[0] == b"P"
-            yield fields[1].decode("ascii", "replace"), fields[3] + (b"" if partial else b"\n")
-
-
-def write(stream: str, content: bytes) -> None:
-    """To our stdout or stderr."""
-    target = sys.stderr.buffer if stream == "stderr" else sys.stdout.buffer
-    target.write(content)
-    target.flush()
+        key, prefix = (name, entry.stream), b""
+        if key not in self._within:
+            prefix = (name.encode() + b" " if name else b"") + (entry.time + b" " if self.timestamps else b"")
+        target = sys.stderr.buffer if entry.stream == "stderr" else sys.stdout.buffer
+        target.write(self.filter.cut(prefix + entry.content))
+        target.flush()
+        (self._within.discard if entry.content.endswith(b"\n") else self._within.add)(key)
 
 
 @click.command()
-@click.argument("container")
+@click.argument("name", metavar="CONTAINER|POD", shell_complete=completion.both)
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the container has exited.")
+@click.option("-p", "--previous", is_flag=True, help="Of the container that ran before it under this name.")
+@click.option("--tail", type=int, default=-1, metavar="N", help="Only the last N lines. [all]")
+@click.option("--since", metavar="TIME", help="Only what is newer: 42m, or 2026-11-22T10:00:00Z.")
+@click.option("--until", metavar="TIME", help="Only what is older.")
+@click.option("-t", "--timestamps", is_flag=True, help="With the time of each line.")
+@click.option("-s", "--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")
+@click.option("--limit-bytes", type=click.IntRange(0), metavar="N", help="At most N bytes.")
+@click.option(
+    "-r", "--reopen", is_flag=True, help="Let the server open the log file again, and show nothing."
+)
+@click.option(
+    "-a", "--all-containers", is_flag=True, help="Of all containers of a pod, each line with its name."
+)
 @click.pass_obj
-def logs(address: str, container: str, following: bool) -> None:
-    """Show the log of CONTAINER (an id, a name, POD/NAME, or a pod's name)."""
+def logs(
+    address: str,
+    name: str,
+    following: bool,
+    previous: bool,
+    tail: int,
+    since: str | None,
+    until: str | None,
+    timestamps: bool,
+    stream: str | None,
+    limit_bytes: int | None,
+    reopen: bool,
+    all_containers: bool,
+) -> None:
+    """Show the log of a container (an id, a name, POD/NAME, or a pod's name)."""
+    now = datetime.datetime.now(datetime.UTC)
+    begin, end = (moment(text, now) if text else None for text in (since, until))
+    writer = Writer(timestamps, Filter(begin, end, stream or "", limit_bytes))
     with Client(address) as client:
-        identifier = client.container(container).id
-        if following:
-            follow(client, [identifier])
+        chosen = _all_of(client, name) if all_containers else [client.container(name)]
+        if previous:
+            chosen = [_previous(client, each) for each in chosen]
+        if reopen:
+            for each in chosen:
+                client.runtime("ReopenContainerLog", api.ReopenContainerLogRequest(container_id=each.id))
             return
-        with contextlib.closing(Log(log_path(client, identifier))) as log:
-            log.show()
+        names = {c.id: c.metadata.name if all_containers else "" for c in chosen}
+        show(client, names, writer, tail=tail, following=following)
+
+
+def _all_of(client: Client, name: str) -> Sequence[api.Container]:
+    pod = client.pod(name)
+    found = client.containers(pod_sandbox_id=pod.id)
+    if not found:
+        raise NotFound(f"pod {name!r} has no containers")
+    return sorted(found, key=lambda c: c.created_at)
+
+
+def _previous(client: Client, container: api.Container) -> api.Container:
+    """The attempt before it. Raises NotFound."""
+    own = container.metadata
+    found = [
+        c
+        for c in client.containers(pod_sandbox_id=container.pod_sandbox_id)
+        if c.metadata.name == own.name and c.metadata.attempt < own.attempt
+    ]
+    if not found:
+        raise NotFound(f"container {own.name!r} did not run before (this is attempt {own.attempt})")
+    return max(found, key=lambda c: c.metadata.attempt)
 
 
 def status(client: Client, identifier: str) -> api.ContainerStatus:
@@ -62,59 +122,36 @@ def status(client: Client, identifier: str) -> api.ContainerStatus:
     return found
 
 
-class Log:
-    """A container's log file, read to its present end each time; when it was rotated, on to the new one."""
-
-    def __init__(self, path: str) -> None:
-        """Raises NotFound, OSError."""
-        self._path = path
-        try:
-            self._file: BinaryIO = open(path, "rb")
-        except FileNotFoundError:
-            raise NotFound(f"no log at {path}: the container was not started") from None
-
-    def close(self) -> None:
-        self._file.close()
-
-    def show(self) -> None:
-        """Write what is new to our stdout and stderr. Raises OSError."""
-        while True:
-            rotated = self._open_next()
-            for stream, content in entries(self._file):
-                write(stream, content)
-            if rotated is None:
-                return
-            self._file.close()
-            self._file = rotated
-
-    def _open_next(self) -> BinaryIO | None:
-        """The file that has taken our file's place. The writer has left ours by then, but for its last lines."""
-        try:
-            found = open(self._path, "rb")
-        except FileNotFoundError:
-            return None
-        if os.path.sameopenfile(found.fileno(), self._file.fileno()):
-            found.close()
-            return None
-        return found
+def show(
+    client: Client, names: dict[str, str], writer: Writer, *, tail: int = -1, following: bool = False
+) -> None:
+    """Show what these containers (id -> prefix of their lines) have written, and with `following` what they write, until all
+    have exited. Raises NotFound, InvalidArgument, OSError."""
+    if tail < -1:
+        raise InvalidArgument(f"--tail {tail}: expected a number of lines")
+    with contextlib.ExitStack() as stack:
+        pending: dict[str, Log] = {}
+        for identifier in names:
+            log = pending[identifier] = Log(log_path(client, identifier))
+            stack.callback(log.close)
+            if tail >= 0:
+                log.seek_last(tail)
+        while pending:
+            for identifier, log in list(pending.items()):
+                over = not following or status(client, identifier).state == api.CONTAINER_EXITED
+                for entry in log.new():
+                    writer.write(entry, names[identifier])
+                    if writer.full:
+                        return
+                if over:
+                    del pending[identifier]
+            if pending:
+                time.sleep(POLL_S)
 
 
 def follow(client: Client, identifiers: Iterable[str]) -> None:
-    """Show what these containers have written and write, until all have exited. Raises NotFound, OSError."""
-    with contextlib.ExitStack() as stack:
-        pending: dict[str, Log] = {}
-        for identifier in identifiers:
-            pending[identifier] = Log(log_path(client, identifier))
-            stack.callback(pending[identifier].close)
-        while True:
-            for identifier, log in list(pending.items()):
-                over = status(client, identifier).state == api.CONTAINER_EXITED
-                log.show()
-                if over:
-                    del pending[identifier]
-            if not pending:
-                return
-            time.sleep(POLL_S)
+    """All output of these containers, until they have exited. Raises NotFound, OSError."""
+    show(client, dict.fromkeys(identifiers, ""), Writer(), following=True)
 
 
 def log_path(client: Client, identifier: str) -> str:

@@ -31,11 +31,25 @@ COMMANDS = {
     "exec": ("execute", "exec_"),
     "stop": ("stop", "stop"),
     "rm": ("stop", "rm"),
+    "inspect": ("inspect", "inspect"),
+    "inspectp": ("inspect", "inspectp"),
+    "inspecti": ("inspect", "inspecti"),
+    "stats": ("usage", "stats"),
+    "statsp": ("usage", "statsp"),
+    "top": ("top", "top"),
+    "events": ("events", "events"),
     "image": ("image", "image"),
+    "images": ("image", "images"),
+    "images-fs": ("node", "images_fs"),
+    "info": ("node", "info"),
+    "version": ("node", "version"),
     "serve": ("serve", "serve"),
     "demo": ("demo", "demo"),
     "demo-server": ("demo", "demo_server"),
+    "completion": ("completion", "command"),
 }
+# other tools' names for ours, which help does not list
+ALIASES = {"imagefsinfo": "images-fs", "img": "images"}
 
 
 class Commands(click.Group):
@@ -60,6 +74,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        name = ALIASES.get(name, name)
         if name not in COMMANDS:
             return None
         module, attribute = COMMANDS[name]
@@ -72,10 +87,13 @@ class Commands(click.Group):
 )
 @click.version_option(pyrunc.__version__, prog_name="pyrunc-cri")
 @click.option(
+    "-r",
     "--address",
+    "--runtime-endpoint",
+    "address",
     default=ADDRESS,
     show_default=True,
-    envvar="PYRUNC_CRI_ADDRESS",
+    envvar=["PYRUNC_CRI_ADDRESS", "CONTAINER_RUNTIME_ENDPOINT"],
     help="The socket of the running server.",
 )
 @click.pass_context
@@ -97,7 +115,7 @@ def main() -> None:
     """The entry point: errors of ours are one line and exit code 1."""
     _open_standard_streams()
     try:
-        code = program(standalone_mode=False)
+        code = program(prog_name="pyrunc-cri", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(128 + signal.SIGINT)

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import folders, image, logs, manifest, read, show, stop, translate, volumes
+from cri_server.cli import folders, image, log_lines, logs, manifest, read, show, stop, translate, volumes
 from cri_server.cli.client import Client, ServerError
 from pyrunc.cli.log import words
 from pyrunc.errors import AlreadyExists, Error
@@ -234,8 +234,8 @@ def output_lines(path: str) -> Iterator[str]:
     """The lines of a log, as text."""
     try:
         with open(path, "rb") as file:
-            for _, content in logs.entries(file):
-                yield content.decode(errors="replace").rstrip("\n")
+            for entry in log_lines.entries(file):
+                yield entry.content.decode(errors="replace").rstrip("\n")
     except OSError:
         return
 

@@ -14,6 +14,7 @@ from cri_server.cli.client import Client
 from pyrunc.errors import VISIBLE
 
 SHORT = 12
+RUNNING = api.CONTAINER_RUNNING
 NAMESPACES = ("net", "ipc", "uts", "pid", "mnt", "cgroup", "user")
 POD_STATES = {api.SANDBOX_READY: "ready", api.SANDBOX_NOTREADY: "not ready"}
 STATES = {
@@ -22,17 +23,6 @@ STATES = {
     api.CONTAINER_EXITED: "exited",
     api.CONTAINER_UNKNOWN: "unknown",
 }
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in [header, *rows]
-    ]
-    return "\n".join(lines)
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import check, dns, manifest, volumes
+from cri_server.cli import check, dns, manifest, ownership, volumes
 from cri_server.cli.expand import environment, expand, undefined
 from pyrunc.errors import InvalidSpec
 
@@ -51,6 +51,7 @@ def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
         log_directory=str(folder / "logs"),
         labels={
             **metadata.labels,
+            ownership.MARK: ownership.RUN,
             "io.kubernetes.pod.name": metadata.name,
             "io.kubernetes.pod.namespace": metadata.namespace,
         },
@@ -115,6 +116,7 @@ def container(
         stdin_once=asked.stdin_once,
         tty=asked.tty,
         labels={
+            ownership.MARK: ownership.RUN,
             "io.kubernetes.container.name": asked.name,
             "io.kubernetes.pod.name": pod.metadata.name,
             "io.kubernetes.pod.namespace": pod.metadata.namespace,

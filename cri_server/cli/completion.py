@@ -1,0 +1,111 @@
+"""What a shell is offered for an argument: names of containers, pods and images from the running server; click does the rest.
+
+Completion never fails and never waits long: without a server there is nothing to offer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from pyrunc.errors import Error
+
+if TYPE_CHECKING:
+    from cri_server.cli.client import Client
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+TIMEOUT_S = 2.0
+PROGRAM, VARIABLE = "pyrunc-cri", "_PYRUNC_CRI_COMPLETE"
+SHORT = 12
+
+
+def containers(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """NAME, POD/NAME, and ids when one is begun."""
+    from cri_server.api import api_pb2 as api
+
+    found: list[tuple[str, str]] = []
+    try:
+        with _client(context) as client:
+            pods = {
+                p.id: p.metadata.name
+                for p in client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
+            }
+            for c in client.runtime("ListContainers", api.ListContainersRequest(), TIMEOUT_S).containers:
+                pod = pods.get(c.pod_sandbox_id, "")
+                found += [(c.metadata.name, f"in pod {pod}"), (f"{pod}/{c.metadata.name}", c.image.image), (c.id[:SHORT], f"{pod}/{c.metadata.name}")]  # fmt: skip
+    except Error:
+        pass
+    return _offer(found, incomplete)
+
+
+def pods(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names, and ids when one is begun."""
+    from cri_server.api import api_pb2 as api
+
+    found: list[tuple[str, str]] = []
+    try:
+        with _client(context) as client:
+            for p in client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items:
+                found += [
+                    (p.metadata.name, f"pod in {p.metadata.namespace}"),
+                    (p.id[:SHORT], p.metadata.name),
+                ]
+    except Error:
+        pass
+    return _offer(found, incomplete)
+
+
+def both(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Pods and containers."""
+    return [*pods(context, parameter, incomplete), *containers(context, parameter, incomplete)]
+
+
+def images(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Tags, and ids when one is begun."""
+    from cri_server.api import api_pb2 as api
+
+    found: list[tuple[str, str]] = []
+    try:
+        with _client(context) as client:
+            for image in client.image("ListImages", api.ListImagesRequest(), TIMEOUT_S).images:
+                identifier = image.id.removeprefix("sha256:")[:SHORT]
+                found += [(tag, identifier) for tag in image.repo_tags]
+                found.append((identifier, " ".join(image.repo_tags)))
+    except Error:
+        pass
+    return _offer(found, incomplete)
+
+
+def states(*kinds: str) -> Completer:
+    """The states of containers or pods."""
+    names = ["created", "running", "exited", "unknown"] if "container" in kinds else ["ready", "notready"]
+    return lambda context, parameter, incomplete: _offer([(name, "") for name in names], incomplete)
+
+
+def _client(context: click.Context) -> Client:
+    from cri_server.cli.client import Client
+
+    return Client(context.find_root().params["address"])
+
+
+def _offer(found: list[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
+    """Ids only when one is begun: a list of them helps nobody."""
+    offered: dict[str, str] = {}
+    for word, text in found:
+        is_id = len(word) == SHORT and not set(word) - set("0123456789abcdef")
+        if word.startswith(incomplete) and (incomplete or not is_id):
+            offered.setdefault(word, text)
+    return [CompletionItem(word, help=text or None) for word, text in offered.items()]
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
+    """Print the completion of SHELL: eval "$(pyrunc-cri completion bash)"."""
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(context.find_root().command, {}, PROGRAM, VARIABLE).source())

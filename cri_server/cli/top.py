@@ -1,0 +1,138 @@
+"""`pyrunc-cri top`: the processes of containers, as this machine's kernel has them. For a server on this machine, as root."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from cri_server.cli import completion, output, show
+from cri_server.cli.client import Client
+from cri_server.cli.output import Column, Listing, Output
+from pyrunc.errors import NotFound, WrongState
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a container; `time_s` is its CPU time."""
+
+    container: str
+    pid: int
+    parent: int
+    user: str
+    state: str
+    threads: int
+    resident_bytes: int
+    time_s: float
+    command: str
+
+
+LISTING: Listing[Process] = Listing(
+    "processes",
+    (
+        Column("CONTAINER", lambda p: p.container),
+        Column("PID", lambda p: str(p.pid)),
+        Column("PPID", lambda p: str(p.parent), wide=True),
+        Column("USER", lambda p: p.user),
+        Column("S", lambda p: p.state),
+        Column("THREADS", lambda p: str(p.threads), wide=True),
+        Column("MEM", lambda p: show.size(p.resident_bytes)),
+        Column("TIME", lambda p: f"{p.time_s:.2f}s"),
+        Column("COMMAND", lambda p: p.command),
+    ),
+    asdict,
+    lambda p: str(p.pid),
+    lambda p: f"{p.container}/{p.pid}",
+)
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@output.options()
+@output.watch
+@click.pass_obj
+def top(address: str, names: tuple[str, ...], how: Output, watching: float | None) -> None:
+    """Show the processes of containers, or of all containers of pods."""
+    with Client(address) as client:
+        output.repeat(lambda: how.listed(LISTING, list(_processes(client, names))), watching)
+
+
+def _processes(client: Client, names: tuple[str, ...]) -> Iterator[Process]:
+    for name in names:
+        for identifier, label in _containers(client, name):
+            pid = show.container_info(client, identifier).get("pid", 0)
+            if not pid or not Path(f"/proc/{pid}").exists():
+                raise WrongState(f"container {label} does not run, or not on this machine")
+            yield from of_group(label, pid)
+
+
+def _containers(client: Client, name: str) -> list[tuple[str, str]]:
+    try:
+        found = client.container(name)
+        return [(found.id, found.metadata.name)]
+    except NotFound:
+        pod = client.pod(name)
+        running = [c for c in client.containers(pod_sandbox_id=pod.id) if c.state == show.RUNNING]
+        return [(c.id, c.metadata.name) for c in running]
+
+
+def of_group(label: str, init: int) -> Iterator[Process]:
+    """The processes in the cgroup of `init`, of every hierarchy, and beneath it."""
+    groups = _groups(init)
+    for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        own = _groups(entry)
+        if groups and all(_is_beneath(own.get(key, ""), path) for key, path in groups.items()):
+            process = _read(label, entry)
+            if process is not None:
+                yield process
+
+
+def _groups(pid: int) -> dict[str, str]:
+    """Hierarchy -> path, without the controllers that are not used for containers."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return {}
+    parts = [line.split(":", 2) for line in lines]
+    return {number: path for number, _, path in parts if path != "/"}
+
+
+def _is_beneath(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(f"{parent}/")
+
+
+def _read(label: str, pid: int) -> Process | None:
+    """None when it has ended meanwhile."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        stat = (folder / "stat").read_text()
+        words = (folder / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+        uid = folder.stat().st_uid
+    except OSError:
+        return None
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return Process(
+        container=label,
+        pid=pid,
+        parent=int(fields[1]),
+        user=_user(uid),
+        state=fields[0],
+        threads=int(fields[17]),
+        resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        time_s=(int(fields[11]) + int(fields[12])) / TICKS,
+        command=words or f"[{name}]",
+    )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,164 @@
+"""`pyrunc-cri stats` and `statsp`: what containers and pods use. CPU is what was used between two samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from cri_server.api import api_pb2 as api
+from cri_server.cli import completion, output, selection
+from cri_server.cli.client import Client
+from cri_server.cli.output import Column, Listing, Output
+from cri_server.cli.selection import Selection
+from cri_server.cli.show import size
+
+SECONDS = click.FloatRange(0, 3600)
+
+
+@dataclass(slots=True)
+class Processor:
+    """CPU time by id at the last sample and before, in nanoseconds: of the thing, and of the clock."""
+
+    before: dict[str, tuple[int, int]] = field(default_factory=dict)
+    now: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def sample(self, found: Iterable[tuple[str, Any]]) -> None:
+        """`found`: (id, CpuUsage)."""
+        self.before = self.now
+        self.now = {each: (cpu.usage_core_nano_seconds.value, cpu.timestamp) for each, cpu in found}
+
+    def percent(self, identifier: str) -> str:
+        """`12.50` of one CPU; `-` before the second sample."""
+        if identifier not in self.before or identifier not in self.now:
+            return "-"
+        (used, at), (used_before, before) = self.now[identifier], self.before[identifier]
+        return f"{100 * (used - used_before) / (at - before):.2f}" if at > before else "-"
+
+
+def show(
+    how: Output,
+    sampled: Callable[[], list[Any]],
+    make: Callable[[], Listing[Any]],
+    seconds: float,
+    watching: float | None,
+) -> None:
+    """Two samples, then the table; with `watching` each next one against the one before."""
+    shows_rate = not how.quiet and how.format in ("table", "wide")
+    if shows_rate or how.template is not None:
+        sampled()
+        time.sleep(seconds)
+    output.repeat(lambda: how.listed(make(), sampled()), watching)
+
+
+@click.command()
+@click.argument("target", required=False, metavar="[CONTAINER]", shell_complete=completion.containers)
+@selection.options("container")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also those that do not run.")
+@click.option(
+    "--seconds", type=SECONDS, default=1.0, show_default=True, help="Between the two samples for CPU."
+)
+@output.options()
+@output.watch
+@click.pass_obj
+def stats(
+    address: str,
+    target: str | None,
+    selection: Selection,
+    everything: bool,
+    seconds: float,
+    how: Output,
+    watching: float | None,
+) -> None:
+    """Show what containers use: CPU, memory, disk."""
+    processor = Processor()
+    with Client(address) as client:
+
+        def sampled() -> list[api.ContainerStats]:
+            chosen = (
+                [client.container(target)] if target else selection.containers(client, everything=everything)
+            )
+            wanted = {c.id for c in chosen}
+            response = client.runtime("ListContainerStats", api.ListContainerStatsRequest())
+            found = [s for s in response.stats if s.attributes.id in wanted]
+            processor.sample((s.attributes.id, s.cpu) for s in found)
+            return sorted(found, key=lambda s: s.attributes.metadata.name)
+
+        show(how, sampled, lambda: _containers(client, how, processor), seconds, watching)
+
+
+def _containers(client: Client, how: Output, processor: Processor) -> Listing[api.ContainerStats]:
+    pods = {p.id: p.metadata.name for p in client.pods()}
+    of = {c.id: pods.get(c.pod_sandbox_id, "") for c in client.containers()}
+    return Listing(
+        "stats",
+        (
+            Column("CONTAINER", lambda s: how.short(s.attributes.id)),
+            Column("POD", lambda s: of.get(s.attributes.id, "")),
+            Column("NAME", lambda s: s.attributes.metadata.name),
+            Column("CPU %", lambda s: processor.percent(s.attributes.id)),
+            Column("MEM", lambda s: size(s.memory.working_set_bytes.value)),
+            Column("DISK", lambda s: size(s.writable_layer.used_bytes.value)),
+            Column("INODES", lambda s: str(s.writable_layer.inodes_used.value)),
+            Column("SWAP", lambda s: size(s.swap.swap_usage_bytes.value)),
+            Column("RSS", lambda s: size(s.memory.rss_bytes.value), wide=True),
+            Column("FAULTS", lambda s: str(s.memory.major_page_faults.value), wide=True),
+        ),
+        output.plain,
+        lambda s: s.attributes.id,
+        lambda s: f"{of.get(s.attributes.id, '')}/{s.attributes.metadata.name}",
+    )
+
+
+@click.command()
+@click.argument("target", required=False, metavar="[POD]", shell_complete=completion.pods)
+@selection.options("pod")
+@click.option(
+    "--seconds", type=SECONDS, default=1.0, show_default=True, help="Between the two samples for CPU."
+)
+@output.options()
+@output.watch
+@click.pass_obj
+def statsp(
+    address: str,
+    target: str | None,
+    selection: Selection,
+    seconds: float,
+    how: Output,
+    watching: float | None,
+) -> None:
+    """Show what pods use: CPU, memory, processes, network."""
+    processor = Processor()
+    with Client(address) as client:
+
+        def sampled() -> list[api.PodSandboxStats]:
+            wanted = {p.id for p in ([client.pod(target)] if target else selection.pods(client))}
+            response = client.runtime("ListPodSandboxStats", api.ListPodSandboxStatsRequest())
+            found = [s for s in response.stats if s.attributes.id in wanted]
+            processor.sample((s.attributes.id, s.linux.cpu) for s in found)
+            return sorted(found, key=lambda s: s.attributes.metadata.name)
+
+        show(how, sampled, lambda: _pods(how, processor), seconds, watching)
+
+
+def _pods(how: Output, processor: Processor) -> Listing[api.PodSandboxStats]:
+    return Listing(
+        "stats",
+        (
+            Column("POD", lambda s: how.short(s.attributes.id)),
+            Column("NAMESPACE", lambda s: s.attributes.metadata.namespace),
+            Column("NAME", lambda s: s.attributes.metadata.name),
+            Column("CPU %", lambda s: processor.percent(s.attributes.id)),
+            Column("MEM", lambda s: size(s.linux.memory.working_set_bytes.value)),
+            Column("PIDS", lambda s: str(s.linux.process.process_count.value)),
+            Column("RX", lambda s: size(s.linux.network.default_interface.rx_bytes.value)),
+            Column("TX", lambda s: size(s.linux.network.default_interface.tx_bytes.value)),
+            Column("RSS", lambda s: size(s.linux.memory.rss_bytes.value), wide=True),
+        ),
+        output.plain,
+        lambda s: s.attributes.id,
+        lambda s: f"{s.attributes.metadata.namespace}/{s.attributes.metadata.name}",
+    )

@@ -1,0 +1,299 @@
+"""The verbs that show: lists with filters and formats, inspect, statistics, processes, events, logs, completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.client_verbs import call, ok
+from tests.cri.server_harness import IMAGE, REPOSITORY, Server
+from tests.support.processes import wait_until
+
+OUTPUT = "for i in 1 2 3 4; do echo line $i; done; echo on stderr >&2; exec sleep 3600"
+
+
+@pytest.fixture(scope="module")
+def web(module_server: Server) -> Iterator[Server]:
+    """Two pods that all tests of this file look at: `web` with a running and an exited container, and `db`, a kubelet's."""
+    server = module_server
+    web = server.run_pod(server.pod_config("web", labels={"app": "web", "tier": "front"}))
+    main = server.container_config(["sh", "-c", OUTPUT], labels={"app": "web"})
+    main.metadata.name = "main"
+    server.launch(web, main)
+    done = server.container_config(["sh", "-c", "echo first; exit 3"], log_path="done.log")
+    done.metadata.name = "done"
+    server.wait_exit(server.launch(web, done))
+    again = server.container_config(["sh", "-c", "echo second; exit 4"], log_path="done-1.log")
+    again.metadata.name, again.metadata.attempt = "done", 1
+    server.wait_exit(server.launch(web, again))
+    db = server.run_pod(server.pod_config("db", labels={"app": "db", "io.kubernetes.pod.uid": "some-uid"}))
+    server.launch(db, server.container_config())
+    yield server
+    server.remove_all()
+
+
+def identifier(server: Server, name: str) -> str:
+    found = [c for c in server.containers() if c.metadata.name == name]
+    return max(found, key=lambda c: c.metadata.attempt).id
+
+
+def test_ps_lists_the_running_ones_and_with_all_the_others(web: Server) -> None:
+    header, *rows = ok(web, "ps").lines
+    assert header.split() == ["CONTAINER", "POD", "NAME", "STATE", "AGE", "IMAGE"]
+    assert {tuple(row.split()[1:4]) for row in rows} == {("web", "main", "running"), ("db", "c", "running")}
+    everything = ok(web, "ps", "-a").out
+    assert "exited (3)" in everything and "exited (4)" in everything
+    assert ok(web, "ps", "-q", "--latest").lines == [identifier(web, "c")]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--name", "^ma"], {"main"}),
+        (["--state", "Exited"], {"done"}),
+        (["--state", "CONTAINER_RUNNING"], {"main", "c"}),
+        (["--pod", "web"], {"main"}),
+        (["--image", IMAGE], {"main", "c"}),
+        (["--label", "app=web"], {"main"}),
+        (["--label", "app"], {"main"}),
+        (["--selector", "app in (web, x),!y"], {"main"}),
+        (["--selector", "app notin (web)"], {"c"}),
+        (["--selector", "app!=web"], {"c"}),
+        (["--filter", "name=main"], {"main"}),
+        (["--filter", "status=exited", "--filter", "pod=web"], {"done"}),
+        (["--last", "2"], {"c", "done"}),
+        (["--namespace", "default", "--last", "1"], {"c"}),
+        (["--namespace", "other"], set()),
+    ],
+)
+def test_ps_filters(web: Server, words: list[str], names: set[str]) -> None:
+    assert {line.split("/")[1] for line in ok(web, "ps", "-o", "name", *words).lines} == names
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--state", "asleep"], "--state asleep: expected one of created, running, exited, unknown"),
+        (["--label", "a in b"], "selector 'a in b': 'in b' cannot be read"),
+        (["--name", "("], "'(' is not a regular expression"),
+        (["--filter", "colour=red"], "--filter colour=red: expected KEY=VALUE with one of name, label"),
+        (["-o", "xml"], "-o xml: expected one of table, wide, json, yaml, name, go-template=TEMPLATE"),
+        (["--format", "{{.nothing}}"], "there is no field 'nothing'; there are: id, podSandboxId"),
+        (["--format", "{{range .labels}}"], "'range' has no end"),
+    ],
+)
+def test_what_cannot_be_done_names_the_option(web: Server, words: list[str], problem: str) -> None:
+    assert problem in call(web, "ps", *words).error
+
+
+def test_formats(web: Server) -> None:
+    (found,) = ok(web, "ps", "--name", "main", "-o", "json").json["containers"]
+    assert (
+        found["state"] == "CONTAINER_RUNNING" and int(found["createdAt"]) > 0 and found["annotations"] == {}
+    )
+    assert "containers:\n- id:" in ok(web, "ps", "-o", "yaml").out
+    assert "OWNER" in ok(web, "ps", "-o", "wide").lines[0]
+    assert len(ok(web, "ps", "--no-headers").lines) == 2
+    template = (
+        '{{.ID}}: {{.metadata.name}} {{index .labels "app" | upper}}{{if eq .state "x"}}?{{else}}!{{end}}'
+    )
+    assert ok(web, "ps", "--name", "main", "--format", template).lines == [f"{found['id']}: main WEB!"]
+    assert ok(web, "ps", "-o", "go-template", "--template", "{{.POD}}", "--name", "main").lines == ["web"]
+
+
+def test_pods(web: Server) -> None:
+    rows = {row.split()[2]: row.split() for row in ok(web, "pods").lines[1:]}
+    assert rows["web"][3] == "ready" and rows["web"][4].startswith("10.88.") and rows["web"][5] == "1/3"
+    assert ok(web, "pods", "--label", "tier=front", "-o", "name").lines == ["default/web"]
+    wide = {row.split()[2]: row for row in ok(web, "pods", "-o", "wide").lines}
+    assert wide["db"].endswith("kubelet")
+    assert ok(web, "pods", "--state", "notready", "-q").lines == []
+
+
+def test_no_colours_but_on_a_terminal(web: Server) -> None:
+    """script(1) makes one."""
+    command = f"{sys.executable} -m cri_server.cli.main --address unix://{web.socket} ps"
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+
+    def shown(**more: str) -> bytes:
+        done = subprocess.run(
+            ["script", "-qec", command, "/dev/null"], capture_output=True, cwd=REPOSITORY, env={**environment, **more}, stdin=subprocess.DEVNULL
+        )  # fmt: skip
+        return done.stdout
+
+    assert b"\x1b[32mrunning" in shown(TERM="xterm")
+    assert b"\x1b" not in shown(TERM="xterm", NO_COLOR="1")
+    assert "\x1b" not in ok(web, "ps").out
+
+
+def test_inspect_finds_whatever_has_the_name(web: Server) -> None:
+    found = ok(web, "inspect", "main").json
+    assert found["status"]["metadata"]["name"] == "main" and found["info"]["pid"] > 0
+    assert ok(web, "inspect", "--type", "pod", "web").json["status"]["network"]["ip"].startswith("10.88.")
+    assert ok(web, "inspect", IMAGE).json["image"]["repoTags"] == [IMAGE]
+    assert "info" not in ok(web, "inspectp", "-q", "web").json
+    assert [each["status"]["metadata"]["name"] for each in ok(web, "inspectp", "web", "db").json] == [
+        "web",
+        "db",
+    ]
+    assert ok(web, "inspecti", "--format", "{{index .image.repoTags 0}}", IMAGE).lines == [IMAGE]
+    assert call(web, "inspect", "nobody").error == "no such container, pod or image: 'nobody'"
+    assert call(web, "inspecti", "no/such:image").error == "no such image: 'no/such:image'"
+
+
+def test_names_and_prefixes_mean_the_newest_attempt(web: Server) -> None:
+    newest = identifier(web, "done")
+    for name in ("done", "web/done", newest[:10], newest):
+        assert ok(web, "inspect", "--format", "{{.status.id}}", name).lines == [newest], name
+
+
+def test_the_node(web: Server) -> None:
+    assert {c["type"]: c["status"] for c in ok(web, "info").json["status"]["conditions"]}["RuntimeReady"]
+    assert "rootDir" in ok(web, "info").json["config"]
+    assert re.search(r"^RuntimeName: +pyrunc$", ok(web, "version").out, re.MULTILINE)
+    assert ok(web, "version", "-o", "json").json["runtimeApiVersion"] == "v1"
+    rows = [row.split()[:2] for row in ok(web, "images-fs").lines]
+    assert rows[1][0] == "images" and rows[1][1].startswith(str(web.root))
+    assert ok(web, "imagefsinfo", "-o", "json").json["imageFilesystems"]
+
+
+def test_images(web: Server) -> None:
+    assert ok(web, "images").lines[1].split()[0] == IMAGE
+    (whole,) = ok(web, "images", "-q").lines
+    for name in (IMAGE, "registry.test/busybox", "registry.test/*", whole, whole[7:15]):
+        assert ok(web, "images", "-q", name).lines == [whole], name
+    assert ok(web, "images", "-q", "other").lines == []
+    assert ok(web, "images", "--filter", "dangling=true", "-q").lines == []
+    assert ok(web, "images", "-o", "json").json["images"][0]["repoTags"] == [IMAGE]
+    assert "DIGEST" in ok(web, "images", "--digests").lines[0]
+
+
+def test_stats(web: Server) -> None:
+    header, row = ok(web, "stats", "--seconds", "0.2", "--name", "main").lines
+    assert header.split()[3:5] == ["CPU", "%"] and re.search(r"main +\d+\.\d\d ", row)
+    (found,) = ok(web, "stats", "main", "-o", "json").json["stats"]
+    assert int(found["cpu"]["usageCoreNanoSeconds"]["value"]) > 0
+    header, row = ok(web, "statsp", "--seconds", "0.2", "web").lines
+    assert row.split()[2] == "web" and "PIDS" in header
+    assert {s["attributes"]["metadata"]["name"] for s in ok(web, "statsp", "-o", "json").json["stats"]} >= {
+        "web",
+        "db",
+    }
+
+
+def test_top(web: Server) -> None:
+    rows = ok(web, "top", "main").lines[1:]
+    (row,) = rows
+    assert row.split()[0] == "main" and row.endswith("sleep 3600")
+    assert [p["command"] for p in ok(web, "top", "--format", "json", "web").json["processes"]] == [
+        "sleep 3600"
+    ]
+    assert "does not run" in call(web, "top", "done").error
+
+
+def test_events(web: Server) -> None:
+    """The first ones may come before the client listens: containers are made until it has heard of one."""
+    words = ("--address", f"unix://{web.socket}", "events", "--pod", "noted")
+    command = [sys.executable, "-m", "cri_server.cli.main", *words]
+    pod, seen = web.run_pod(web.pod_config("noted")), list[list[str]]()
+
+    def heard() -> bool:
+        web.remove_container(web.create(pod))
+        return bool(seen)
+
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        reader = threading.Thread(target=lambda: seen.extend(line.split() for line in process.stdout or ()))
+        reader.start()
+        try:
+            assert wait_until(heard, 30)
+            container = web.launch(pod)
+            web.stop_container(container)
+            own = container[:12]
+            assert wait_until(lambda: ["stopped", own] in [[line[1], line[-1]] for line in seen], 30)
+        finally:
+            process.terminate()
+            reader.join()
+    assert [line[1:4] for line in seen if line[-1] == own] == [
+        [kind, "container", "default/noted/c"] for kind in ("created", "started", "stopped")
+    ]
+    web.remove_pod(pod)
+
+
+def test_logs(web: Server) -> None:
+    web.wait_logged(identifier(web, "main"), "on stderr")
+    said = ok(web, "logs", "main")
+    assert said.out.splitlines() == [f"line {n}" for n in range(1, 5)] and said.err == "on stderr\n"
+    assert ok(web, "logs", "--tail", "2", "main").lines == ["line 4"], "the last line is stderr's"
+    assert ok(web, "logs", "--tail", "0", "main").lines == []
+    assert ok(web, "logs", "-s", "stderr", "main").lines == []
+    assert ok(web, "logs", "--limit-bytes", "8", "main").out == "line 1\nl"
+    assert ok(web, "logs", "--since", "0s", "main").lines == []
+    assert len(ok(web, "logs", "--since", "1h", "main").lines) == 4
+    assert ok(web, "logs", "--until", "2020-01-01T00:00:00Z", "main").lines == []
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\S+ line 4", ok(web, "logs", "-t", "main").lines[-1])
+    assert ok(web, "logs", "done").lines == ["second"]
+    assert ok(web, "logs", "-p", "done").lines == ["first"]
+    assert call(web, "logs", "-p", "main").error == "container 'main' did not run before (this is attempt 0)"
+    assert "'soon' is not a time" in call(web, "logs", "--since", "soon", "main").error
+    assert ok(web, "logs", "-a", "web").lines[-1] == "done second"
+
+
+def test_completion(web: Server) -> None:
+    def offered(words: str, shell: str = "bash") -> list[str]:
+        environment = {
+            "_PYRUNC_CRI_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": f"pyrunc-cri --address unix://{web.socket} {words}",
+            "COMP_CWORD": str(2 + len(words.split(" "))),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "cri_server.cli.main"], cwd=REPOSITORY, env={**os.environ, **environment}, capture_output=True, text=True
+        )  # fmt: skip
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert set(offered("logs ")) >= {"main", "web/main", "web", "db"}
+    assert offered("inspectp w") == ["web"]
+    assert offered("inspecti reg") == [IMAGE]
+    assert offered(f"logs {identifier(web, 'main')[:6]}") == [identifier(web, "main")[:12]]
+    assert offered("ps --state r") == ["running"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    text = ok("unix:///nowhere.sock", "completion", shell).out
+    assert "_PYRUNC_CRI_COMPLETE" in text and "pyrunc-cri" in text
+
+
+def test_watch_shows_what_has_changed(web: Server) -> None:
+    command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{web.socket}", "pods", "-o", "name", "-w", "--interval", "0.1"]  # fmt: skip
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        timer = threading.Timer(60, process.kill)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(2)] == ["default/db\n", "default/web\n"]
+            pod = web.run_pod(web.pod_config("newer"))
+            assert process.stdout.readline() == "default/newer\n"
+        finally:
+            timer.cancel()
+            process.terminate()
+    web.remove_pod(pod)
+
+
+def test_reopen(web: Server) -> None:
+    main = identifier(web, "main")
+    path = Path(web.status(main).log_path)
+    path.rename(f"{path}.1")
+    ok(web, "logs", "--reopen", "main")
+    assert path.exists()
+    web.runtime.ContainerStatus(api.ContainerStatusRequest(container_id=main))
+    Path(f"{path}.1").rename(path)
+    ok(web, "logs", "--reopen", "main")
