@@ -1,37 +1,11 @@
-"""Write our plugins as executables into a folder, for any CNI runtime: `python -m cni_plugins.install DIR`.
-
-Each is a script for an isolated interpreter (-I: no environment, no user site; -S: no site-packages hooks) whose import
-path is fixed when it is written. A mark tells them from foreign ones: our server need not run what it has built in.
-"""
+"""Write our plugins as executables into a folder, for any CNI runtime: `python -m cni_plugins.install DIR`."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from cni_plugins.protocol.builtin import MARK, MODULES
-
-
-def script(name: str, path: list[str]) -> str:
-    """The executable `name` with the import path `path`."""
-    return "\n".join(
-        (
-            f"#!{sys.executable} -IS",
-            MARK.decode(),
-            "import sys",
-            f"sys.path[:] = {path!r}",
-            f"from {MODULES[name]} import main",
-            "main()",
-            "",
-        )
-    )
-
-
-def import_path() -> list[str]:
-    """This interpreter's standard library and site-packages, and the folder that holds this package; absolute."""
-    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    found = [own, *(p for p in sys.path if p and os.path.isabs(p) and os.path.exists(p))]
-    return list(dict.fromkeys(found))
+from cni_plugins.protocol.builtin import MODULES, import_path, script
 
 
 def install(folder: str) -> list[str]:
@@ -43,7 +17,7 @@ def install(folder: str) -> list[str]:
         temporary = f"{path}.{os.getpid()}.tmp"
         with open(temporary, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o755)
-            file.write(script(name, import_path()))
+            file.write(script(name, sys.executable, import_path()))
         os.rename(temporary, path)
         written.append(path)
     return written

@@ -44,6 +44,7 @@ COMMANDS = {
     "info": ("node", "info"),
     "version": ("node", "version"),
     "serve": ("serve", "serve"),
+    "install-node": ("install_node", "install_node"),
     "demo": ("demo", "demo"),
     "demo-server": ("demo", "demo_server"),
     "completion": ("completion", "command"),

@@ -1,0 +1,137 @@
+"""What is done to a machine, one action at a time: each knows whether it is needed, can be shown, and can be carried out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyrunc.atomic_file import write_bytes
+from pyrunc.errors import Error
+
+
+def beneath(root: Path, path: str) -> Path:
+    """The absolute `path` of the machine at `root`."""
+    return root / path.lstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    path: str
+    mode: int = 0o755
+
+    def __str__(self) -> str:
+        return f"make {self.path}/"
+
+    def is_done(self, root: Path) -> bool:
+        return beneath(root, self.path).is_dir()
+
+    def do(self, root: Path) -> None:
+        folder = beneath(root, self.path)
+        folder.mkdir()
+        folder.chmod(self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    path: str
+    content: bytes
+    mode: int = 0o644
+
+    def __str__(self) -> str:
+        return f"write {self.path}"
+
+    def is_done(self, root: Path) -> bool:
+        file = beneath(root, self.path)
+        if file.is_symlink() or not file.is_file():
+            return False
+        return file.read_bytes() == self.content and file.stat().st_mode & 0o777 == self.mode
+
+    def do(self, root: Path) -> None:
+        write_bytes(str(beneath(root, self.path)), self.content, mode=self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    path: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"link {self.path} -> {self.target}"
+
+    def is_done(self, root: Path) -> bool:
+        link = beneath(root, self.path)
+        return link.is_symlink() and os.readlink(link) == self.target
+
+    def do(self, root: Path) -> None:
+        link = beneath(root, self.path)
+        made = link.with_name(f".{link.name}.{os.getpid()}")
+        made.symlink_to(self.target)
+        made.rename(link)
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """A file or a link; a folder only when it is empty, or with all that is in it when `whole`."""
+
+    path: str
+    whole: bool = False
+
+    def __str__(self) -> str:
+        return f"remove {self.path}{'/ and all in it' if self.whole else ''}"
+
+    def is_done(self, root: Path) -> bool:
+        found = beneath(root, self.path)
+        if not found.is_symlink() and found.is_dir() and not self.whole:
+            return any(found.iterdir())
+        return not os.path.lexists(found)
+
+    def do(self, root: Path) -> None:
+        found = beneath(root, self.path)
+        if found.is_symlink() or not found.is_dir():
+            found.unlink()
+        elif self.whole:
+            shutil.rmtree(found)
+        else:
+            found.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A command of the machine. `may_fail`: where its service need not exist."""
+
+    words: tuple[str, ...]
+    may_fail: bool = False
+
+    def __str__(self) -> str:
+        return f"run {' '.join(self.words)}"
+
+    def is_done(self, root: Path) -> bool:
+        return False
+
+    def do(self, root: Path) -> None:
+        done = subprocess.run(self.words, capture_output=True, text=True, check=False)
+        if done.returncode and not self.may_fail:
+            raise Error(f"{' '.join(self.words)}: exit code {done.returncode}: {done.stderr.strip()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Nothing is done, and it is said why."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"keep {self.path}: {self.why}"
+
+    def is_done(self, root: Path) -> bool:
+        return False
+
+    def do(self, root: Path) -> None:
+        pass
+
+
+Action = Folder | Write | Link | Remove | Run | Keep

@@ -1,0 +1,87 @@
+"""What belongs on a node beside the programs: paths and texts, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from cri_server.config import DEFAULT_PATH
+from cri_server.install import config_file, manual
+
+UNIT = "pyrunc-cri.service"
+EXAMPLE = "10-pyrunc.conflist"
+# Each shell's class, and where it looks for completions of a program below a prefix.
+SHELLS: dict[type[ShellComplete], str] = {
+    BashComplete: "share/bash-completion/completions/{}",
+    ZshComplete: "share/zsh/{site}/_{}",
+    FishComplete: "share/fish/vendor_completions.d/{}.fish",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things go: what a package installs below /usr, and what an administrator does below /usr/local and /etc.
+
+    `program` is the `pyrunc-cri` that the unit executes; `settings` is the folder of systemd/system, tmpfiles.d and so on.
+    """
+
+    program: str
+    prefix: str
+    settings: str
+
+    @property
+    def zsh_site(self) -> str:
+        return "vendor-completions" if self.prefix == "/usr" else "site-functions"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """`keep`: the administrator's once it is there; it is not written again, and removed only as it was installed."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+    keep: bool = False
+
+
+def packaged(program: str) -> Layout:
+    """The layout of a distribution's package."""
+    return Layout(program, "/usr", "/usr/lib")
+
+
+def local(program: str) -> Layout:
+    """The layout of an installation without a package."""
+    return Layout(program, "/usr/local", "/etc")
+
+
+def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[File]:
+    """All of them. `programs`: the command line of each program, for its manual page and its completions."""
+    settings, share = layout.settings, f"{layout.prefix}/share"
+    yield File(f"{settings}/systemd/system/{UNIT}", data(UNIT).replace("@PROGRAM@", layout.program))
+    yield File(f"{settings}/tmpfiles.d/pyrunc.conf", data("tmpfiles.conf"))
+    yield File(f"{settings}/modules-load.d/pyrunc.conf", data("modules-load.conf"))
+    yield File(f"{settings}/sysctl.d/50-pyrunc.conf", data("sysctl.conf"))
+    yield File(str(DEFAULT_PATH), config_file.text(), keep=True)
+    yield File(f"{share}/doc/pyrunc/examples/{EXAMPLE}", data(EXAMPLE))
+    yield File(f"{share}/man/man5/pyrunc-config.5", manual.config_page())
+    for name, program in programs.items():
+        yield File(f"{share}/man/man8/{name}.8", manual.command_page(name, program))
+        yield from _completions(layout, name, program)
+
+
+def data(name: str) -> str:
+    """A file of the folder `data`."""
+    return (resources.files("cri_server.install") / "data" / name).read_text(encoding="utf-8")
+
+
+def _completions(layout: Layout, name: str, program: click.Group) -> Iterator[File]:
+    """click's own scripts: they ask the program, which knows its commands and, for some arguments, what there is."""
+    variable = f"_{name.upper().replace('-', '_')}_COMPLETE"
+    for shell, path in SHELLS.items():
+        made = shell(program, {}, name, variable)
+        text = made.source_template % made.source_vars()
+        yield File(f"{layout.prefix}/{path.format(name, site=layout.zsh_site)}", text.lstrip())

@@ -1,0 +1,125 @@
+"""Manual pages (man(7)) from the click commands and the configuration's keys, so that they say what the programs do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import click
+
+import pyrunc
+from cri_server.install.config_file import sections
+
+FILES = {
+    "/etc/pyrunc/config.toml": "The server's configuration: pyrunc-config(5).",
+    "/run/pyrunc/cri.sock": "Where the server listens.",
+    "/run/pyrunc-cri": "Sockets and facts of this boot.",
+    "/var/lib/pyrunc": "Images, writable layers and records.",
+    "/etc/cni/net.d": "The network of pods.",
+    "/opt/cni/bin": "CNI plugins.",
+}
+EXIT_STATUS = """\
+0 on success, 1 after an error, 2 after a wrong command line. What runs a program in a container ends with its exit status.
+"""
+CONFIG_RULES = """\
+/etc/pyrunc/config.toml is TOML. Every key has a default. A key that does not exist, a wrong type or a value out of range is
+refused when the server starts.
+"""
+SEE_ALSO = ("pyrunc(8)", "pyrunc-cri(8)", "pyrunc-config(5)")
+
+
+def command_page(name: str, program: click.Group) -> str:
+    """The page of section 8 for a program with all its commands."""
+    context = click.Context(program, info_name=name)
+    about = _first_line(program.help)
+    return "".join(
+        [
+            _head(name, 8, about),
+            _section("SYNOPSIS", [_bold(name), " [OPTIONS] COMMAND [ARGUMENTS]\n"]),
+            _section("DESCRIPTION", _paragraphs(program.help)),
+            _section("OPTIONS", _options(program, context)),
+            _section("COMMANDS", _commands(program, context)),
+            _section("EXIT STATUS", [EXIT_STATUS]),
+            _section("FILES", _items(FILES)) if name == "pyrunc-cri" else "",
+            _see_also(f"{name}(8)"),
+        ]
+    )
+
+
+def config_page() -> str:
+    """pyrunc-config(5)."""
+    body = [_head("pyrunc-config", 5, "the configuration file of pyrunc-cri")]
+    body.append(_section("DESCRIPTION", [CONFIG_RULES]))
+    for section in sections():
+        keys = {f"{key.name} = {key.default}": f"{key.about} {key.values}" for key in section.keys}
+        body.append(_section(f"[{section.name}]", [_escaped(section.about) + "\n", *_items(keys)]))
+    body.append(_see_also("pyrunc-config(5)"))
+    return "".join(body)
+
+
+def _head(name: str, section: int, about: str) -> str:
+    title = f'.TH {name.upper()} {section} "" "pyrunc {pyrunc.__version__}" "pyrunc"\n'
+    return title + _section("NAME", [f"{_escaped(name)} \\- {_escaped(about)}\n"])
+
+
+def _section(title: str, body: Iterable[str]) -> str:
+    return f".SH {_quoted(title)}\n" + "".join(body)
+
+
+def _see_also(own: str) -> str:
+    return _section("SEE ALSO", [", ".join(_escaped(page) for page in SEE_ALSO if page != own) + "\n"])
+
+
+def _commands(group: click.Group, context: click.Context, prefix: str = "") -> Iterator[str]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        inside = click.Context(command, info_name=name, parent=context)
+        usage = " ".join([prefix + name, *command.collect_usage_pieces(inside)])
+        yield f".SS {_quoted(usage)}\n"
+        yield from _paragraphs(command.help)
+        yield from _options(command, inside)
+        if isinstance(command, click.Group):
+            yield from _commands(command, inside, f"{prefix}{name} ")
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
+        if record is not None and (parameter.name != "help" or context.parent is None):
+            yield from _items({record[0]: record[1]})
+
+
+def _items(entries: Mapping[str, str]) -> Iterator[str]:
+    for term, about in entries.items():
+        yield f".TP\n{_bold(term)}\n{_escaped(about.strip())}\n"
+
+
+def _paragraphs(text: str | None) -> Iterator[str]:
+    """click's help: paragraphs with empty lines between; one that begins with \\b keeps its lines."""
+    for index, block in enumerate(filter(None, (text or "").split("\n\n"))):
+        yield ".PP\n" if index else ""
+        lines = [line.strip() for line in block.strip().split("\n")]
+        if lines[0] == "\b":
+            yield ".nf\n" + "\n".join(map(_escaped, lines[1:])) + "\n.fi\n"
+        else:
+            yield _escaped(" ".join(lines)) + "\n"
+
+
+def _first_line(text: str | None) -> str:
+    words = (text or "").split("\n")[0].split(". ")[0].rstrip(".")
+    return words[:1].lower() + words[1:]
+
+
+def _bold(text: str) -> str:
+    return f"\\fB{_escaped(text)}\\fR"
+
+
+def _quoted(text: str) -> str:
+    return '"' + _escaped(text).replace('"', "\\(dq") + '"'
+
+
+def _escaped(text: str) -> str:
+    """roff's own characters as text: a backslash, a minus that can be copied, a request at the start of a line."""
+    plain = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\`")
+    return f"\\&{plain}" if plain.startswith((".", "'")) else plain

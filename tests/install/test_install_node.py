@@ -1,0 +1,197 @@
+"""`pyrunc-cri install-node` on the root of a machine that is only a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cni_plugins.protocol import builtin
+from cri_server.install import config_file
+
+PROGRAM = Path(sys.executable).parent / "pyrunc-cri"
+KUBEADM = """\
+[Service]
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS \\
+  $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    machine = tmp_path / "machine"
+    for folder in (
+        "etc/systemd/system",
+        "usr/lib/systemd/system/kubelet.service.d",
+        "usr/local/bin",
+        "var/lib",
+        "opt",
+    ):
+        (machine / folder).mkdir(parents=True)
+    return machine
+
+
+def run(root: Path, *words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [PROGRAM, "install-node", "--root", root, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done
+    return done.stdout + done.stderr
+
+
+def listing(root: Path) -> dict[str, str]:
+    """Path -> what is there, of everything."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_symlink():
+            content = f"-> {path.readlink()}"
+        else:
+            content = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        found[str(path.relative_to(root))] = f"{path.lstat().st_mode:o} {content}"
+    return found
+
+
+def test_what_is_installed_is_taken_back_to_the_last_folder(root: Path) -> None:
+    before = listing(root)
+    run(root)
+    assert len(listing(root)) > len(before) + 30
+    run(root, "--uninstall")
+    assert listing(root) == before
+
+
+def test_again_changes_nothing(root: Path) -> None:
+    run(root)
+    first = listing(root)
+    assert run(root) == "nothing to do\n"
+    assert listing(root) == first
+    (root / "etc/sysctl.d/50-pyrunc.conf").unlink()
+    assert run(root).splitlines()[0] == "write /etc/sysctl.d/50-pyrunc.conf"
+    assert listing(root) == first
+    run(root, "--uninstall")
+    assert run(root, "--uninstall") == "nothing to do\n"
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(root: Path) -> None:
+    before = listing(root)
+    said = [
+        line.removeprefix("would ")
+        for line in run(root, "--dry-run").splitlines()
+        if line.startswith("would ")
+    ]
+    assert listing(root) == before
+    assert [line for line in run(root).splitlines() if "systemd runs" not in line] == said
+    installed = listing(root)
+    run(root, "--uninstall", "--dry-run")
+    assert listing(root) == installed
+
+
+def test_what_lies_there(root: Path) -> None:
+    run(root)
+    unit = (root / "etc/systemd/system/pyrunc-cri.service").read_text()
+    assert f"ExecStart={PROGRAM} serve\n" in unit and "KillMode=process" in unit
+    assert (root / "etc/pyrunc/config.toml").read_text() == config_file.text()
+    assert (root / "usr/local/bin/pyrunc").readlink() == PROGRAM.with_name("pyrunc")
+    for name in builtin.MODULES:
+        plugin = root / "opt/cni/bin" / name
+        assert builtin.is_ours(plugin.read_bytes()) and plugin.stat().st_mode & 0o777 == 0o755
+    done = subprocess.run(
+        [root / "opt/cni/bin/loopback"], env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True
+    )
+    assert b"supportedVersions" in done.stdout
+
+
+def test_plugins_of_others_stay(root: Path) -> None:
+    bridge, dangling = root / "opt/cni/bin/bridge", root / "opt/cni/bin/portmap"
+    bridge.parent.mkdir(parents=True)
+    bridge.write_bytes(b"\x7fELF another's")
+    dangling.symlink_to("/elsewhere/portmap")
+    before = listing(root)
+    assert "keep /opt/cni/bin/bridge: another's" in run(root)
+    assert listing(root).items() >= before.items()
+    run(root, "--uninstall")
+    assert listing(root) == before
+
+
+def test_a_plugin_that_another_package_has_replaced_since_stays(root: Path) -> None:
+    run(root)
+    (root / "opt/cni/bin/bridge").write_bytes(b"\x7fELF another's")
+    assert "keep /opt/cni/bin/bridge: another's" in run(root, "--uninstall")
+    assert (root / "opt/cni/bin/bridge").exists() and not (root / "opt/cni/bin/portmap").exists()
+
+
+def test_a_configuration_that_was_changed_stays_until_it_is_purged(root: Path) -> None:
+    run(root)
+    file = root / "etc/pyrunc/config.toml"
+    file.write_text('[server]\nlog_level = "debug"\n')
+    assert "keep /etc/pyrunc/config.toml: it is there" in run(root)
+    assert "keep /etc/pyrunc/config.toml: it was changed since" in run(root, "--uninstall")
+    assert file.read_text() == '[server]\nlog_level = "debug"\n'
+
+
+def test_purge_takes_images_records_and_a_changed_configuration(root: Path) -> None:
+    before = listing(root)
+    run(root)
+    (root / "etc/pyrunc/config.toml").write_text("[server]\n")
+    (root / "var/lib/pyrunc/images/blobs").mkdir(parents=True)
+    (root / "var/lib/pyrunc/images/blobs/x").write_text("x")
+    run(root, "--uninstall", "--purge")
+    assert listing(root) == before
+
+
+def test_nothing_is_taken_back_while_there_are_pods(root: Path) -> None:
+    run(root)
+    (root / f"run/pyrunc-cri/sandboxes/{64 * 'a'}").mkdir(parents=True)
+    installed = listing(root)
+    assert "1 pod is still there: stop kubelet" in run(root, "--uninstall", "--purge", code=1)
+    assert listing(root) == installed
+
+
+class TestKubelet:
+    DROP_IN = "etc/systemd/system/kubelet.service.d/90-pyrunc.conf"
+
+    @staticmethod
+    def unit(root: Path, start: str = "/usr/bin/kubelet") -> None:
+        (root / "usr/lib/systemd/system/kubelet.service").write_text(
+            f"[Unit]\nAfter=x\n\n[Service]\nExecStart={start}\n"
+        )
+
+    def test_no_kubelet_no_drop_in(self, root: Path) -> None:
+        run(root)
+        assert not (root / self.DROP_IN).exists()
+
+    def test_the_endpoint_ends_the_command_line_of_its_unit(self, root: Path) -> None:
+        self.unit(root, "/opt/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock")
+        run(root)
+        assert (root / self.DROP_IN).read_text().endswith(
+            "[Service]\nExecStart=\nExecStart=/opt/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock "
+            "--container-runtime-endpoint=unix:///run/pyrunc/cri.sock\n"
+        )  # fmt: skip
+
+    def test_of_kubeadms_drop_in_where_that_has_the_last_word(self, root: Path) -> None:
+        self.unit(root)
+        (root / "usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf").write_text(KUBEADM)
+        run(root)
+        assert (
+            "ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS "
+            "--container-runtime-endpoint=unix:///run/pyrunc/cri.sock\n"
+        ) in (root / self.DROP_IN).read_text()
+        assert run(root) == "nothing to do\n", "our own drop-in is not read as kubelet's"
+
+    def test_an_administrators_unit_comes_before_a_packages(self, root: Path) -> None:
+        self.unit(root)
+        (root / "etc/systemd/system/kubelet.service").write_text(
+            "[Service]\nExecStart=/usr/local/bin/kubelet\n"
+        )
+        run(root)
+        assert "ExecStart=/usr/local/bin/kubelet --" in (root / self.DROP_IN).read_text()
+
+    def test_not_when_it_is_not_wanted(self, root: Path) -> None:
+        self.unit(root)
+        run(root, "--no-kubelet")
+        assert not (root / self.DROP_IN).exists()
