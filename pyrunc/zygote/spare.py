@@ -6,7 +6,7 @@ zygote, however that ends. A spare that has died is noticed when it is given its
 
 from __future__ import annotations
 
-from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
+from _socket import AF_UNIX, SHUT_RD, SOCK_SEQPACKET, socket, socketpair
 
 from pyrunc import ipc
 from pyrunc.kernel import reaper
@@ -40,22 +40,17 @@ class Spare:
 
     def give(self, arguments: dict[str, Any], fds: Sequence[int]) -> dict[str, Any] | None:
         """Its request; what it has prepared (nothing while it is not done with that), None when it has died."""
-        prepared: dict[str, Any] = {}
         try:
-            self._socket.setblocking(False)
-            try:
-                received = ipc.receive(self._socket)
-                if received is None:
-                    return None
-                prepared, _ = received
-            except BlockingIOError:
-                pass
             ipc.send(self._socket, arguments, fds)
+            # It can say nothing from here on. A message that was left unread would break its connection (ECONNRESET) before
+            # it has read the request (unix_release_sock, net/unix/af_unix.c).
+            self._socket.shutdown(SHUT_RD)
+            received = ipc.receive(self._socket)
         except (BrokenPipeError, ConnectionResetError):
             return None
         finally:
             self._socket.close()
-        return prepared
+        return received[0] if received else {}
 
 
 def _waiting_for(name: str) -> Callable[[dict[str, Any], list[int]], Any]:

@@ -229,6 +229,25 @@ async def test_a_spare_child_serves_one_request_and_another_takes_its_place(tmp_
     await _until(lambda: gone(spare))
 
 
+async def test_a_spare_child_may_be_asked_before_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    monkeypatch.setenv("PREPARE_GATE", str(gate))
+    zygote = await Zygote.start([HERE], keep=f"{HERE}:append")
+    try:
+        (spare,) = await _spares(zygote)
+        with open(tmp_path / "out", "ab") as out:
+            forked = await zygote.fork(f"{HERE}:append", {"text": "0"}, [out.fileno()])
+        assert (forked.pid, forked.prepared) == (spare, {})
+        opened = os.open(gate, os.O_RDWR)  # for the next spare, too, whenever it comes
+        await _until(lambda: (tmp_path / "out").read_text() == "prepared 0 ")
+    finally:
+        await zygote.close()
+        os.close(opened)
+
+
 async def test_a_spare_child_that_died_is_not_missed(tmp_path: Path) -> None:
     function = f"{HERE}:append"
     zygote = await Zygote.start([HERE], keep=function)
