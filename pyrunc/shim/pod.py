@@ -125,6 +125,8 @@ class Pod:
                 self._holder.netns_fd = self._network
             call.answer(self._holder.fields())
             self._reaper.expect(self._holder.pid, self._holder_ended)
+            if self._holder_waiting:
+                self._kill_holder()
             if (
                 self._holder.group
             ):  # containers share its parent, and one may be gone before we hear of its start
@@ -136,6 +138,7 @@ class Pod:
             if isinstance(error, WorkerLost):
                 self._clear_away(lambda: self._starter.holder_group(wanted, self._sandbox_dir))
             call.fail(_told(error))
+            self._holder_is_gone()
 
         self._in_worker(
             lambda: self._starter.holder(wanted, self._sandbox_dir).to_message(),
@@ -145,6 +148,10 @@ class Pod:
         )
 
     def _stop_holder(self, call: Call) -> None:
+        """One whose start is under way is ended when it runs: whoever asked for it has given up."""
+        if self._holder_starting:
+            self._holder_waiting.append(call)
+            return
         if not self._holder or not self._holder_running:
             call.answer()
             return
@@ -163,6 +170,9 @@ class Pod:
         if self._holder.group:
             self._remove(self._holder.group)
         self._server.event({"event": "holder_exit", "exit_code": ended.exit_code})
+        self._holder_is_gone()
+
+    def _holder_is_gone(self) -> None:
         waiting, self._holder_waiting = self._holder_waiting, []
         for call in waiting:
             call.answer()

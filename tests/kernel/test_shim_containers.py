@@ -137,6 +137,26 @@ async def test_the_network_namespace_is_made_ahead_and_joined_by_the_holder(pod:
     await until(lambda: not os.path.exists(path))
 
 
+async def test_a_holder_that_is_stopped_while_it_is_started_is_gone_then(pod: TestPod) -> None:
+    """A server that gives up on the pod meanwhile stops the holder, and then the shim."""
+    starting = asyncio.ensure_future(hold(pod))
+    await asyncio.sleep(0)
+    await pod.client.stop_holder()
+    assert not (await pod.client.state()).holder_running
+    await pod.client.shutdown()
+    started = await starting
+    await until(lambda: gone(started.pid))
+
+
+async def test_a_holder_that_cannot_be_started_while_it_is_stopped(pod: TestPod) -> None:
+    starting = asyncio.ensure_future(hold(pod, sysctls={"net.no.such": "1"}))
+    await asyncio.sleep(0)
+    await pod.client.stop_holder()
+    with pytest.raises(Error, match="such"):
+        await starting
+    await pod.client.shutdown()
+
+
 async def test_a_pod_with_another_network_does_not_keep_the_one_that_was_made_ahead(pod: TestPod) -> None:
     made = os.stat(await pod.client.make_network())
     held = await hold(pod)
