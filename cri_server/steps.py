@@ -2,7 +2,7 @@
 
 `Steps` registers its verb when its module is imported, so a test can walk all steps there are and fail, delay or kill the
 server at each (`PYRUNC_FAILPOINT`); a new step cannot be left out of that matrix. An undo is idempotent, because it also
-runs for the step that failed half-way.
+runs for the step that failed half-way. Effects that need nothing of each other run side by side (`Beside`).
 """
 
 from __future__ import annotations
@@ -90,17 +90,38 @@ class Step(Generic[Work]):
     undo: Effect[Work] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Beside(Generic[Work]):
+    """Steps whose effects run at the same time; when one fails the others are cancelled, and all are undone, last first.
+
+    `in_turn(work)` may say that for this piece of work one needs another: their names in the order to run in, else nothing.
+    """
+
+    steps: tuple[Step[Work], ...]
+    in_turn: Callable[[Work], tuple[str, ...]] = lambda work: ()
+
+    def groups(self, work: Work) -> list[tuple[Step[Work], ...]]:
+        """The steps in their order for `work`; those of one group run at the same time."""
+        named = {step.name: step for step in self.steps}
+        order = self.in_turn(work)
+        return [(named[name],) for name in order] if order else [self.steps]
+
+
 class Steps(Generic[Work]):
     """The steps of `verb`, in order. `run` does all of them or takes back what was done."""
 
     registered: ClassVar[dict[str, Steps[Any]]] = {}
 
-    def __init__(self, verb: str, steps: Sequence[Step[Work]], *, stuck: Effect[Work] | None = None) -> None:
+    def __init__(
+        self, verb: str, steps: Sequence[Step[Work] | Beside[Work]], *, stuck: Effect[Work] | None = None
+    ) -> None:
         """`stuck` runs when some undo failed: the place to leave a thing that the caller can remove later."""
-        names = [step.name for step in steps]
+        self._stages = [step if isinstance(step, Beside) else Beside((step,)) for step in steps]
+        self.steps = tuple(step for stage in self._stages for step in stage.steps)
+        names = [step.name for step in self.steps]
         if verb in self.registered or len(set(names)) != len(names):
             raise ValueError(f"the steps of {verb} are named twice")
-        self.verb, self.steps, self._stuck = verb, tuple(steps), stuck
+        self.verb, self._stuck = verb, stuck
         self.registered[verb] = self
 
     @classmethod
@@ -114,17 +135,11 @@ class Steps(Generic[Work]):
         begun: list[Step[Work]] = []
         times: list[tuple[str, float]] = []
         try:
-            for step in self.steps:
-                begun.append(step)
-                began = time.perf_counter()
-                await step.do(work)
-                took_s = time.perf_counter() - began
-                times.append((step.name, took_s))
-                STEPS.add(self.verb, step.name, took_s)
-                await failpoints.reached(f"{self.verb}.{step.name}")
+            for stage in self._stages:
+                for group in stage.groups(work):
+                    begun += group
+                    await self._do(group, work, times)
         except BaseException as error:
-            error.failed_step = begun[-1].name  # type: ignore[attr-defined]
-            log.debug("%s failed at step %s: %s", self.verb, begun[-1].name, error)
             failed = await self._take_back(begun, work)
             for line in failed:
                 error.add_note(line)
@@ -133,6 +148,34 @@ class Steps(Generic[Work]):
             raise
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s: %s", self.verb, ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in times))
+
+    async def _do(self, group: tuple[Step[Work], ...], work: Work, times: list[tuple[str, float]]) -> None:
+        """The effects of `group`. Raises what the first that failed raised, with a note for each other."""
+        if len(group) == 1:
+            await self._do_one(group[0], work, times)
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for step in group:
+                    tasks.create_task(self._do_one(step, work, times))
+        except BaseExceptionGroup as failed:
+            first, *others = failed.exceptions
+            for other in others:
+                first.add_note(f"meanwhile: {other}")
+            raise first from None
+
+    async def _do_one(self, step: Step[Work], work: Work, times: list[tuple[str, float]]) -> None:
+        began = time.perf_counter()
+        try:
+            await step.do(work)
+            took_s = time.perf_counter() - began
+            times.append((step.name, took_s))
+            STEPS.add(self.verb, step.name, took_s)
+            await failpoints.reached(f"{self.verb}.{step.name}")
+        except BaseException as error:
+            error.failed_step = step.name  # type: ignore[attr-defined]
+            log.debug("%s failed at step %s: %s", self.verb, step.name, error)
+            raise
 
     async def _take_back(self, begun: list[Step[Work]], work: Work) -> list[str]:
         failed = []

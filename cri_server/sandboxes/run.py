@@ -1,4 +1,4 @@
-"""RunPodSandbox: a shim, a holder of the pod's namespaces and the pod's network, or nothing at all."""
+"""RunPodSandbox: a shim, a holder of the pod's namespaces and, beside it, the pod's network, or nothing at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cri_server.sandboxes import sysctls
 from cri_server.services import RUNTIME_HANDLERS, Services
 from cri_server.spec import groups, mounts, namespaces, resources, security
 from cri_server.status import sandbox as status
-from cri_server.steps import Step, Steps
+from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
@@ -283,13 +283,24 @@ async def leave_for_removal(work: Work) -> None:
         log.error("sandbox %s stays in memory only: %s", sandbox.id, error)
 
 
+def in_turn(work: Work) -> tuple[str, ...]:
+    """Where one of holder and network needs the other: a namespace that the holder's clone makes; and settings of the network,
+    which are written by the holder's start, may name eth0 (containerd and CRI-O attach the network before they are set).
+    """
+    if not has_pinned_network(work.sandbox.options):
+        return ("holder", "network")
+    return ("network", "holder") if sysctls.concern_network(work.config.linux.sysctls) else ()
+
+
 STEPS: Steps[Work] = Steps(
     "run_sandbox",
     [
         Step("state", make_state, remove_state),
         Step("shim", start_shim, end_shim),
-        Step("holder", start_holder, end_holder),
-        Step("network", attach_network, detach_network),
+        Beside(
+            (Step("holder", start_holder, end_holder), Step("network", attach_network, detach_network)),
+            in_turn,
+        ),
         Step("record", save, unsave),
     ],
     stuck=leave_for_removal,

@@ -41,6 +41,11 @@ def check(asked: Mapping[str, str], options: api.NamespaceOption) -> None:
             raise InvalidArgument(f"sysctl {key!r} is not namespaced")
 
 
+def concern_network(asked: Mapping[str, str]) -> bool:
+    """Whether a setting belongs to the pod's network; it may name an interface, which the network's plugins make."""
+    return any(dotted(key).startswith(NET_PREFIX) for key in asked)
+
+
 def is_refused(error: KernelError) -> bool:
     """Whether the kernel refused to set what was asked for: no such setting, or not a value of it."""
     return error.call == "sysctl" and error.errno in REFUSALS

@@ -347,6 +347,20 @@ def test_sysctls_of_the_pod(server: Server) -> None:
     assert server.output(container, "cat", "/proc/sys/kernel/shmmax") == "4096000\n"
 
 
+def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> None:
+    """Which is there before they are set; and what they forbid is forbidden on that interface, too."""
+    asked = {"net.ipv4.conf.eth0.log_martians": "1", "net/ipv6/conf/all/disable_ipv6": "1"}
+    pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=asked)))
+    container = server.launch(pod)
+    assert server.output(container, "cat", "/proc/sys/net/ipv4/conf/eth0/log_martians") == "1\n"
+    assert server.output(container, "cat", "/proc/net/if_inet6") == ""
+    server.remove_pod(pod)
+    asked = {"net.ipv4.conf.eth7.log_martians": "1"}
+    config = server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=asked))
+    assert code_of(lambda: server.run_pod(config)) == grpc.StatusCode.INVALID_ARGUMENT
+    assert not server.pods() and not list((server.state / "sandboxes").iterdir())
+
+
 def test_stdin_stays_open_and_tty_has_a_terminal(server: Server) -> None:
     pod = server.run_pod()
     waiting = server.launch(pod, server.container_config(["sh", "-c", "cat; echo ended"], stdin=True))

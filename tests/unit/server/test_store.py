@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.locks import Gate, SingleFlight
-from cri_server.steps import Failpoints, InjectedError, Step, Steps
+from cri_server.steps import Beside, Failpoints, InjectedError, Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox, User
@@ -171,6 +172,66 @@ async def test_steps_are_undone_in_reverse_and_failures_are_told(monkeypatch: py
     assert Steps.points() == ["verb.a", "verb.b", "verb.c", "verb.d"]
     with pytest.raises(ValueError, match="twice"):
         Steps("verb", [])
+
+
+async def test_steps_beside_each_other_are_all_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Steps, "registered", {})
+    other_has_begun, never = asyncio.Event(), asyncio.Event()
+    seen: list[str] = []
+
+    async def fail(work: list[str]) -> None:
+        await other_has_begun.wait()
+        raise NotFound("left")
+
+    async def wait(work: list[str]) -> None:
+        other_has_begun.set()
+        try:
+            await never.wait()
+        except asyncio.CancelledError:
+            work.append("cancelled")
+            raise
+
+    async def arrive(work: list[str]) -> None:
+        await other_has_begun.wait()
+        work.append("done")
+
+    def undo(name: str) -> Callable[[list[str]], Awaitable[None]]:
+        async def take_back(work: list[str]) -> None:
+            work.append(f"undo {name}")
+
+        return take_back
+
+    left, right = Step("left", fail, undo("left")), Step("right", wait, undo("right"))
+    failing = Steps("failing", [Beside((left, right)), Step("last", wait, undo("last"))])
+    with pytest.raises(NotFound):
+        await failing.run(seen)
+    assert seen == ["cancelled", "undo right", "undo left"]
+    assert Steps.points() == ["failing.left", "failing.right", "failing.last"]
+
+    other_has_begun.clear()
+    seen.clear()
+    running = asyncio.create_task(
+        Steps("stopped", [Beside((Step("left", wait, undo("left")), right))]).run(seen)
+    )
+    await other_has_begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert seen == ["cancelled", "cancelled", "undo right", "undo left"]
+
+    other_has_begun.clear()
+    seen.clear()
+    order = Beside(
+        (Step("left", arrive), Step("right", lambda work: opened(work, other_has_begun))),
+        lambda work: ("right", "left"),
+    )
+    await Steps("ordered", [order]).run(seen)
+    assert seen == ["opened", "done"]
+
+
+async def opened(work: list[str], event: asyncio.Event) -> None:
+    work.append("opened")
+    event.set()
 
 
 async def test_failpoints() -> None:
