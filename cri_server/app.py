@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cri_server import events, node, notify
+from cri_server import debug, events, meters, node, notify
 from cri_server.config import Config
 from cri_server.containers.sessions import Sessions
 from cri_server.events import Events
@@ -60,6 +60,7 @@ def serve(config: Config) -> None:
     """Run the server until SIGTERM or SIGINT. Raises Error when it cannot start."""
     configure(config.server.log_level, config.server.log_format, config.server.log_limit_per_s)
     prepare_process()
+    debug.enable_signal()
     asyncio.run(_serve(config))
 
 
@@ -84,7 +85,8 @@ async def _serve(config: Config) -> None:
         services = await open_services(config, stack)
         await recover(services)
         streaming = await open_streaming(config, services, stack)
-        await open_grpc(config, services, streaming, stack)
+        server = await open_grpc(config, services, streaming, stack)
+        await open_metrics(config, services, server, streaming, stack)
         await stack.enter_async_context(_reconciling(services))
         await stack.enter_async_context(notify.supervised())
         log.info("serving at %s", config.server.listen)
@@ -105,6 +107,7 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     network = _network(config, paths, errands)
     stack.callback(network.close)
     services = Services(config, facts, paths, index, images, network, shims, errands, Events())
+    services.zygotes = {"shims": zygote, "errands": errands}
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
     stack.push_async_callback(_settle, services)
     return services
@@ -159,6 +162,7 @@ def _told(services: Services, sandbox: Sandbox, container: Container | None) -> 
         return
     if container.exit is not None:
         ended = {"exit_code": container.exit.exit_code, "reason": container.exit.cri_reason}
+        meters.EXITS[container.exit.cri_reason] += 1
         log.info("container ended", extra=fields.of(**verbs.of_container(services, container), **ended))
     if not container.starting:
         status.publish(services, sandbox, container.id, events.STOPPED)
@@ -180,7 +184,7 @@ async def open_streaming(
 
 async def open_grpc(
     config: Config, services: Services, streaming: StreamingServer, stack: contextlib.AsyncExitStack
-) -> None:
+) -> Server:
     """Listen on the unix socket."""
     calls = methods.table(
         RuntimeService=RuntimeService(services, streaming), ImageService=ImageService(services)
@@ -189,6 +193,26 @@ async def open_grpc(
     server = Server(config.socket_path, table)
     await server.start()
     stack.push_async_callback(server.stop, config.server.shutdown_timeout_s)
+    return server
+
+
+async def open_metrics(
+    config: Config,
+    services: Services,
+    server: Server,
+    streaming: StreamingServer,
+    stack: contextlib.AsyncExitStack,
+) -> None:
+    """Serve the server's own numbers where they are asked for."""
+    if not config.metrics.address:
+        return
+    from cri_server.telemetry import routes
+    from cri_server.telemetry.snapshot import Source
+
+    endpoint = routes.endpoint(config.metrics.address, Source(services, server, streaming))
+    await endpoint.start()
+    stack.push_async_callback(endpoint.close)
+    log.info("metrics at %s", config.metrics.address)
 
 
 async def _settle(services: Services) -> None:

@@ -168,6 +168,18 @@ class Containers(Table):
     ] = 30.0
 
 
+class Metrics(Table):
+    """The server's own numbers for Prometheus (`/metrics`), and whether it is well (`/healthz`)."""
+
+    address: Annotated[
+        str,
+        explained(
+            "Where they are served: unix:///PATH, or HOST:PORT such as 127.0.0.1:9477, without a password for whoever can "
+            "connect. Empty: not at all."
+        ),
+    ] = ""
+
+
 class Config(Table):
     """The whole file."""
 
@@ -178,6 +190,7 @@ class Config(Table):
     images: Images = msgspec.field(default_factory=Images)
     streaming: Streaming = msgspec.field(default_factory=Streaming)
     containers: Containers = msgspec.field(default_factory=Containers)
+    metrics: Metrics = msgspec.field(default_factory=Metrics)
 
     @property
     def socket_path(self) -> Path:
@@ -244,7 +257,22 @@ def _check(config: Config) -> None:
         raise InvalidSpec("server.listen", f"{config.server.listen!r} is not unix:///PATH")
     if len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:
         raise InvalidSpec("server.listen", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
+    _check_metrics(config.metrics.address)
     for key in ("server.root", "server.state", "network.conf_dir", "network.bin_dir"):
         table, _, name = key.partition(".")
         if not Path(getattr(getattr(config, table), name)).is_absolute():
             raise InvalidSpec(key, "must be an absolute path")
+
+
+def _check_metrics(address: str) -> None:
+    if address.startswith("unix://"):
+        path = address.removeprefix("unix://")
+        wrong = not path.startswith("/") or len(path.encode()) > SOCKET_PATH_LIMIT
+    else:
+        host, colon, port = address.rpartition(":")
+        bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+        wrong = bool(address) and not (
+            host and colon and not bare and port.isdecimal() and int(port) <= 65535
+        )
+    if wrong:
+        raise InvalidSpec("metrics.address", f"{address!r} is not unix:///PATH or HOST:PORT")

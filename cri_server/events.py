@@ -39,6 +39,11 @@ class Events:
         self._latest_ns = max(time.time_ns(), self._latest_ns + 1)
         return self._latest_ns
 
+    @property
+    def subscribers(self) -> int:
+        """How many are told."""
+        return len(self._queues)
+
     def publish(self, event: api.ContainerEventResponse) -> None:
         """Hand `event` to every subscriber; one whose queue is full is cut off."""
         for queue in list(self._queues):

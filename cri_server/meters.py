@@ -7,6 +7,7 @@ elsewhere (`telemetry/`), and is loaded only when it is asked for.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 
 # Seconds. A status takes a tenth of a millisecond, a pull minutes.
 BOUNDS_S = (
@@ -53,3 +54,5 @@ VERBS = Meters()
 """By call and gRPC code, such as (`RunPodSandbox`, `OK`)."""
 STEPS = Meters()
 """By verb and step, such as (`run_sandbox`, `network`); only those that succeeded."""
+EXITS: Counter[str] = Counter()
+"""Containers that have ended, by the reason that kubelet is told."""

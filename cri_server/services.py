@@ -33,6 +33,7 @@ class Services:
     shims: Shims
     errands: Zygote
     events: Events
+    zygotes: dict[str, Zygote] = field(default_factory=dict)  # by what they fork
     default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)
     running: SingleFlight = field(default_factory=SingleFlight)
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made

@@ -68,6 +68,10 @@ class Shims:
         """Whether a shim is waited for that lives but does not answer."""
         return sandbox.id in self._awaited
 
+    def count(self) -> dict[str, int]:
+        """How many are connected, and how many live but do not answer."""
+        return {"connected": len(self._clients), "silent": len(self._awaited)}
+
     async def start(self, sandbox: Sandbox) -> str | None:
         """Fork a shim for the sandbox's state folder and connect to it; the path of the network namespace that it had made
         ahead, if any."""

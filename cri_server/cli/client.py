@@ -96,12 +96,19 @@ class Client:
 
     def load_image(self, path: str, name: str | None) -> list[dict[str, Any]]:
         """The images of an archive that the server reads: their ids and tags."""
-        call = self._channel.unary_unary(
-            private.path(private.LOAD_IMAGE),
-            request_serializer=private.encode,
-            response_deserializer=private.decode,
+        found: list[dict[str, Any]] = self.admin(private.LOAD_IMAGE, {"path": path, "name": name}, None)[
+            "images"
+        ]
+        return found
+
+    def admin(
+        self, call: str, request: dict[str, Any], timeout_s: float | None = TIMEOUT_S
+    ) -> dict[str, Any]:
+        """A private call of ours. Raises ServerError."""
+        method = self._channel.unary_unary(
+            private.path(call), request_serializer=private.encode, response_deserializer=private.decode
         )
-        found: list[dict[str, Any]] = self._call(call, {"path": path, "name": name}, None)["images"]
+        found: dict[str, Any] = self._call(method, request, timeout_s)
         return found
 
     def _call(self, call: Callable[..., Any], request: Any, timeout_s: float | None) -> Any:

@@ -45,6 +45,7 @@ COMMANDS = {
     "version": ("node", "version"),
     "serve": ("serve", "serve"),
     "install-node": ("install_node", "install_node"),
+    "debug": ("debug", "debug"),
     "demo": ("demo", "demo"),
     "demo-server": ("demo", "demo_server"),
     "completion": ("completion", "command"),

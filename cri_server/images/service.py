@@ -8,6 +8,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,10 +182,25 @@ class ImageService:
             raise NotFound(f"image {image.manifest.config.digest} was removed while it was loaded")
         return found
 
+    def usage(self) -> Usage:
+        """What there is, as it is known without looking at the disk."""
+        size_bytes, inodes = self._store.totals()
+        return Usage(len(self._store.catalog.images()), size_bytes, inodes, len(self._tasks))
+
     async def fs_info(self) -> FilesystemUsage:
         """The store's usage, counted when images come and go."""
         used_bytes, inodes = self._store.totals()
         return FilesystemUsage(time.time_ns(), self._store.root, max(1, used_bytes), max(1, inodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Images, bytes and files of what they have on the disk, and pulls under way."""
+
+    images: int
+    size_bytes: int
+    inodes: int
+    pulls: int
 
 
 def _puller() -> type[Pull]:

@@ -25,6 +25,7 @@ from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import capability_arguments, cni_arguments, node_capabilities
 from cri_server.network.chain import IFNAME, PluginRunner
 from cri_server.network.configuration import Configuration
+from cri_server.network.leases import Usage, usage
 from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readiness
 from cri_server.network.pod_ranges import PodRanges
 from cri_server.store.disk import worded
@@ -100,6 +101,11 @@ class Network:
                 ready = await self._ask_status(found.network, node_capabilities(ranges))
                 self._status = (now + (_STATUS_TTL_S if ready.ready else _UNREADY_TTL_S), key, ready)
             return self._status[2]
+
+    async def leases(self) -> list[Usage]:
+        """How many addresses of the current network are taken. Raises OSError."""
+        network = self._configuration.current().network
+        return [] if network is None else await asyncio.to_thread(usage, network)
 
     async def attach(self, pod: PodNetwork) -> NetworkResult:
         """Loopback up and the chain's ADD. What failed is rolled back by DEL before the error is raised.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+from cri_server import debug
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
-from pyrunc.errors import InvalidArgument
+from pyrunc.errors import InvalidArgument, WrongState
 
 
 class Admin:
@@ -16,6 +18,7 @@ class Admin:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._profiling = False
 
     async def load_image(self, request: dict[str, Any]) -> dict[str, Any]:
         """{"path": absolute, "name": reference or missing} -> {"images": [{"id", "repo_tags"}]}."""
@@ -27,7 +30,31 @@ class Admin:
         images = await self._services.images.load(Path(path), name)
         return {"images": [{"id": i.id, "repo_tags": i.repo_tags} for i in images]}
 
+    async def debug_stacks(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{} -> {"text"}: what all threads and tasks are at."""
+        return {"text": debug.stacks()}
+
+    async def debug_profile(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{"seconds"} -> {"stacks": lines for a flame graph}. Raises InvalidArgument, WrongState (one at a time)."""
+        seconds = request.get("seconds")
+        if not isinstance(seconds, int | float) or not 0 < seconds <= debug.PROFILE_LIMIT_S:
+            raise InvalidArgument(f"seconds must be a number up to {debug.PROFILE_LIMIT_S:g}")
+        if self._profiling:
+            raise WrongState("the server is being profiled already")
+        self._profiling = True
+        try:
+            return {"stacks": await asyncio.to_thread(debug.profile, seconds)}
+        finally:
+            self._profiling = False
+
     def table(self) -> Table:
         """What the gRPC server takes."""
-        call = Method(private.LOAD_IMAGE, private.decode, self.load_image, private.encode)
-        return {private.path(private.LOAD_IMAGE).encode(): call}
+        calls = {
+            private.LOAD_IMAGE: self.load_image,
+            private.DEBUG_STACKS: self.debug_stacks,
+            private.DEBUG_PROFILE: self.debug_profile,
+        }
+        return {
+            private.path(name).encode(): Method(name, private.decode, call, private.encode)
+            for name, call in calls.items()
+        }

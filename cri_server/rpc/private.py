@@ -7,6 +7,8 @@ from typing import Any
 
 SERVICE = "pyrunc.v1.Admin"
 LOAD_IMAGE = "LoadImage"
+DEBUG_STACKS = "DebugStacks"
+DEBUG_PROFILE = "DebugProfile"
 
 
 def path(call: str) -> str:

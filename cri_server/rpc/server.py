@@ -53,7 +53,7 @@ class Server:
     async def start(self) -> None:
         """Listen, for root only. Raises WrongState when a living server listens there, OSError."""
         self._path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-        _unlink_stale(self._path)
+        unlink_stale(self._path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             before = os.umask(0o777 & ~SOCKET_MODE)
@@ -85,6 +85,11 @@ class Server:
             except TimeoutError:
                 for link in list(self._links):
                     end(link)
+
+    @property
+    def calls(self) -> int:
+        """How many are being answered."""
+        return self._calls
 
     # -- for links
 
@@ -162,7 +167,7 @@ def connections_limit() -> int:
     return CONNECTIONS_LIMIT if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS_LIMIT, soft // 4))
 
 
-def _unlink_stale(path: Path) -> None:
+def unlink_stale(path: Path) -> None:
     """Remove the socket of a dead server. Raises WrongState for a living one's, and for what is no socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:

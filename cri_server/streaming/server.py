@@ -11,6 +11,7 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ class StreamingServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._unopened: dict[asyncio.Task[None], None] = {}  # oldest first
         self._forwarded = portforward.Forwarded()
+        self.sessions: Counter[str] = Counter()  # that are open, by kind
 
     # ---- life ----
 
@@ -194,6 +196,8 @@ class StreamingServer:
         return options
 
     async def _serve(self, request: Request, options: object, wire: SocketWire) -> None:
+        kind = request.path.split("/")[1]
+        self.sessions[kind] += 1
         try:
             if request.upgrade == "spdy/3.1":
                 serving = self._over_spdy(request, options, wire)
@@ -204,6 +208,8 @@ class StreamingServer:
             await serving
         except Refused as refused:
             await wire.send(refused.response())
+        finally:
+            self.sessions[kind] -= 1
 
     # ---- SPDY ----
 

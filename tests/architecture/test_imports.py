@@ -60,7 +60,7 @@ PYRUNC_ROOMS = (
     ("cli",),
 )
 CRI_SERVER_ROOMS = (
-    ("logs", "meters"),
+    ("logs", "meters", "debug"),
     ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2"),
     ("store",),
     ("config", "network"),
@@ -73,6 +73,7 @@ CRI_SERVER_ROOMS = (
     ("stats", "sandboxes"),
     ("metrics",),
     ("rpc",),
+    ("telemetry",),
     ("app", "install"),
     ("cli",),
 )

@@ -1,0 +1,58 @@
+"""`pyrunc-cri debug`: what the running server is doing."""
+
+from __future__ import annotations
+
+import click
+
+from cri_server.cli.client import Client
+from cri_server.debug import PROFILE_LIMIT_S
+from cri_server.rpc import private
+from pyrunc.errors import VISIBLE
+
+ANSWER_S = 30.0
+SHOWN = 25
+
+
+@click.group()
+def debug() -> None:
+    """Look into the running server."""
+
+
+@debug.command()
+@click.pass_obj
+def stacks(address: str) -> None:
+    """What its threads and tasks are at. When it does not answer: kill -USR1 PID writes the threads to its log."""
+    with Client(address) as client:
+        click.echo(client.admin(private.DEBUG_STACKS, {}, ANSWER_S)["text"])
+
+
+@debug.command()
+@click.argument("seconds", type=click.FloatRange(0, PROFILE_LIMIT_S, min_open=True))
+@click.option("--folded", is_flag=True, help="Whole stacks with counts, for flame graphs and speedscope.")
+@click.pass_obj
+def profile(address: str, seconds: float, folded: bool) -> None:
+    """Where its time goes: looks at its threads every 5 ms for SECONDS."""
+    with Client(address) as client:
+        found = client.admin(private.DEBUG_PROFILE, {"seconds": seconds}, seconds + ANSWER_S)["stacks"]
+    if folded:
+        click.echo("\n".join(line.translate(VISIBLE) for line in found))
+        return
+    click.echo(_table(found))
+
+
+def _table(stacks: list[str]) -> str:
+    """Functions of the event loop's thread by the samples that they were in, themselves or what they called."""
+    samples, total, own = 0, dict[str, int](), dict[str, int]()
+    for line in stacks:
+        stack, _, number = line.rpartition(" ")
+        thread, *frames = stack.split(";")
+        if thread != "MainThread" or not frames:
+            continue
+        samples += int(number)
+        for name in set(frames):
+            total[name] = total.get(name, 0) + int(number)
+        own[frames[-1]] = own.get(frames[-1], 0) + int(number)
+    rows = [f"{'itself':>8} {'with calls':>10}  function ({samples} samples)"]
+    for name in sorted(total, key=lambda each: (-own.get(each, 0), -total[each]))[:SHOWN]:
+        rows.append(f"{own.get(name, 0) / samples:>8.1%} {total[name] / samples:>10.1%}  {name}")
+    return "\n".join(rows).translate(VISIBLE | {10: "\n"})

@@ -1,0 +1,1 @@
+"""The server's own numbers for Prometheus, and whether it is well: loaded only when `[metrics] address` is set."""

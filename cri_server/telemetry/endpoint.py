@@ -1,0 +1,161 @@
+"""A small HTTP/1.1 server for `/metrics` and `/healthz` on a unix socket or a TCP address; h11 reads and writes the protocol.
+
+It takes GET and HEAD without a body. Whoever can connect may read: on TCP anybody who reaches the address, on the socket root
+and its group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import h11
+
+from cri_server.rpc.server import unlink_stale
+from pyrunc.errors import Error, WrongState
+
+log = logging.getLogger(__name__)
+
+REQUEST_S = 10.0  # for a request to arrive, and for an answer to be taken
+CONNECTIONS_LIMIT = 64
+READ_BYTES = 16 << 10
+SOCKET_MODE = 0o660
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Route = Callable[[str], Awaitable[Reply]]
+"""Answers a request with this Accept header."""
+
+
+class Endpoint:
+    """Serves `routes` by path at `address`: `unix:///PATH` or `HOST:PORT`."""
+
+    def __init__(self, address: str, routes: Mapping[str, Route]) -> None:
+        self._address, self._routes = address, routes
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises WrongState."""
+        try:
+            self._server = await self._listen()
+        except OSError as error:
+            raise WrongState(f"metrics.address {self._address}: {error.strerror or error}") from None
+
+    async def _listen(self) -> asyncio.Server:
+        if not self._address.startswith("unix://"):
+            host, _, port = self._address.rpartition(":")
+            return await asyncio.start_server(self._accepted, host.strip("[]"), int(port))
+        path = Path(self._address.removeprefix("unix://"))
+        unlink_stale(path)
+        before = os.umask(0o777 & ~SOCKET_MODE)
+        try:
+            return await asyncio.start_unix_server(self._accepted, path)
+        finally:
+            os.umask(before)
+
+    @property
+    def port(self) -> int:
+        """Of TCP: the one that was chosen where 0 was asked for."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop listening, end the connections."""
+        if self._server is not None:
+            self._server.close()
+        if self._address.startswith("unix://"):
+            Path(self._address.removeprefix("unix://")).unlink(missing_ok=True)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            if len(self._connections) < CONNECTIONS_LIMIT:
+                self._connections.add(task)
+                await self._serve(reader, writer)
+        except (OSError, TimeoutError, h11.ProtocolError):
+            pass  # the client's end of it
+        except asyncio.CancelledError:
+            pass  # the server's
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Requests one after the other, until either side has had enough."""
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_BYTES)
+        while True:
+            async with asyncio.timeout(REQUEST_S):
+                try:
+                    request = await _request(connection, reader)
+                except h11.RemoteProtocolError as error:
+                    status, text = error.error_status_hint, f"{error}\n".encode()
+                    await _send(connection, writer, "GET", Reply(status, text), last=True)
+                    return
+            if request is None:
+                return
+            reply = await self._answer(request)
+            async with asyncio.timeout(REQUEST_S):
+                await _send(connection, writer, request.method.decode(), reply)
+            if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
+                return
+            connection.start_next_cycle()
+
+    async def _answer(self, request: h11.Request) -> Reply:
+        if request.method not in (b"GET", b"HEAD"):
+            return Reply(405, b"GET or HEAD\n")
+        route = self._routes.get(request.target.partition(b"?")[0].decode("ascii", "replace"))
+        if route is None:
+            return Reply(404, f"there are {' and '.join(sorted(self._routes))}\n".encode())
+        accept = b",".join(value for name, value in request.headers if name == b"accept")
+        try:
+            return await route(accept.decode("latin-1"))
+        except (Error, OSError) as error:
+            log.warning("metrics: %s", error)
+        except Exception:
+            log.exception("metrics: not expected")
+        return Reply(500, b"see the server's log\n")
+
+
+async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
+    """The next request, its body skipped; None at the end. Raises RemoteProtocolError."""
+    request: h11.Request | None = None
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(READ_BYTES))
+        elif isinstance(event, h11.Request):
+            request = event
+        elif isinstance(event, h11.EndOfMessage):
+            return request
+        elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
+            return None
+
+
+async def _send(
+    connection: h11.Connection, writer: asyncio.StreamWriter, method: str, reply: Reply, *, last: bool = False
+) -> None:
+    headers = [("Content-Type", reply.content_type), ("Content-Length", str(len(reply.body)))]
+    if last:
+        headers.append(("Connection", "close"))
+    data = connection.send(h11.Response(status_code=reply.status, headers=headers)) or b""
+    if method != "HEAD":
+        data += connection.send(h11.Data(data=reply.body)) or b""
+    writer.write(data + (connection.send(h11.EndOfMessage()) or b""))
+    await writer.drain()
