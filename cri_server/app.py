@@ -19,6 +19,8 @@ from pathlib import Path
 from cri_server import debug, events, meters, node, notify
 from cri_server.config import Config
 from cri_server.containers.sessions import Sessions
+from cri_server.doctor.examine import complain
+from cri_server.doctor.model import Host
 from cri_server.events import Events
 from cri_server.images.service import ImageService as Images
 from cri_server.logs import fields
@@ -90,6 +92,7 @@ async def _serve(config: Config) -> None:
         await stack.enter_async_context(_reconciling(services))
         await stack.enter_async_context(notify.supervised())
         log.info("serving at %s", config.server.listen)
+        await stack.enter_async_context(_looking_at_host(config))
         await stopping.wait()
         log.info("stopping; pods stay")
 
@@ -221,6 +224,16 @@ async def _settle(services: Services) -> None:
     for name in left:
         log.warning("still running at the end: %s", name)
     await services.shims.settle()
+
+
+@contextlib.asynccontextmanager
+async def _looking_at_host(config: Config) -> AsyncIterator[None]:
+    """Beside the first calls, so that they do not wait for it: log what is wrong with this machine."""
+    looking = asyncio.create_task(asyncio.to_thread(complain, Host(config)))
+    try:
+        yield
+    finally:
+        await asyncio.wait([looking])
 
 
 @contextlib.asynccontextmanager

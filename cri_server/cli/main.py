@@ -45,6 +45,7 @@ COMMANDS = {
     "version": ("node", "version"),
     "serve": ("serve", "serve"),
     "install-node": ("install_node", "install_node"),
+    "doctor": ("doctor", "doctor"),
     "debug": ("debug", "debug"),
     "demo": ("demo", "demo"),
     "demo-server": ("demo", "demo_server"),

@@ -104,7 +104,7 @@ def _check_types(root: Path, folder: Path) -> None:
         _, _, size, kind = _DIRENT64.unpack_from(entries, offset)
         if kind == DT_UNKNOWN:
             raise Unsupported(
-                f"{root} is on {_described(root)} without d_type (ext4's feature filetype, xfs' ftype=1): overlayfs needs it"
+                f"{root} is on {described(root)} without d_type (ext4's feature filetype, xfs' ftype=1): overlayfs needs it"
             )
         offset += size
 
@@ -118,7 +118,7 @@ def _check_overlay(root: Path, probe: Path) -> None:
         if error.errno in FULL:
             raise ResourceExhausted(reason(error.errno, str(root))) from None
         raise Unsupported(
-            f"{root} is on {_described(root)}, where overlayfs can write no layer: {error}"
+            f"{root} is on {described(root)}, where overlayfs can write no layer: {error}"
         ) from None
     try:
         os.unlink("file", dir_fd=mount)
@@ -131,7 +131,7 @@ def _check_overlay(root: Path, probe: Path) -> None:
             raise
         what = errno.errorcode.get(error.errno or 0, str(error))
         raise Unsupported(
-            f"{root} is on {_described(root)}, where overlayfs can hide no file: {what}"
+            f"{root} is on {described(root)}, where overlayfs can hide no file: {what}"
         ) from None
     finally:
         os.close(mount)
@@ -147,7 +147,7 @@ def _check_hidden(mount: int) -> None:
         os.close(folder)
 
 
-def _described(path: Path) -> str:
+def described(path: Path) -> str:
     """The type of the file system that `path` is on, as mountinfo has it."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"

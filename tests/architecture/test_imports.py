@@ -65,7 +65,7 @@ CRI_SERVER_ROOMS = (
     ("store",),
     ("config", "network"),
     ("node",),
-    ("spec", "apparmor"),
+    ("spec", "apparmor", "doctor"),
     ("pod_files", "shims"),
     ("services",),
     ("status", "recovery"),

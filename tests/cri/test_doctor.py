@@ -1,0 +1,173 @@
+"""`pyrunc-cri doctor` on this machine and beside a real server: what it says, its exit code, leftovers, and no trace of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cri.server_harness import REPOSITORY, Server
+from tests.support.processes import wait_until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        server.load_image()
+        yield server
+
+
+def configuration(server: Server, **cgroup: str) -> Path:
+    """The server's, with what the tests give it as flags."""
+    tables: dict[str, dict[str, Any]] = {
+        "server": {"listen": f"unix://{server.socket}", "root": str(server.root), "state": str(server.state)},
+        "network": {"conf_dir": str(server.folder / "net.d"), "bin_dir": str(server.folder / "bin")},
+        "cgroup": {
+            "driver": "cgroupfs",
+            "missing_controllers": "warn",
+            "default_parent": f"/{server.folder.name}",
+            **cgroup,
+        },
+    }
+    lines = []
+    for table, values in tables.items():
+        lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    path = server.folder / "doctor.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def run(config: Path, *words: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "cri_server.cli.main", "doctor", "--config", str(config), *words]
+    done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, timeout=60)
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout.decode()
+
+
+def doctor(config: Path) -> dict[str, dict[str, str]]:
+    """The findings by code."""
+    code, text = run(config, "--json")
+    found = json.loads(text)
+    assert code == any(f["level"] == "wrong" for f in found)
+    return {f["code"]: f for f in found}
+
+
+def test_beside_a_server(server: Server) -> None:
+    pod = server.run_pod()
+    server.launch(pod)
+    before = sorted(os.listdir(server.root))
+    found = doctor(configuration(server))
+    assert sorted(os.listdir(server.root)) == before
+    for code in (
+        "server",
+        "overlay-on-root",
+        "cni-config",
+        "cni-plugins",
+        "firewall",
+        "kernel-calls",
+        "addresses",
+        "nft",
+    ):
+        assert found[code]["level"] == "fine", found[code]
+    for code in ("leftover-shims", "leftover-mounts", "leftover-groups", "damaged-records"):
+        assert found[code]["level"] == "fine", found[code]
+    assert "pods of " in found["cni-config"]["found"] and found["addresses"]["found"].startswith(
+        "1 of 65534 IPv4"
+    )
+    server.remove_pod(pod)
+
+
+def test_text(server: Server) -> None:
+    config = configuration(server)
+    (server.folder / "net.d" / "10-pods.conflist").rename(server.folder / "kept")
+    try:
+        code, text = run(config)
+    finally:
+        (server.folder / "kept").rename(server.folder / "net.d" / "10-pods.conflist")
+    assert code == 1
+    assert (
+        f"WRONG    cni-config: no network configuration (*.conflist, *.conf, *.json) in {server.folder}/net.d\n"
+        in text
+    )
+    assert "           so: the node is NetworkReady=false" in text and "           mend: install" in text
+    assert "\nok " not in text and "overlay-on-root" not in text and "1 wrong" in text.splitlines()[-1]
+    assert "ok       overlay-on-root: works on " in run(config, "--all")[1]
+
+
+def test_a_root_that_cannot_hold_pods(server: Server, tmp_path: Path) -> None:
+    config = configuration(server)
+    config.write_text(config.read_text().replace(str(server.root), "/proc"))
+    found = doctor(config)
+    assert found["overlay-on-root"]["level"] == "wrong" and found["overlay-on-root"]["mend"]
+
+
+def test_pods_without_a_server_and_without_a_record() -> None:
+    with Server(network=False) as server:
+        pod = server.run_pod(host_network=True)
+        server.kill()
+        config = configuration(server)
+        try:
+            found = doctor(config)
+            assert found["server"]["level"] == "warning" and "1 pods run on" in found["server"]["follows"]
+            assert found["leftover-shims"]["level"] == "fine"
+            record = server.root / "sandboxes" / f"{pod}.json"
+            record.rename(record.with_suffix(".damaged"))
+            found = doctor(config)
+            assert (
+                found["leftover-shims"]["level"] == "warning" and pod[:12] in found["leftover-shims"]["found"]
+            )
+            assert found["damaged-records"]["level"] == "note"
+        finally:
+            server.start()
+        assert wait_until(lambda: doctor(config)["leftover-shims"]["level"] == "fine", 30)
+        (server.root / "sandboxes" / f"{pod}.damaged").unlink()
+
+
+def test_mounts_and_groups() -> None:
+    with Server(network=False) as server:
+        config = configuration(server)
+        place = server.root / "forgotten"
+        place.mkdir()
+        top = next(
+            p
+            for p in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+            if (p / "cgroup.procs").exists()
+        )
+        group = top / server.folder.name / ("0" * 64)
+        subprocess.run(["mount", "-t", "tmpfs", "forgotten", place], check=True)
+        group.mkdir(parents=True)
+        try:
+            found = doctor(config)
+            assert (
+                found["leftover-mounts"]["level"] == "warning"
+                and str(place) in found["leftover-mounts"]["mend"]
+            )
+            assert (
+                found["leftover-groups"]["level"] == "note"
+                and found["leftover-groups"]["mend"] == f"rmdir {group}"
+            )
+            with subprocess.Popen(["sleep", "60"]) as process:
+                (group / "cgroup.procs").write_text(str(process.pid))
+                living = doctor(config)["leftover-groups"]
+                subprocess.run(["sh", "-c", living["mend"].partition("them: ")[2]], check=True)
+                assert living["level"] == "warning" and process.wait(30) == -9
+        finally:
+            subprocess.run(["umount", place], check=True)
+            wait_until(lambda: "populated 0" in (group / "cgroup.events").read_text(), 30)
+            group.rmdir()
+            place.rmdir()
+
+
+def test_a_server_that_starts_says_what_is_wrong(server: Server) -> None:
+    """No configuration for its network: the log of another server has it, with the command."""
+    with Server(network=False) as other:
+        assert wait_until(lambda: "cni-config: no network configuration" in other.tail(100), 30)
+        (line,) = [line for line in other.tail(100).splitlines() if "cni-config" in line]
+        assert " WARNING cri_server.doctor.examine: " in line and "network add-on" in line
+    assert "overlay-on-root" not in server.tail(1000) and "cni-config" not in server.tail(1000)

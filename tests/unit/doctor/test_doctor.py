@@ -1,0 +1,161 @@
+"""The checks that read, on machines made of files: a good one, and each thing that can be wrong with it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server.config import Config
+from cri_server.doctor import cgroups, examine, kernel, kubelet, limits, network
+from cri_server.doctor.model import Check, Finding, Host, Level
+
+FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""
+BRIDGE = """{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}"""
+GOOD = {
+    "/proc/sys/kernel/osrelease": "6.12.9-amd64",
+    "/proc/self/ns/cgroup": "", "/proc/self/ns/ipc": "", "/proc/self/ns/mnt": "", "/proc/self/ns/net": "",
+    "/proc/self/ns/pid": "", "/proc/self/ns/user": "", "/proc/self/ns/uts": "",
+    "/proc/sys/user/max_user_namespaces": "31000",
+    "/proc/sys/kernel/seccomp/actions_avail": "kill_process kill_thread trap errno user_notif trace log allow",
+    "/proc/filesystems": "nodev\tsysfs\n\text4\nnodev\toverlay\n",
+    "/proc/sys/net/bridge/bridge-nf-call-iptables": "1",
+    "/proc/sys/net/ipv4/ip_forward": "1",
+    "/proc/cmdline": "root=/dev/sda1",
+    "/proc/swaps": "Filename\tType\tSize\tUsed\tPriority",
+    "/proc/sys/fs/inotify/max_user_instances": "8192",
+    "/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory hugetlb pids",
+    "/sys/module/apparmor/parameters/enabled": "Y",
+    "/usr/sbin/apparmor_parser": "#!", "/usr/sbin/nft": "#!",
+    "/run/systemd/system/x": "",
+    "/etc/cni/net.d/10.conflist": BRIDGE,
+    "/usr/lib/systemd/system/kubelet.service": "[Service]\nExecStart=/usr/bin/kubelet",
+    "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf":
+        '[Service]\nEnvironment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"\n'
+        "EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\n"
+        "ExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS\n",
+    "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/pyrunc/cri.sock"',
+    "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\n",
+}  # fmt: skip
+CHECKS: tuple[Check, ...] = (
+    kernel.version, kernel.calls, kernel.namespaces, kernel.seccomp, kernel.modules, cgroups.version, cgroups.driver,
+    network.configuration, network.forwarding, limits.apparmor, limits.sysctls, limits.swap, kubelet.kubelet,
+)  # fmt: skip
+
+
+def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **config: Any) -> Host:
+    for name, text in {**GOOD, **(changes or {})}.items():
+        if text is not None:
+            path = tmp_path / name.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+    made = Config()
+    for key, value in config.items():
+        table, name = key.split("__")
+        setattr(getattr(made, table), name, value)
+    return Host(made, tmp_path, {"PATH": "/usr/bin"})
+
+
+def findings(host: Host) -> dict[str, Finding]:
+    """Those that are not fine, by code."""
+    found = [f for f in examine.examine(host, CHECKS) if f.level != Level.FINE]
+    assert len({f.code for f in found}) == len(found)
+    assert all(f.found and f.follows for f in found)
+    return {f.code: f for f in found}
+
+
+def test_a_good_machine(tmp_path: Path) -> None:
+    host = machine(tmp_path)
+    assert findings(host) == {}
+    assert len(list(examine.examine(host, CHECKS))) >= len(CHECKS)
+
+
+KUBELET = "/usr/lib/systemd/system/kubelet.service"
+FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "code", "level", "says"),
+    [
+        ({"/proc/sys/kernel/osrelease": "5.15.0"}, {}, "kernel-version", Level.WRONG, "5.15.0"),
+        ({"/proc/self/ns/net": None}, {}, "namespaces", Level.WRONG, "net"),
+        ({"/proc/sys/user/max_user_namespaces": "0"}, {}, "namespaces", Level.WARNING, "off"),
+        ({"/proc/sys/kernel/seccomp/actions_avail": None}, {}, "seccomp", Level.WRONG, "no seccomp"),
+        ({"/proc/sys/kernel/seccomp/actions_avail": "allow errno"}, {}, "seccomp", Level.WRONG, "kill_process"),
+        ({"/proc/filesystems": "\text4\n\tfuse-overlayfs\n"}, {}, "module-overlay", Level.WRONG, "overlay"),
+        ({"/proc/sys/net/bridge/bridge-nf-call-iptables": None}, {}, "module-br-netfilter", Level.WARNING, "not loaded"),
+        ({"/proc/sys/net/bridge/bridge-nf-call-iptables": "0"}, {}, "module-br-netfilter", Level.WARNING, "is 0"),
+        ({"/sys/fs/cgroup/cgroup.controllers": None}, {}, "cgroup-v2", Level.WRONG, "no cgroup v2"),
+        ({"/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids"}, {}, "cgroup-controllers", Level.WRONG, "memory"),
+        ({"/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids"}, {"cgroup__missing_controllers": "warn"}, "cgroup-controllers", Level.WARNING, "memory"),
+        ({"/sys/fs/cgroup/cgroup.controllers": "cpu memory pids"}, {}, "cgroup-controllers", Level.NOTE, "cpu memory pids"),
+        ({"/run/systemd/system/x": None, "/var/lib/kubelet/config.yaml": "{}"}, {"cgroup__driver": "systemd"}, "cgroup-driver", Level.WRONG, "does not run"),
+        ({"/var/lib/kubelet/config.yaml": "cgroupDriver: cgroupfs"}, {"cgroup__driver": "cgroupfs"}, "cgroup-driver", Level.WARNING, "cgroupfs"),
+        ({"/etc/cni/net.d/10.conflist": None}, {}, "cni-config", Level.WRONG, "in /etc/cni/net.d"),
+        ({"/etc/cni/net.d/10.conflist": "{"}, {}, "cni-config", Level.WRONG, "10.conflist"),
+        ({"/etc/cni/net.d/10.conflist": FLANNEL}, {}, "cni-plugins", Level.WRONG, "flannel in /opt/cni/bin"),
+        ({"/proc/sys/net/ipv4/ip_forward": "0"}, {}, "ip-forward", Level.NOTE, "is 0"),
+        ({"/proc/sys/net/ipv4/ip_forward": "0", "/etc/cni/net.d/10.conflist": FLANNEL, "/opt/cni/bin/flannel": "#!"}, {}, "ip-forward", Level.WARNING, "is 0"),
+        ({"/usr/sbin/apparmor_parser": None}, {}, "apparmor", Level.WARNING, "apparmor_parser"),
+        ({"/sys/module/apparmor/parameters/enabled": None}, {}, "apparmor", Level.NOTE, "does not use"),
+        ({"/proc/sys/fs/inotify/max_user_instances": "128"}, {}, "sysctls", Level.WARNING, "is 128"),
+        ({"/proc/swaps": "Filename\n/dev/sda2 partition 1 0 -2"}, {}, "swap", Level.NOTE, "/dev/sda2"),
+        ({KUBELET: None, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": None}, {}, "kubelet", Level.NOTE, "no kubelet"),
+        ({FLAGS: None}, {}, "kubelet", Level.WRONG, "containerd.sock"),
+        ({FLAGS: "KUBELET_KUBEADM_ARGS='--container-runtime-endpoint unix:///run/crio.sock'"}, {}, "kubelet", Level.WRONG, "crio.sock"),
+        ({FLAGS: None, "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///x"}, {}, "kubelet", Level.WRONG, "unix:///x"),
+        ({"/var/lib/kubelet/config.yaml": "a: ["}, {"cgroup__driver": "cgroupfs", "cgroup__missing_controllers": "warn"}, "kubelet", Level.WARNING, "not YAML"),
+        ({"/var/lib/kubelet/config.yaml": "cgroupDriver: cgroupfs"}, {}, "kubelet-cgroup-driver", Level.WARNING, "cgroupfs"),
+    ],
+)  # fmt: skip
+def test_what_can_be_wrong(
+    tmp_path: Path, changes: dict[str, str | None], config: dict[str, Any], code: str, level: Level, says: str
+) -> None:
+    found = findings(machine(tmp_path, changes, **config))
+    assert code in found, found
+    assert found[code].level == level and says in found[code].found, found[code]
+    if level > Level.NOTE:
+        assert found[code].mend
+    assert {f.code for f in found.values() if f.level == Level.WRONG} <= {code, "cni-plugins"}
+
+
+def test_a_kubelet_that_runs_is_asked_before_its_unit(tmp_path: Path) -> None:
+    running = {
+        "/proc/77/comm": "kubelet\n",
+        "/proc/77/cmdline": "/usr/bin/kubelet\0--container-runtime-endpoint=unix:///old\0--container-runtime-endpoint\0unix:///new\0",
+    }
+    found = findings(machine(tmp_path, dict(running)))
+    assert found["kubelet"].found == "kubelet (pid 77) talks to unix:///new"
+
+
+def test_a_builtin_network_needs_no_configuration(tmp_path: Path) -> None:
+    host = machine(tmp_path, {"/etc/cni/net.d/10.conflist": None}, network__builtin=["10.85.0.0/16"])
+    assert findings(host) == {}
+    (found,) = findings(
+        machine(tmp_path / "b", {"/etc/cni/net.d/10.conflist": None}, network__builtin=["x"])
+    ).values()
+    assert found.code == "cni-config" and "'x'" in found.found
+
+
+def test_a_check_that_fails_is_a_finding(tmp_path: Path) -> None:
+    def broken(host: Host) -> list[Finding]:
+        raise ZeroDivisionError("odd")
+
+    (found,) = examine.examine(machine(tmp_path), (broken,))
+    assert found.code == "doctor" and found.level == Level.WARNING and "ZeroDivisionError: odd" in found.found
+
+
+def test_at_start_only_what_is_wrong_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    changes: dict[str, str | None] = {
+        "/proc/filesystems": "\text4\n",
+        "/proc/sys/fs/inotify/max_user_instances": "128",
+        "/proc/swaps": "Filename\n/dev/sda2 partition 1 0 -2",
+    }
+    with caplog.at_level(logging.INFO):
+        examine.complain(machine(tmp_path, changes))
+    said = {r.getMessage().split(":")[0]: r.levelname for r in caplog.records}
+    assert said["module-overlay"] == "WARNING" and said["sysctls"] == "INFO"
+    assert not {"swap", "kernel-version", "cgroup-v2", "seccomp"} & set(said)
