@@ -1,7 +1,8 @@
 """Netlink framing shared by the two codecs: a request is built as bytes, a batch is sent at once, every answer is read.
 
-One `send` carries many requests and the kernel answers each: a whole pod is set up in two round trips. Errors become
-`KernelError` with the request's name, its subject and the kernel's extended explanation (netlink(7), NETLINK_EXT_ACK).
+One `send` carries many requests: a whole pod is set up in two round trips. The kernel handles them in order and reports every
+error; of successes only the last one's is asked for, which is the word that all are done. Errors become `KernelError` with the
+request's name, its subject and the kernel's extended explanation (netlink(7), NETLINK_EXT_ACK).
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ _NLA_NESTED, _NLA_TYPE_MASK = 0x8000, 0x3FFF
 _HEADER = struct.Struct("IHHII")
 _ATTRIBUTE = struct.Struct("HH")
 _RECEIVE_BYTES = 1 << 17
-_RECEIVE_TIMEOUT_S = 10.0
+_RECEIVE_TIMEOUT = struct.pack("ll", 10, 0)  # struct timeval
 _DUMP_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One message without its header. `name` and `subject` are for the error text only."""
+    """One message without its header. `name` and `subject` are for the error text only.
+
+    Without NLM_F_ACK and NLM_F_DUMP it is a question with one answer, which is its end.
+    """
 
     kind: int
     body: bytes
@@ -82,7 +86,8 @@ class NetlinkSocket:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         except OSError as error:
             raise KernelError("socket", f"AF_NETLINK protocol {protocol}", error.errno or 0) from None
-        self._socket.settimeout(_RECEIVE_TIMEOUT_S)
+        # Python's own timeout is a poll(2) before every send and receive.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
         self._sequence = 0
@@ -111,19 +116,30 @@ class NetlinkSocket:
         """Send all at once; per request its answers or its error. The kernel goes on after a failed request."""
         first = self._sequence + 1
         self._sequence += len(requests)
-        self._send(b"".join(_encode(r, first + i) for i, r in enumerate(requests)), requests[0])
+        last = len(requests) - 1
+        self._send(
+            b"".join(
+                _encode(r, first + i, r.flags if i == last else r.flags & ~NLM_F_ACK)
+                for i, r in enumerate(requests)
+            ),
+            requests[0],
+        )
         answers: list[list[bytes]] = [[] for _ in requests]
-        outcomes: dict[int, list[bytes] | KernelError] = {}
-        while len(outcomes) < len(requests):
+        errors: dict[int, KernelError] = {}
+        done = False
+        while not done:
             for kind, flags, sequence, body in self._receive(requests[0]):
                 index = sequence - first
-                if not 0 <= index < len(requests):
+                if not 0 <= index <= last:
                     continue
-                if kind in (_NLMSG_ERROR, _NLMSG_DONE):
-                    outcomes[index] = _error(requests[index], flags, body) or answers[index]
-                else:
+                if kind not in (_NLMSG_ERROR, _NLMSG_DONE):
                     answers[index].append(body)
-        return [outcomes[i] for i in range(len(requests))]
+                elif error := _error(requests[index], flags, body):
+                    errors[index] = error
+                done |= index == last and (
+                    kind in (_NLMSG_ERROR, _NLMSG_DONE) or not requests[last].flags & (NLM_F_ACK | NLM_F_DUMP)
+                )
+        return [errors.get(i) or answers[i] for i in range(len(requests))]
 
     def dump(self, request: Request) -> list[bytes]:
         """All objects of a kind, asked for again while something changed in between (NLM_F_DUMP_INTR)."""
@@ -142,7 +158,7 @@ class NetlinkSocket:
         first = self._sequence + 1
         self._sequence += len(requests) + 2
         frames = [_HEADER.pack(16 + len(begin), 0x10, NLM_F_REQUEST, first - 1, 0) + begin]
-        frames += [_encode(r, first + i) for i, r in enumerate(requests)]
+        frames += [_encode(r, first + i, r.flags) for i, r in enumerate(requests)]
         frames.append(_HEADER.pack(16 + len(end), 0x11, NLM_F_REQUEST, first + len(requests), 0) + end)
         self._send(b"".join(frames), requests[0])
         outcomes: dict[int, KernelError | None] = {}
@@ -166,7 +182,7 @@ class NetlinkSocket:
     def _receive(self, request: Request) -> Iterator[tuple[int, int, int, bytes]]:
         try:
             packet = self._socket.recv(_RECEIVE_BYTES)
-        except TimeoutError:
+        except BlockingIOError:
             raise KernelError(request.name, request.subject, errno.ETIMEDOUT) from None
         except OSError as error:
             raise KernelError(request.name, request.subject, error.errno or 0) from None
@@ -179,10 +195,9 @@ class NetlinkSocket:
             offset += (length + 3) & ~3
 
 
-def _encode(request: Request, sequence: int) -> bytes:
+def _encode(request: Request, sequence: int, flags: int) -> bytes:
     return (
-        _HEADER.pack(16 + len(request.body), request.kind, request.flags | NLM_F_REQUEST, sequence, 0)
-        + request.body
+        _HEADER.pack(16 + len(request.body), request.kind, flags | NLM_F_REQUEST, sequence, 0) + request.body
     )
 
 

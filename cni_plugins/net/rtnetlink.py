@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 
@@ -48,6 +49,7 @@ _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_METRICS, _RTA_TABLE = 1, 4
 _RTAX_MTU, _RTAX_ADVMSS = 2, 8
 _RTN_LOCAL = 2
 _NDA_DST, _NDA_LLADDR, _NUD_STALE = 1, 2, 4
+_kept: NetlinkSocket | None = None
 _TABLE_MAIN, _PROTO_BOOT, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST = 254, 3, 0, 253, 1
 
 
@@ -87,6 +89,22 @@ class LinkAddress:
 def open_route_socket() -> NetlinkSocket:
     """A socket in the namespace that the process is in."""
     return NetlinkSocket(socket.NETLINK_ROUTE)
+
+
+def keep_open() -> None:
+    """Make one socket in the present namespace for all that use `host_socket`; for processes that serve many requests."""
+    global _kept
+    _kept = open_route_socket()
+
+
+@contextmanager
+def host_socket() -> Iterator[NetlinkSocket]:
+    """The socket that is kept open, or a new one in the namespace that the process is in."""
+    if _kept is not None:
+        yield _kept
+        return
+    with open_route_socket() as route:
+        yield route
 
 
 def new_veth(
@@ -226,7 +244,7 @@ def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link |
     """The link of that name or index, or None."""
     body = _link_header(index=index) + (attribute(_IFLA_IFNAME, name) if name else b"")
     body += attribute(_IFLA_EXT_MASK, _SKIP_STATISTICS)
-    (outcome,) = route.attempt(Request(_GETLINK, body, "RTM_GETLINK", name or str(index)))
+    (outcome,) = route.attempt(Request(_GETLINK, body, "RTM_GETLINK", name or str(index), flags=0))
     if isinstance(outcome, KernelError):
         if outcome.errno in (errno.ENODEV, errno.ENOENT):
             return None
@@ -258,7 +276,7 @@ def _lookup(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> byt
     body = struct.pack("BBBBBBBBI", family, bits, 0, 0, 0, 0, 0, 0, 0) + attribute(
         _RTA_DST, destination.packed
     )
-    (outcome,) = route.attempt(Request(_GETROUTE, body, "RTM_GETROUTE", str(destination)))
+    (outcome,) = route.attempt(Request(_GETROUTE, body, "RTM_GETROUTE", str(destination), flags=0))
     if isinstance(outcome, KernelError):
         if outcome.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESRCH):
             return b""

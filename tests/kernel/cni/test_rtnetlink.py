@@ -156,6 +156,10 @@ def test_an_error_names_call_and_subject_and_the_rest_is_done(host: Host) -> Non
         assert isinstance(outcomes[1], KernelError) and outcomes[1].errno == errno.EEXIST
         assert outcomes[1].message.startswith("RTM_NEWADDR 10.5.0.1/32: EEXIST")
         assert {str(a.address.ip) for a in addresses(codec, lo.index)} >= {"10.5.0.1", "10.5.0.2"}
+        done, missing = codec.attempt(
+            new_address(lo.index, ip_interface("10.5.0.3/32")), delete_link(name="nothing")
+        )
+        assert done == [] and isinstance(missing, KernelError) and missing.errno == errno.ENODEV
         with pytest.raises(KernelError, match=r"RTM_NEWADDR 10\.5\.0\.1/32: EEXIST"):
             codec.call(new_address(lo.index, ip_interface("10.5.0.1/32")))
         with pytest.raises(KernelError, match="ENETUNREACH"):
