@@ -3,7 +3,7 @@
     <address>             `container id CR LF interface`, the reference plugin's form: either reads the other's leases
     owners/<owner>        JSON {owner, addresses, boot, link, scope}: written before the leases, removed after them, so that
                           a kill in between leaves nothing that DEL cannot find
-    leaving/<address>     JSON {boot, link}: released, but the pod's veth still exists
+    leaving/<address>     JSON {boot, link}: released, but the pod's veth still existed; looked at when the address comes up
     last_reserved_ip.<n>  where range set n goes on (round robin)
     lock                  flock(2)
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -33,6 +34,8 @@ _PROBES_BEFORE_LISTING = 32
 _OWNER_NAME_LIMIT = 200
 _LAST_WIDTH = 45
 _DEPARTURE_TIMEOUT_S = 1.0
+_SWEEP_EVERY = 16
+"""Of so many addresses one, when it is released, makes us look through all that have left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,12 @@ class Leases:
 
     def __init__(self, folder: str, boot: str, link_exists: Callable[[str], bool]) -> None:
         self._folder, self._boot, self._link_exists = folder, boot, link_exists
+        self._last_files: dict[int, int] = {}
+
+    def close(self) -> None:
+        for descriptor in self._last_files.values():
+            os.close(descriptor)
+        self._last_files.clear()
 
     def take(
         self,
@@ -65,11 +74,9 @@ class Leases:
         """
         if any(self._owner_in(address) == owner for address in self.addresses_of(owner)):
             raise CniError(IO_FAILURE, f"{owner} has addresses already")
-        leaving = self._sweep()
-        chosen = [self._choose(index, each, requested, leaving) for index, each in enumerate(sets)]
+        chosen = [self._choose(index, each, requested) for index, each in enumerate(sets)]
         addresses = [str(lease.address) for lease in chosen]
         record = {"owner": owner, "addresses": addresses, "boot": self._boot, "link": link, "scope": scope}
-        os.makedirs(f"{self._folder}/owners", mode=0o755, exist_ok=True)
         self._write(_owner_path(owner), json.dumps(record))
         for index, lease in enumerate(chosen):
             self._write(str(lease.address), owner.replace("/", "\r\n"))
@@ -85,6 +92,8 @@ class Leases:
             if self._owner_in(address) == owner:
                 self._let_go(address, link)
         self._remove(_owner_path(owner))
+        if any(int(parse_address(address)) % _SWEEP_EVERY == 0 for address in addresses):
+            self._sweep()
         return addresses
 
     def addresses_of(self, owner: str) -> list[str]:
@@ -138,7 +147,6 @@ class Leases:
 
     def _let_go(self, address: str, link: str) -> None:
         if self._link_exists(link):
-            os.makedirs(f"{self._folder}/leaving", mode=0o755, exist_ok=True)
             self._write(f"leaving/{address}", json.dumps({"boot": self._boot, "link": link}))
         self._remove(address)
 
@@ -146,7 +154,7 @@ class Leases:
         """What `owner` has without a record: leases of the reference plugin."""
         return [name for name in self._address_files() if self._owner_in(name) == owner]
 
-    def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...], leaving: set[str]) -> Lease:
+    def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...]) -> Lease:
         wanted = next((address for address in requested if address in each), None)
         if wanted is not None:
             found = each.range_of(wanted)
@@ -155,33 +163,37 @@ class Leases:
                 raise CniError(IO_FAILURE, f"the requested address {wanted} is the gateway's")
             if self._taken(str(wanted)):
                 raise CniError(IO_FAILURE, f"the requested address {wanted} is taken")
-            self._await_departure(str(wanted), leaving)
+            self._await_departure(str(wanted))
             return Lease(wanted, found)
-        return self._next_free(index, each, leaving)
+        return self._next_free(index, each)
 
-    def _next_free(self, index: int, each: RangeSet, leaving: set[str]) -> Lease:
+    def _next_free(self, index: int, each: RangeSet) -> Lease:
         """Round robin. The first probes look at single files; in a crowded range the folder is listed once."""
         taken: set[str] | None = None
+        leaving: Lease | None = None
         for probe, (address, found) in enumerate(each.after(self._last(index))):
             name = str(address)
             if probe == _PROBES_BEFORE_LISTING:
                 taken = {n for n in self._address_files() if self._taken(n)}
             occupied = name in taken if taken is not None else self._taken(name)
-            if not occupied and name not in leaving:
+            if occupied:
+                continue
+            if not self._exists(f"leaving/{name}") or self._departed(name):
                 return Lease(address, found)
-        for address, found in each.after(self._last(index)):
-            if str(address) in leaving:
-                self._await_departure(str(address), leaving)
-                return Lease(address, found)
+            leaving = leaving or Lease(address, found)
+        if leaving is not None:
+            self._await_departure(str(leaving.address))
+            return leaving
         subnets = ", ".join(str(r.subnet) for r in each.ranges)
         raise CniError(NO_ADDRESS_LEFT, f"no address left in {subnets} ({each.size} in all)")
 
     def _taken(self, name: str) -> bool:
         return bool(self.owner_of(name))
 
-    def _sweep(self) -> set[str]:
-        """Forget released addresses whose links are gone; returns the others."""
-        return {name for name in self._names("leaving") if not self._departed(name)}
+    def _sweep(self) -> None:
+        """Forget released addresses whose links are gone."""
+        for name in self._names("leaving"):
+            self._departed(name)
 
     def _departed(self, name: str) -> bool:
         record = self._record(f"leaving/{name}")
@@ -190,29 +202,31 @@ class Leases:
         self._remove(f"leaving/{name}")
         return True
 
-    def _await_departure(self, name: str, leaving: set[str]) -> None:
+    def _await_departure(self, name: str) -> None:
         """Nothing else is left: give the kernel a moment to remove the link. Raises CniError 11."""
         deadline = time.monotonic() + _DEPARTURE_TIMEOUT_S
-        while name in leaving and not self._departed(name):
+        while self._exists(f"leaving/{name}") and not self._departed(name):
             if time.monotonic() > deadline:
                 raise CniError(TRY_AGAIN_LATER, f"{name} is released, but its old interface still exists")
             time.sleep(0.01)
 
     def _last(self, index: int) -> Address | None:
         try:
-            with open(f"{self._folder}/last_reserved_ip.{index}", "rb") as file:
-                return parse_address(file.read(64).decode("ascii").strip())
-        except (FileNotFoundError, ValueError):
+            return parse_address(os.pread(self._last_file(index), 64, 0).decode("ascii").strip())
+        except ValueError:
             return None
 
     def _remember_last(self, index: int, address: Address) -> None:
         """Overwritten in place, padded: a rename onto an existing file makes ext4 allocate and flush at once (5 ms)."""
-        path = f"{self._folder}/last_reserved_ip.{index}"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.pwrite(descriptor, str(address).ljust(_LAST_WIDTH).encode() + b"\n", 0)
-        finally:
-            os.close(descriptor)
+        os.pwrite(self._last_file(index), str(address).ljust(_LAST_WIDTH).encode() + b"\n", 0)
+
+    def _last_file(self, index: int) -> int:
+        descriptor = self._last_files.get(index)
+        if descriptor is None:
+            path = f"{self._folder}/last_reserved_ip.{index}"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._last_files[index] = descriptor
+        return descriptor
 
     def _write(self, name: str, text: str) -> None:
         """Whole or not at all: written under another name, then renamed. The lock makes the name ours."""
@@ -224,7 +238,11 @@ class Leases:
             os.write(descriptor, text.encode())
         finally:
             os.close(descriptor)
-        os.rename(temporary, f"{self._folder}/{name}")
+        try:
+            os.rename(temporary, f"{self._folder}/{name}")
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(f"{self._folder}/{name}"), mode=0o755, exist_ok=True)
+            os.rename(temporary, f"{self._folder}/{name}")
 
     def _read(self, name: str) -> bytes:
         try:
@@ -270,17 +288,27 @@ class Leases:
 def opened(folder: str, link_exists: Callable[[str], bool], *, boot: str | None = None) -> Iterator[Leases]:
     """The leases below `folder` with the lock held. Raises CniError 5."""
     try:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
-        lock = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            lock = _open_lock(folder)
+        except FileNotFoundError:
+            os.makedirs(folder, mode=0o755, exist_ok=True)
+            lock = _open_lock(folder)
+        found = Leases(folder, boot if boot is not None else boot_id(), link_exists)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Leases(folder, boot if boot is not None else boot_id(), link_exists)
+            yield found
         finally:
+            found.close()
             os.close(lock)
     except OSError as error:
         raise CniError(IO_FAILURE, f"leases in {folder}: {error.strerror or error}") from None
 
 
+def _open_lock(folder: str) -> int:
+    return os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+@functools.cache
 def boot_id() -> str:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
