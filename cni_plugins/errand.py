@@ -6,7 +6,7 @@
 
 A worker is a fork that stays: forking anew and touching copied pages costs more than a plugin's work (measured: 6 ms for a
 new fork, 3 for a worker that has done it before). Consecutive plugins of a chain are one request. Requests and answers
-are JSON objects behind four bytes of length:
+are messages of pyrunc.ipc with an `id`; an answer's `ok` holds:
 
     {"do": "chain", "environment", "loopback", "inputs", "previous"}   -> {"result"} | {"error", "plugin", "trace"}
     {"do": "restore", "attachments": [{"environment", "inputs"}]}      -> {"restored": number of elements} | {"error", …}
@@ -14,21 +14,20 @@ are JSON objects behind four bytes of length:
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import struct
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cni_plugins.bridge.plugin import PLUGIN as BRIDGE
 from cni_plugins.bridge.restore import elements as masquerade_elements
 from cni_plugins.host_local.plugin import PLUGIN as HOST_LOCAL
 from cni_plugins.loopback.plugin import PLUGIN as LOOPBACK
-from cni_plugins.loopback.plugin import bring_up
-from cni_plugins.net import host_rules, netns, nfnetlink
+from cni_plugins.net import host_rules, netns, nfnetlink, rtnetlink
+from cni_plugins.net.pod import sharing
 from cni_plugins.portmap.plugin import PLUGIN as PORTMAP
 from cni_plugins.portmap.plugin import derive as derive_ports
 from cni_plugins.protocol import version
@@ -37,19 +36,20 @@ from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import INTERNAL
 from cni_plugins.protocol.result import Result
 from cni_plugins.skel import perform, refusal
+from pyrunc import ipc
 
 PLUGINS = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
-_LENGTH = struct.Struct(">I")
 
 
 def serve(arguments: dict[str, Any], fds: Sequence[int]) -> int:
-    """Answer requests on the stream socket `fds[0]`; ends with it, or when it finds itself in another namespace."""
+    """Answer requests on the packet socket `fds[0]`; ends with it, or when it finds itself in another namespace."""
     home = netns.identity()
-    nfnetlink.keep_open()
+    for part in (netns, nfnetlink, rtnetlink):
+        part.keep_open()
     with socket.socket(fileno=fds[0]) as link:
-        while (request := _receive(link)) is not None:
-            content = json.dumps(answer(request)).encode()
-            link.sendall(_LENGTH.pack(len(content)) + content)
+        while (received := ipc.receive(link)) is not None:
+            request, _ = received
+            ipc.send(link, {"id": request["id"], "ok": answer(request)})
             if netns.identity() != home:
                 return 1
     return 0
@@ -89,21 +89,32 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def chain(request: dict[str, Any]) -> dict[str, Any]:
     """Run plugins in their order, each with the result of the one before; the last result of an ADD."""
     call = Call.from_environment(request["environment"])
-    previous = request["previous"]
-    if request["loopback"]:
-        with netns.opened(call.netns) as pod:
-            bring_up(pod)
-    for value in request["inputs"]:
+    if call.command != "ADD":
+        return _in_turn(call, request["inputs"], None)
+    with sharing(call.netns) as pod:
+        if request["loopback"]:
+            pod.bring_loopback_up()
+        answered = _in_turn(call, request["inputs"], request["previous"])
+        pod.settle()
+    return answered
+
+
+def _in_turn(call: Call, inputs: list[dict[str, Any]], previous: dict[str, Any] | None) -> dict[str, Any]:
+    """Run one plugin after the other; results are handed on as they are, without a detour through JSON."""
+    result: Result | None = None
+    for value in inputs:
         plugin = PLUGINS[value["type"]]
-        if previous is not None:
+        if result is None and previous is not None:
             value["prevResult"] = previous
         try:
-            result = perform(plugin, call, PluginConfig.from_object(value))
+            result = (
+                perform(plugin, call, replace(PluginConfig.from_object(value), previous=result)) or result
+            )
         except Exception as error:
             return _refuse(plugin.name, error, value["cniVersion"])
-        if result is not None:
-            previous = result.to_json(value["cniVersion"])
-    return {"result": previous if call.command == "ADD" else None}
+    if call.command != "ADD":
+        return {"result": None}
+    return {"result": previous if result is None else result.to_json(inputs[-1]["cniVersion"])}
 
 
 def restore(request: dict[str, Any]) -> dict[str, Any]:
@@ -138,23 +149,3 @@ def _refuse(plugin: str, error: Exception, cni_version: str) -> dict[str, Any]:
     refused = refusal(plugin, error)
     trace = traceback.format_exc() if refused.code == INTERNAL else ""
     return {"error": refused.to_json(cni_version), "plugin": plugin, "trace": trace}
-
-
-def _receive(link: socket.socket) -> dict[str, Any] | None:
-    """The next request; None when the server has hung up."""
-    header = _read(link, _LENGTH.size)
-    content = _read(link, _LENGTH.unpack(header)[0]) if header else b""
-    if not content:
-        return None
-    request: dict[str, Any] = json.loads(content)
-    return request
-
-
-def _read(link: socket.socket, size: int) -> bytes:
-    content = b""
-    while len(content) < size:
-        part = link.recv(size - len(content))
-        if not part:
-            return b""
-        content += part
-    return content

@@ -103,7 +103,7 @@ def _run(program: str, call: Call, config: PluginConfig) -> dict[str, Any]:
     try:
         done = subprocess.run(
             [program],
-            input=json.dumps(config.raw).encode(),
+            input=json.dumps(config.to_json()).encode(),
             env={**call.environment(), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             capture_output=True,
             check=False,

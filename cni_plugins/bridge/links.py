@@ -10,8 +10,9 @@ from ipaddress import IPv4Interface, IPv6Address, IPv6Interface
 from cni_plugins.bridge.addressing import Addressing
 from cni_plugins.bridge.settings import Settings
 from cni_plugins.net import netns
-from cni_plugins.net.neighbours import advertise
+from cni_plugins.net.neighbours import advertise, open_advertiser
 from cni_plugins.net.netlink import NetlinkSocket, Request
+from cni_plugins.net.pod import Pod
 from cni_plugins.net.rtnetlink import (
     IFA_F_DADFAILED,
     IFA_F_TENTATIVE,
@@ -62,7 +63,7 @@ def ensure_bridge(host: NetlinkSocket, settings: Settings) -> Link:
 
 def connect(
     host: NetlinkSocket,
-    pod: int,
+    pod: Pod,
     bridge: Link,
     settings: Settings,
     *,
@@ -75,7 +76,7 @@ def connect(
     port = set_link(
         name=name, alias=tag, hairpin=settings.hairpin or None, isolated=settings.isolated or None
     )
-    veth = new_veth(name, ifname, peer_netns=pod, master=bridge.index, mtu=settings.mtu, peer_mac=mac)
+    veth = new_veth(name, ifname, peer_netns=pod.fd, master=bridge.index, mtu=settings.mtu, peer_mac=mac)
     made, labelled = host.attempt(veth, port)
     if isinstance(made, KernelError) and made.errno == errno.EEXIST and _remove_quiesced(host, name):
         made, labelled = host.attempt(veth, port)
@@ -86,33 +87,29 @@ def connect(
             raise outcome
 
 
-def configure_pod(pod: int, ifname: str, addressing: Addressing, settings: Settings) -> Link:
-    """Addresses and routes of the pod's end in one send; returns it."""
-    with netns.inside(pod):
+def configure_pod(pod: Pod, ifname: str, addressing: Addressing, settings: Settings) -> Link:
+    """Addresses and routes of the pod's end in one send; returns it. The only visit to the namespace."""
+    with pod.inside() as inner:
         if 6 in addressing.versions:
             netns.write_sysctl(f"net/ipv6/conf/{ifname}/disable_ipv6", "0")
             netns.write_sysctl(
                 f"net/ipv6/conf/{ifname}/accept_dad", "1" if settings.detect_duplicates else "0"
             )
-        with open_route_socket() as inner:
-            link = find_link(inner, name=ifname)
-            if link is None:
-                raise CniError(IO_FAILURE, f"{ifname} vanished while it was being set up")
-            requests = (
-                []
-                if settings.container_interface_down
-                else [set_link(index=link.index, flags=IFF_UP, change=IFF_UP)]
-            )
-            skip_dad = not settings.detect_duplicates
-            requests += [new_address(link.index, a.address, skip_dad=skip_dad) for a in addressing.ips]
-            requests += [
-                new_route(r.destination, oif=link.index, gateway=r.gateway, numbers=r.numbers)
-                for r in addressing.routes
-            ]
-            if requests:
-                inner.call(*requests)
-            if settings.detect_duplicates:
-                _wait_for_dad(inner, link.index)
+            pod.advertiser = open_advertiser()
+    link = find_link(inner, name=ifname)
+    if link is None:
+        raise CniError(IO_FAILURE, f"{ifname} vanished while it was being set up")
+    if not settings.container_interface_down:
+        pod.pending.append(set_link(index=link.index, flags=IFF_UP, change=IFF_UP))
+    skip_dad = not settings.detect_duplicates
+    pod.pending += [new_address(link.index, a.address, skip_dad=skip_dad) for a in addressing.ips]
+    pod.pending += [
+        new_route(r.destination, oif=link.index, gateway=r.gateway, numbers=r.numbers)
+        for r in addressing.routes
+    ]
+    pod.settle()
+    if settings.detect_duplicates:
+        _wait_for_dad(inner, link.index)
     return link
 
 
@@ -150,7 +147,7 @@ def await_forwarding(host: NetlinkSocket, name: str, settings: Settings) -> Link
         time.sleep(0.0002)
 
 
-def introduce(host: NetlinkSocket, pod: int, bridge: Link, inner: Link, addressing: Addressing) -> None:
+def introduce(host: NetlinkSocket, pod: Pod, bridge: Link, inner: Link, addressing: Addressing) -> None:
     """Tell those who may still know an address under its last owner's hardware address: the host, and IPv6 neighbours.
 
     IPv4 neighbours need no word: there the hardware address follows from the address. The kernel finishes new IPv6
@@ -159,13 +156,11 @@ def introduce(host: NetlinkSocket, pod: int, bridge: Link, inner: Link, addressi
     if addressing.gateways:
         host.attempt(*(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips))
     addresses6 = [a.address.ip for a in addressing.ips if isinstance(a.address.ip, IPv6Address)]
-    if addresses6:
-        with netns.inside(pod):
-            with open_route_socket() as route:
-                deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
-                while not all(is_local(route, a) for a in addresses6) and time.monotonic() < deadline:
-                    time.sleep(0.0002)
-            advertise(inner.index, inner.mac, addresses6)
+    if addresses6 and pod.advertiser is not None:
+        deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
+        while not all(is_local(pod.route, a) for a in addresses6) and time.monotonic() < deadline:
+            time.sleep(0.0002)
+        advertise(pod.advertiser, inner.index, inner.mac, addresses6)
 
 
 def disconnect(host: NetlinkSocket, name: str) -> bool:

@@ -14,8 +14,9 @@ from cni_plugins import ipam
 from cni_plugins.bridge import links
 from cni_plugins.bridge.addressing import Addressing, derive
 from cni_plugins.bridge.settings import Settings, host_link_name, parse
-from cni_plugins.net import host_rules, netns
-from cni_plugins.net.rtnetlink import open_route_socket
+from cni_plugins.net import host_rules
+from cni_plugins.net.pod import opened
+from cni_plugins.net.rtnetlink import host_socket
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import CniError
@@ -35,7 +36,7 @@ def add(call: Call, config: PluginConfig) -> Result:
     """ADD. Raises CniError, KernelError."""
     settings = parse(config, call)
     names = _names(call, config)
-    with netns.opened(call.netns) as pod, open_route_socket() as host, ExitStack() as undo:
+    with opened(call.netns) as pod, host_socket() as host, ExitStack() as undo:
         bridge = links.ensure_bridge(host, settings)
         answer = ipam.allocate(call, config, link=names.link)
         undo.callback(ipam.release, call, config)
@@ -101,7 +102,7 @@ def collect(call: Call, config: PluginConfig) -> None:
         return host_rules.belongs_to(tag, config.name, config.scope()) and tag not in valid
 
     leftover = [link.name for link in all_links() if link.kind == "veth" and link.alias and stale(link.alias)]
-    with open_route_socket() as host:
+    with host_socket() as host:
         for name in leftover:
             links.disconnect(host, name)
     host_rules.retract(e for e in host_rules.everything(host_rules.MASQUERADE_SETS) if stale(e.comment))
@@ -132,7 +133,7 @@ def _retract_masquerade(call: Call, config: PluginConfig, tag: str) -> None:
 
 
 def _take_down(call: Call, settings: Settings, link: str) -> None:
-    with open_route_socket() as host:
+    with host_socket() as host:
         done = links.quiesce(host, link) if settings.background_teardown else links.disconnect(host, link)
     if not done and not settings.background_teardown:
         links.remove_from_pod(call.netns, call.ifname)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Interface, IPv6Interface
-
 from cni_plugins.net import netns
+from cni_plugins.net.pod import opened
 from cni_plugins.net.rtnetlink import IFF_UP, addresses, find_link, open_route_socket, set_link
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
@@ -15,17 +14,12 @@ from cni_plugins.skel import Plugin, serve
 _NAME, _MAC = "lo", "00:00:00:00:00:00"
 
 
-def bring_up(pod: int) -> tuple[IPv4Interface | IPv6Interface, ...]:
-    """Set `lo` of the namespace with descriptor `pod` up and return its addresses."""
-    with netns.inside(pod), open_route_socket() as route:
-        route.call(set_link(index=1, flags=IFF_UP, change=IFF_UP))
-        return tuple(found.address for found in addresses(route, 1))
-
-
 def add(call: Call, config: PluginConfig) -> Result:
     """ADD. As in the reference, an earlier plugin's result is handed on."""
-    with netns.opened(call.netns) as pod:
-        found = bring_up(pod)
+    with opened(call.netns) as pod:
+        pod.bring_loopback_up()
+        pod.settle()
+        found = [each.address for each in addresses(pod.route, 1)]
     previous = config.previous_result()
     if previous is not None:
         return previous

@@ -19,6 +19,7 @@ CLONE_NEWNET = 0x40000000
 _NS_GET_NSTYPE = 0xB703
 _OWN = "/proc/thread-self/ns/net"
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
+_home: int | None = None
 
 
 def open_netns(path: str) -> int:
@@ -62,10 +63,16 @@ def identity() -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def keep_open() -> None:
+    """Remember the present namespace as the one that `inside` comes from; for processes that serve many requests."""
+    global _home
+    _home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+
+
 @contextlib.contextmanager
 def inside(descriptor: int) -> Iterator[None]:
     """Be in the namespace for a block; sockets made there stay in it."""
-    own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC) if _home is None else _home
     try:
         syscall("setns", "network namespace", descriptor, CLONE_NEWNET)
         try:
@@ -73,7 +80,8 @@ def inside(descriptor: int) -> Iterator[None]:
         finally:
             syscall("setns", "own network namespace", own, CLONE_NEWNET)
     finally:
-        os.close(own)
+        if own != _home:
+            os.close(own)
 
 
 def write_sysctl(name: str, value: str) -> bool:
@@ -83,14 +91,16 @@ def write_sysctl(name: str, value: str) -> bool:
     """
     path = f"/proc/sys/{name}"
     try:
-        with open(path, "r+b", buffering=0) as file:
-            if (file.read(256) or b"").strip() != value.encode():
-                file.seek(0)
-                file.write(value.encode())
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in _GONE:
             return False
         raise
+    try:
+        if os.read(descriptor, 256).strip() != value.encode():
+            os.pwrite(descriptor, value.encode(), 0)
+    finally:
+        os.close(descriptor)
     return True
 
 

@@ -13,7 +13,7 @@ from ipaddress import IPv4Address
 
 from cni_plugins.net import host_rules, netns
 from cni_plugins.net.nfnetlink import Element
-from cni_plugins.net.rtnetlink import open_route_socket, route_to
+from cni_plugins.net.rtnetlink import host_socket, route_to
 from cni_plugins.portmap import settings as settings_of
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
@@ -43,7 +43,12 @@ def add(call: Call, config: PluginConfig) -> Result:
 
 
 def delete(call: Call, config: PluginConfig) -> None:
-    """DEL: whatever carries the attachment's tag; the configuration may have changed or be incomplete."""
+    """DEL: whatever carries the attachment's tag; the configuration may have changed or be incomplete.
+
+    Our own server says at DEL what it said at ADD: without ports there is nothing to look for among all pods' elements.
+    """
+    if config.scope() and not settings_of.parse(config).mappings:
+        return
     owned = host_rules.owned(host_rules.PORT_SETS, _tag(call, config))
     host_rules.retract(owned)
     _forget_udp_flows(owned)
@@ -130,7 +135,7 @@ def _pod_addresses(call: Call, previous: Result) -> dict[int, AssignedAddress]:
 
 def _route_loopback(pods: Iterable[IPv4Address]) -> None:
     """Let packets from 127.0.0.1 leave by the link that leads to the pod."""
-    with open_route_socket() as route:
+    with host_socket() as route:
         for pod in pods:
             if index := route_to(route, pod):
                 netns.write_sysctl(f"net/ipv4/conf/{socket.if_indextoname(index)}/route_localnet", "1")

@@ -25,12 +25,16 @@ _OTHER_ATTACHMENTS = "cni.dev/attachments"
 
 @dataclass(frozen=True, slots=True)
 class PluginConfig:
-    """One plugin's input. `raw` is the whole object; `kind` is its `type`."""
+    """One plugin's input. `raw` is the whole object; `kind` is its `type`.
+
+    `previous`, where it is given, stands for `prevResult`: a plugin of ours that ran before this one in the same process.
+    """
 
     name: str
     cni_version: str
     kind: str
     raw: dict[str, Any]
+    previous: Result | None = None
 
     @classmethod
     def parse(cls, content: bytes) -> PluginConfig:
@@ -54,10 +58,18 @@ class PluginConfig:
 
     def previous_result(self) -> Result | None:
         """`prevResult`, or None where the runtime gave none. Raises CniError."""
+        if self.previous is not None:
+            return self.previous
         value = self.raw.get("prevResult")
         if value is None:
             return None
         return Result.from_json(value, default_version=self.cni_version)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object, for a plugin that this one delegates to."""
+        if self.previous is None:
+            return self.raw
+        return {**self.raw, "prevResult": self.previous.to_json(self.cni_version)}
 
     def capability(self, name: str) -> Any:
         """`runtimeConfig.<name>`, or None."""

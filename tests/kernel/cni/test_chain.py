@@ -1,0 +1,103 @@
+"""Several plugins in one request, as the server's workers run them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cni_plugins import errand
+from cni_plugins.net import netns
+from tests.kernel.cni.harness import (
+    Host,
+    Pod,
+    addresses_of,
+    all_elements,
+    call,
+    link_names,
+    listen,
+    new_host,
+    portmap_config,
+    reach,
+)
+
+PORT = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
+
+
+@pytest.fixture
+def host(tmp_path: Any) -> Iterator[Host]:
+    with new_host(str(tmp_path)) as made:
+        yield made
+
+
+def ask(command: str, pod: Pod, *inputs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A worker's answer."""
+    environment = {
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": pod.id,
+        "CNI_NETNS": pod.path,
+        "CNI_IFNAME": "eth0",
+        "CNI_PATH": "/nowhere",
+    }
+    request = {"do": "chain", "environment": environment, "inputs": list(inputs)}
+    return errand.answer({**request, "loopback": command == "ADD", "previous": None, **changes})
+
+
+def ports(**changes: Any) -> dict[str, Any]:
+    config = portmap_config(None, PORT, **changes)
+    del config["prevResult"]
+    return config
+
+
+def test_a_chain_visits_the_namespace_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    visits = []
+    syscall = netns.syscall
+
+    def counted(name: str, *arguments: Any) -> Any:
+        visits.append(name)
+        return syscall(name, *arguments)
+
+    pod, bridge = host.pod(), host.bridge_config(ipMasq=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(netns, "syscall", counted)
+        result = ask("ADD", pod, bridge, ports())["result"]
+    assert visits == ["setns", "setns"]
+    assert addresses_of(result) == ["10.88.0.2", "fd88::2"]
+    with listen(pod.fd, "127.0.0.1", 80) as server:
+        assert reach(pod.fd, "127.0.0.1", 80, server)
+    previous = {"prevResult": result}
+    assert call(errand.PLUGINS["bridge"], "CHECK", pod, bridge | previous) is None
+    assert ask("DEL", pod, ports(**previous), bridge | previous) == {"result": None}
+    assert not all_elements() and not [n for n in link_names() if n.startswith("veth")]
+
+
+def test_loopback_is_up_also_without_a_plugin_that_goes_there(host: Host) -> None:
+    pod = host.pod()
+    assert ask("ADD", pod) == {"result": None}
+    with listen(pod.fd, "127.0.0.1", 80) as server:
+        assert reach(pod.fd, "127.0.0.1", 80, server)
+
+
+def test_a_later_plugin_gets_the_result_of_the_one_before(host: Host) -> None:
+    """The first of ours gets what a foreign plugin has answered."""
+    pod = host.pod()
+    result = ask("ADD", pod, host.bridge_config())["result"]
+    assert ask("ADD", pod, ports(), previous=result)["result"] == result
+    refused = ask("ADD", host.pod(), ports())
+    assert refused["plugin"] == "portmap" and "must come behind" in refused["error"]["msg"]
+
+
+def test_a_server_that_had_asked_for_no_ports_leaves_all_elements_alone(host: Host) -> None:
+    """It says at DEL what it said at ADD; a caller that does not gets what is there looked through."""
+    pod, bridge = host.pod(), host.bridge_config()
+    scope = {"args": {"cni": {"scope": "mine"}}}
+    result = ask("ADD", pod, bridge, ports(**scope))["result"]
+    silent = {**ports(prevResult=result), "runtimeConfig": {}}
+    ask("DEL", pod, silent | scope)
+    assert all_elements()
+    ask("DEL", pod, ports(prevResult=result, **scope))
+    assert not all_elements()
+    ask("ADD", pod, ports(), previous=result)
+    ask("DEL", pod, silent)
+    assert not all_elements()
