@@ -1,7 +1,9 @@
 """What is remembered about each attached pod: DEL must use the configuration of the ADD, whatever happened since.
 
 One file per sandbox, written before the first plugin runs (without a result) and again after the last one. Both are durable:
-what a plugin keeps on disk, such as an address, outlives a power cut and only its DEL gives it back.
+what a plugin keeps on disk, such as an address, outlives a power cut and only its DEL gives it back. Nothing of our own plugins
+does, so of a chain that has no other the first record is written while it runs, and not synced: a kill of the server leaves it
+on disk, and where a power cut takes its content there is nothing to detach (`read`).
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ class Attachments:
         if os.path.isdir(folder):
             remove_leftovers(folder)
 
-    def write(self, attachment: Attachment) -> None:
+    def has(self, sandbox_id: str) -> bool:
+        """Whether there is a record, be it damaged; one lookup of a name."""
+        return os.path.exists(self._path(sandbox_id))
+
+    def write(self, attachment: Attachment, *, durable: bool = True) -> None:
         """Raises OSError."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         result = attachment.result
@@ -59,15 +65,23 @@ class Attachments:
                 "capabilities": attachment.capabilities,
                 "result": None if result is None else result.to_json(attachment.network.cni_version),
             },
-            durable=True,
+            durable=durable,
         )
 
     def read(self, sandbox_id: str) -> Attachment | None:
-        """None for a sandbox that is not attached. Raises DamagedRecord."""
+        """None for a sandbox that is not attached. Raises DamagedRecord.
+
+        A record without content was not synced before a power cut: it told of plugins of ours, which have nothing any more.
+        """
         path = self._path(sandbox_id)
         try:
             record = read_json(path)
         except NotFound:
+            return None
+        except DamagedRecord:
+            if os.path.getsize(path):
+                raise
+            self.forget(sandbox_id)
             return None
         try:
             network = parse_list_object(record["network"])

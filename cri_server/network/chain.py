@@ -68,6 +68,13 @@ class PluginRunner:
     def runs_ours(self, kind: str) -> bool:
         return kind in MODULES and not self._program(kind)
 
+    def runs_only_ours(self, network: NetworkList) -> bool:
+        """Whether no foreign program takes part in `network`, neither as a plugin nor as a plugin's address plugin."""
+        kinds = {str(plugin["type"]) for plugin in network.plugins}
+        ipams = (plugin.get("ipam") for plugin in network.plugins)
+        kinds |= {str(ipam["type"]) for ipam in ipams if isinstance(ipam, dict) and ipam.get("type")}
+        return all(map(self.runs_ours, kinds))
+
     async def add(self, attachment: Attachment) -> Result:
         """Loopback and ADD of every plugin. Raises PeerError, ResourceExhausted, DeadlineExceeded."""
         call = self._call("ADD", attachment, attachment.netns_path)

@@ -21,6 +21,7 @@ from typing import Any
 from cni_plugins.protocol.call import check_identifier
 from cni_plugins.protocol.config import NetworkList
 from cni_plugins.protocol.errors import CniError
+from cni_plugins.protocol.result import Result
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import capability_arguments, cni_arguments, node_capabilities
 from cri_server.network.chain import IFNAME, PluginRunner
@@ -119,11 +120,10 @@ class Network:
             raise WrongState(f"the network is not ready: {found.problem}")
         attachment = self._prepare(pod, found.network)
         async with self._turns.of(pod.sandbox_id):
-            if await asyncio.to_thread(self._attachments.read, pod.sandbox_id) is not None:
+            if self._attachments.has(pod.sandbox_id):
                 raise AlreadyExists(f"sandbox {pod.sandbox_id} is attached to the network already")
             try:
-                await self._remember(attachment)
-                result = await self._plugins.add(attachment)
+                result = await self._add(attachment)
                 answer = _result(attachment.with_result(result))
                 await self._remember(attachment.with_result(result))
             except BaseException as error:
@@ -200,11 +200,29 @@ class Network:
             capabilities=capability_arguments(pod, self._pod_ranges.subnets),
         )
 
-    async def _remember(self, attachment: Attachment) -> None:
+    async def _add(self, attachment: Attachment) -> Result:
+        """Remember the attachment, then ADD; both at once where only plugins of ours run, see `Attachments`.
+
+        What those leave when the server is killed before the record is there, the GC at the next start collects.
+        """
+        if not self._plugins.runs_only_ours(attachment.network):
+            await self._remember(attachment)
+            return await self._plugins.add(attachment)
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._remember(attachment, durable=False))
+                adding = both.create_task(self._plugins.add(attachment))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return adding.result()
+
+    async def _remember(self, attachment: Attachment, *, durable: bool = True) -> None:
         """Write the record. Who is cancelled meanwhile waits all the same: a thread cannot be stopped, and a roll-back that
         overtook it would leave the record behind. Raises ResourceExhausted, KernelError.
         """
-        writing = asyncio.ensure_future(asyncio.to_thread(self._attachments.write, attachment))
+        writing = asyncio.ensure_future(
+            asyncio.to_thread(self._attachments.write, attachment, durable=durable)
+        )
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:

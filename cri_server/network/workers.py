@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
-import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
 from cri_server.network.model import ErrandOutcome, Errands
-from pyrunc.errors import DeadlineExceeded, Error, PeerError
+from pyrunc import ipc
+from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable
+from pyrunc.peer import Peer
 
 _FUNCTION = "cni_plugins.errand:serve"
 _MOST_AT_WORK = 4
@@ -28,8 +28,6 @@ _MOST_IDLE = 4
 _MOST_LONG = 4
 _LONG_S = 1.0
 _MOST_REQUESTS = 1000
-_ANSWER_LIMIT_BYTES = 1 << 24
-_LENGTH = struct.Struct(">I")
 
 
 class Workers:
@@ -84,7 +82,7 @@ class Workers:
                 self._places.release()
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        worker = await self._take()
+        worker = self._take()
         try:
             answer = await worker.ask(request)
         except BaseException:
@@ -96,13 +94,13 @@ class Workers:
             self._retire(worker)
         return answer
 
-    async def _take(self) -> _Worker:
+    def _take(self) -> _Worker:
         while self._idle:
             worker = self._idle.pop()
             if worker.alive:
                 return worker
             self._retire(worker)
-        return await _Worker.start(self._errands)
+        return _Worker.start(self._errands)
 
     def _retire(self, worker: _Worker, *, kill: bool = False) -> None:
         """Its end is awaited in the background: nobody needs to."""
@@ -116,41 +114,29 @@ class Workers:
 class _Worker:
     """One worker. `ending` is the errand that it runs in."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ending: asyncio.Task[ErrandOutcome]
-    ) -> None:
-        self._reader, self._writer, self.ending = reader, writer, ending
+    def __init__(self, ours: socket.socket, ending: asyncio.Task[ErrandOutcome]) -> None:
+        self._peer, self.ending = Peer(ours, "the CNI worker", lambda message: None), ending
         self.requests = 0
 
     @classmethod
-    async def start(cls, errands: Errands) -> _Worker:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
-        except BaseException:
-            ours.close()
-            theirs.close()
-            raise
+    def start(cls, errands: Errands) -> _Worker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
         ending = asyncio.create_task(_run(errands, theirs))
         ending.add_done_callback(_seen)
-        return cls(reader, writer, ending)
+        return cls(ours, ending)
 
     @property
     def alive(self) -> bool:
-        return not self.ending.done() and not self._reader.at_eof()
+        return not self.ending.done() and not self._peer.lost
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         self.requests += 1
-        content = json.dumps(request).encode()
         try:
-            self._writer.write(_LENGTH.pack(len(content)) + content)
-            await self._writer.drain()
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > _ANSWER_LIMIT_BYTES:
-                raise PeerError("a CNI worker gave an answer beyond all measure")
-            answer: dict[str, Any] = json.loads(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
+            answer, fds = await self._peer.ask(request)[1]
+        except Unavailable:
             raise PeerError(f"a CNI worker ended before it answered{await self._last_words()}") from None
+        ipc.close_all(fds)
         return answer
 
     async def _last_words(self) -> str:
@@ -162,7 +148,7 @@ class _Worker:
         return f" ({outcome.exit_code})" + (f": {words[-500:]}" if words else "")
 
     def hang_up(self) -> None:
-        self._writer.close()
+        self._peer.close("the CNI worker was hung up on")
 
 
 def _seen(task: asyncio.Task[ErrandOutcome]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from cni_plugins.net import netns
+from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.model import PortMapping
 from tests.cri.network.conftest import ADD_ONLY, RESULT, Node, clean, until
 from tests.kernel.cni.harness import all_elements, listen, reach
@@ -23,6 +26,34 @@ async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
     await node.network.check(pod.id)
     await node.network.detach(pod.id, pod.path)
     assert all_elements() == []
+
+
+async def test_a_foreign_plugin_runs_when_its_attachment_is_on_the_disk(node: Node) -> None:
+    """A power cut must not lose what only its DEL gives back: the record is there, and synced, before its first ADD."""
+    node.plugin("first", f"ls -s {node.folder}/state >>$LOG; {ADD_ONLY}; echo '{RESULT}'")
+    pod, other = node.host.pod(), node.host.pod()
+    synced: list[str] = []
+    write = Attachments.write
+
+    def watched(self: Attachments, attachment: Attachment, *, durable: bool = True) -> None:
+        write(self, attachment, durable=durable)
+        synced.append(f"{attachment.sandbox_id} {durable} {attachment.result is not None}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Attachments, "write", watched)
+        node.configure({"type": "first"})
+        await node.attach(pod)
+        assert f"{pod.id}.json" in node.log()
+        assert synced == [f"{pod.id} True False", f"{pod.id} True True"]
+        for ipam, kinds in (("my-ipam", "True"), ("host-local", "False")):
+            node.plugin("my-ipam", f'{ADD_ONLY}; echo \'{{"ips":[{{"address":"10.88.9.9/16"}}]}}\'')
+            synced.clear()
+            subnets = [[{"subnet": "10.88.0.0/16"}]]
+            given = {"type": ipam, "dataDir": str(node.folder / "leases"), "ranges": subnets}
+            node.configure(node.bridge(ipam=given))
+            await node.attach(other)
+            assert synced == [f"{other.id} {kinds} False", f"{other.id} True True"]
+            await node.network.detach(other.id, other.path)
 
 
 async def test_an_executable_of_the_same_name_wins(node: Node) -> None:

@@ -231,7 +231,7 @@ def test_attachments_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 99}', '{"version":1,"network":{}}']
+    "content", ["\0", "{", "[]", "{}", '{"version": 1}', '{"version": 99}', '{"version":1,"network":{}}']
 )
 def test_a_damaged_record_is_reported_and_the_others_are_read(tmp_path: Path, content: str) -> None:
     kept = Attachments(str(tmp_path))
@@ -241,3 +241,11 @@ def test_a_damaged_record_is_reported_and_the_others_are_read(tmp_path: Path, co
     assert [a.sandbox_id for a in found] == ["s1"] and len(damaged) == 1 and "s0.json" in damaged[0]
     with pytest.raises(DamagedRecord):
         kept.read("s0")
+    assert kept.has("s0")
+
+
+def test_a_record_whose_content_a_power_cut_took_is_no_attachment(tmp_path: Path) -> None:
+    kept = Attachments(str(tmp_path))
+    for read in (kept.all, lambda: kept.read("s0")):
+        write(tmp_path, "s0.json", "")
+        assert read() in (([], []), None) and not kept.has("s0")
