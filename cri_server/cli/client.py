@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import socket
@@ -111,6 +112,14 @@ class Client:
         found: dict[str, Any] = self._call(method, request, timeout_s)
         return found
 
+    def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:
+        """What a container was made from, secrets included."""
+        found = self.admin(private.CONTAINER_CONFIG, {"id": container})
+        return (
+            api.ContainerConfig.FromString(base64.b64decode(found["container"])),
+            api.PodSandboxConfig.FromString(base64.b64decode(found["sandbox"])),
+        )
+
     def _call(self, call: Callable[..., Any], request: Any, timeout_s: float | None) -> Any:
         try:
             answer = call(request, timeout=timeout_s)
@@ -127,7 +136,7 @@ class Client:
                 reason = f"the connection to {self._address} broke: {details}"
             return ServerError(reason or f"what listens at {self._address} is no CRI server: {details}")
         if code == grpc.StatusCode.UNIMPLEMENTED and UNKNOWN_CALL.match(details):
-            return ServerError(f"the server at {self._address} cannot do this: {details}")
+            return ServerError(f"the server at {self._address} cannot do this: {details}{_hint(details)}")
         if code == grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None and DEADLINE.match(details):
             return ServerError(f"the server at {self._address} did not answer in {timeout_s:g} s")
         if code == grpc.StatusCode.NOT_FOUND:
@@ -145,42 +154,47 @@ class Client:
         return list(self.runtime("ListContainers", request).containers)
 
     def container(self, reference: str) -> api.Container:
-        """One container by id, id prefix, NAME, POD/NAME or the name of a pod with a single one. Raises NotFound, ServerError."""
-        everything, pods = self.containers(), {p.id: p for p in self.pods()}
+        """One container by id, NAME, POD/NAME, the name of a pod with a single one, or a prefix of its id. Raises NotFound,
+        ServerError."""
+        everything, pods = self.containers(), {p.id: p.metadata.name for p in self.pods()}
         pod, _, name = reference.rpartition("/")
-        found = [c for c in everything if not pod and c.id.startswith(reference)] or [
-            c
-            for c in everything
-            if c.metadata.name == name
-            and (not pod or (c.pod_sandbox_id in pods and pods[c.pod_sandbox_id].metadata.name == pod))
+        ways: list[Callable[[api.Container], bool]] = [
+            lambda c: c.id == reference,
+            lambda c: c.metadata.name == name and (not pod or pods.get(c.pod_sandbox_id) == pod),
+            lambda c: not pod and pods.get(c.pod_sandbox_id) == reference,
+            lambda c: bool(reference) and c.id.startswith(reference),
         ]
-        if not found and not pod:
-            found = [
-                c
-                for c in everything
-                if c.pod_sandbox_id in pods and pods[c.pod_sandbox_id].metadata.name == reference
-            ]
-        found = _latest_attempts(found)
-        if len(found) > 1:
-            running = [c for c in found if c.state == api.CONTAINER_RUNNING]
-            found = running or found
-        if len(found) > 1:
-            raise ServerError(f"{reference!r} means {len(found)} containers; use POD/NAME or an id")
-        if not found:
-            raise NotFound(f"no such container: {reference!r}")
-        return found[0]
+        for way in ways:
+            found = _latest_attempts([c for c in everything if way(c)])
+            if len(found) > 1:
+                found = [c for c in found if c.state == api.CONTAINER_RUNNING] or found
+            if len(found) > 1:
+                raise ServerError(f"{reference!r} means {len(found)} containers; use POD/NAME or an id")
+            if found:
+                return found[0]
+        raise NotFound(f"no such container: {reference!r}")
 
     def pod(self, reference: str) -> api.PodSandbox:
-        """One pod by id, id prefix or name. Raises NotFound, ServerError."""
+        """One pod by id, name, or a prefix of its id. Raises NotFound, ServerError."""
         everything = self.pods()
-        found = [p for p in everything if p.id.startswith(reference)] or [
-            p for p in everything if p.metadata.name == reference
+        ways: list[Callable[[api.PodSandbox], bool]] = [
+            lambda p: p.id == reference,
+            lambda p: reference in (p.metadata.name, f"{p.metadata.namespace}/{p.metadata.name}"),
+            lambda p: bool(reference) and p.id.startswith(reference),
         ]
-        if len(found) > 1:
-            raise ServerError(f"{reference!r} means {len(found)} pods; use an id")
-        if not found:
-            raise NotFound(f"no such pod: {reference!r}")
-        return found[0]
+        for way in ways:
+            found = [p for p in everything if way(p)]
+            if len(found) > 1:
+                found = [p for p in found if p.state == api.SANDBOX_READY] or found
+            if len(found) > 1:
+                raise ServerError(f"{reference!r} means {len(found)} pods; use an id")
+            if found:
+                return found[0]
+        raise NotFound(f"no such pod: {reference!r}")
+
+
+def _hint(details: str) -> str:
+    return " (it is not pyrunc-cri's, and CRI has no call for it)" if private.SERVICE in details else ""
 
 
 def _latest_attempts(found: list[api.Container]) -> list[api.Container]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
@@ -13,8 +12,9 @@ from typing import Any
 import click
 
 import pyrunc
+from cri_server.cli.complaint import complain
 from pyrunc.cli.log import words
-from pyrunc.errors import VISIBLE, Error
+from pyrunc.errors import Error
 
 # gRPC must not install fork handlers: this process never forks (grpc issues 13998, 32857).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -29,8 +29,16 @@ COMMANDS = {
     "pods": ("listing", "pods"),
     "logs": ("logs", "logs"),
     "exec": ("execute", "exec_"),
+    "attach": ("execute", "attach"),
+    "port-forward": ("forward", "port_forward"),
+    "cp": ("copy", "cp"),
     "stop": ("stop", "stop"),
+    "stopp": ("stop", "stopp"),
+    "kill": ("stop", "kill"),
     "rm": ("stop", "rm"),
+    "rmp": ("stop", "rmp"),
+    "restart": ("restart", "restart"),
+    "update": ("update", "update"),
     "inspect": ("inspect", "inspect"),
     "inspectp": ("inspect", "inspectp"),
     "inspecti": ("inspect", "inspecti"),
@@ -128,13 +136,6 @@ def main() -> None:
     except Error as error:
         complain(str(error))
         sys.exit(1)
-
-
-def complain(text: str) -> None:
-    """An error on stderr, without control characters: it may quote an image or a container."""
-    shown = "\n".join(line.translate(VISIBLE) for line in text.split("\n"))
-    with contextlib.suppress(OSError):
-        click.echo(f"pyrunc-cri: {shown}", err=True)
 
 
 def _open_standard_streams() -> None:

@@ -42,12 +42,12 @@ def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
     if force or not things:
         return True
     if not sys.stdin.isatty():
-        raise WrongState(f"{verb} {_count(things)}: there is no terminal to ask at; --force does not ask")
-    for each in things[:SHOWN]:
+        raise WrongState(f"{verb} {_named(things)}: there is no terminal to ask at; --force does not ask")
+    for each in things[:SHOWN] if len(things) > 1 else ():
         click.echo(f"  {printable(each)}", err=True)
     if len(things) > SHOWN:
         click.echo(f"  … and {len(things) - SHOWN} more", err=True)
-    return click.confirm(f"{verb} {_count(things)}?", err=True)
+    return click.confirm(f"{verb} {_named(things)}?", err=True)
 
 
 def permit(verb: str, name: str, labels: Mapping[str, str], *, force: bool) -> None:
@@ -60,5 +60,5 @@ def permit(verb: str, name: str, labels: Mapping[str, str], *, force: bool) -> N
         raise WrongState(f"{name} stays")
 
 
-def _count(things: Sequence[str]) -> str:
-    return f"{len(things)} things" if len(things) != 1 else "1 thing"
+def _named(things: Sequence[str]) -> str:
+    return printable(things[0]) if len(things) == 1 else f"all {len(things)}"

@@ -108,7 +108,7 @@ def refuse_twin(client: Client, pod: manifest.Pod) -> None:
             state = show.POD_STATES.get(each.state, "?")
             raise AlreadyExists(
                 f"pod {metadata.namespace}/{metadata.name} exists: {each.id[: show.SHORT]}, {state}"
-                f" (pyrunc-cri rm {each.id[: show.SHORT]} removes it)"
+                f" (pyrunc-cri rm {'-f ' if each.state == api.SANDBOX_READY else ''}{each.id[: show.SHORT]} removes it)"
             )
 
 

@@ -1,66 +1,254 @@
-"""`pyrunc-cri stop` and `rm`: pods and containers end, by name or id."""
+"""`pyrunc-cri stop`, `kill` and `rm`, and `stopp`, `rmp` for pods alone: pods and containers end, by name or id."""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import folders
+from cri_server.cli import completion, folders, ownership, show
 from cri_server.cli.client import Client
-from pyrunc.errors import NotFound
+from cri_server.cli.complaint import each
+from cri_server.cli.selection import Selection
+from pyrunc.errors import InvalidArgument, NotFound, WrongState
+from pyrunc.kernel import process
 
 GRACE_S = 10
 SECONDS = click.IntRange(0, (1 << 31) - 1)
 
 
-@click.command()
-@click.argument("names", nargs=-1, required=True, metavar="POD|CONTAINER...")
-@click.option(
-    "-t",
-    "--time",
-    "grace_s",
-    type=SECONDS,
-    default=GRACE_S,
-    show_default=True,
-    help="Seconds before SIGKILL.",
-)
-@click.pass_obj
-def stop(address: str, names: tuple[str, ...], grace_s: int) -> None:
-    """Stop pods, or single containers."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A pod or a container that was named, with those of its containers that run."""
+
+    name: str
+    id: str
+    is_pod: bool
+    labels: Mapping[str, str]
+    running: Sequence[api.Container]
+
+
+def find(client: Client, name: str, *, only_pods: bool = False) -> Target:
+    """A pod, else a container. Raises NotFound, ServerError."""
+    try:
+        pod = client.pod(name)
+    except NotFound:
+        if only_pods:
+            raise
+        container = client.container(name)
+        own = [container] if container.state == api.CONTAINER_RUNNING else []
+        return Target(name, container.id, False, _labels(client, container), own)
+    found = client.containers(pod_sandbox_id=pod.id)
+    running = [c for c in found if c.state == api.CONTAINER_RUNNING]
+    return Target(name, pod.id, True, pod.labels, running)
+
+
+def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
+    """With its pod's, which say whose it is."""
+    found = client.pods(id=container.pod_sandbox_id)
+    return {**container.labels, **(found[0].labels if found else {})}
+
+
+def time_option(default: int) -> Callable[[Any], Any]:
+    """`-t` of stop and rm."""
+    return click.option(
+        "-t", "--time", "--timeout", "grace_s", type=SECONDS, default=default, show_default=True, help="Seconds before SIGKILL."
+    )  # fmt: skip
+
+
+def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What the verbs that end things have in common."""
+    for option in (
+        click.option("--kubelet", "kubelets", is_flag=True, help="With --all: kubelet's pods, too."),
+        click.option("-f", "--force", is_flag=True, help="Do not ask."),
+        click.option("--label", "--selector", "labels", multiple=True, metavar="SELECTOR", help="All pods with these labels."),
+        click.option("-a", "--all", "everything", is_flag=True, help="All pods but kubelet's."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a call is about: names, or everything that the flags select."""
+
+    names: Sequence[str]
+    everything: bool
+    labels: Sequence[str]
+    force: bool
+    kubelets: bool
+
+    def act(
+        self,
+        client: Client,
+        verb: str,
+        act: Callable[[Target], None],
+        *,
+        only_pods: bool = False,
+        kills: bool = False,
+    ) -> None:
+        """Ask what is to be asked, then act on each. `kills`: running containers are asked about, too. Raises Error."""
+        if bool(self.names) == (self.everything or bool(self.labels)):
+            raise click.UsageError(f"name what to {verb}, or say --all or --label")
+        if self.names:
+            each(self.names, lambda name: self._one(client, verb, name, act, only_pods, kills))
+            return
+        pods = ownership.spare(Selection(labels=self.labels).pods(client), kubelets=self.kubelets)
+        shown = [f"{p.metadata.namespace}/{p.metadata.name}  {p.id[: show.SHORT]}" for p in pods]
+        if ownership.confirm(verb, shown, force=self.force):
+            each([p.id for p in pods], lambda name: act(find(client, name)))
+
+    def _one(
+        self,
+        client: Client,
+        verb: str,
+        name: str,
+        act: Callable[[Target], None],
+        only_pods: bool,
+        kills: bool,
+    ) -> None:
+        target = find(client, name, only_pods=only_pods)
+        ownership.permit(verb, name, target.labels, force=self.force)
+        if kills and target.running:
+            running = ", ".join(c.metadata.name for c in target.running)
+            if not ownership.confirm(verb, [f"{name}: {running} is running"], force=self.force):
+                raise WrongState(f"{name} stays: {running} is running")
+        act(target)
+
+
+def _stop(address: str, choice: Choice, grace_s: int, *, only_pods: bool) -> None:
     with Client(address) as client:
-        for name in names:
-            try:
-                stop_pod(client, client.pod(name).id, grace_s)
-            except NotFound:
-                stop_container(client, client.container(name).id, grace_s)
-            click.echo(name)
+
+        def act(target: Target) -> None:
+            (stop_pod if target.is_pod else stop_container)(client, target.id, grace_s)
+            click.echo(target.name)
+
+        choice.act(client, "stop", act, only_pods=only_pods)
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="POD|CONTAINER...")
-@click.option("-a", "--all", "everything", is_flag=True, help="All pods.")
-@click.option(
-    "-t", "--time", "grace_s", type=SECONDS, default=0, show_default=True, help="Seconds before SIGKILL."
-)
+@click.argument("names", nargs=-1, metavar="POD|CONTAINER...", shell_complete=completion.both)
+@time_option(GRACE_S)
+@many_options
+@click.pass_obj
+def stop(address: str, /, names: tuple[str, ...], grace_s: int, **flags: Any) -> None:
+    """Stop pods, or single containers."""
+    _stop(address, Choice(names, **flags), grace_s, only_pods=False)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="POD...", shell_complete=completion.pods)
+@time_option(GRACE_S)
+@many_options
+@click.pass_obj
+def stopp(address: str, /, names: tuple[str, ...], grace_s: int, **flags: Any) -> None:
+    """Stop pods."""
+    _stop(address, Choice(names, **flags), grace_s, only_pods=True)
+
+
+def _rm(address: str, choice: Choice, grace_s: int, folder: Path, *, only_pods: bool) -> None:
+    with Client(address) as client:
+
+        def act(target: Target) -> None:
+            if target.is_pod:
+                remove_pod(client, target.id, grace_s)
+                folders.remove(folder, target.id)
+            else:
+                stop_container(client, target.id, grace_s)
+                client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=target.id))
+            click.echo(target.name)
+
+        choice.act(client, "remove", act, only_pods=only_pods, kills=True)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="POD|CONTAINER...", shell_complete=completion.both)
+@time_option(0)
+@many_options
 @folders.option("Where `run` made the pod's folder.")
 @click.pass_obj
-def rm(address: str, names: tuple[str, ...], everything: bool, grace_s: int, folder: Path) -> None:
-    """Stop and remove pods with their containers, or single containers."""
-    if bool(names) == everything:
-        raise click.UsageError("name what to remove, or say --all")
+def rm(address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any) -> None:
+    """Remove pods with their containers, or single containers; what runs is stopped when you say so."""
+    _rm(address, Choice(names, **flags), grace_s, folder, only_pods=False)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="POD...", shell_complete=completion.pods)
+@time_option(0)
+@many_options
+@folders.option("Where `run` made the pod's folder.")
+@click.pass_obj
+def rmp(address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any) -> None:
+    """Remove pods with their containers; what runs is stopped when you say so."""
+    _rm(address, Choice(names, **flags), grace_s, folder, only_pods=True)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@click.option(
+    "-s",
+    "--signal",
+    "wanted",
+    default="KILL",
+    show_default=True,
+    metavar="SIGNAL",
+    help="A name or a number.",
+)
+@many_options
+@click.pass_obj
+def kill(address: str, /, names: tuple[str, ...], wanted: str, **flags: Any) -> None:
+    """Send a signal to the first process of containers, or of all containers of pods. Needs root on the server's machine."""
+    number = signal_number(wanted)
     with Client(address) as client:
-        for name in names or [p.id for p in client.pods()]:
-            try:
-                pod = client.pod(name).id
-                remove_pod(client, pod, grace_s)
-                folders.remove(folder, pod)
-            except NotFound:
-                found = client.container(name).id
-                stop_container(client, found, grace_s)
-                client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=found))
-            click.echo(name)
+
+        def act(target: Target) -> None:
+            if not target.running:
+                raise WrongState(f"{target.name} does not run")
+            for container in target.running:
+                _send(client, container, number)
+            click.echo(target.name)
+
+        Choice(names, **flags).act(client, "kill", act)
+
+
+def signal_number(text: str) -> int:
+    """`TERM`, `SIGTERM`, `15`, `RTMIN+1`. Raises InvalidArgument."""
+    name, plus, more = text.upper().removeprefix("SIG").partition("+")
+    try:
+        if name.isdigit() and not plus:
+            return (
+                signal.Signals(int(name)) if int(name) < signal.SIGRTMIN else min(int(name), signal.SIGRTMAX)
+            )
+        return int(signal.Signals[f"SIG{name}"]) + (int(more) if plus else 0)
+    except (KeyError, ValueError):
+        raise InvalidArgument(f"--signal {text}: there is no such signal") from None
+
+
+def _send(client: Client, container: api.Container, number: int) -> None:
+    """By a pidfd that was opened while the process was the container's: a pid may name another one a moment later."""
+    pid = show.container_info(client, container.id).get("pid", 0)
+    try:
+        if not pid:
+            raise ProcessLookupError
+        descriptor = os.pidfd_open(pid)
+        try:
+            if process.stat(pid) is None or show.container_info(client, container.id).get("pid", 0) != pid:
+                raise ProcessLookupError
+            signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+    except ProcessLookupError:
+        raise WrongState(
+            f"container {container.metadata.name} does not run, or not on this machine"
+        ) from None
+    except PermissionError:
+        raise WrongState(f"container {container.metadata.name}: only root may send it a signal") from None
 
 
 def stop_pod(client: Client, pod: str, grace_s: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ class Admin:
         images = await self._services.images.load(Path(path), name)
         return {"images": [{"id": i.id, "repo_tags": i.repo_tags} for i in images]}
 
+    def container_config(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{"id"} -> {"container", "sandbox"}: what CreateContainer was given, with its environment, as base64 of the messages."""
+        container = self._services.index.containers.get(str(request.get("id", "")))
+        sandbox = self._services.index.sandboxes.get(container.sandbox_id)
+        found = {"container": container.config, "sandbox": sandbox.config}
+        return {name: base64.b64encode(each.SerializeToString()).decode() for name, each in found.items()}
+
     async def debug_stacks(self, request: dict[str, Any]) -> dict[str, Any]:
         """{} -> {"text"}: what all threads and tasks are at."""
         return {"text": debug.stacks()}
@@ -51,6 +59,7 @@ class Admin:
         """What the gRPC server takes."""
         calls = {
             private.LOAD_IMAGE: self.load_image,
+            private.CONTAINER_CONFIG: self.container_config,
             private.DEBUG_STACKS: self.debug_stacks,
             private.DEBUG_PROFILE: self.debug_profile,
         }

@@ -9,6 +9,7 @@ SERVICE = "pyrunc.v1.Admin"
 LOAD_IMAGE = "LoadImage"
 DEBUG_STACKS = "DebugStacks"
 DEBUG_PROFILE = "DebugProfile"
+CONTAINER_CONFIG = "ContainerConfig"
 
 
 def path(call: str) -> str:

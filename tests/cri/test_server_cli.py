@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from cri_server.cli import volumes
 from cri_server.cli.client import Client
 from cri_server.cli.read import parse
 from pyrunc.errors import Error
+from tests.cri.client_verbs import cli, ended, started
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 from tests.support.processes import wait_until
 
@@ -42,22 +41,6 @@ spec:
   volumes:
     - {{name: data, emptyDir: {{}}}}
 """
-
-
-def command_line(server: Server, *words: str) -> list[str]:
-    """`pyrunc-cri` in the server's network namespace (sessions connect to its loopback)."""
-    return [
-        *("nsenter", f"--net=/proc/{server.pid}/ns/net", "--", sys.executable, "-m", "cri_server.cli.main"),
-        *("--address", f"unix://{server.socket}", *words),
-    ]
-
-
-def cli(server: Server, *words: str, code: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run `pyrunc-cri` and wait for its end."""
-    command = command_line(server, *words)
-    done = subprocess.run(command, input=stdin, capture_output=True, cwd=REPOSITORY, timeout=60)
-    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    return done
 
 
 def run(server: Server, manifest: str, *flags: str, code: int = 0) -> subprocess.CompletedProcess[bytes]:
@@ -203,27 +186,6 @@ def test_exec_with_streams(server: Server) -> None:
     assert (done.stdout, done.stderr) == (b"in\n" * 50_000, b"err\n")
     terminal = cli(server, "exec", "-t", container, "sh", "-c", "tty; exit 3", code=3)
     assert terminal.stdout.startswith(b"/dev/pts/")
-
-
-@contextlib.contextmanager
-def started(server: Server, *words: str, stdout: Any = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
-    """As `cli`, without waiting for its end; it ends with the block, and a test that waits for it after a minute."""
-    command = command_line(server, *words)
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=stdout, stderr=subprocess.PIPE)
-    timer = threading.Timer(60, process.kill)
-    timer.start()
-    try:
-        yield process
-    finally:
-        timer.cancel()
-        process.kill()
-        process.communicate()
-
-
-def ended(process: subprocess.Popen[bytes]) -> tuple[bytes, int]:
-    """The rest of stderr, and the exit code."""
-    assert process.stderr is not None
-    return process.stderr.read(), process.wait()
 
 
 def test_exec_shows_all_of_a_large_output(server: Server) -> None:
@@ -378,12 +340,12 @@ def test_lenient_ignores_with_a_warning(server: Server) -> None:
 def test_the_name_of_a_pod_is_its_own(server: Server) -> None:
     run(server, POD)
     (pod,) = server.pods()
-    refused = (
-        f"pyrunc-cri: pod default/web exists: {pod.id[:12]}, ready (pyrunc-cri rm {pod.id[:12]} removes it)\n"
-    )
+    refused = f"pyrunc-cri: pod default/web exists: {pod.id[:12]}, ready (pyrunc-cri rm -f {pod.id[:12]} removes it)\n"
     assert run(server, POD, code=1).stderr.decode() == refused
     cli(server, "stop", "-t", "0", "web")
-    assert run(server, POD, code=1).stderr.decode() == refused.replace(", ready", ", not ready")
+    assert run(server, POD, code=1).stderr.decode() == refused.replace(", ready", ", not ready").replace(
+        "-f ", ""
+    )
     run(server, POD.replace("{name: web,", "{name: web, namespace: other,"))
     assert len(server.pods()) == 2 and len(list((server.folder / "pods").iterdir())) == 2
 

@@ -1,0 +1,116 @@
+"""A tar archive on stdin into a folder, and a file or folder as one on stdout: `cp` with `-`."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tarfile
+from collections.abc import Iterator
+from typing import IO
+
+from cri_server.cli.file_copy import CHUNK_BYTES, FOLDER, READ, Copy
+from pyrunc.errors import InvalidArgument
+
+
+def write(folder: int, name: str) -> None:
+    """`name` in `folder`, with all beneath it, to stdout. Raises InvalidArgument on a terminal, OSError."""
+    if sys.stdout.isatty():
+        raise InvalidArgument("an archive is not for a terminal: redirect stdout")
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        _add(archive, folder, name, name if name != "." else "")
+
+
+def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
+    """Depth first, with a descriptor for each level."""
+    status = os.lstat(name, dir_fd=folder)
+    info = tarfile.TarInfo(path or ".")
+    info.mode, info.uid, info.gid, info.mtime = (
+        stat.S_IMODE(status.st_mode),
+        status.st_uid,
+        status.st_gid,
+        status.st_mtime,
+    )
+    if stat.S_ISLNK(status.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=folder)
+        archive.addfile(info)
+    elif stat.S_ISDIR(status.st_mode):
+        info.type = tarfile.DIRTYPE
+        archive.addfile(info)
+        below = os.open(name, FOLDER, dir_fd=folder)
+        try:
+            for each in sorted(os.listdir(below)):
+                _add(archive, below, each, f"{path}/{each}".lstrip("/"))
+        finally:
+            os.close(below)
+    elif stat.S_ISREG(status.st_mode):
+        with os.fdopen(os.open(name, READ, dir_fd=folder), "rb") as file:
+            info.size = os.fstat(file.fileno()).st_size
+            archive.addfile(info, file)
+
+
+def extract(copy: Copy, target: int) -> None:
+    """The archive on stdin (plain or compressed) into the folder `target`. Raises InvalidArgument, OSError."""
+    try:
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
+            for member in archive:
+                _extract(copy, archive, member, target)
+    except tarfile.TarError as error:
+        raise InvalidArgument(f"stdin is no archive: {error}") from None
+
+
+def _extract(copy: Copy, archive: tarfile.TarFile, member: tarfile.TarInfo, target: int) -> None:
+    parts = [part for part in member.name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise InvalidArgument(f"the archive has {member.name!r}, which leads out of the destination")
+    if not parts:
+        return
+    status = _status(member)
+    folder = os.dup(target)
+    try:
+        for part in parts[:-1]:
+            below = copy.folder(folder, part, 0o755)
+            os.close(folder)
+            folder = below
+        _make(copy, archive, member, status, folder, parts[-1])
+    finally:
+        os.close(folder)
+
+
+def _make(
+    copy: Copy,
+    archive: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    status: os.stat_result,
+    folder: int,
+    name: str,
+) -> None:
+    if member.isdir():
+        made = copy.folder(folder, name)
+        try:
+            copy.finish(status, made)
+        finally:
+            os.close(made)
+    elif member.isfile():
+        content = archive.extractfile(member)
+        assert content is not None
+        copy.file(status, _parts(content), folder, name)
+    elif member.issym():
+        copy.link(status, member.linkname, folder, name)
+    else:
+        raise InvalidArgument(
+            f"the archive has {member.name!r}, which is neither a file, a folder nor a link"
+        )
+
+
+def _parts(content: IO[bytes]) -> Iterator[bytes]:
+    while part := content.read(CHUNK_BYTES):
+        yield part
+
+
+def _status(member: tarfile.TarInfo) -> os.stat_result:
+    """What `Copy` takes of a file's status."""
+    kind = stat.S_IFDIR if member.isdir() else stat.S_IFLNK if member.issym() else stat.S_IFREG
+    mtime_ns = int(member.mtime * 1_000_000_000)
+    fields = (kind | member.mode & 0o7777, 0, 0, 1, member.uid, member.gid, member.size, 0, 0, 0)
+    return os.stat_result(fields, {"st_atime_ns": mtime_ns, "st_mtime_ns": mtime_ns})

@@ -1,0 +1,56 @@
+"""A running container's files, from this machine: /proc/PID/root, beneath which the kernel resolves every path (openat2).
+
+Links in a container point where the container sees it, and never out of it. Needs root, and a server on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cri_server.cli import show
+from cri_server.cli.client import Client
+from pyrunc.errors import WrongState
+from pyrunc.kernel import process
+
+
+class ContainerRoot:
+    """The root of a container as a descriptor, and whose files root in it makes. A context manager."""
+
+    def __init__(self, client: Client, container: str, name: str) -> None:
+        """Raises WrongState when it does not run here, or we are not root."""
+        self.name = name
+        pid = show.container_info(client, container).get("pid", 0)
+        try:
+            if not pid:
+                raise FileNotFoundError
+            self.descriptor = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            raise WrongState(f"container {name}: only root may see its files") from None
+        except OSError:
+            raise WrongState(f"container {name} does not run, or not on this machine") from None
+        try:
+            self.owner = _first_id(pid, "uid"), _first_id(pid, "gid")
+            if process.stat(pid) is None or show.container_info(client, container).get("pid", 0) != pid:
+                raise WrongState(f"container {name} has ended")
+        except OSError:
+            os.close(self.descriptor)
+            raise WrongState(f"container {name} has ended") from None
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def __enter__(self) -> ContainerRoot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+
+def _first_id(pid: int, kind: str) -> int:
+    """What the container's user namespace calls 0. Raises OSError."""
+    for line in Path(f"/proc/{pid}/{kind}_map").read_text().splitlines():
+        inside, outside, _ = map(int, line.split())
+        if inside == 0:
+            return outside
+    return 65534

@@ -1,0 +1,102 @@
+"""`pyrunc-cri update`: a running container's limits."""
+
+from __future__ import annotations
+
+import click
+
+from cri_server.api import api_pb2 as api
+from cri_server.cli import completion
+from cri_server.cli.client import Client
+from cri_server.cli.complaint import each
+from cri_server.cli.manifest import quantity
+from pyrunc.errors import InvalidArgument, InvalidSpec
+
+DOCKER_UNITS = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi", "kb": "Ki", "mb": "Mi", "gb": "Gi"}
+PERIOD_US = 100_000
+
+
+def size_bytes(text: str, option: str) -> int:
+    """`64Mi`, `64m` as docker has it, or a number of bytes. Raises InvalidArgument."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = DOCKER_UNITS.get(text[len(number) :]) if number != text else None
+    try:
+        return int(quantity(number + unit if unit is not None else text, option))
+    except InvalidSpec:
+        raise InvalidArgument(f"{option} {text}: expected bytes such as 64Mi") from None
+
+
+@click.command()
+@click.argument(
+    "names", nargs=-1, required=True, metavar="CONTAINER...", shell_complete=completion.containers
+)
+@click.option("-m", "--memory", metavar="SIZE", help="The most memory: 64Mi, 64m, or bytes.")
+@click.option("--memory-swap", metavar="SIZE", help="Memory and swap together.")
+@click.option(
+    "--cpus",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="CPU time as a number of CPUs, such as 1.5.",
+)
+@click.option("--cpu-period", type=int, default=0, metavar="US", help="Period for the quota.")
+@click.option("--cpu-quota", type=int, default=0, metavar="US", help="CPU time in each period; -1: no limit.")
+@click.option(
+    "-c",
+    "--cpu-share",
+    "--cpu-shares",
+    "shares",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Weight against others; 1024 is one CPU.",
+)
+@click.option("--cpuset-cpus", default="", metavar="LIST", help="CPUs to run on, such as 0-2,4.")
+@click.option("--cpuset-mems", default="", metavar="LIST", help="Memory nodes to use.")
+@click.option(
+    "--oom-score-adj",
+    type=click.IntRange(-1000, 1000),
+    default=0,
+    metavar="N",
+    help="How soon it is killed when memory runs out.",
+)
+@click.pass_obj
+def update(
+    address: str,
+    names: tuple[str, ...],
+    memory: str | None,
+    memory_swap: str | None,
+    cpus: float | None,
+    cpu_period: int,
+    cpu_quota: int,
+    shares: int,
+    cpuset_cpus: str,
+    cpuset_mems: str,
+    oom_score_adj: int,
+) -> None:
+    """Change the limits of containers; what is not named stays."""
+    if cpus is not None:
+        if cpu_quota:
+            raise click.UsageError("--cpus and --cpu-quota exclude each other")
+        cpu_period = cpu_period or PERIOD_US
+        cpu_quota = max(1000, int(cpus * cpu_period))
+    wanted = api.LinuxContainerResources(
+        cpu_period=cpu_period,
+        cpu_quota=cpu_quota,
+        cpu_shares=shares,
+        memory_limit_in_bytes=size_bytes(memory, "--memory") if memory else 0,
+        memory_swap_limit_in_bytes=size_bytes(memory_swap, "--memory-swap") if memory_swap else 0,
+        cpuset_cpus=cpuset_cpus,
+        cpuset_mems=cpuset_mems,
+        oom_score_adj=oom_score_adj,
+    )
+    if wanted == api.LinuxContainerResources():
+        raise click.UsageError("say what to change, such as --memory 64Mi")
+    with Client(address) as client:
+
+        def act(name: str) -> None:
+            request = api.UpdateContainerResourcesRequest(
+                container_id=client.container(name).id, linux=wanted
+            )
+            client.runtime("UpdateContainerResources", request)
+            click.echo(name)
+
+        each(names, act)
