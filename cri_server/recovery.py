@@ -38,9 +38,9 @@ async def recover(services: Services) -> None:
         known = services.index.sandboxes.find(container.sandbox_id) is not None
         services.index.containers.add(container) if known else orphans.append(container.id)
     await asyncio.gather(*(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes))
-    await asyncio.gather(*(_guarded(_drop_sandbox, services, i) for i in _half_made_sandboxes(services)))
+    await asyncio.gather(*(_guarded(drop_sandbox, services, i) for i in half_made_sandboxes(services)))
     await asyncio.gather(
-        *(_guarded(_drop_container, services, i) for i in {*orphans, *_half_made_containers(services)})
+        *(_guarded(drop_container, services, i) for i in {*orphans, *half_made_containers(services)})
     )
     log.info(
         "recovered %d sandboxes and %d containers",
@@ -102,21 +102,23 @@ def _ended_with_the_boot(services: Services, containers: list[Container]) -> Non
             container.ended(Exit(UNKNOWN_CODE, boot_time_ns(), reason=UNKNOWN_REASON))
 
 
-def _half_made_sandboxes(services: Services) -> list[str]:
+def half_made_sandboxes(services: Services) -> list[str]:
+    """Ids that have folders, but that nobody was told of."""
     known = services.index.sandboxes
     found = set(entries(services.paths.sandbox_states))
     found |= {name for name in entries(services.paths.sandbox_records) if "." not in name}
     return [name for name in found if known.find(name) is None]
 
 
-def _half_made_containers(services: Services) -> list[str]:
+def half_made_containers(services: Services) -> list[str]:
+    """As `half_made_sandboxes`."""
     known = services.index.containers
     found = set(entries(services.paths.container_states))
     found |= {name for name in entries(services.paths.container_records) if "." not in name}
     return [name for name in found if known.find(name) is None]
 
 
-async def _drop_sandbox(services: Services, identifier: str) -> None:
+async def drop_sandbox(services: Services, identifier: str) -> None:
     """A sandbox that was never finished: nobody was told its id, so it goes."""
     folder = services.paths.sandbox_state(identifier)
     try:
@@ -159,7 +161,7 @@ def _cgroups_path(folder: Path) -> str:
         return ""
 
 
-async def _drop_container(services: Services, identifier: str) -> None:
+async def drop_container(services: Services, identifier: str) -> None:
     """A container without a record or without a sandbox: it was being made or removed."""
     await disk.forget(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, identifier)

@@ -54,6 +54,7 @@ COMMANDS = {
     "serve": ("serve", "serve"),
     "install-node": ("install_node", "install_node"),
     "doctor": ("doctor", "doctor"),
+    "gc": ("gc", "gc"),
     "debug": ("debug", "debug"),
     "demo": ("demo", "demo"),
     "demo-server": ("demo", "demo_server"),

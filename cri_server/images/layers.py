@@ -136,6 +136,11 @@ class Layers:
             self._throw_away(self._path(chain_id))
         return len(unwanted)
 
+    def drop(self, chain_id: str) -> None:
+        """Throw one layer's folder away, also one that is no layer; missing is fine."""
+        self._known.pop(chain_id, None)
+        self._throw_away(self._path(chain_id))
+
     def empty_trash(self) -> None:
         """Delete what was thrown away. Slow: run it in a thread."""
         for name in os.listdir(self._trash):

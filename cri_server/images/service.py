@@ -19,6 +19,7 @@ from cri_server.images.layers import chain_ids
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.reference import Reference
 from cri_server.images.store import Store, is_here
+from cri_server.images.unused import Entry
 from cri_server.images.waiting import Watch, in_thread
 from pyrunc.errors import NotFound, WrongState
 from pyrunc.zygote.client import Zygote
@@ -186,6 +187,16 @@ class ImageService:
         """What there is, as it is known without looking at the disk."""
         size_bytes, inodes = self._store.totals()
         return Usage(len(self._store.catalog.images()), size_bytes, inodes, len(self._tasks))
+
+    async def unused(self) -> builtins.list[Entry]:
+        """What of the store no image needs."""
+        await self._store.emptied()
+        return await in_thread(self._store.unused)
+
+    async def discard(self, entry: Entry) -> bool:
+        """Remove one of `unused`; False while a pull needs it. Raises ResourceExhausted, KernelError."""
+        with store_errors(self._store.root):
+            return await in_thread(lambda: self._store.discard(entry), abandon_s=None)
 
     async def fs_info(self) -> FilesystemUsage:
         """The store's usage, counted when images come and go."""

@@ -20,9 +20,11 @@ from cri_server.images.content import Blobs
 from cri_server.images.inflate import Limits
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
+from cri_server.images.unused import Entry, unused
 from cri_server.images.waiting import Abandoned, KeyedLock, Watch, first_error, in_thread
 from pyrunc.errors import Error, PeerError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
+from pyrunc.kernel.tree import remove_path
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
@@ -85,9 +87,7 @@ class Store:
             await self.publish([name], content.chain)
 
     async def close(self) -> None:
-        """Wait for deletions that are under way."""
-        if self._emptying:
-            await asyncio.wait([self._emptying])
+        await self.emptied()
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
@@ -178,6 +178,33 @@ class Store:
             if digest not in used and digest not in held:
                 self.blobs.remove(digest)
         self.layers.collect(self.catalog.used_chain_ids() | held)
+
+    async def emptied(self) -> None:
+        """Wait for deletions that are under way."""
+        if self._emptying:
+            await asyncio.wait([self._emptying])
+
+    def unused(self) -> list[Entry]:
+        """What no image needs, also what pulls hold. Slow: run it in a thread."""
+        return list(unused(self.root, set(self.catalog.used_blobs()), self.catalog.used_chain_ids()))
+
+    def discard(self, entry: Entry) -> bool:
+        """Remove one of `unused`; whether it is gone: not when a pull needs it or may need it. Raises OSError."""
+        with self._collecting:
+            with self._counting:
+                held = set(self._held)
+            digest = f"sha256:{entry.path.name}"
+            used = held | set(self.catalog.used_blobs()) | self.catalog.used_chain_ids()
+            if _EVERYTHING in held or digest in used or (held and entry.kind == "download"):
+                return False
+            if entry.kind == "blob":
+                self.blobs.remove(digest)
+            elif entry.kind == "layer":
+                self.layers.drop(digest)
+                self.layers.empty_trash()
+            else:
+                remove_path(entry.path)
+            return True
 
     def _empty_trash_soon(self) -> None:
         if self._emptying is None or self._emptying.done():

@@ -103,6 +103,11 @@ class Network:
                 self._status = (now + (_STATUS_TTL_S if ready.ready else _UNREADY_TTL_S), key, ready)
             return self._status[2]
 
+    async def attached(self) -> list[str]:
+        """Ids of the sandboxes that are remembered as attached."""
+        remembered, _ = await asyncio.to_thread(self._attachments.all)
+        return [attachment.sandbox_id for attachment in remembered]
+
     async def leases(self) -> list[Usage]:
         """How many addresses of the current network are taken. Raises OSError."""
         network = self._configuration.current().network

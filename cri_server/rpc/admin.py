@@ -7,7 +7,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from cri_server import debug
+from cri_server import debug, garbage
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
@@ -38,6 +38,15 @@ class Admin:
         found = {"container": container.config, "sandbox": sandbox.config}
         return {name: base64.b64encode(each.SerializeToString()).decode() for name, each in found.items()}
 
+    async def collect_garbage(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{"dry_run", "images": booleans} -> {"items": [{"kind", "name", "action", "why", "size_bytes"}]}."""
+        asked = {key: request.get(key) for key in ("dry_run", "images")}
+        for key, value in asked.items():
+            if not isinstance(value, bool):
+                raise InvalidArgument(f"{key} must be true or false")
+        work = garbage.collect(self._services, dry_run=bool(asked["dry_run"]), images=bool(asked["images"]))
+        return {"items": [item.to_json() for item in await work]}
+
     async def debug_stacks(self, request: dict[str, Any]) -> dict[str, Any]:
         """{} -> {"text"}: what all threads and tasks are at."""
         return {"text": debug.stacks()}
@@ -60,6 +69,7 @@ class Admin:
         calls = {
             private.LOAD_IMAGE: self.load_image,
             private.CONTAINER_CONFIG: self.container_config,
+            private.COLLECT_GARBAGE: self.collect_garbage,
             private.DEBUG_STACKS: self.debug_stacks,
             private.DEBUG_PROFILE: self.debug_profile,
         }

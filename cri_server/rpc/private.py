@@ -7,6 +7,7 @@ from typing import Any
 
 SERVICE = "pyrunc.v1.Admin"
 LOAD_IMAGE = "LoadImage"
+COLLECT_GARBAGE = "CollectGarbage"
 DEBUG_STACKS = "DebugStacks"
 DEBUG_PROFILE = "DebugProfile"
 CONTAINER_CONFIG = "ContainerConfig"

@@ -214,6 +214,10 @@ def _archive(services: Services, request: Any) -> Described:
     return {"path": request.get("path")}, True
 
 
+def _garbage(services: Services, request: Any) -> Described:
+    return {"images": bool(request.get("images"))}, not request.get("dry_run")
+
+
 def _ranges(services: Services, request: Any) -> Described:
     return {"pod_cidr": request.runtime_config.network_config.pod_cidr}, True
 
@@ -237,6 +241,7 @@ DESCRIBE: dict[str, Describe] = {
     "RemoveImage": _image,
     "UpdateRuntimeConfig": _ranges,
     private.LOAD_IMAGE: _archive,
+    private.COLLECT_GARBAGE: _garbage,
 }
 QUIET = {"ExecSync"}
 
@@ -251,4 +256,6 @@ def _made(services: Services, reply: Any) -> Fields:
         return {"image_id": reply.image_ref}
     if isinstance(reply, dict) and isinstance(reply.get("images"), list):
         return {"image_id": ",".join(str(image["id"]) for image in reply["images"])}
+    if isinstance(reply, dict) and isinstance(reply.get("items"), list):
+        return {"removed": sum(item["action"] == "removed" for item in reply["items"])}
     return {}

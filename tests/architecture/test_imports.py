@@ -71,7 +71,7 @@ CRI_SERVER_ROOMS = (
     ("status", "recovery"),
     ("containers",),
     ("stats", "sandboxes"),
-    ("metrics",),
+    ("metrics", "garbage"),
     ("rpc",),
     ("telemetry",),
     ("app", "install"),

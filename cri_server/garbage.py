@@ -1,0 +1,250 @@
+"""What is on disk for nobody: found, told with its reason, and removed; and why everything else is kept.
+
+A server that starts and every removal clean up behind themselves, so there is little: what a full or failing disk, a power cut
+or an older version left. Nothing is taken from an operation under way: what was listed while none was, and is known to
+nobody afterwards, is nobody's, for each operation makes names of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from cri_server.api import api_pb2 as api
+from cri_server.images.model import Image
+from cri_server.images.unused import Entry, size_of
+from cri_server.recovery import (
+    drop_container,
+    drop_sandbox,
+    half_made_containers,
+    half_made_sandboxes,
+    live_networks,
+)
+from cri_server.services import Services
+from cri_server.store.facts import entries
+from pyrunc.atomic_file import ENDING
+from pyrunc.errors import Error
+from pyrunc.kernel.tree import remove_path
+
+PATIENCE_S, INTERVAL_S = 10.0, 0.05
+KNOWN = {"server.lock", "server.json", "sandboxes", "containers", "images", "network", "installed.json"}
+DOCTOR, DOCTOR_AGE_S = ".doctor-", 3600.0  # the folder that a doctor tries an overlay in
+BUSY = "operations are under way: it may be one's of theirs"
+NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A thing on disk. `action`: `keep`, `remove` (it would go), `removed`, or `failed`; `why` says it in words."""
+
+    kind: str
+    name: str
+    action: Literal["keep", "remove", "removed", "failed"]
+    why: str
+    size_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def collect(services: Services, *, dry_run: bool, images: bool) -> list[Item]:
+    """Remove what nobody needs, with `images` also images that no container uses; `dry_run`: only tell."""
+    collector = _Collector(services, dry_run)
+    await collector.images(images)
+    await collector.store()
+    await collector.records()
+    await collector.network()
+    return collector.items
+
+
+class _Collector:
+    def __init__(self, services: Services, dry_run: bool) -> None:
+        self._services, self._dry_run = services, dry_run
+        self.items: list[Item] = []
+
+    def _keep(self, kind: str, name: str, why: str, size_bytes: int = 0) -> None:
+        self.items.append(Item(kind, name, "keep", why, size_bytes))
+
+    async def _remove(
+        self, kind: str, name: str, why: str, size_bytes: int, remove: Callable[[], Any]
+    ) -> None:
+        """Tell, and unless it is a dry run do it; one that fails does not keep the others."""
+        if self._dry_run:
+            self.items.append(Item(kind, name, "remove", why, size_bytes))
+            return
+        try:
+            await remove()
+        except (Error, OSError) as error:
+            self.items.append(Item(kind, name, "failed", f"{why}, but {error}", size_bytes))
+        else:
+            self.items.append(Item(kind, name, "removed", why, size_bytes))
+
+    async def images(self, unused: bool) -> None:
+        for image in await self._services.images.list():
+            name = ", ".join(image.repo_tags or image.repo_digests or [image.id])
+            why = self._image_is_kept(image)
+            if why or not unused:
+                self._keep(
+                    "image", name, why or "no container uses it; --images removes it", image.size_bytes
+                )
+            else:
+                await self._remove(
+                    "image", name, "no container uses it", image.size_bytes,
+                    partial(self._services.images.remove, image.id),
+                )  # fmt: skip
+
+    def _image_is_kept(self, image: Image) -> str:
+        users = self._services.index.users_of(image.id)
+        if users:
+            more = f" and {len(users) - NAMES_SHOWN} more" if len(users) > NAMES_SHOWN else ""
+            return f"used by {', '.join(u[:12] for u in users[:NAMES_SHOWN])}{more}"
+        return "pinned ([images] pinned)" if image.pinned else ""
+
+    async def store(self) -> None:
+        """Blobs, layers and downloads. The store itself knows which of them a pull holds, and forgets none of these."""
+        for entry in await self._services.images.unused():
+            if entry.kind == "unknown":
+                self._unknown(entry)
+                continue
+            if self._dry_run:
+                gone: bool | None = None
+            else:
+                gone = await self._services.images.discard(entry)
+            if gone is False:
+                self._keep(entry.kind, entry.path.name, "a pull that is under way needs it", entry.size_bytes)
+                continue
+            action: Literal["remove", "removed"] = "removed" if gone else "remove"
+            self.items.append(Item(entry.kind, entry.path.name, action, _WHY[entry.kind], entry.size_bytes))
+
+    def _unknown(self, entry: Entry) -> None:
+        why = "a file that was damaged and put aside: look at it, then remove it by hand"
+        if ".damaged" not in entry.path.name:
+            why = "unknown: this version does not make it; remove it by hand"
+        self._keep("unknown", str(entry.path), why, entry.size_bytes)
+
+    async def records(self) -> None:
+        services, paths = self._services, self._services.paths
+        for sandbox in services.index.sandboxes:
+            metadata = sandbox.config.metadata
+            ready = sandbox.state == api.SANDBOX_READY
+            why = "it is ready" if ready else "it is stopped: kubelet, or `pyrunc-cri rm`, removes it"
+            self._keep("pod", f"{metadata.namespace}/{metadata.name} {sandbox.id[:12]}", why)
+        for container in services.index.containers:
+            state = api.ContainerState.Name(container.state).removeprefix("CONTAINER_").lower()  # type: ignore[arg-type]
+            why = f"it is {state}" + (
+                ": kubelet keeps it for its log and exit code" if container.exit else ""
+            )
+            self._keep("container", f"{container.config.metadata.name} {container.id[:12]}", why)
+        sandboxes, containers, files = self._list()
+        idle = await self._idle()
+        await self._half_made("pod", sandboxes, idle, half_made_sandboxes, drop_sandbox)
+        await self._half_made("container", containers, idle, half_made_containers, drop_container)
+        for path in files:
+            await self._file(path, idle)
+        for folder in (paths.root, paths.state):
+            for name in sorted(set(entries(folder)) - KNOWN):
+                await self._stranger(folder / name)
+
+    def _list(self) -> tuple[list[str], list[str], list[Path]]:
+        paths = self._services.paths
+        folders = (paths.sandbox_records, paths.container_records)
+        odd = [f / n for f in folders for n in sorted(entries(f)) if "." in n and not n.endswith(".json")]
+        return half_made_sandboxes(self._services), half_made_containers(self._services), odd
+
+    async def _idle(self) -> bool:
+        """Wait for a moment without operations; whether there was one."""
+        end_s = time.monotonic() + PATIENCE_S
+        while len(self._services.running) or self._services.pending:
+            if time.monotonic() > end_s:
+                return False
+            await asyncio.sleep(INTERVAL_S)
+        return True
+
+    async def _half_made(
+        self,
+        kind: str,
+        listed: list[str],
+        idle: bool,
+        still: Callable[[Services], list[str]],
+        drop: Callable[[Services, str], Any],
+    ) -> None:
+        """Folders of a pod or container without a record. What an operation had begun and has now finished is known."""
+        unknown = set(still(self._services))
+        for identifier in sorted(unknown.intersection(listed)):
+            size = await asyncio.to_thread(self._size, kind, identifier)
+            if not idle:
+                self._keep(f"{kind}'s folders", identifier, BUSY, size)
+                continue
+            await self._remove(
+                f"{kind}'s folders", identifier, "no record knows it: it was never finished, or its record is lost", size,
+                partial(drop, self._services, identifier),
+            )  # fmt: skip
+
+    def _size(self, kind: str, identifier: str) -> int:
+        paths = self._services.paths
+        if kind == "pod":
+            return size_of(paths.sandbox_root(identifier)) + size_of(paths.sandbox_state(identifier))
+        return size_of(paths.container_root(identifier)) + size_of(paths.container_state(identifier))
+
+    async def _file(self, path: Path, idle: bool) -> None:
+        size = size_of(path)
+        if path.name.endswith(ENDING):
+            if idle:
+                await self._remove("file", str(path), "its writer was killed", size, partial(_unlink, path))
+            else:
+                self._keep("file", str(path), BUSY, size)
+        else:
+            self._unknown(Entry("unknown", path, size))
+
+    async def _stranger(self, path: Path) -> None:
+        """Beside our folders: sockets that the configuration names are ours, too."""
+        config = self._services.config
+        if path in (config.socket_path, Path(config.metrics.address.removeprefix("unix://"))):
+            return
+        size = await asyncio.to_thread(size_of, path)
+        if path.name.startswith(DOCTOR) and _age_s(path) > DOCTOR_AGE_S:
+            why = "a doctor that was killed left it"
+            await self._remove("folder", str(path), why, size, partial(_remove_tree, path))
+        else:
+            self._unknown(Entry("unknown", path, size))
+
+    async def network(self) -> None:
+        """Attachments of pods that are gone; the reconciliation of every ten seconds releases them as well."""
+        services = self._services
+        attached = await services.network.attached()
+        live = set(live_networks(services))
+        for identifier in attached:
+            if identifier not in live:
+                await self._remove(
+                    "address", identifier, "the pod is gone", 0,
+                    partial(services.network.detach, identifier, None),
+                )  # fmt: skip
+
+
+_WHY = {
+    "blob": "no image needs it",
+    "layer": "no image needs it",
+    "download": "its pull has ended",
+    "trash": "it was removed before",
+}
+
+
+async def _unlink(path: Path) -> None:
+    await asyncio.to_thread(path.unlink, missing_ok=True)
+
+
+async def _remove_tree(path: Path) -> None:
+    await asyncio.to_thread(remove_path, path)
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - os.lstat(path).st_mtime
+    except OSError:
+        return 0.0

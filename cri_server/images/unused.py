@@ -1,0 +1,47 @@
+"""What of the image store no image needs, with its size: blobs, layers, and what a pull or a removal has left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyrunc.kernel.usage import usage
+
+KNOWN = {"oci-layout", "index.json", "names.json", "blobs", "layers", "ingest", "trash", "empty"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or folder: `kind` is blob, layer, download, trash or unknown."""
+
+    kind: str
+    path: Path
+    size_bytes: int
+
+
+def unused(root: Path, blobs: set[str], chains: set[str]) -> Iterator[Entry]:
+    """Everything below `root` but the blobs and layers of images, given as digests. Slow: run it in a thread."""
+    yield from _entries("blob", root / "blobs" / "sha256", {d.removeprefix("sha256:") for d in blobs})
+    yield from _entries("layer", root / "layers", {c.removeprefix("sha256:") for c in chains})
+    yield from _entries("download", root / "ingest", ())
+    yield from _entries("trash", root / "trash", ())
+    yield from _entries("unknown", root, KNOWN)
+
+
+def _entries(kind: str, folder: Path, used: Iterable[str]) -> Iterator[Entry]:
+    kept = set(used)
+    for name in sorted(os.listdir(folder) if folder.is_dir() else ()):
+        if name not in kept:
+            yield Entry(kind, folder / name, size_of(folder / name))
+
+
+def size_of(path: Path) -> int:
+    """Bytes on disk; 0 for what has vanished."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            return usage(path)[0]
+        return os.lstat(path).st_blocks * 512
+    except OSError:
+        return 0

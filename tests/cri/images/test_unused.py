@@ -1,0 +1,39 @@
+"""What a pull holds is not taken for rubbish, whatever it looks like."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from cri_server.images.service import ImageService
+from tests.cri.images.test_pull import make
+from tests.support.registry import Registry, wait_for
+
+
+async def test_a_pull_under_way_loses_nothing(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    built = make(size=500_000)
+    registry.push("app:v1", built)
+    registry.fault("/blobs/", stall_at=100_000)
+    pull = asyncio.create_task(service.pull(f"{registry.host}/app:v1"))
+    assert await asyncio.to_thread(wait_for, lambda: _arrived(tmp_path))
+    found = await service.unused()
+    assert "download" in {entry.kind for entry in found}
+    assert [await service.discard(entry) for entry in found] == [False] * len(found)
+    pull.cancel()
+    await asyncio.wait([pull], timeout=60)
+    registry.faults.clear()
+    assert await service.unused() == []
+    assert await service.pull(f"{registry.host}/app:v1") == built.id
+    assert await service.unused() == []
+    for entry in found:  # by now some are the image's
+        await service.discard(entry)
+    assert all(folder.is_dir() for folder in (await service.rootfs(built.id)).lower_dirs)
+    assert [image.id for image in await service.list()] == [built.id]
+
+
+def _arrived(root: Path) -> bool:
+    """Whether a layer is being downloaded, which stops before its end."""
+    return any(os.stat(path).st_size >= 90_000 for path in root.glob("**/ingest/blob-*"))

@@ -1,0 +1,164 @@
+"""`pyrunc-cri gc`: rubbish of every kind goes, everything else stays with its reason, and a dry run touches nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive
+
+OTHER = "registry.test/other:1"
+ID = "0123456789abcdef" * 4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        server.load_image()
+        yield server
+
+
+def run(server: Server, *words: str, code: int = 0) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "--address",
+        f"unix://{server.socket}",
+        "gc",
+        *words,
+    ]
+    done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, timeout=60)
+    assert (done.returncode, done.stderr) == (code, b"")
+    return done.stdout.decode()
+
+
+Things = dict[tuple[str, str], dict[str, str]]
+
+
+def gc(server: Server, *words: str) -> Things:
+    """What is said, by kind and name."""
+    return {(item["kind"], item["name"]): item for item in json.loads(run(server, "--json", *words))}
+
+
+def gone(found: Things, action: str = "removed") -> set[tuple[str, str]]:
+    return {key for key, item in found.items() if item["action"] == action}
+
+
+def litter(server: Server) -> dict[tuple[str, str], Path]:
+    """One thing of each kind that nobody needs, by what gc calls it."""
+    images = server.root / "images"
+    stray = {
+        ("blob", "1" * 64): images / "blobs/sha256" / ("1" * 64),
+        ("layer", "2" * 64): images / "layers" / ("2" * 64) / "tree/etc",
+        ("download", "blob-x"): images / "ingest/blob-x",
+        ("download", "layer-x"): images / "ingest/layer-x/tree/etc",
+        ("trash", "3-x"): images / "trash/3-x/tree",
+        ("pod's folders", ID): server.root / "sandboxes" / ID / "hosts",
+        ("container's folders", ID): server.root / "containers" / ID / "upper/data",
+        ("file", f"{server.root}/containers/{ID}.json.1.tmp"): server.root
+        / "containers"
+        / f"{ID}.json.1.tmp",
+    }
+    for path in stray.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 10_000)
+    state = server.state / "containers" / ID
+    state.mkdir()
+    return stray
+
+
+def test_rubbish_goes_and_the_rest_stays(server: Server) -> None:
+    pod = server.run_pod(server.pod_config("kept"))
+    running = server.launch(pod)
+    before = tree(server)
+    stray = litter(server)
+    littered = tree(server)
+
+    found = gc(server, "--dry-run")
+    assert gone(found, "remove") == set(stray) and not gone(found)
+    assert tree(server) == littered
+    assert all(int(item["size_bytes"]) >= 10_000 for key, item in found.items() if key in stray)
+
+    found = gc(server)
+    assert gone(found) == set(stray)
+    assert tree(server) == before
+    assert gone(gc(server)) == set()
+
+    assert found["image", IMAGE]["why"] == f"used by {running[:12]}"
+    assert found["pod", f"default/kept {pod[:12]}"]["why"] == "it is ready"
+    assert found["container", f"c {running[:12]}"]["why"] == "it is running"
+    assert server.output(running, "echo", "alive") == "alive\n"
+    server.remove_pod(pod)
+
+
+def tree(server: Server) -> set[str]:
+    """All names of folders and files, but what is in containers' layers."""
+    return {
+        os.path.join(folder, name)
+        for top in (server.root, server.state)
+        for folder, folders, files in os.walk(top)
+        if "/upper" not in folder or ID in folder
+        for name in (*folders, *files)
+    }
+
+
+def test_images_go_only_when_asked_and_unused(server: Server) -> None:
+    server.load_image(image_archive(OTHER, {"bin/x": b"x" * 100_000}))
+    pod = server.run_pod()
+    server.create(pod)
+    found = gc(server)
+    assert "--images removes it" in found["image", OTHER]["why"] and not gone(found)
+    assert gone(gc(server, "--images", "--dry-run"), "remove") == {("image", OTHER)}
+    found = gc(server, "--images")
+    assert gone(found) == {("image", OTHER)} and found["image", IMAGE]["action"] == "keep"
+    assert gone(gc(server, "--dry-run"), "remove") == set()
+    server.remove_pod(pod)
+
+
+def test_what_is_not_known_is_told_and_left(server: Server) -> None:
+    strange = [server.root / "somebody's", server.root / "images/notes", server.root / "sandboxes/x.damaged"]
+    for path in strange:
+        path.write_text("precious")
+    found = gc(server)
+    for path in strange:
+        assert found["unknown", str(path)]["action"] == "keep" and path.read_text() == "precious"
+        path.unlink()
+    assert "put aside" in found["unknown", str(strange[2])]["why"]
+    assert not any(kind == "unknown" for kind, _ in gc(server)), "its own files are known"
+
+
+def test_text_and_log(server: Server) -> None:
+    trash = server.root / "images/trash/x"
+    trash.write_bytes(b"x" * 10_000)
+    text = run(server, "--dry-run")
+    assert (
+        text.startswith("ACTION") and "it was removed before" in text and "1 thing would go: 12.3kB" in text
+    )
+    assert "0 things went" not in text and trash.exists()
+    assert "1 thing went" in run(server) and not trash.exists()
+    *_, line = [line for line in server.tail(500).splitlines() if "CollectGarbage" in line]
+    assert "removed=1" in line and "outcome=OK" in line
+
+
+def test_a_half_made_pod_with_a_shim_is_ended() -> None:
+    """Its record is lost while the server runs: gc ends what holds it, as a server that starts would."""
+    with Server(network=False) as server:
+        pod = server.run_pod(server.pod_config("lost"), host_network=True)
+        (server.root / "sandboxes" / f"{pod}.json").unlink()
+        server.kill()
+        hidden = server.state / "sandboxes" / pod
+        kept = server.folder / "hidden"
+        hidden.rename(kept)  # from the recovery of the server that starts
+        server.start()
+        kept.rename(hidden)
+        shim = json.loads((hidden / "shim.json").read_text())["pid"]
+        assert os.path.exists(f"/proc/{shim}")
+        assert ("pod's folders", pod) in gone(gc(server))
+        assert not hidden.exists() and not os.path.exists(f"/proc/{shim}/exe")
