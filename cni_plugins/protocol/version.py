@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from cni_plugins.protocol.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, CniError
 
 SUPPORTED = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -17,6 +19,7 @@ DEFAULT = "0.1.0"
 """What a configuration without cniVersion means; we refuse it by its number."""
 
 
+@functools.lru_cache(maxsize=16)
 def parse(text: str) -> tuple[int, int, int]:
     """The three numbers of a version. Raises CniError."""
     parts = text.split(".")
