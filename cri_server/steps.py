@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from cri_server.meters import STEPS
+from cri_server.together import together
 from pyrunc.errors import Error
 
 log = logging.getLogger(__name__)
@@ -150,19 +151,11 @@ class Steps(Generic[Work]):
             log.debug("%s: %s", self.verb, ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in times))
 
     async def _do(self, group: tuple[Step[Work], ...], work: Work, times: list[tuple[str, float]]) -> None:
-        """The effects of `group`. Raises what the first that failed raised, with a note for each other."""
+        """The effects of `group`, all at once."""
         if len(group) == 1:
             await self._do_one(group[0], work, times)
             return
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for step in group:
-                    tasks.create_task(self._do_one(step, work, times))
-        except BaseExceptionGroup as failed:
-            first, *others = failed.exceptions
-            for other in others:
-                first.add_note(f"meanwhile: {other}")
-            raise first from None
+        await together(*(self._do_one(step, work, times) for step in group))
 
     async def _do_one(self, step: Step[Work], work: Work, times: list[tuple[str, float]]) -> None:
         began = time.perf_counter()

@@ -16,7 +16,7 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from cni_plugins.protocol.call import check_identifier
 from cni_plugins.protocol.config import NetworkList
@@ -30,6 +30,7 @@ from cri_server.network.leases import Usage, usage
 from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readiness
 from cri_server.network.pod_ranges import PodRanges
 from cri_server.store.disk import worded
+from cri_server.together import together
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
 
 _NOT_READY = "NetworkPluginNotReady"
@@ -65,6 +66,7 @@ class Network:
         self._plugins = PluginRunner(errands, folders, own, timeout_s, scope)
         self._pod_ranges = PodRanges(state_dir)
         self._turns = _Turns()
+        self._writing: dict[str, asyncio.Task[None]] = {}
         self._status: tuple[float, str, Readiness] | None = None
         self._status_lock = asyncio.Lock()
         self._must_collect = True
@@ -113,8 +115,10 @@ class Network:
         network = self._configuration.current().network
         return [] if network is None else await asyncio.to_thread(usage, network)
 
-    async def attach(self, pod: PodNetwork) -> NetworkResult:
+    async def attach(self, pod: PodNetwork, *, settled: bool = True) -> NetworkResult:
         """Loopback up and the chain's ADD. What failed is rolled back by DEL before the error is raised.
+
+        It is on the disk when this returns, or, not `settled`, when `settle` does, and until then after a kill without result.
 
         Raises WrongState (no configuration), InvalidArgument (ports, names), NotFound (no such namespace), AlreadyExists
         (attached already), PeerError (a plugin failed or answered nonsense), ResourceExhausted (no address left),
@@ -130,11 +134,21 @@ class Network:
             try:
                 result = await self._add(attachment)
                 answer = _result(attachment.with_result(result))
-                await self._remember(attachment.with_result(result))
+                writing = asyncio.create_task(self._remember(attachment.with_result(result)))
+                if settled:
+                    await writing
+                else:
+                    self._writing[pod.sandbox_id] = writing
             except BaseException as error:
                 await _unless_cancelled(self._roll_back(attachment, error))
                 raise
             return answer
+
+    async def settle(self, sandbox_id: str) -> None:
+        """Wait until an attachment is on the disk. Raises ResourceExhausted, KernelError: call `detach`."""
+        writing = self._writing.pop(sandbox_id, None)
+        if writing is not None:
+            await writing
 
     async def detach(self, sandbox_id: str, netns_path: str | None = None) -> None:
         """The chain's DEL with the configuration of the ADD; nothing to do for an unknown or detached sandbox.
@@ -145,6 +159,8 @@ class Network:
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
+            with contextlib.suppress(Error):  # then the first record is there
+                await self.settle(sandbox_id)
             attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
             if attachment is None:
                 return
@@ -213,13 +229,9 @@ class Network:
         if not self._plugins.runs_only_ours(attachment.network):
             await self._remember(attachment)
             return await self._plugins.add(attachment)
-        try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._remember(attachment, durable=False))
-                adding = both.create_task(self._plugins.add(attachment))
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        return adding.result()
+        remembering, adding = self._remember(attachment, durable=False), self._plugins.add(attachment)
+        _, result = await together(remembering, adding)
+        return cast(Result, result)
 
     async def _remember(self, attachment: Attachment, *, durable: bool = True) -> None:
         """Write the record. Who is cancelled meanwhile waits all the same: a thread cannot be stopped, and a roll-back that

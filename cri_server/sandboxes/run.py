@@ -22,6 +22,7 @@ from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
+from cri_server.together import together
 from pyrunc import atomic_file
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError
 from pyrunc.shim import messages
@@ -209,7 +210,7 @@ async def attach_network(work: Work) -> None:
     if sandbox.host_network:
         sandbox.network = "host"
         return
-    result = await work.services.network.attach(pod_network(sandbox))
+    result = await work.services.network.attach(pod_network(sandbox), settled=False)
     sandbox.network, sandbox.ips = "attached", list(result.ips)
 
 
@@ -265,7 +266,9 @@ async def detach_network(work: Work) -> None:
 
 
 async def save(work: Work) -> None:
-    await disk.save_sandbox(work.services.paths, work.sandbox)
+    """The sandbox's record and the network's: two writers that wait for the disk at the same time wait once."""
+    sandbox, services = work.sandbox, work.services
+    await together(disk.save_sandbox(services.paths, sandbox), services.network.settle(sandbox.id))
 
 
 async def unsave(work: Work) -> None:

@@ -88,9 +88,10 @@ class Node:
         path = self.folder / "log"
         return path.read_text() if path.exists() else ""
 
-    async def attach(self, pod: Pod, **changes: Any) -> NetworkResult:
+    async def attach(self, pod: Pod, *, settled: bool = True, **changes: Any) -> NetworkResult:
         asked = {"name": "web", "namespace": "default", "uid": "u-1", **changes}
-        return await self.network.attach(PodNetwork(sandbox_id=pod.id, netns_path=pod.path, **asked))
+        network = PodNetwork(sandbox_id=pod.id, netns_path=pod.path, **asked)
+        return await self.network.attach(network, settled=settled)
 
     def remembered(self) -> set[str]:
         folder = self.folder / "state"

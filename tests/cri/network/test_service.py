@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
 import socket
+import threading
 import time
 
 import pytest
 
 from cni_plugins.net import host_rules
+from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.model import PortMapping
 from pyrunc.errors import (
     AlreadyExists,
@@ -40,6 +43,56 @@ async def test_a_pod_has_addresses_loopback_and_a_way_out(node: Node) -> None:
     await node.network.check(pod.id)
     await node.network.detach(pod.id, pod.path)
     pod.close()
+    await until(lambda: clean(node))
+
+
+async def test_an_attachment_may_be_used_before_it_is_on_the_disk(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, write = threading.Event(), Attachments.write
+
+    def slow(self: Attachments, attachment: Attachment, *, durable: bool = True) -> None:
+        if attachment.result is not None:
+            assert gate.wait(30)
+        write(self, attachment, durable=durable)
+
+    monkeypatch.setattr(Attachments, "write", slow)
+    pod, other = node.host.pod(), node.host.pod()
+    assert (await node.attach(pod, settled=False)).ips == ("10.85.0.2", "fd85::2")
+    assert (await node.attach(other, settled=False)).ips == ("10.85.0.3", "fd85::3")
+    assert await node.network.recall(pod.id) is None
+    gate.set()
+    await node.network.settle(pod.id)
+    found = await node.network.recall(pod.id)
+    assert found is not None and found.ips == ("10.85.0.2", "fd85::2")
+    for each in (other, pod):  # the first while it is being written, perhaps
+        await node.network.detach(each.id, each.path)
+        each.close()
+    await until(lambda: clean(node))
+
+
+async def test_an_attachment_that_cannot_be_written_is_detached_as_any(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Attachments.write
+
+    def full(self: Attachments, attachment: Attachment, *, durable: bool = True) -> None:
+        if attachment.result is not None:
+            raise OSError(errno.ENOSPC, "no space left", "record")
+        write(self, attachment, durable=durable)
+
+    monkeypatch.setattr(Attachments, "write", full)
+    pod, other, third = node.host.pod(), node.host.pod(), node.host.pod()
+    await node.attach(pod, settled=False)
+    with pytest.raises(ResourceExhausted):
+        await node.network.settle(pod.id)
+    await node.network.detach(pod.id, pod.path)
+    await node.attach(other, settled=False)
+    await node.network.detach(other.id, other.path)
+    with pytest.raises(ResourceExhausted):
+        await node.attach(third)
+    for each in (pod, other, third):
+        each.close()
     await until(lambda: clean(node))
 
 
