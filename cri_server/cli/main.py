@@ -55,6 +55,7 @@ COMMANDS = {
     "install-node": ("install_node", "install_node"),
     "doctor": ("doctor", "doctor"),
     "gc": ("gc", "gc"),
+    "explain": ("explain", "explain"),
     "debug": ("debug", "debug"),
     "demo": ("demo", "demo"),
     "demo-server": ("demo", "demo_server"),

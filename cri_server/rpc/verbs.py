@@ -20,6 +20,7 @@ from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.explain.pages import name_of
 from cri_server.logs import fields
 from cri_server.meters import VERBS
 from cri_server.rpc import codes, private
@@ -137,7 +138,7 @@ def _failed(verb: str, described: Described, error: BaseException, seconds: floa
     if code == Code.CANCELLED:
         said["error"] = "the caller did not wait; what was begun goes on"
     else:
-        said |= {"kind": getattr(error, "kind", "internal"), "error": codes.message_of(error)}
+        said |= {"explain": name_of(error), "error": codes.message_of(error)}
     log.log(level, "%s failed", verb, extra=fields.of(**described[0], **said, **_took(seconds, code)))
 
 

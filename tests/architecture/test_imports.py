@@ -60,7 +60,7 @@ PYRUNC_ROOMS = (
     ("cli",),
 )
 CRI_SERVER_ROOMS = (
-    ("logs", "meters", "debug", "together"),
+    ("logs", "meters", "debug", "explain", "together"),
     ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2"),
     ("store",),
     ("config", "network"),

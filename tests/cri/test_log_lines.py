@@ -87,6 +87,7 @@ def test_a_failure_has_one_line_with_its_step_and_reason(server: Server) -> None
     assert failed["message"] == "StartContainer failed" and failed["step"] == "execute"
     assert failed["pod"] == "default/wrong" and failed["container_id"] == container
     assert failed["outcome"] == caught.value.code().name  # type: ignore[attr-defined]
+    assert failed["explain"] in ("invalid-argument", "not-found")
     assert failed["error"] == caught.value.details()  # type: ignore[attr-defined]
     server.remove_pod(pod)
 

@@ -1,0 +1,118 @@
+"""Every error class and every finding has a page, the document is what the pages say, and pages are found."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cri_server.cli.explain import explain
+from cri_server.explain.model import find
+from cri_server.explain.pages import PAGES, markdown, name_of
+from cri_server.images.content import DigestMismatch
+from cri_server.rpc import codes
+from pyrunc import errors
+from pyrunc.errors import InvalidSpec, KernelError, NotFound, from_wire
+
+ROOT = Path(__file__).parents[3]
+
+
+def error_classes() -> set[str]:
+    """Qualified names of all classes below pyrunc.errors.Error, read from the sources."""
+    bases: dict[str, tuple[str, list[str]]] = {}
+    for package in ("pyrunc", "cri_server", "cni_plugins"):
+        for path in (ROOT / package).rglob("*.py"):
+            if "api" not in path.parts:
+                module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                for node in ast.walk(ast.parse(path.read_text())):
+                    if isinstance(node, ast.ClassDef):
+                        names = [b.id for b in node.bases if isinstance(b, ast.Name)]
+                        bases[f"{module}.{node.name}"] = node.name, names
+    found = {"pyrunc.errors.Error"}
+    while True:
+        known = {name.rpartition(".")[2] for name in found}
+        more = {q for q, (_, names) in bases.items() if set(names) & known} - found
+        if not more:
+            return found
+        found |= more
+
+
+def test_every_error_class_has_one_page() -> None:
+    paged = [name for page in PAGES for name in page.classes]
+    assert sorted(paged) == sorted(error_classes())
+
+
+def test_every_finding_has_a_page() -> None:
+    used = set()
+    for path in (ROOT / "cri_server/doctor").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("Finding", "fine")
+            ):
+                code = node.args[0]
+                used |= {code.value} if isinstance(code, ast.Constant) else set()
+    assert {page.name for page in PAGES if page.group == "doctor"} == used
+
+
+def test_the_document_is_made_from_the_pages() -> None:
+    written = (ROOT / "docs/errors.md").read_text()
+    assert written == "\n".join(markdown()).rstrip() + "\n", (
+        "python -m cri_server.explain.pages > docs/errors.md"
+    )
+
+
+def test_pages_agree_with_the_table_of_codes() -> None:
+    for page in PAGES:
+        for name in page.classes:
+            module, _, cls = name.rpartition(".")
+            if module == "pyrunc.errors":
+                kind = getattr(errors, cls).kind
+                assert page.code == codes.BY_KIND[kind].name, page.name
+                assert page.name == kind.replace("_", "-")
+
+
+def test_names_are_unambiguous_and_texts_complete() -> None:
+    names = [word for page in PAGES for word in page.words]
+    assert len(set(names)) == len(names)
+    for page in PAGES:
+        assert page.title and page.text.endswith(".") and page.todo.endswith("."), page.name
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("wrong-state", ["wrong-state"]), ("WrongState", ["wrong-state"]), ("wrong_state", ["wrong-state"]),
+        ("FailedPrecondition", ["wrong-state"]), ("RESOURCE_EXHAUSTED", ["resource-exhausted"]),
+        ("UNKNOWN", ["Unknown", "peer"]), ("internal", ["internal", "kernel"]), ("ENFILE", ["EMFILE"]),
+        ("mount 'overlay' on '/': ENODEV (move_mount, plan line 17)", ["ENODEV"]),
+        ("RegistryUnavailable: pulling x: the server does not answer", ["registry-unavailable"]),
+        ("rpc error: code = NotFound desc = no such container", ["not-found"]),
+        ("container c was OOMKilled, then ENOSPC", ["OOMKilled", "ENOSPC"]),
+        ("the server is in swap", []), ("", []),
+    ],
+)  # fmt: skip
+def test_find(asked: str, names: list[str]) -> None:
+    assert [page.name for page in find(PAGES, asked)] == names
+
+
+def test_the_name_of_an_error() -> None:
+    assert name_of(DigestMismatch("x")) == "digest-mismatch"
+    assert name_of(from_wire(NotFound("x").to_wire())) == "not-found"
+    assert (
+        name_of(InvalidSpec("a", "b")) == "invalid-spec" and name_of(KernelError("open", "x", 2)) == "kernel"
+    )
+    assert name_of(builtins.ZeroDivisionError()) == "internal"
+
+
+def test_the_command() -> None:
+    run = CliRunner().invoke
+    assert "Resource" not in run(explain, []).output and "wrong-state" in run(explain, []).output
+    told = run(explain, ["mount", "'x'", "ENOSPC"])
+    assert told.output.startswith("ENOSPC: No space left\n") and "pyrunc-cri gc" in told.output
+    unknown = run(explain, ["nonsense"])
+    assert isinstance(unknown.exception, NotFound) and "'nonsense'" in str(unknown.exception)
