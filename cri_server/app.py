@@ -42,6 +42,7 @@ from cri_server.store.index import Index
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.streaming.server import StreamingServer
+from pyrunc.compiler.client import Compilers
 from pyrunc.errors import Error, WrongState
 from pyrunc.shim.client import SHIM
 from pyrunc.zygote.client import Zygote
@@ -50,8 +51,10 @@ log = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 10.0
 THREADS = 32
-SHIM_MODULES = ["pyrunc.shim.main"]
+SHIM_MODULES = ["pyrunc.shim.main", "pyrunc.shim.rehearse"]
 ERRAND_MODULES = [
+    "pyrunc.compiler.service",
+    "pyrunc.compiler.rehearse",
     "cri_server.errands",
     "cri_server.images.unpack",
     "cni_plugins.errand",
@@ -109,7 +112,18 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     images = await _open_images(config, paths, index, errands, stack)
     network = _network(config, paths, errands)
     stack.callback(network.close)
-    services = Services(config, facts, paths, index, images, network, shims, errands, Events())
+    services = Services(
+        config,
+        facts,
+        paths,
+        index,
+        images,
+        network,
+        shims,
+        errands,
+        _open_compilers(errands, stack),
+        Events(),
+    )
     services.zygotes = {"shims": zygote, "errands": errands}
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
     stack.push_async_callback(_settle, services)
@@ -130,6 +144,13 @@ async def _open_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygot
     zygote, errands = started
     assert isinstance(zygote, Zygote) and isinstance(errands, Zygote)
     return zygote, errands
+
+
+def _open_compilers(errands: Zygote, stack: contextlib.AsyncExitStack) -> Compilers:
+    compilers = Compilers(errands)
+    stack.callback(compilers.close)
+    compilers.warm()
+    return compilers
 
 
 def _network(config: Config, paths: Paths, errands: Zygote) -> Network:

@@ -8,6 +8,7 @@ keeps the server from starting.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -161,8 +162,18 @@ def _cgroups_path(folder: Path) -> str:
         return ""
 
 
+def _container_cgroups_path(folder: Path) -> str:
+    try:
+        with open(folder / "config.json", encoding="utf-8", errors="surrogateescape") as file:
+            return str(json.load(file)["linux"]["cgroupsPath"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""  # nothing was compiled from it
+
+
 async def drop_container(services: Services, identifier: str) -> None:
     """A container without a record or without a sandbox: it was being made or removed."""
+    folder = services.paths.container_state(identifier)
+    await services.shims.kill_group(_container_cgroups_path(folder), identifier)
     await disk.forget(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, identifier)
     log.info("dropped what was left of container %s", identifier)

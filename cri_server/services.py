@@ -14,6 +14,7 @@ from cri_server.node import Node
 from cri_server.shims import Shims
 from cri_server.store.index import Index
 from cri_server.store.paths import Paths
+from pyrunc.compiler.client import Compilers
 from pyrunc.zygote.client import Zygote
 
 DEFAULT_HANDLER = "pyrunc"
@@ -32,6 +33,7 @@ class Services:
     network: Network
     shims: Shims
     errands: Zygote
+    compilers: Compilers
     events: Events
     zygotes: dict[str, Zygote] = field(default_factory=dict)  # by what they fork
     default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)

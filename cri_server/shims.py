@@ -175,7 +175,7 @@ class Shims:
                 container.lost = container.exit is None and not process.alive()
             else:
                 container.lost = container.exit is None and (
-                    not self._paths.container_state(container.id).is_dir() or self.group_exists(container)
+                    not self._paths.container_state(container.id).is_dir() or self._was_started(container)
                 )
 
     def _learn(self, sandbox: Sandbox, state: ShimState) -> None:
@@ -305,7 +305,7 @@ class Shims:
             await self.kill_group(container.cgroups_path, container.id)
             return
         self.read_facts(container)
-        if container.exit is None and (container.process or self.group_exists(container)):
+        if container.exit is None and (container.process or self._was_started(container)):
             await self._end(container)
         else:
             await self.kill_group(container.cgroups_path, container.id)
@@ -372,10 +372,9 @@ class Shims:
             log.error("container %s: cannot write %s: %s", container.id, path, error)
         container.ended(ended)
 
-    def group_exists(self, container: Container) -> bool:
-        """Whether the container has a cgroup: it is made at the start and removed after the exit."""
-        group = groups.place(container.cgroups_path, container.id)
-        return group.exists()
+    def _was_started(self, container: Container) -> bool:
+        """Whether its start had begun, though nothing is on record: its cgroup is there from its creation on."""
+        return container.starting or groups.place(container.cgroups_path, container.id).populated()
 
     async def kill_group(self, cgroups_path: str, identifier: str) -> None:
         """SIGKILL to all of a cgroup and remove it; what fails is logged."""

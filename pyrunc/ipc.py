@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 INLINE_LIMIT_BYTES = 32 * 1024
 MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
-_MOST_FDS = 64  # SCM_MAX_FD is 253
+MOST_FDS = 250  # SCM_MAX_FD is 253
 _IN_MEMFD = b"M"
 
 
@@ -56,7 +56,7 @@ def receive(sock: socket) -> tuple[Message, list[int]] | None:
     """
     try:
         packet, ancillary, flags, _ = sock.recvmsg(
-            INLINE_LIMIT_BYTES, CMSG_SPACE(_MOST_FDS * 4), MSG_CMSG_CLOEXEC
+            INLINE_LIMIT_BYTES, CMSG_SPACE(MOST_FDS * 4), MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
         return None

@@ -1,4 +1,4 @@
-"""CreateContainer: everything is checked, the writable layer and the spec are made; nothing of the user's runs yet."""
+"""CreateContainer: everything is checked, the writable layer, the spec and the launch are made; nothing of the user's runs yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from cri_server import events
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
-from cri_server.containers import anonymous_volumes, image_volumes
+from cri_server.containers import anonymous_volumes, image_volumes, launch
 from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.node import effective_capabilities
@@ -20,7 +20,7 @@ from cri_server.spec import build, cdi, groups, mounts, namespaces, signals, sou
 from cri_server.spec.security import DEFAULT, apparmor_profile
 from cri_server.spec.user import Accounts
 from cri_server.status import sandbox as status
-from cri_server.steps import Step, Steps
+from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
@@ -88,6 +88,7 @@ async def _create(services: Services, sandbox: Sandbox, config: api.ContainerCon
 
 
 async def _take_back(work: Work) -> None:
+    await drop_launch(work)
     await unsave(work)
     await remove_folders(work)
 
@@ -262,7 +263,7 @@ async def write_bundle(work: Work) -> None:
     folder = work.services.paths.container_state(work.id)
     root = work.services.paths.container_root(work.id)
     settings = work.services.config
-    launch = {
+    asked = {
         "sandbox": work.sandbox.id,
         "rootfs": {
             "lower": [str(p) for p in work.rootfs.lower_dirs],
@@ -283,7 +284,7 @@ async def write_bundle(work: Work) -> None:
     }
     try:
         atomic_file.write_json(str(folder / "config.json"), work.built.spec)
-        atomic_file.write_json(str(folder / "launch.json"), launch)
+        atomic_file.write_json(str(folder / "launch.json"), asked)
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
 
@@ -297,6 +298,17 @@ async def unsave(work: Work) -> None:
     await disk.forget(work.services.paths.container_record(work.id))
 
 
+async def prepare_launch(work: Work) -> None:
+    assert work.container is not None
+    await launch.prepare(work.services, work.container)
+
+
+async def drop_launch(work: Work) -> None:
+    assert work.container is not None
+    await launch.drop(work.services, work.container)
+    await work.services.shims.kill_group(work.container.cgroups_path, work.container.id)
+
+
 STEPS: Steps[Work] = Steps(
     "create_container",
     [
@@ -305,6 +317,7 @@ STEPS: Steps[Work] = Steps(
         Step("spec", build_spec),
         Step("folders", make_folders, remove_folders),
         Step("bundle", write_bundle),
-        Step("record", save, unsave),
+        # Neither needs the other. A cgroup without a record is found by the bundle that it was made from.
+        Beside((Step("record", save, unsave), Step("launch", prepare_launch, drop_launch))),
     ],
 )

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 # Both streams together; the client takes 16 MiB per message and the rest of the message needs room.
 OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)
 READ_BYTES = 1 << 16
+LAUNCH_TIMEOUT_S = 60.0
 MEMORY_BYTES = 1 << 15  # of each stream; what is beyond goes to a file, so that many large outputs fit
 
 
@@ -200,7 +201,7 @@ async def sync(services: Services, reference: str, command: Sequence[str], timeo
     """
     _, container, client = running(services, reference)
     described = oci_process(services, container, command, tty=False)
-    session = await begin(client, container, described, stdout=True, stderr=True)
+    session = await begin(services, container, described, stdout=True, stderr=True)
     assert session.stdout_fd is not None and session.stderr_fd is not None
     budget = Budget(OUTPUT_LIMIT_BYTES)
     stdout, stderr = (
@@ -219,11 +220,17 @@ async def sync(services: Services, reference: str, command: Sequence[str], timeo
 
 
 async def begin(
-    client: ShimClient, container: Container, described: dict[str, Any], **streams: bool
+    services: Services, container: Container, described: dict[str, Any], *, tty: bool = False, **streams: bool
 ) -> ExecSession:
     """Start the process. A program that is not there is the caller's mistake, not a container that is not there."""
     try:
-        return await client.exec(container.id, new_exec_id(), described, **streams)
+        folder = str(services.paths.container_state(container.id))
+        assert container.process is not None
+        with await services.compilers.exec(
+            folder, container.process.pid, described, LAUNCH_TIMEOUT_S, tty=tty
+        ) as launch:
+            _, _, client = running(services, container.id)
+            return await client.exec(container.id, new_exec_id(), launch, tty=tty, **streams)
     except NotFound as error:
         if container.running:
             raise InvalidArgument(error.message) from None

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 
 from cri_server import events
-from cri_server.containers import stop
+from cri_server.containers import launch, stop
 from cri_server.services import Services
 from cri_server.status import sandbox as status
 from cri_server.steps import Step, Steps
@@ -43,6 +43,7 @@ async def kill(work: Work) -> None:
 
 
 async def leave_shim(work: Work) -> None:
+    await launch.drop(work.services, work.container)
     sandbox = work.services.index.sandboxes.find(work.container.sandbox_id)
     client = work.services.shims.find(sandbox) if sandbox is not None else None
     try:

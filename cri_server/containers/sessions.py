@@ -111,7 +111,7 @@ class Sessions:
         _, container, client = execution.running(self._services, options.container_id)
         described = execution.oci_process(self._services, container, options.command, tty=options.tty)
         session = await execution.begin(
-            client,
+            self._services,
             container,
             described,
             stdin=options.stdin,

@@ -1,8 +1,7 @@
-"""StartContainer: the shim runs the spec; the call returns when the process has been executed, or says why it was not."""
+"""StartContainer: the shim carries the launch out; the call returns when the process has been executed, or says why it was not."""
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from dataclasses import dataclass
@@ -10,18 +9,15 @@ from dataclasses import dataclass
 from cri_server import events
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
+from cri_server.containers import launch
 from cri_server.containers.create import target_pid
 from cri_server.services import Services
-from cri_server.shims import PROCESS_RECORD
 from cri_server.spec import sources
 from cri_server.status import sandbox as status
 from cri_server.steps import Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
-from pyrunc import atomic_file
 from pyrunc.errors import Error, InvalidArgument, NotFound, WrongState
-
-log = logging.getLogger(__name__)
 
 START_ERROR, START_ERROR_CODE = "StartError", 128
 
@@ -85,7 +81,9 @@ async def make_log_folder(work: Work) -> None:
 async def execute(work: Work) -> None:
     container = work.container
     try:
-        started = await work.services.shims.get(work.sandbox).start_container(container.id)
+        client = work.services.shims.get(work.sandbox)
+        with await launch.take(work.services, container) as taken:
+            started = await client.start_container(container.id, taken)
     except Error as error:
         await work.services.shims.settle(work.sandbox)
         if container.exit is None:
@@ -96,23 +94,6 @@ async def execute(work: Work) -> None:
         raise
     container.process = Process(started.pid, started.start_time)
     container.started_at_ns = started.started_at_ns
-    note(work)
-
-
-def note(work: Work) -> None:
-    """For a server that finds neither this one nor the shim alive."""
-    container = work.container
-    assert container.process is not None
-    facts = {
-        "pid": container.process.pid,
-        "start_time": container.process.start_time,
-        "started_at_ns": container.started_at_ns,
-    }
-    path = work.services.paths.container_state(container.id) / PROCESS_RECORD
-    try:
-        atomic_file.write_json(str(path), facts)
-    except OSError as error:
-        log.warning("container %s: %s", container.id, error)
 
 
 async def end(work: Work) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.containers import launch
 from cri_server.services import Services
 from cri_server.spec import groups, resources
 from cri_server.steps import Step, Steps
@@ -69,6 +70,7 @@ def _refuse_less_than_used(directory: str, limit_bytes: int) -> None:
 
 
 async def write_spec(work: Work) -> None:
+    await launch.drop(work.services, work.container)
     _change_spec(work, work.merged)
 
 

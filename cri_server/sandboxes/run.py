@@ -24,12 +24,14 @@ from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
 from cri_server.together import together
 from pyrunc import atomic_file
+from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError
 from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
 
 HOLDER_OOM_SCORE_ADJ = -998
+LAUNCH_TIMEOUT_S = 60.0
 MODES = {api.POD: "new", api.CONTAINER: "new", api.NODE: "host"}
 
 
@@ -41,6 +43,7 @@ class Work:
     config: api.PodSandboxConfig
     sandbox: Sandbox
     hostname: str
+    compiling: asyncio.Task[CompiledLaunch] | None = None
 
 
 async def run(services: Services, config: api.PodSandboxConfig, handler: str) -> str:
@@ -176,19 +179,35 @@ def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandb
 
 
 async def start_shim(work: Work) -> None:
+    """The holder is compiled meanwhile: that needs no shim."""
     shims, sandbox = work.services.shims, work.sandbox
+    folder = str(work.services.paths.sandbox_state(sandbox.id))
+    work.compiling = asyncio.create_task(work.services.compilers.pause(folder, LAUNCH_TIMEOUT_S))
     made_ahead = await shims.start(sandbox)
     if has_pinned_network(sandbox.options):
         sandbox.netns_path = made_ahead or await shims.get(sandbox).make_network()
 
 
 async def end_shim(work: Work) -> None:
+    if work.compiling is not None:
+        await _forget_launch(work, work.compiling)
     await work.services.shims.shutdown(work.sandbox)
 
 
+async def _forget_launch(work: Work, compiling: asyncio.Task[CompiledLaunch]) -> None:
+    """Nobody started the holder, or it was started and has ended: its cgroup goes, whoever made it."""
+    compiling.cancel()
+    await asyncio.wait([compiling])
+    if not compiling.cancelled() and compiling.exception() is None:
+        compiling.result().close()
+    await work.services.shims.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
+
+
 async def start_holder(work: Work) -> None:
+    assert work.compiling is not None
     try:
-        started = await work.services.shims.get(work.sandbox).start_holder()
+        with await work.compiling as launch:
+            started = await work.services.shims.get(work.sandbox).start_holder(launch)
     except KernelError as error:
         if sysctls.is_refused(error):
             raise InvalidArgument(error.message) from None

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from cri_server.containers import launch
 from cri_server.containers import stop as container_stop
 from cri_server.containers.stop import SHIM_PATIENCE_S
 from cri_server.services import Services
@@ -70,6 +71,7 @@ async def refuse_more(work: Work) -> None:
 async def end_containers(work: Work) -> None:
     living = [c for c in work.services.index.containers_of(work.sandbox) if c.exit is None]
     await asyncio.gather(*(container_stop.kill(work.services, c) for c in living))
+    await asyncio.gather(*(launch.drop(work.services, c) for c in living))
 
 
 async def end_holder(work: Work) -> None:

@@ -16,6 +16,7 @@ from cri_server.encoded import CachedEncoding
 from cri_server.locks import Gate
 from cri_server.store.facts import Process
 from pyrunc.atomic_file import DamagedRecord
+from pyrunc.compiler.client import CompiledLaunch
 
 NAME_LABEL, NAMESPACE_LABEL = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
 
@@ -187,6 +188,7 @@ class Container:
     started_at_ns: int = 0
     exit: Exit | None = None
     lost: bool = False
+    launch: CompiledLaunch | None = None  # waits for the start
     starting: bool = False  # an exit meanwhile is told by the start, after its own event
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

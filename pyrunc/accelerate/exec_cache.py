@@ -16,9 +16,9 @@ from _imp import source_hash
 from errno import ENOENT
 
 from pyrunc import atomic_file
-from pyrunc.compile.null import own_stdio
 from pyrunc.errors import KernelError
 from pyrunc.kernel.credential import is_machine_root
+from pyrunc.kernel.fd import open_memfd
 from pyrunc.launch import run
 from pyrunc.launch.model import Launch
 from pyrunc.program.errors import OperationFailed
@@ -76,8 +76,8 @@ class Program:
     def __len__(self) -> int:
         return 0
 
-    def encode(self) -> bytes:
-        return self._encoded
+    def open_image(self) -> int:
+        return open_memfd("pyrunc:program", self._encoded)
 
 
 def key(
@@ -147,7 +147,6 @@ def remember(state: State, wanted: bytes, lowered: Any, owner: int, warnings: tu
 
 def execute(state: State, pidfd: int, program: Program) -> ChildProcess | None:
     """Run it in the container behind `pidfd`; None when that did not come to execve. The descriptors are the caller's."""
-    _give_stdio(program.owner)
     opened = {"container": os.dup(pidfd)}
     try:
         if "cgroup" in program.numbers:
@@ -156,8 +155,8 @@ def execute(state: State, pidfd: int, program: Program) -> ChildProcess | None:
                 return None
             opened["cgroup"] = group.open_directory()
         with Undo() as undo:
-            stdio = own_stdio((0, 1, 2), opened)
-            child = run.launch(Launch(program, opened, stdio), undo)  # type: ignore[arg-type]
+            launch = Launch(program, opened, (0, 1, 2), stdio_owner=program.owner)  # type: ignore[arg-type]
+            child = run.launch(launch, undo)
             undo.commit()
             return child
     except OperationFailed:
@@ -169,10 +168,3 @@ def execute(state: State, pidfd: int, program: Program) -> ChildProcess | None:
     finally:
         for number in opened.values():
             os.close(number)
-
-
-def _give_stdio(owner: int) -> None:
-    if any(os.fstat(number).st_uid != owner for number in range(3)):
-        from pyrunc.compile.rootfs_probe import give_to
-
-        give_to(owner, (0, 1, 2))

@@ -32,6 +32,21 @@ REMOVE_TIMEOUT_S = 5.0
 UNMANAGED_BY_SYSTEMD = frozenset({"hugetlb", "misc", "rdma"})
 
 
+class ReleasedPlaceholder:
+    """A placeholder that is another process's child; we have its pipe's write end."""
+
+    __slots__ = ("_write_end",)
+
+    def __init__(self, write_end: int) -> None:
+        self._write_end = write_end
+
+    def end(self) -> None:
+        os.close(self._write_end)
+
+    def release(self) -> int:
+        return self._write_end
+
+
 class Cgroup:
     """`path` counts from the root of the v2 tree; `driver` is `cgroupfs` or `systemd` (then with `slice` and `unit`)."""
 
@@ -39,7 +54,7 @@ class Cgroup:
 
     def __init__(self, path: str, driver: str = "cgroupfs", slice: str = "", unit: str = "") -> None:
         self.path, self.driver, self.slice, self.unit = path, driver, slice, unit
-        self._placeholder: Placeholder | None = None
+        self._placeholder: Placeholder | ReleasedPlaceholder | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Cgroup:
@@ -151,6 +166,16 @@ class Cgroup:
         if self._placeholder is not None:
             self._placeholder.end()
             self._placeholder = None
+
+    def release_placeholder(self) -> int | None:
+        """The write end of the pipe that a systemd scope's placeholder waits at, the caller's from here on: the scope lives as long
+        as somebody has it open. None when there is no placeholder."""
+        placeholder, self._placeholder = self._placeholder, None
+        return None if placeholder is None else placeholder.release()
+
+    def take_placeholder(self, write_end: int) -> None:
+        """Own what `release_placeholder` gave away, until `occupied`."""
+        self._placeholder = ReleasedPlaceholder(write_end)
 
     def give_to(self, uid: int) -> None:
         """Make `uid` the owner of the group and of what the kernel says may be delegated: it can make groups below and move

@@ -42,6 +42,10 @@ class Placeholder:
         os.close(self._write_end)
         os.waitpid(self.pid, 0)
 
+    def release(self) -> int:
+        """The pipe's write end, for somebody else to close; the child stays ours to reap."""
+        return self._write_end
+
 
 def _wait_for_end_of_file(read_end: int) -> None:
     try:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyrunc.cli.parse import Call
     from pyrunc.container.exec import Executed
     from pyrunc.container.state import State
+    from pyrunc.launch.model import Lowered
     from pyrunc.launch.run import ChildProcess
-    from pyrunc.plan.lower import Lowered
 
 
 SIGKILL = 9
@@ -85,8 +85,8 @@ def _whole_way(
     call: Call, found: State, pidfd: int, asked_for: bytes | None, key: bytes | None, log: Log
 ) -> Executed:
     from pyrunc.cli.process import asked, from_file
+    from pyrunc.compile.exec import ExecRequest, merged
     from pyrunc.compile.rootfs_probe import host_id, keeps_groups
-    from pyrunc.container.exec import ExecRequest, merged
     from pyrunc.container.exec import execute as enter
     from pyrunc.spec.check import check_process
     from pyrunc.spec.parse import parse
@@ -129,8 +129,8 @@ def _whole_way(
             bundle=found.bundle,
             keep_groups=keeps_groups(spec),
             attached=not options["detach"] and not options["console_socket"],
-            keep=keep,
-        )
+        ),
+        keep,
     )
     for warning in executed.warnings:
         log.warning(warning)

@@ -126,9 +126,9 @@ def features(call: Call, log: Log) -> int:
 
 def plan(call: Call, log: Log) -> int:
     """`plan [BUNDLE]`: what `create` would do in it, one line per operation; as JSON, a list of these lines."""
+    from pyrunc.compile.container import CreateRequest, preview
     from pyrunc.compile.sources import Directory
     from pyrunc.container import bundle as bundles
-    from pyrunc.container.create import CreateRequest, preview
     from pyrunc.plan.show import numbered, show
 
     _one_of(call.options["format"], ("text", "json"))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyrunc.undo import Undo
 
 START_SOCKET = "start.sock"
+PINNED = "pinned:"  # in place of a namespace's path: whoever launches adds it
 
 
 class CgroupChoice(Value):
@@ -58,9 +59,9 @@ class Descriptors:
 
 
 def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
-    """The namespaces that are given by path, each checked to be of its kind."""
+    """The namespaces that are given by path, each checked to be of its kind; not those that come later."""
     for entry in linux.namespaces:
-        if entry.path:
+        if entry.path and not entry.path.startswith(PINNED):
             number = open_namespace(entry.path, KERNEL_NAMES[entry.type])
             descriptors.take(f"namespace:{entry.type}", number)
 

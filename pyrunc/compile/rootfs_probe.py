@@ -7,11 +7,10 @@ user's home; and who owns its stdio and its cgroup.
 from __future__ import annotations
 
 import os
-from errno import EINVAL, ELOOP, ENOTDIR, EPERM, EROFS
-from stat import S_ISCHR, S_ISDIR
+from errno import ELOOP, ENOTDIR
+from stat import S_ISDIR
 
 from pyrunc.abi.file import AT_FDCWD, O_CLOEXEC, O_PATH, RESOLVE_NO_SYMLINKS
-from pyrunc.compile.null import DEVICE, is_null
 from pyrunc.errors import KernelError
 from pyrunc.kernel.path import O_DIRECTORY, open_in_root, openat2, read_in_root, resolve
 from pyrunc.plan.model import LINK_CAME, Findings
@@ -92,16 +91,20 @@ def bind_failed(mount: Mount, source: str, number: int, note: str = "") -> Kerne
 def look(
     spec: Spec,
     descriptors: Mapping[str, int],
-    stdio: tuple[int, int, int],
+    nulls: tuple[int, ...],
     inside: Mapping[int, tuple[str, bool]],
+    pinned: Collection[str] = (),
     pivot: bool = True,
 ) -> Findings:
-    """The findings. `descriptors` has the detached root and the trees of the other bind mounts by their plan names."""
+    """The findings. `descriptors` has the detached root and the trees of the other bind mounts by their plan names; `pinned` are
+    the names of those, folders all, that come later. `nulls`: which of stdio are null devices."""
     root = descriptors["root"]
     directories, destinations, modes = {i: is_folder for i, (_, is_folder) in inside.items()}, {}, {}
     for i, mount in enumerate(spec.mounts):
         tree = descriptors.get(f"tree:{i}")
-        if tree is not None:
+        if f"tree:{i}" in pinned:
+            directories[i] = True
+        elif tree is not None:
             directories[i] = S_ISDIR(os.fstat(tree).st_mode)
         destination = normal(mount.destination)
         if destination in _PLAIN:
@@ -120,19 +123,19 @@ def look(
         destinations,
         modes,
         "" if process is None or has_home(process) else home(root, process.user.uid),
-        _reopened(spec, stdio),
+        _reopened(spec, nulls),
         {name[len(DEVICE_NAME) :]: name for name in descriptors if name.startswith(DEVICE_NAME)},
         () if pivot else whole_instances(),
     )
 
 
-def _reopened(spec: Spec, stdio: tuple[int, int, int]) -> tuple[int, ...]:
+def _reopened(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
     """Which of stdio are null devices that the process opens again in the container, where a dump by CRIU finds them. In a user
-    namespace /dev/null may be the host's, and without mounts it is: there they are replaced by `null.own_stdio`."""
+    namespace /dev/null may be the host's, and without mounts it is: there they are replaced (`Launch.own_nulls`)."""
     linux, process = spec.linux, spec.process
     if process is None or process.terminal or linux.namespace("mount") is None or linux.namespace("user"):
         return ()
-    return tuple(n for n in range(3) if is_null(stdio[n]))
+    return nulls
 
 
 def whole_instances() -> tuple[str, ...]:
@@ -164,29 +167,12 @@ def home(root: int, uid: int) -> str:
     return ""
 
 
-def give_stdio(spec: Spec, stdio: tuple[int, int, int]) -> None:
-    """Make the container's user the owner of its pipes and files, so that it can open /dev/stdout again."""
+def stdio_owner(spec: Spec) -> int | None:
+    """Who, by an id of the host, is to own the container's pipes and files; None with a terminal."""
     process = spec.process
     if process is None or process.terminal:
-        return
-    give_to(host_id(process.user.uid, spec.linux.uid_mappings), stdio)
-
-
-def give_to(owner: int, stdio: tuple[int, int, int]) -> None:
-    """Make `owner`, an id of the host, the owner of descriptors that are not /dev/null. KernelError."""
-    for number in stdio:
-        status = os.fstat(number)
-        if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == DEVICE):
-            continue
-        try:
-            os.fchown(number, owner, -1)
-        except OSError as error:
-            if error.errno not in (
-                EINVAL,
-                EPERM,
-                EROFS,
-            ):  # EINVAL: an id that is not mapped, which setresuid will tell
-                raise KernelError("fchown", f"stdio {number}", error.errno or 0) from None
+        return None
+    return host_id(process.user.uid, spec.linux.uid_mappings)
 
 
 def cgroup_owner(spec: Spec) -> int | None:

@@ -24,6 +24,7 @@ from pyrunc.compile.copyup import open_copy
 from pyrunc.compile.idmaps import open_user_namespace
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.launch import pinned
 from pyrunc.plan import devices
 from pyrunc.plan.mounts import Options, copies_up, is_bind, is_tree
 from pyrunc.spec.value import Value
@@ -32,8 +33,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from pyrunc.compile.container import CreateRequest
     from pyrunc.compile.descriptors import Descriptors
-    from pyrunc.container.create import CreateRequest
     from pyrunc.spec.model import IdMap, Linux, Mount, Spec
 
 OUR_MOUNTS = "pyrunc:"
@@ -92,7 +93,7 @@ def open_layers(
     except KernelError as error:
         if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
             raise
-    from pyrunc.compile import detached  # brings contextlib, 3 ms
+    from pyrunc.kernel import detached  # brings contextlib, 3 ms
 
     return detached.open_overlay(lower, upper, work, volatile=bool(options))
 
@@ -112,7 +113,7 @@ def _open_mapped_overlay(
         if facts.host().clones_detached:
             upper, work = rootfs.upper or None, rootfs.work or None
             return kernel_mount.open_overlay(layers, upper, work, options=options)
-        from pyrunc.compile import detached
+        from pyrunc.kernel import detached
 
         volatile = bool(options)
         return detached.open_overlay(
@@ -213,6 +214,8 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Colle
         elif not is_bind(mount):
             number = open_overlay(overlay_of(mount), linux, descriptors)
         elif mount.source.startswith(OUR_MOUNTS):
+            if _pinned_name(mount) in request.pinned:
+                continue
             number = _open_clone(mount.source, request, f"mounts[{i}].source")
         else:
             number = _open_bind(mount, os.path.join(request.bundle, mount.source), request.settled)
@@ -264,6 +267,19 @@ def _open_bind(mount: Mount, source: str, settled: Collection[str]) -> int:
         os.close(place)
 
 
+def pinned_trees(request: CreateRequest) -> dict[str, str]:
+    """The plan's names of the mounts that whoever launches clones of what it pins, with the names of those."""
+    return {
+        f"tree:{i}": _pinned_name(mount)
+        for i, mount in enumerate(request.spec.mounts)
+        if is_bind(mount) and mount.source.startswith(OUR_MOUNTS) and _pinned_name(mount) in request.pinned
+    }
+
+
+def _pinned_name(mount: Mount) -> str:
+    return mount.source[len(OUR_MOUNTS) :]
+
+
 def _open_clone(source: str, request: CreateRequest, path: str) -> int:
     """A clone of a mount that the caller holds without it being attached anywhere (before Linux 6.15: in the holder)."""
     name = source[len(OUR_MOUNTS) :]
@@ -271,12 +287,7 @@ def _open_clone(source: str, request: CreateRequest, path: str) -> int:
     if mount is None:
         raise InvalidSpec(path, f"there is no mount called {name!r}")
     try:
-        return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
-    except KernelError as error:
-        if error.errno != EINVAL:
-            raise
-    if not request.mount_namespace:
-        raise Unsupported(f"{source}: this kernel cannot clone a detached mount (Linux 6.15 can)")
-    from pyrunc.compile import detached
-
-    return detached.open_clone_of(mount, request.mount_namespace)
+        return pinned.clone(mount, request.mount_namespace)
+    except Unsupported as error:
+        error.add_detail(source)
+        raise

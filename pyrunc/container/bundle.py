@@ -201,10 +201,10 @@ def _write_config(state: State, bundle: Bundle) -> None:
 
 
 def _request(state: State, bundle: Bundle, create_options: CreateOptions) -> Any:
+    from pyrunc.compile.container import CreateRequest
     from pyrunc.compile.descriptors import CgroupChoice
     from pyrunc.compile.rootfs_probe import keeps_groups
     from pyrunc.compile.sources import Directory
-    from pyrunc.container.create import CreateRequest
 
     spec = _with_sockets(bundle.spec, create_options.activated)
     if create_options.notify and spec.process is not None:

@@ -1,69 +1,23 @@
-"""A pod's holder: the pause process that keeps the namespaces of a pod while its containers come and go."""
+"""A pod's pause process, started by whoever is to be its parent."""
 
 from __future__ import annotations
 
 import os
 
-from pyrunc.compile import host as facts
-from pyrunc.compile.descriptors import (
-    CgroupChoice,
-    Descriptors,
-    compiled_filter,
-    open_cgroup,
-    open_namespaces,
-    refuse_settings_of_the_host,
-)
-from pyrunc.compile.null import open_null
-from pyrunc.errors import InvalidArgument, InvalidSpec
-from pyrunc.kernel import mount as kernel_mount
+from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.pause import compile_pause
 from pyrunc.launch import run
-from pyrunc.launch.model import Launch
-from pyrunc.plan import build as plans
-from pyrunc.plan.lower import lower
-from pyrunc.plan.namespaces import KERNEL_NAMES
-from pyrunc.program.launch import LAUNCHER
-from pyrunc.spec.check import check_namespaces, settings_by_namespace
-from pyrunc.spec.model import Linux, Namespace, Spec
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.spec.model import IdMap
-
-_NO_MOUNTS: Mapping[str, int] = {}
-
-
-class HolderRequest(Value):
-    """A pod's pause process.
-
-    `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join, or `host` or `none` for
-    the caller's. The mount namespace is always its own. A new user namespace needs the mappings, and owns the others.
-    `mounts`: folder in it -> a detached mount that containers will get clones of; attached only where the kernel needs it.
-    """
-
-    id: str
-    namespaces: Mapping[str, str]
-    hostname: str = ""
-    sysctls: Mapping[str, str] = {}
-    cgroups_path: str = ""
-    cgroup: CgroupChoice | None = CgroupChoice()
-    oom_score_adj: int | None = None
-    seccomp: Mapping[str, Any] | None = None
-    stdio: tuple[int, int, int] | None = None
-    uid: int = 65535
-    gid: int = 65535
-    uid_mappings: tuple[IdMap, ...] = ()
-    gid_mappings: tuple[IdMap, ...] = ()
-    mounts: Mapping[str, int] = _NO_MOUNTS
+    from pyrunc.compile.pause import PauseRequest
 
 
 class Held(Value):
-    """The holder. `pidfd` is the caller's now."""
+    """The pause process. `pidfd` is the caller's now."""
 
     pid: int
     pidfd: int
@@ -72,84 +26,14 @@ class Held(Value):
     warnings: tuple[str, ...]
 
 
-def holder(request: HolderRequest) -> Held:
-    """Start the pause process that holds a pod's namespaces: an empty read-only root, no capabilities, no new privileges."""
-    linux = Linux(
-        namespaces=tuple(_holder_namespaces(request.namespaces)),
-        sysctl=request.sysctls,
-        cgroups_path=request.cgroups_path,
-        uid_mappings=request.uid_mappings,
-        gid_mappings=request.gid_mappings,
-    )
-    check_namespaces(linux)
-    spec = Spec("", hostname=request.hostname, linux=linux)
-    _refuse_settings_of_the_host(spec)
+def hold(request: PauseRequest, stdio: tuple[int, int, int] | None = None) -> Held:
+    """Start the pause process that holds a pod's namespaces. Without `stdio` it has a null device of its own."""
     with Undo() as undo, Descriptors() as descriptors:
-        load_filter = compiled_filter(request.seccomp, None)
-        open_namespaces(linux, descriptors)
-        refuse_settings_of_the_host(spec, descriptors)
-        if linux.sysctl:
-            descriptors.take("proc", kernel_mount.open_mount("proc"))
-        descriptors.take("pause", _open_pause())
-        places = () if facts.host().clones_detached else tuple(request.mounts)
-        for place in places:
-            descriptors.take(f"mount:{place}", os.dup(request.mounts[place]))
-        cgroup, warnings = open_cgroup(
-            request.id, linux, {}, request.cgroup, descriptors, undo, filter_devices=False
-        )
-        plan = plans.build_holder(
-            linux,
-            facts.host(),
-            hostname=request.hostname,
-            uid=request.uid,
-            gid=request.gid,
-            load_filter=load_filter,
-            oom_score_adj=request.oom_score_adj,
-            mounts=places,
-            cgroup=cgroup is not None,
-        )
-        stdio = request.stdio
+        compiled = compile_pause(request, descriptors, undo)
         if stdio is None:
-            null = descriptors.take("null", open_null())
+            null = descriptors.take("stdio", os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
             stdio = (null, null, null)
-        launch = Launch(lower(plan), descriptors.numbers, stdio, args=("pause",), id=request.id)
-        child = run.launch(launch, undo)
-        if cgroup is not None:
-            cgroup.occupied()
+        launch = compiled.launch.replace(stdio=stdio)
+        child = run.drive(run.first_process_steps(launch, undo))
         undo.commit()
-    return Held(child.pid, child.pidfd, child.start_time, cgroup, tuple(warnings))
-
-
-def _refuse_settings_of_the_host(spec: Spec) -> None:
-    """A pod that shares a namespace with the host sets nothing in it. Raises InvalidSpec."""
-    for kind, path in settings_by_namespace(spec).items():
-        if spec.linux.namespace(kind) is None:
-            raise InvalidSpec(path, f"needs a {kind} namespace of its own")
-
-
-def _holder_namespaces(chosen: Mapping[str, str]) -> list[Namespace]:
-    entries = [Namespace("mount")]
-    for kind, how in chosen.items():
-        if kind not in KERNEL_NAMES or kind == "mount":
-            raise InvalidArgument(f"a holder has no {kind} namespace of its own choice")
-        if how == "new":
-            entries.append(Namespace(kind))
-        elif how.startswith("/"):
-            entries.append(Namespace(kind, how))
-        elif how not in ("host", "none"):
-            raise InvalidArgument(f"namespace {kind}: {how!r} is not new, host, none or a path")
-    return entries
-
-
-_pause: int | None = None
-
-
-def _open_pause() -> int:
-    """A copy of the descriptor of the sealed pause program, made once per process like the launcher's."""
-    global _pause
-    if _pause is None:
-        from pyrunc.kernel.fd import open_sealed_executable
-
-        with open(os.path.join(os.path.dirname(LAUNCHER), "pause"), "rb", buffering=0) as file:
-            _pause = open_sealed_executable("pyrunc:pause", file.readall() or b"")
-    return os.dup(_pause)
+    return Held(child.pid, child.pidfd, child.start_time, launch.cgroup, compiled.warnings)

@@ -146,24 +146,25 @@ class State:
 
     def save(self) -> None:
         """Write state.json whole."""
-        atomic_file.write_json(
-            f"{self.folder}/{STATE}",
-            {
-                "id": self.id,
-                "bundle": self.bundle,
-                "rootfs": self.rootfs,
-                "oci_version": self.oci_version,
-                "annotations": self.annotations,
-                "created": self.created,
-                "owner_uid": self.owner_uid,
-                "pid": self.pid,
-                "start_time": self.start_time,
-                "private_pids": self.private_pids,
-                "cgroup": self.cgroup_record,
-                "complete": self.complete,
-                "keyring": self.keyring,
-            },
-        )
+        atomic_file.write_json(f"{self.folder}/{STATE}", self.record())
+
+    def record(self) -> dict[str, Any]:
+        """What state.json holds."""
+        return {
+            "id": self.id,
+            "bundle": self.bundle,
+            "rootfs": self.rootfs,
+            "oci_version": self.oci_version,
+            "annotations": self.annotations,
+            "created": self.created,
+            "owner_uid": self.owner_uid,
+            "pid": self.pid,
+            "start_time": self.start_time,
+            "private_pids": self.private_pids,
+            "cgroup": self.cgroup_record,
+            "complete": self.complete,
+            "keyring": self.keyring,
+        }
 
 
 def claim(root: str, container_id: str) -> str:

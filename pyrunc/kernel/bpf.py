@@ -21,9 +21,19 @@ INSTRUCTION = struct.Struct("<BBhi")
 NAME = b"pyrunc_devices"
 
 
+_kept: dict[bytes, int] | None = None
+_KEPT_AT_MOST = 16
+
+
+def keep_programs() -> None:
+    """Keep what is loaded, verified, for the next group with the same rules: for a process that makes many."""
+    global _kept
+    _kept = {}
+
+
 def replace_device_program(group_fd: int, program: bytes) -> None:
     """Make `program` (eBPF instructions) the one device filter of the group. Raises KernelError, with the verifier's words."""
-    new = open_device_program(program)
+    new = _open_kept(program) if _kept is not None else open_device_program(program)
     try:
         old = _attached(group_fd)
         if len(old) == 1 and _attach_instead(group_fd, new, old[0]):
@@ -32,7 +42,18 @@ def replace_device_program(group_fd: int, program: bytes) -> None:
         for number in old:
             _detach(group_fd, number)
     finally:
-        os.close(new)
+        if _kept is None or _kept.get(program) != new:
+            os.close(new)
+
+
+def _open_kept(program: bytes) -> int:
+    assert _kept is not None
+    found = _kept.get(program)
+    if found is None:
+        found = open_device_program(program)
+        if len(_kept) < _KEPT_AT_MOST:
+            _kept[program] = found
+    return found
 
 
 def open_device_program(program: bytes) -> int:

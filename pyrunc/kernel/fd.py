@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 EINVAL = 22
+UNCHANGED = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 
 
 def kernel_error(call: str, subject: str, error: OSError) -> KernelError:
@@ -89,11 +90,10 @@ def open_sealed_executable(name: str, content: bytes) -> int:
     number = open_memfd(name, content, executable=True)
     try:
         os.fchmod(number, 0o555)
-        seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
         try:
-            fcntl.fcntl(number, F_ADD_SEALS, seals | F_SEAL_EXEC)
+            fcntl.fcntl(number, F_ADD_SEALS, UNCHANGED | F_SEAL_EXEC)
         except OSError:
-            add_seals(number, seals)
+            add_seals(number, UNCHANGED)
         # As long as a writable descriptor exists execve answers ETXTBSY, so the only one left is read-only.
         return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

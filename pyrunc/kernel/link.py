@@ -7,7 +7,7 @@ Source: rtnetlink(7), include/uapi/linux/{rtnetlink,if_link,if_addr}.h.
 from __future__ import annotations
 
 import os
-import socket
+from _socket import AF_NETLINK, SOCK_CLOEXEC, SOCK_RAW, socket
 from errno import ENODEV
 from struct import Struct
 
@@ -50,7 +50,7 @@ class Routing:
     """A NETLINK_ROUTE socket in the network namespace in which it is opened."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+        self._socket = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, 0)
         self._socket.bind((0, 0))
         self._sequence = 0
 

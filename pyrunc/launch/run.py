@@ -13,9 +13,10 @@ from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (sign
 from errno import EACCES, EISDIR, ELIBACC, ENOENT, ENOTDIR
 
 from pyrunc import debug
-from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
+from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, ResourceExhausted
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import stat
+from pyrunc.launch.stdio import give_to, own_nulls
 from pyrunc.program.errors import OperationFailed
 from pyrunc.program.launch import launch as spawn
 from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STATUS, TIME
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 SIGKILL = 9
 PID_TIMEOUT_S = 1.0
 HOOK_WORDS_BYTES = 4096
+OOM_KILLED = "container init was OOM-killed (memory limit too low?)"
 
 
 class EndedEarly(Error):
@@ -95,9 +97,7 @@ def launch_steps(
     Raises KernelError worded with the plan's line, NotFound and InvalidArgument in the words of execvp when there is no such
     program, EndedEarly, and what a step of the parent raises.
     """
-    fds = {number: request.descriptors[name] for name, number in request.lowered.numbers.items()}
-    fds |= {3 + i: number for i, number in enumerate(request.preserve_fds)}
-    running = spawn(request.lowered.program, stdio=request.stdio, fds=fds)
+    running = _spawn(request)
     parent = Parent(request, running, undo, record, times)
     try:
         while True:
@@ -124,6 +124,37 @@ def launch_steps(
     if parent.process is None or not parent.ready:
         raise EndedEarly("the container's process ended before it could run anything")
     return parent.process
+
+
+def first_process_steps(
+    request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
+) -> Generator[int, None, ChildProcess]:
+    """`launch_steps` for the first process of a cgroup, which says why that ended early: ResourceExhausted when the OOM killer
+    came. The cgroup is occupied afterwards."""
+    cgroup = request.cgroup
+    try:
+        process = yield from launch_steps(request, undo, record=record, times=times)
+    except EndedEarly:
+        if cgroup is not None and cgroup.oom_kills():
+            raise ResourceExhausted(OOM_KILLED) from None
+        raise
+    if cgroup is not None:
+        cgroup.occupied()
+    return process
+
+
+def _spawn(request: Launch) -> Running:
+    """The launcher with the program; it has copies of all descriptors."""
+    fds = {number: request.descriptors[name] for name, number in request.lowered.numbers.items()}
+    fds |= {3 + i: number for i, number in enumerate(request.preserve_fds)}
+    if request.stdio_owner is not None:
+        give_to(request.stdio_owner, request.stdio)
+    stdio, null = own_nulls(request.stdio) if request.own_nulls else (request.stdio, -1)
+    try:
+        return spawn(request.lowered.program, stdio=stdio, fds=fds)
+    finally:
+        if null >= 0:
+            os.close(null)
 
 
 class Parent:

@@ -236,7 +236,7 @@ def launch(
     opened: list[int] = []
     try:
         wanted[first_free] = theirs.fileno()
-        opened.append(image := _fd.open_memfd("pyrunc:program", program.encode(), executable=False))
+        opened.append(image := program.open_image())
         wanted[first_free + 1] = image
         # The copies come above every target, else a dup2 would overwrite a source that is still needed.
         actions = []

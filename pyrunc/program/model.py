@@ -99,6 +99,12 @@ class Program:
         """The bytes that the launcher maps; the layout is in `program.encode`."""
         return self._encoded
 
+    def open_image(self) -> int:
+        """A descriptor of the encoded program for the launcher, the caller's to close. KernelError."""
+        from pyrunc.kernel.fd import open_memfd
+
+        return open_memfd("pyrunc:program", self._encoded)
+
     def explain(self, op_index: int) -> str:
         """One operation for a person: `mount 'proc' on '/proc' (move_mount, plan line 17)`."""
         if not 0 <= op_index < len(self.calls):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyrunc import ipc
+from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.errors import NotFound, Unavailable
 from pyrunc.peer import Answer, Peer, fail
 from pyrunc.shim import messages
@@ -175,36 +176,36 @@ class ShimClient:
         answer = await self._ask("make_network")
         return str(answer["netns_path"])
 
-    async def start_holder(self) -> StartedHolder:
-        """Start the pod's holder as `holder.json` says."""
-        answer = await self._ask("start_holder")
+    async def start_holder(self, launch: CompiledLaunch) -> StartedHolder:
+        """Start the pod's pause process. The launch stays the caller's to close, here and below."""
+        answer = await self._ask("start_holder", launch)
         return StartedHolder(answer["pid"], answer["start_time"], answer.get("netns_path"))
 
-    async def start_container(self, container: str) -> Started:
-        """Start the container as its `launch.json` and `config.json` say; on failure its exit record is written."""
-        answer = await self._ask("start_container", container=container)
+    async def start_container(self, container: str, launch: CompiledLaunch) -> Started:
+        """Start the container; on failure its exit record is written and its cgroup removed."""
+        answer = await self._ask("start_container", launch, container=container)
         return Started(answer["pid"], answer["start_time"], answer["started_at_ns"])
 
     async def exec(
         self,
         container: str,
         exec_id: str,
-        process: Mapping[str, Any],
+        launch: CompiledLaunch,
         *,
         stdin: bool = False,
         stdout: bool = True,
         stderr: bool = True,
         tty: bool = False,
     ) -> ExecSession:
-        """Run the OCI `process` object in the container. The session is killed when this connection ends."""
+        """Run a process in the container. The session is killed when this connection ends."""
         session = ExecSession(exec_id=exec_id)
         self._execs[exec_id] = session.exited
         try:
             answer, fds = await self._call(
                 "exec",
+                launch,
                 container=container,
                 exec=exec_id,
-                process=dict(process),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -294,13 +295,18 @@ class ShimClient:
         self._peer.close(why)
         self._break_sessions(why)
 
-    async def _ask(self, call: str, **parameters: Any) -> dict[str, Any]:
-        answer, fds = await self._call(call, **parameters)
+    async def _ask(
+        self, call: str, launch: CompiledLaunch | None = None, **parameters: Any
+    ) -> dict[str, Any]:
+        answer, fds = await self._call(call, launch, **parameters)
         ipc.close_all(fds)
         return answer
 
-    async def _call(self, call: str, **parameters: Any) -> Answer:
-        _, answer = self._peer.ask({"call": call, **parameters})
+    async def _call(self, call: str, launch: CompiledLaunch | None = None, **parameters: Any) -> Answer:
+        question = {"call": call, **parameters}
+        if launch is not None:
+            question["compiled"] = launch.fields
+        _, answer = self._peer.ask(question, launch.fds if launch is not None else ())
         return await answer
 
     def _event(self, event: dict[str, Any]) -> None:

@@ -68,6 +68,10 @@ class Loop:
         heapq.heappush(self._timers, timer)
         return timer
 
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._epoll.close()
+
     def stop(self) -> None:
         """Leave `run` after the current round."""
         self._stopped = True
@@ -75,14 +79,18 @@ class Loop:
     def run(self) -> None:
         """Serve until `stop`. A handler that fails is reported on stderr and does not end the loop."""
         while not self._stopped:
-            for fd, events in self._epoll.poll(self._wait_s()):
-                handler = self._handlers.get(fd)
-                if handler is not None:
-                    _guarded(handler, events)
-            while self._timers and self._timers[0].at <= time.monotonic():
-                function = heapq.heappop(self._timers).function
-                if function is not None:
-                    _guarded(function)
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait until something is ready or due, and call its handlers."""
+        for fd, events in self._epoll.poll(self._wait_s()):
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                _guarded(handler, events)
+        while self._timers and self._timers[0].at <= time.monotonic():
+            function = heapq.heappop(self._timers).function
+            if function is not None:
+                _guarded(function)
 
     def _wait_s(self) -> float | None:
         while self._timers and self._timers[0].function is None:

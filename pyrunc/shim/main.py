@@ -11,15 +11,13 @@ import signal
 import sys
 from errno import EINVAL, ENOSYS, EPERM
 
-from pyrunc.compile import null
 from pyrunc.errors import KernelError
 from pyrunc.kernel import inherited, reaper
+from pyrunc.launch import null
 from pyrunc.program import launch
 from pyrunc.shim import messages, pod
 from pyrunc.shim.network import open_network
-from pyrunc.shim.rehearse import rehearse as rehearse  # found and called by the zygote
 from pyrunc.shim.starter import LibraryStarter
-from pyrunc.shim.worker import Parked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,18 +40,16 @@ RESETS = (
     inherited.leave_session_keyring,
 )
 
-_parked: Parked | None = None
-_starter: LibraryStarter | None = None
+_steady = False
 _network: int | None = None
 
 
 def prepare(fds: list[int]) -> dict[str, Any]:
-    """Called in the zygote's spare, before there is a pod: a worker is parked for the holder's start, and the pod's network
-    namespace is made: `{"network": descriptor}`. Where that is refused the pod's own shim will say why.
-    """
-    global _starter, _parked, _network
-    _starter = _begin()
-    _parked = Parked(_starter.perform, fds)
+    """Called in the zygote's spare, before there is a pod: its network namespace is made: `{"network": descriptor}`. Where that
+    is refused the pod's own shim will say why."""
+    global _steady, _network
+    _begin()
+    _steady = True
     try:
         _network = open_network()
     except KernelError as error:
@@ -67,20 +63,20 @@ def main(arguments: dict[str, Any], fds: list[int]) -> None:
     sandbox_dir = arguments["sandbox_dir"]
     reaper.set_name("pyrunc-shim")
     _open_own_log(sandbox_dir)
-    starter: Starter = _starter or _begin()
-    if "starter" in arguments:
-        starter = _named(arguments["starter"])
+    if not _steady:
+        _begin()
+    starter: Starter = _named(arguments["starter"]) if "starter" in arguments else LibraryStarter()
     pod.write_own_record(sandbox_dir)
-    pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0], _parked, _network).serve()
+    pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0], _network).serve()
 
 
-def _begin() -> LibraryStarter:
+def _begin() -> None:
     """What needs no pod."""
     _be_steady()
     reaper.set_child_subreaper()
-    launch.executable()  # workers inherit it
+    launch.executable()  # forks inherit it
     null.prepare()  # and this
-    return LibraryStarter(_lower_oom_score())
+    _lower_oom_score()
 
 
 def _be_steady() -> None:
@@ -113,21 +109,16 @@ def _open_own_log(sandbox_dir: str) -> None:
     os.close(log)
 
 
-def _lower_oom_score() -> int:
-    """Killing a shim frees little and loses a pod: the OOM killer should look elsewhere, where we may say so.
-
-    Returns what was in force before, which is what containers are to inherit.
-    """
-    descriptor = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+def _lower_oom_score() -> None:
+    """Killing a shim frees little and loses a pod: the OOM killer should look elsewhere, where we may say so. Containers get a
+    score of their own."""
+    descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
-        before = int(os.read(descriptor, 16))
-        try:
-            os.pwrite(descriptor, b"%d" % OOM_SCORE_ADJ, 0)
-        except PermissionError:
-            pass
+        os.write(descriptor, b"%d" % OOM_SCORE_ADJ)
+    except PermissionError:
+        pass
     finally:
         os.close(descriptor)
-    return before
 
 
 def _named(name: str) -> Any:

@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 
-from pyrunc import atomic_file
+from pyrunc import atomic_file, ipc
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
+from pyrunc.launch.run import drive
 from pyrunc.shim import messages, tree
 from pyrunc.shim.loop import Loop
 from pyrunc.shim.network import open_network
@@ -15,9 +16,9 @@ from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
 from pyrunc.shim.session import Container, Exec, Streams
-from pyrunc.shim.starter import Holder, LibraryStarter, Process, container_job, holder_job
+from pyrunc.shim.starter import Process
 from pyrunc.shim.steps import Steps
-from pyrunc.shim.worker import Parked, Worker, WorkerLost
+from pyrunc.shim.worker import Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection
-    from pyrunc.shim.starter import Starter
+    from pyrunc.shim.starter import Holder, Starter
 
 ENDED_EXEC_KEPT_S = 5.0
 HOLDER_GRACE_S = 0.5
@@ -36,7 +37,6 @@ GROUP_TRIES = 50
 LEAVE_RETRY_S = 0.02
 LEAVE_TRIES = 500
 ABANDONED_AFTER_S = 60.0
-PARKED_FOR_S = 5.0  # a container's image may have to be pulled; what waits costs memory
 
 
 class Pod:
@@ -48,10 +48,9 @@ class Pod:
         containers_dir: str,
         starter: Starter,
         listener: int,
-        parked: Parked | None = None,
         network: int | None = None,
     ) -> None:
-        """`parked` is a worker with a LibraryStarter that waits for its first work, `network` a namespace made ahead."""
+        """`network`: the pod's namespace, made ahead."""
         self._sandbox_dir, self._containers_dir, self._starter = sandbox_dir, containers_dir, starter
         self._containers: dict[str, Container] = {}
         self._execs: dict[str, Exec] = {}
@@ -59,16 +58,20 @@ class Pod:
         self._holder_running = self._holder_starting = False
         self._holder_waiting: list[Call] = []
         self._network = network
-        self._loop = Loop()
-        self._reaper = Reaper(self._loop)
+        self.loop = Loop()
+        self._reaper = Reaper(self.loop)
         self._kill_counts = KillCounts()
-        self._parked = parked if isinstance(starter, LibraryStarter) else None
-        self._server = Server(self._loop, listener, self._calls(), self._kill_execs_of)
+        self._server = Server(self.loop, listener, self._calls(), self._kill_execs_of)
 
     def serve(self) -> None:
         """Serve until `shutdown`, or until nobody ever wanted anything."""
-        self._loop.after(ABANDONED_AFTER_S, self._leave_if_abandoned)
-        self._loop.run()
+        self.loop.after(ABANDONED_AFTER_S, self._leave_if_abandoned)
+        self.loop.run()
+
+    def close(self) -> None:
+        """Hang up on everybody; nothing is served any more."""
+        self._server.close()
+        self.loop.close()
 
     def _calls(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -110,42 +113,29 @@ class Pod:
     def _start_holder(self, call: Call) -> None:
         if self._holder or self._holder_starting:
             raise AlreadyExists("the pod's holder was started before")
-        wanted = atomic_file.read_json(f"{self._sandbox_dir}/{messages.HOLDER_RECORD}")
-        kinds = wanted.get("namespaces", {})
-        if kinds.get("network") == messages.PINNED:
-            kinds["network"] = self._own_network()
+        fields, fds = _launch_of(call)
+        if fields["network"] == messages.PINNED:
+            self._own_network()
         else:
             self._drop_network()
         self._holder_starting = True
 
-        def done(fields: dict[str, Any], fds: list[int]) -> None:
-            self._holder_starting, self._holder_running = False, True
-            self._holder = Holder.from_message(fields, fds)
-            if self._network is not None:
-                self._holder.netns_fd = self._network
-            call.answer(self._holder.fields())
-            self._reaper.expect(self._holder.pid, self._holder_ended)
+        def done(holder: Holder) -> None:
+            self._holder_starting, self._holder_running, self._holder = False, True, holder
+            call.answer(holder.fields())
+            self._reaper.expect(holder.pid, self._holder_ended)
             if self._holder_waiting:
                 self._kill_holder()
-            if (
-                self._holder.group
-            ):  # containers share its parent, and one may be gone before we hear of its start
-                self._kill_counts.watch(self._holder.group)
-            self._park()
+            if holder.group:  # containers share its parent, and one may be gone before we hear of its start
+                self._kill_counts.watch(holder.group)
 
         def failed(error: Exception) -> None:
             self._holder_starting = False
-            if isinstance(error, WorkerLost):
-                self._clear_away(lambda: self._starter.holder_group(wanted, self._sandbox_dir))
+            self._clear_away(self._starter.group(fields, self._sandbox_dir))
             call.fail(_told(error))
             self._holder_is_gone()
 
-        self._in_worker(
-            lambda: self._starter.holder(wanted, self._sandbox_dir).to_message(),
-            done,
-            failed,
-            holder_job(wanted, self._sandbox_dir),
-        )
+        Steps(self.loop, self._reaper, self._starter.holder(fields, fds, self._network), done, failed)
 
     def _stop_holder(self, call: Call) -> None:
         """One whose start is under way is ended when it runs: whoever asked for it has given up."""
@@ -157,7 +147,7 @@ class Pod:
             return
         self._holder_waiting.append(call)
         os.kill(self._holder.pid, signal.SIGTERM)
-        self._loop.after(HOLDER_GRACE_S, self._kill_holder)
+        self.loop.after(HOLDER_GRACE_S, self._kill_holder)
 
     def _kill_holder(self) -> None:
         if self._holder and self._holder_running:
@@ -186,7 +176,7 @@ class Pod:
         if self._holder and not self._holder_running:  # its namespaces' names hold a pid, which may be reused
             raise WrongState("the pod's holder has ended")
         directory = f"{self._containers_dir}/{container_id}"
-        container = Container(self._loop, container_id, directory, self._kill_counts, self._container_exited)
+        container = Container(self.loop, container_id, directory, self._kill_counts, self._container_exited)
         self._containers[container_id] = container
         try:
             self._launch(container, call)
@@ -195,46 +185,44 @@ class Pod:
             raise
 
     def _launch(self, container: Container, call: Call) -> None:
-        launch = atomic_file.read_json(f"{container.directory}/{messages.LAUNCH_RECORD}")
-        container.open_log(launch.get("log_path"), launch.get("log_directory", ""))
-        tty, stdin, once = (bool(launch.get(name)) for name in ("tty", "stdin", "stdin_once"))
+        fields, fds = _launch_of(call)
+        io = fields["io"]
+        container.open_log(io.get("log_path"), io.get("log_directory") or "")
+        tty, stdin, once = (bool(io.get(name)) for name in ("tty", "stdin", "stdin_once"))
         streams = Streams(stdin=stdin and not tty, stdout=not tty, stderr=not tty)
 
-        def done(fields: dict[str, Any], fds: list[int]) -> None:
+        def done(process: Process) -> None:
             streams.close_theirs()
-            container.started(Process.from_message(fields, fds), streams, stdin=stdin, once=once)
+            container.started(process, streams, stdin=stdin, once=once)
+            _record(container, fields)
             state = container.state()
             call.answer({name: state[name] for name in ("pid", "start_time", "started_at_ns")})
             self._reaper.expect(container.pid, container.ended)
 
         def failed(error: Exception) -> None:
             streams.close()
-            if isinstance(error, WorkerLost):
-                self._clear_away(lambda: self._starter.group(container.id, container.directory, launch))
+            self._clear_away(self._starter.group(fields, container.directory))
             container.failed(error)
             call.fail(_told(error))
 
-        def start() -> tuple[dict[str, Any], list[int]]:
-            process = self._starter.container(
-                container.id, container.directory, launch, streams.stdio, self._holder
+        steps = self._starter.container(fields, fds, container.directory, streams.stdio, self._holder)
+        if self._starter.waits(fields):
+            container.starting = self._in_worker(
+                lambda: drive(steps).to_message(), lambda *told: done(Process.from_message(*told)), failed
             )
-            return process.to_message()
+            ipc.close_all(fds)  # the fork has its own
+        else:
+            container.starting = Steps(self.loop, self._reaper, steps, done, failed)
 
+    def _clear_away(self, group: Cgroup | None) -> None:
+        """A start has failed: its cgroup was made for it, and what may be left of it is in there."""
+        if group is None:
+            return
         try:
-            job = container_job(container.id, container.directory, launch, streams.stdio, self._holder)
-            container.worker = self._in_worker(start, done, failed, job)
-        except BaseException:
-            streams.close()
-            raise
-
-    def _clear_away(self, find_group: Callable[[], Cgroup]) -> None:
-        """A worker died in the middle: whatever it left is in a cgroup."""
-        try:
-            group = find_group()
             group.kill()
             self._remove(group)
         except (Error, OSError) as error:
-            print(f"pyrunc-shim: what a dead worker left: {error}", file=sys.stderr)
+            print(f"pyrunc-shim: what a failed start left: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
         self._server.event({"event": "exit", "container": container.id, **container.exit_fields()})
@@ -291,10 +279,10 @@ class Pod:
 
     def _exec(self, call: Call) -> None:
         container, exec_id, tty = self._running(call), call.text("exec"), call.flag("tty")
+        fields, fds = _launch_of(call)
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
-        wanted, process = {n: call.flag(n) and not tty for n in messages.STREAMS}, call.object("process")
-        streams = Streams(**wanted)
+        streams = Streams(**{n: call.flag(n) and not tty for n in messages.STREAMS})
         session = self._execs[exec_id] = Exec(exec_id, container, call.connection)
 
         def done(started: Process) -> None:
@@ -309,12 +297,12 @@ class Pod:
             self._drop_exec(session)
             call.fail(_told(error))
 
-        steps = self._starter.execute(container, process, streams.stdio, tty)
-        session.starting = Steps(self._loop, self._reaper, steps, done, failed)
+        steps = self._starter.execute(fields, fds, container, streams.stdio, tty)
+        session.starting = Steps(self.loop, self._reaper, steps, done, failed)
 
     def _exec_exited(self, session: Exec, ended: Ended) -> None:
         session.ended()
-        self._loop.after(ENDED_EXEC_KEPT_S, lambda: self._drop_exec(session))
+        self.loop.after(ENDED_EXEC_KEPT_S, lambda: self._drop_exec(session))
         fields = {"exec": session.id, "container": session.container.id, "exit_code": ended.exit_code}
         self._server.event({"event": "exec_exit", **fields})
 
@@ -341,30 +329,11 @@ class Pod:
 
     def _in_worker(
         self,
-        start: Callable[[], tuple[dict[str, Any], list[int]]],
+        work: Callable[[], tuple[dict[str, Any], list[int]]],
         done: Callable[[dict[str, Any], list[int]], None],
         failed: Callable[[Exception], None],
-        job: tuple[dict[str, Any], list[int]] | None = None,
     ) -> Worker:
-        """`job` is what `start` does, as a message for a parked worker."""
-        parked = None
-        if job and self._parked:
-            parked, self._parked = self._parked, None
-            if not parked.give(*job):
-                parked = None
-        unwanted = self._server.descriptors()
-        return Worker(self._loop, self._reaper, unwanted, start, done, failed, parked)
-
-    def _park(self) -> None:
-        """A pod's first container is about to follow its holder."""
-        if isinstance(self._starter, LibraryStarter) and not self._parked and not self._containers:
-            self._parked = Parked(self._starter.perform, self._server.descriptors())
-            self._loop.after(PARKED_FOR_S, self._unpark)
-
-    def _unpark(self) -> None:
-        if self._parked:
-            self._parked.close()
-            self._parked = None
+        return Worker(self.loop, self._reaper, self._server.descriptors(), work, done, failed)
 
     def _state(self, call: Call) -> None:
         holder = self._holder and {**self._holder.fields(), "running": self._holder_running}
@@ -389,7 +358,7 @@ class Pod:
     def _leave_when_done(self, tries: int) -> None:
         """A poststop hook or a scope's end may be under way, and would die with us."""
         if self._reaper.held and tries:
-            self._loop.after(LEAVE_RETRY_S, lambda: self._leave_when_done(tries - 1))
+            self.loop.after(LEAVE_RETRY_S, lambda: self._leave_when_done(tries - 1))
         else:
             self._leave()
 
@@ -402,7 +371,7 @@ class Pod:
             group.remove(0)
         except WrongState as error:
             if tries:
-                self._loop.after(GROUP_RETRY_S, lambda: self._remove(group, tries - 1))
+                self.loop.after(GROUP_RETRY_S, lambda: self._remove(group, tries - 1))
             else:
                 print(f"pyrunc-shim: {error}", file=sys.stderr)
         except (Error, OSError) as error:
@@ -429,7 +398,7 @@ class Pod:
                 os.unlink(f"{self._sandbox_dir}/{name}")
             except FileNotFoundError:
                 pass
-        self._loop.stop()
+        self.loop.stop()
 
     def _container(self, call: Call) -> Container:
         container = self._containers.get(call.text("container"))
@@ -442,6 +411,26 @@ class Pod:
         if not container.running:
             raise WrongState(f"container {container.id} is not running")
         return container
+
+
+def _launch_of(call: Call) -> tuple[dict[str, Any], list[int]]:
+    """What a compiler has made for this call. Raises InvalidArgument."""
+    return call.object("compiled"), call.take_fds()
+
+
+def _record(container: Container, fields: dict[str, Any]) -> None:
+    """state.json, for a server that finds neither itself nor us alive, and for `pyrunc`."""
+    state = fields["state"] | {
+        "pid": container.pid,
+        "start_time": container.start_time,
+        "started_at_ns": container.started_at_ns,
+        "cgroup": container.group.record(),
+        "complete": True,
+    }
+    try:
+        atomic_file.write_json(f"{container.directory}/{messages.STATE_RECORD}", state)
+    except OSError as error:
+        print(f"pyrunc-shim: container {container.id}: {messages.STATE_RECORD}: {error}", file=sys.stderr)
 
 
 def _signal_number(call: Call) -> int:

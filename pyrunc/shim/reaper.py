@@ -39,7 +39,7 @@ class Reaper:
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         loop.watch(self._notice, READABLE, self._ready)
-        self._reap()  # a parked worker may have ended before there was a handler
+        self._reap()  # a child may have ended before there was a handler
 
     @property
     def held(self) -> bool:

@@ -1,8 +1,8 @@
-"""What a start does is done once in the zygote, before its heap is frozen.
+"""A shim's life is lived a few times in the zygote, before its heap is frozen.
 
-Python specialises a function's code while it runs, fills type caches, and modules fill tables of their own at first use. Done
-in the zygote, all of this is shared by every fork; done in each fork, it is paid there, in time and in private pages.
-Nothing stays: the holder that is started here, in the host's namespaces, is killed and reaped.
+Python specialises a function's code while it runs, fills type caches and allocates tables at first use. Done in the zygote, all of
+this is shared by every shim; done in each shim, it is paid there, in time and in private pages. Nothing stays: the folder, the
+processes (which run nothing but a few system calls, in the host's namespaces) and the descriptors go again.
 """
 
 from __future__ import annotations
@@ -10,124 +10,147 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from _socket import AF_UNIX, SOCK_SEQPACKET, socket
 
-from pyrunc import jsontext
-from pyrunc.cgroups import convert, device_filter, limits
-from pyrunc.compile import host as facts
-from pyrunc.container import pause_process as holder
-from pyrunc.container.exec import merged
-from pyrunc.kernel import bpf, seccomp
-from pyrunc.plan import build as plans
-from pyrunc.plan.lower import lower
-from pyrunc.plan.model import Findings
-from pyrunc.seccomp import compiler
-from pyrunc.spec.check import check
-from pyrunc.spec.default import default
-from pyrunc.spec.parse import parse
+from pyrunc import ipc
+from pyrunc.kernel.fd import close_all
+from pyrunc.launch.model import Launch
+from pyrunc.launch.sealed import seal
+from pyrunc.program import macros
+from pyrunc.program.assemble import Assembler
+from pyrunc.program.model import READY
+from pyrunc.shim import pod
+from pyrunc.shim.starter import LibraryStarter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-PROCESSORS = "/sys/devices/system/cpu"
-LATE = (
-    convert,
-    device_filter,
-    limits,
-    bpf,
-    seccomp,
-    compiler,
-)  # what the library imports at the first use only
-SYSTEMD_RUNS = "/run/systemd/system"  # sd_booted(3)
 ROUNDS = 10  # a function's code is specialised from its eighth call on
+MOST_TURNS = 1000
+NO_GROUP = {"path": "/pyrunc-rehearsal", "driver": "cgroupfs"}
 
 
 def rehearse() -> None:
-    """Plan containers, start holders. A failure costs time later, and is reported on stderr."""
+    """Start containers, exec in them, stop them. A failure costs time and memory later, and is reported on stderr."""
+    before = _descriptors()
+    folder = f"/tmp/pyrunc-{os.urandom(8).hex()}"
+    os.mkdir(folder, 0o700)
     try:
-        if os.path.isdir(SYSTEMD_RUNS):
-            __import__("pyrunc.cgroups.scope")
-        for _ in range(ROUNDS):
-            _plan()
-            _start()
+        stage = _Stage(folder)
+        try:
+            for number in range(ROUNDS):
+                stage.round(f"c{number}")
+        finally:
+            stage.close()
     except Exception:
         sys.excepthook(*sys.exc_info())
     finally:
-        _forget_pause()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        close_all(_descriptors() - before)
+        _remove(folder)
 
 
-def warm_up() -> None:
-    """Touch the memory that planning a container touches, so that a fork has pages of its own before it is needed."""
-    _plan()
+class _Stage:
+    """A pod in a folder of its own, and the only client it has."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        listener = socket(AF_UNIX, SOCK_SEQPACKET)
+        listener.bind(f"{folder}/shim.sock")
+        listener.listen(1)
+        self._client = socket(AF_UNIX, SOCK_SEQPACKET)
+        self._client.setblocking(False)
+        self._client.connect(f"{folder}/shim.sock")
+        self._pod = pod.Pod(folder, folder, LibraryStarter(), listener.detach())
+
+    def close(self) -> None:
+        self._client.close()
+        self._pod.close()
+
+    def round(self, name: str) -> None:
+        directory = f"{self._folder}/{name}"
+        os.mkdir(directory)
+        io = {"log_path": f"{directory}/0.log", "log_directory": directory, "stdin": False}
+        more = {"io": io, "state": {}, "poststart": [], "poststop": False}
+        pid = self._ask("start_container", _waiting(), container=name, **more)["pid"]
+        self._ask("exec", _ending(), container=name, exec=name, stdout=True, stderr=True, container_pid=pid)
+        self._hear("exec_exit")
+        self._ask("state")
+        self._ask("stop", container=name, signal=signal.SIGTERM, timeout_s=1.0)
+        self._ask("forget", container=name)
+
+    def _ask(self, call: str, launch: Launch | None = None, **parameters: Any) -> dict[str, Any]:
+        request: dict[str, Any] = {"id": 1, "call": call, **parameters}
+        fds: list[int] = []
+        if launch is not None:
+            fields, fds = seal(launch)
+            fields |= {"cgroup": NO_GROUP, "container_pid": parameters.get("container_pid", 0)}
+            request["compiled"] = {"launch": fields, "warnings": [], **parameters}
+        ipc.send(self._client, request, fds)
+        ipc.close_all(fds)
+        answer = self._hear("id")
+        if "error" in answer:
+            raise RuntimeError(f"{call}: {answer['error']}")
+        return dict(answer["ok"])
+
+    def _hear(self, word: str) -> dict[str, Any]:
+        """The next message with this key, or the event of this name."""
+        for _ in range(MOST_TURNS):
+            try:
+                received = ipc.receive(self._client)
+            except BlockingIOError:
+                self._pod.loop.turn()
+                continue
+            assert received is not None
+            message, fds = received
+            ipc.close_all(fds)
+            if word in message or message.get("event") == word:
+                return message
+        raise RuntimeError(f"the shim never said {word}")
 
 
-def _like_a_pods(document: dict[str, Any]) -> None:
-    """What kubelet and the server write into most configurations: a plan's parts are lowered once and then found again
-    (`plan.stock`), if they are exactly these."""
-    mounts = [m for m in document["mounts"] if m["destination"] != "/dev/shm"]
-    mounts[0]["options"] = ["nosuid", "noexec", "nodev"]
-    names = (
-        "CHOWN",
-        "DAC_OVERRIDE",
-        "FOWNER",
-        "FSETID",
-        "KILL",
-        "MKNOD",
-        "NET_BIND_SERVICE",
-        "NET_RAW",
-        "SETFCAP",
-        "SETGID",
-    )
-    held = [f"CAP_{name}" for name in (*names, "SETPCAP", "SETUID", "SYS_CHROOT", "AUDIT_WRITE")]
-    document["mounts"] = mounts
-    document["root"]["readonly"] = False
-    document["process"]["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), held)
-    hidden = (
-        "asound",
-        "acpi",
-        "interrupts",
-        "kcore",
-        "keys",
-        "latency_stats",
-        "timer_list",
-        "timer_stats",
-        "sched_debug",
-        "scsi",
-    )
-    processors = [f"{PROCESSORS}/{name}/thermal_throttle" for name in sorted(os.listdir(PROCESSORS))]
-    document["linux"]["maskedPaths"] = [
-        *(f"/proc/{name}" for name in hidden),
-        "/sys/firmware",
-        "/sys/devices/virtual/powercap",
-        *filter(os.path.exists, processors),
-    ]
+def _waiting() -> Launch:
+    """A process that writes a line and waits for a signal."""
+    a = _begun()
+    a.sys("write", 1, a.string("rehearsal\n"), 10)
+    a.sys("pause") if "pause" in a.arch.syscalls else a.sys("ppoll", 0, 0, 0, 0, 0)
+    return _launch(a)
 
 
-def _plan() -> None:
-    document = default()
-    document["linux"]["cgroupsPath"] = "/rehearsal"
-    _like_a_pods(document)
-    spec = parse(jsontext.loads(jsontext.dumps(document)))
-    check(spec)
-    lower(plans.build(spec, facts.host(), Findings(), cgroup=True, keyring="rehearsal")).program.encode()
-    process = merged(spec, {"args": ["true"], "cwd": "/", "terminal": False})
-    lower(plans.build_exec(spec.linux, process, facts.host(), cgroup=True)).program.encode()
-    for rules in (
-        [{"allow": False, "access": "rwm"}],
-        [{"allow": True, "type": "c", "major": 1, "access": "rwm"}],
-    ):
-        device_filter.program(rules)
+def _ending() -> Launch:
+    """A process that ends at once."""
+    return _launch(_begun())
 
 
-def _start() -> None:
-    held = holder.holder(holder.HolderRequest(id="rehearsal", namespaces={"uts": "new"}, cgroup=None))
-    os.close(held.pidfd)
-    os.kill(held.pid, signal.SIGKILL)
-    os.waitpid(held.pid, 0)
+def _begun() -> Assembler:
+    a = Assembler()
+    macros.prologue(a, "pyrunc:rehearse")
+    macros.fork_parent(a, 0)
+    a.send(READY)
+    a.sys("close", a.sync)
+    return a
 
 
-def _forget_pause() -> None:
-    """The sealed pause program is a descriptor, and a child of the zygote has none of its own: it makes it again."""
-    if holder._pause is not None:
-        os.close(holder._pause)
-        holder._pause = None
+def _launch(a: Assembler) -> Launch:
+    a.exit(0)
+    return Launch(_Lowered(a.program()), {}, ())
+
+
+class _Lowered:
+    __slots__ = ("numbers", "program", "steps")
+
+    def __init__(self, program: Any) -> None:
+        self.program, self.numbers, self.steps = program, {}, {}  # type: ignore[var-annotated]
+
+
+def _descriptors() -> set[int]:
+    return set(map(int, os.listdir("/proc/self/fd")))
+
+
+def _remove(folder: str) -> None:
+    for path, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            os.unlink(f"{path}/{name}")
+        os.rmdir(path)

@@ -23,8 +23,9 @@ _UCRED = struct.Struct("iII")
 class Call:
     """One request: its parameters, and the only way to answer it."""
 
-    def __init__(self, connection: Connection, request: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection, request: dict[str, Any], fds: list[int]) -> None:
         self.connection = connection
+        self._fds = fds
         self.name = str(request.get("call"))
         self._id, self._request, self._answered = request.get("id", 0), request, False
 
@@ -52,6 +53,15 @@ class Call:
         if not isinstance(value, dict):
             raise InvalidArgument(f"{self.name}: {name} is not an object")
         return value
+
+    def take_fds(self) -> list[int]:
+        """The descriptors that came along, the caller's to close from here on."""
+        fds, self._fds = self._fds, []
+        return fds
+
+    def close_fds(self) -> None:
+        """Close those that nobody took."""
+        ipc.close_all(self.take_fds())
 
     def has(self, name: str) -> bool:
         return self._request.get(name) is not None
@@ -123,8 +133,9 @@ class Connection:
             self.close()
             return
         request, fds = received
-        ipc.close_all(fds)  # no call takes any
-        self._server.dispatch(Call(self, request))
+        call = Call(self, request, fds)
+        self._server.dispatch(call)
+        call.close_fds()
 
     def _flush(self) -> None:
         while self._unsent:
@@ -195,14 +206,16 @@ class Server:
         self._listener.close()
 
     def _accept(self, events: int) -> None:
-        try:
-            fd, _ = self._listener._accept()  # type: ignore[attr-defined]
-        except BlockingIOError:
-            return
-        client = socket(fileno=fd)
-        client.setblocking(False)
-        _, uid, _ = _UCRED.unpack(client.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
-        if uid not in (0, os.geteuid()):
-            client.close()
-            return
-        self.connections.append(Connection(self, client))
+        """All who wait: none of them is to miss an event that comes now."""
+        while True:
+            try:
+                fd, _ = self._listener._accept()  # type: ignore[attr-defined]
+            except BlockingIOError:
+                return
+            client = socket(fileno=fd)
+            client.setblocking(False)
+            _, uid, _ = _UCRED.unpack(client.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
+            if uid in (0, os.geteuid()):
+                self.connections.append(Connection(self, client))
+            else:
+                client.close()

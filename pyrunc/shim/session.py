@@ -56,7 +56,7 @@ class Container:
         self.outputs: list[Output] = []
         self.input: Input | None = None
         self._loop, self._on_exit = loop, on_exit
-        self.worker: Worker | None = None
+        self.starting: Worker | Steps | None = None
         self._process: Process | None = None
         self._ended: Ended | None = None
         self._finished_at_ns = 0
@@ -147,8 +147,11 @@ class Container:
         if self.exit:
             call.answer(self.exit_fields())
             return
-        if self._process is None and self.worker:
-            self.worker.kill()
+        if self._process is None and self.starting:
+            self.starting.kill()
+        if self.exit:
+            call.answer(self.exit_fields())
+            return
         self._stop = self._stop or Stop(self._loop, self)
         self._stop.request(call, number, timeout_s)
 

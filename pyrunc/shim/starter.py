@@ -1,7 +1,8 @@
-"""The shim's door to the runtime library: start a holder, a container, an exec session; a container's cgroup.
+"""The shim's door to the runtime library: carry out the launches that the server has had compiled.
 
-The caller becomes the parent of what is started. Holders and containers are started in a worker (pyrunc.shim.worker), so what
-comes back from there goes through a message: `to_message` and `from_message`. Execs are carried out in steps.
+The caller becomes the parent of what is started. All is done in steps, between other work; what waits for others on its way
+(hooks, a seccomp agent) is for a fork to do, see `pod`. What comes back from there goes through a message: `to_message` and
+`from_message`.
 """
 
 from __future__ import annotations
@@ -9,56 +10,63 @@ from __future__ import annotations
 import os
 import sys
 
-from pyrunc import jsontext
-from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
-from pyrunc.cgroups import naming
+from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.compile import descriptors, sources
-from pyrunc.container import create, status
-from pyrunc.container import pause_process as holder
-from pyrunc.container import state as states
-from pyrunc.container.exec import ExecRequest, executing, merged
-from pyrunc.container.state import State
-from pyrunc.errors import VISIBLE
-from pyrunc.kernel.mount import open_mount
+from pyrunc.errors import VISIBLE, InvalidArgument, InvalidSpec
 from pyrunc.kernel.namespace import open_namespace
-from pyrunc.launch import hooks
+from pyrunc.launch import pinned
+from pyrunc.launch.enter import entering
+from pyrunc.launch.run import first_process_steps
+from pyrunc.launch.sealed import OpenedLaunch
 from pyrunc.shim import messages
-from pyrunc.spec.model import IdMap, Spec
-from pyrunc.spec.parse import parse
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Sequence
     from typing import Any, Protocol
 
+    from pyrunc.launch.model import Launch
+    from pyrunc.launch.run import ChildProcess
     from pyrunc.shim.session import Container
-    from pyrunc.spec.model import Spec
+
+    Fields = dict[str, Any]
 
     class Starter(Protocol):
-        """What the shim needs somebody to start for it."""
+        """What the shim needs somebody to start for it. `fields` and `fds` are a compiler's answer (`compiler.service`); the
+        descriptors belong to the starter from the first step on."""
 
-        def holder(self, wanted: dict[str, Any], sandbox_dir: str) -> Holder: ...
-
-        def holder_group(self, wanted: dict[str, Any], sandbox_dir: str) -> Cgroup: ...
+        def holder(
+            self, fields: Fields, fds: Sequence[int], network: int | None
+        ) -> Generator[int, None, Holder]: ...
 
         def container(
             self,
-            container_id: str,
+            fields: Fields,
+            fds: Sequence[int],
             directory: str,
-            launch: dict[str, Any],
             stdio: tuple[int, int, int],
             holder: Holder | None,
-        ) -> Process: ...
+        ) -> Generator[int, None, Process]: ...
+
+        def execute(
+            self,
+            fields: Fields,
+            fds: Sequence[int],
+            container: Container,
+            stdio: tuple[int, int, int],
+            tty: bool,
+        ) -> Generator[int, None, Process]: ...
+
+        def waits(self, fields: Fields) -> bool: ...
+
+        def group(self, fields: Fields, directory: str) -> Cgroup | None: ...
 
         def after_stop(self, container_id: str, directory: str) -> None: ...
 
-        def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup: ...
 
-        def execute(
-            self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
-        ) -> Generator[int, None, Process]: ...
+WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "MoveLinks"))
+"""Steps of a parent that wait for somebody else, or may take long."""
 
 
 class Process:
@@ -90,7 +98,7 @@ class Process:
 
 
 class Holder:
-    """The pod's holder and what the shim pins for the pod: the network namespace and detached mounts, by name."""
+    """The pod's pause process and what the shim pins for the pod: the network namespace and detached mounts, by name."""
 
     __slots__ = ("group", "mounts", "netns_fd", "pid", "start_time")
 
@@ -137,203 +145,140 @@ class Holder:
 
 
 class LibraryStarter:
-    """Starts by the runtime library, with what the server wrote into the folders.
+    """Starts by the runtime library."""
 
-    `oom_score_adj` is for processes whose configuration has none: they would inherit the shim's, which is spared.
-    """
-
-    def __init__(self, oom_score_adj: int = 0) -> None:
-        self._oom_score_adj = oom_score_adj
-
-    def perform(self, job: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], list[int]]:
-        """`holder` or `container` for a worker that got it as a message, see `holder_job` and `container_job`."""
-        if job["start"] == "holder":
-            return self.holder(job["wanted"], job["sandbox_dir"]).to_message()
-        stdio, holder = (
-            (fds[0], fds[1], fds[2]),
-            job["holder"] and Holder.from_message(job["holder"], fds[3:]),
-        )
-        return self.container(job["id"], job["directory"], job["launch"], stdio, holder).to_message()
-
-    def holder(self, wanted: dict[str, Any], sandbox_dir: str) -> Holder:
-        """The pod's pause process, its /dev/shm as a detached tmpfs, its network namespace. Raises Error."""
+    def holder(self, fields: Fields, fds: Sequence[int], network: int | None) -> Generator[int, None, Holder]:
+        """The pod's pause process, its pinned mounts (the last descriptors), its network namespace: `network`, which stays the
+        caller's, or one that is made with the process. Raises Error."""
+        names = fields["pins"]
+        first_pin = len(fds) - len(names)
+        mounts = dict(zip(names, fds[first_pin:], strict=True))
         with Undo() as undo:
-            mounts: dict[str, int] = {}
-            if wanted["namespaces"].get("ipc") == "new":
-                mounts["shm"] = _open_shm(wanted["shm_size_bytes"], wanted.get("shm_owner", (0, 0)))
-                undo.push("/dev/shm", os.close, mounts["shm"])
-            held = holder.holder(
-                holder.HolderRequest(
-                    id=os.path.basename(sandbox_dir),
-                    namespaces=wanted["namespaces"],
-                    hostname=wanted.get("hostname", ""),
-                    sysctls=wanted.get("sysctls", {}),
-                    cgroups_path=wanted.get("cgroups_path", ""),
-                    cgroup=descriptors.CgroupChoice(**wanted["cgroup"]),
-                    oom_score_adj=wanted.get("oom_score_adj"),
-                    seccomp=wanted.get("seccomp"),
-                    uid_mappings=_id_maps(wanted.get("uid_mappings", ())),
-                    gid_mappings=_id_maps(wanted.get("gid_mappings", ())),
-                    mounts={f"/dev/{name}": fd for name, fd in mounts.items()},
-                )
-            )
-            os.close(held.pidfd)
-            _warn(held.warnings)
-            network = wanted["namespaces"].get("network")
-            netns_fd = open_namespace(f"/proc/{held.pid}/ns/net", "net") if network == "new" else None
+            undo.push("pinned mounts", ipc.close_all, list(mounts.values()))
+            opened = OpenedLaunch(fields["launch"], fds[:first_pin])
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                launch = opened.launch.replace(stdio=(null, null, null))
+                if launch.pinned:
+                    assert network is not None
+                    pins = dict.fromkeys(launch.pinned, network)
+                    launch = launch.replace(descriptors={**launch.descriptors, **pins})
+                child = yield from first_process_steps(launch, undo)
+            finally:
+                os.close(null)
+                opened.close()
+            os.close(child.pidfd)
+            _warn(fields["warnings"])
+            netns_fd = network
+            if fields["network"] == "new":
+                netns_fd = open_namespace(f"/proc/{child.pid}/ns/net", "net")
             undo.commit()
-        return Holder(held.pid, held.start_time, netns_fd, mounts, held.cgroup)
-
-    def holder_group(self, wanted: dict[str, Any], sandbox_dir: str) -> Cgroup:
-        """Where the holder lives or would have lived. Raises Error."""
-        driver = wanted["cgroup"].get("driver", "cgroupfs")
-        return naming.place(wanted.get("cgroups_path", ""), os.path.basename(sandbox_dir), driver)
+        return Holder(child.pid, child.start_time, netns_fd, mounts, launch.cgroup)
 
     def container(
         self,
-        container_id: str,
+        fields: Fields,
+        fds: Sequence[int],
         directory: str,
-        launch: dict[str, Any],
         stdio: tuple[int, int, int],
         holder: Holder | None,
-    ) -> Process:
-        """The container of `config.json`; its state file is written as `pyrunc create` does. Raises Error."""
-        spec, rootfs = self._spec(directory), launch["rootfs"]
-        state = _first_state(container_id, directory, spec)
-        if (
-            spec.hooks.create_container and spec.root
-        ):  # where they find the root, in the container's mounts only
-            os.makedirs(os.path.join(directory, spec.root.path), mode=0o700, exist_ok=True)
-        created = create.create(
-            create.CreateRequest(
-                id=container_id,
-                bundle=directory,
-                spec=spec,
-                rootfs=sources.Overlay(**{**rootfs, "lower": tuple(rootfs["lower"])}),
-                stdio=stdio,
-                state_dir=directory,
-                cgroup=descriptors.CgroupChoice(**launch["cgroup"]),
-                mount_fds=holder.mounts if holder else {},
-                mount_namespace=f"/proc/{holder.pid}/ns/mnt" if holder else "",
-                settled=tuple(launch.get("settled", ())),
-            )
-        )
-        os.close(created.pidfd)
-        _warn(created.warnings)
-        assert created.cgroup is not None
-        _record(state, created)
-        if spec.hooks.poststart:
-            _warn(hooks.run_all(spec.hooks.poststart, "poststart", status.oci_state(state, status.RUNNING)))
-        process = Process(created.pid, created.start_time, created.cgroup, created.console_fd)
-        process.has_poststop = bool(spec.hooks.poststop)
+    ) -> Generator[int, None, Process]:
+        """The container's first process. Raises Error."""
+        opened = OpenedLaunch(fields["launch"], fds)
+        clones: dict[str, int] = {}
+        try:
+            launch = opened.launch
+            _clone_pinned(launch, holder, clones)
+            launch = launch.replace(stdio=stdio, descriptors={**launch.descriptors, **clones})
+            with Undo() as undo:
+                child = yield from first_process_steps(launch, undo)
+                undo.commit()
+        finally:
+            ipc.close_all(list(clones.values()))
+            opened.close()
+        os.close(child.pidfd)
+        _warn(fields["warnings"])
+        assert launch.cgroup is not None
+        if fields["poststart"]:
+            _run_poststart(fields["poststart"], launch, child)
+        process = Process(child.pid, child.start_time, launch.cgroup, child.console_fd)
+        process.has_poststop = fields["poststop"]
         return process
 
-    def _spec(self, directory: str) -> Spec:
-        spec = _spec(directory)
-        process = spec.process
-        if process is None or process.oom_score_adj is not None:
-            return spec
-        return spec.replace(process=process.replace(oom_score_adj=self._oom_score_adj))
+    def execute(
+        self,
+        fields: Fields,
+        fds: Sequence[int],
+        container: Container,
+        stdio: tuple[int, int, int],
+        tty: bool,
+    ) -> Generator[int, None, Process]:
+        """Another process in a container that runs. Raises Error."""
+        opened = OpenedLaunch(fields["launch"], fds)
+        try:
+            pidfd = container.open_pidfd()
+            try:
+                launch = opened.launch
+                if launch.container_pid != container.pid:
+                    raise InvalidArgument(
+                        f"exec: process {launch.container_pid} is not container {container.id}'s"
+                    )
+                launch = launch.replace(stdio=stdio, descriptors={**launch.descriptors, "container": pidfd})
+                with Undo() as undo:
+                    child, _ = yield from entering(launch, undo)
+                    undo.commit()
+            finally:
+                os.close(pidfd)
+        finally:
+            opened.close()
+        os.close(child.pidfd)
+        _warn(fields["warnings"])
+        return Process(child.pid, child.start_time, container.group, child.console_fd)
+
+    def waits(self, fields: Fields) -> bool:
+        """Whether the parent waits for somebody else while it carries the launch out, so that a fork should do it."""
+        steps = [step["type"] for found in fields["launch"]["steps"].values() for step in found]
+        return bool(fields.get("poststart")) or not WAITING_STEPS.isdisjoint(steps)
+
+    def group(self, fields: Fields, directory: str) -> Cgroup | None:
+        """Where the process lives or would have lived."""
+        record = fields["launch"]["cgroup"]
+        return Cgroup.from_record(record) if record else None
 
     def after_stop(self, container_id: str, directory: str) -> None:
         """The poststop hooks of a container that has exited; what fails is reported on stderr (runtime-spec)."""
-        spec = _spec(directory)
-        told = status.oci_state(_first_state(container_id, directory, spec), status.STOPPED)
-        _warn(hooks.run_all(spec.hooks.poststop, "poststop", told))
+        from pyrunc.container import status
+        from pyrunc.container.state import State
+        from pyrunc.launch import hooks
+        from pyrunc.spec.parse import parse
 
-    def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup:
-        """Where the container lives or would have lived. Raises Error."""
-        path = _spec(directory).linux.cgroups_path
-        return naming.place(path, container_id, launch["cgroup"].get("driver", "cgroupfs"))
-
-    def execute(
-        self, container: Container, process: dict[str, Any], stdio: tuple[int, int, int], tty: bool
-    ) -> Generator[int, None, Process]:
-        """An OCI process object in the container, in steps; what it does not name is the container's. Raises Error."""
-        spec, pidfd = self._spec(container.directory), container.open_pidfd()
-        try:
-            request = ExecRequest(
-                pid=container.pid,
-                pidfd=pidfd,
-                spec=spec,
-                process=merged(spec, {**process, "terminal": tty}),
-                stdio=stdio,
-                cgroup=container.group,
-                keyring=_keyring(container.id),
-            )
-            executed = yield from executing(request)
-        finally:
-            os.close(pidfd)
-        os.close(executed.pidfd)
-        _warn(executed.warnings)
-        return Process(executed.pid, executed.start_time, container.group, executed.console_fd)
+        with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
+            spec = parse(jsontext.loads(file.readall() or b""))
+        state = State(
+            directory,
+            container_id,
+            bundle=directory,
+            oci_version=spec.version,
+            annotations=dict(spec.annotations),
+        )
+        _warn(hooks.run_all(spec.hooks.poststop, "poststop", status.oci_state(state, status.STOPPED)))
 
 
-def holder_job(wanted: dict[str, Any], sandbox_dir: str) -> tuple[dict[str, Any], list[int]]:
-    """A holder's start as a message for `perform`, and the descriptors that go with it."""
-    return {"start": "holder", "wanted": wanted, "sandbox_dir": sandbox_dir}, []
+def _clone_pinned(launch: Launch, holder: Holder | None, clones: dict[str, int]) -> None:
+    """What the pod pins, by the names that the launch's program has for it. Raises InvalidSpec, KernelError."""
+    for descriptor, name in launch.pinned.items():
+        if holder is None or name not in holder.mounts:
+            raise InvalidSpec("mounts", f"there is no mount called {name!r} in this pod")
+        clones[descriptor] = pinned.clone(holder.mounts[name], f"/proc/{holder.pid}/ns/mnt")
 
 
-def container_job(
-    container_id: str,
-    directory: str,
-    launch: dict[str, Any],
-    stdio: tuple[int, int, int],
-    holder: Holder | None,
-) -> tuple[dict[str, Any], list[int]]:
-    """A container's start as a message for `perform`, and the descriptors that go with it."""
-    told, fds = holder.to_message() if holder else (None, [])
-    job = {
-        "start": "container",
-        "id": container_id,
-        "directory": directory,
-        "launch": launch,
-        "holder": told,
-    }
-    return job, [*stdio, *fds]
+def _run_poststart(found: Sequence[Any], launch: Launch, child: ChildProcess) -> None:
+    from pyrunc.launch import hooks
+    from pyrunc.launch.sealed import value_of
+    from pyrunc.launch.steps import oci_state
 
-
-def _spec(directory: str) -> Spec:
-    with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
-        return parse(jsontext.loads(file.readall() or b""))
-
-
-def _first_state(container_id: str, directory: str, spec: Spec) -> State:
-    pids = spec.linux.namespace("pid")
-    return State(
-        directory,
-        container_id,
-        bundle=directory,
-        oci_version=spec.version,
-        annotations=dict(spec.annotations),
-        created=states.now(),
-        private_pids=pids is not None and not pids.path,
-        keyring=_keyring(container_id),
-    )
-
-
-def _keyring(container_id: str) -> str:
-    """The session keyring that a container's processes share, as `create` calls it."""
-    return f"_ses.{container_id}"
-
-
-def _record(state: State, created: create.Created) -> None:
-    assert created.cgroup is not None
-    state.pid, state.start_time = created.pid, created.start_time
-    state.cgroup_record, state.complete = created.cgroup.record(), True
-    state.save()
-
-
-def _open_shm(size_bytes: int, owner: Sequence[int]) -> int:
-    uid, gid = owner
-    options = [("mode", "1777"), ("size", str(size_bytes)), ("uid", str(uid)), ("gid", str(gid))]
-    attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
-    return open_mount("tmpfs", options, attributes=attributes, source="shm")
-
-
-def _id_maps(entries: Sequence[Mapping[str, int]]) -> tuple[IdMap, ...]:
-    """OCI's `{containerID, hostID, size}` objects."""
-    return tuple(IdMap(entry["containerID"], entry["hostID"], entry["size"]) for entry in entries)
+    told = oci_state(launch, child.pid, "running")
+    _warn(hooks.run_all(tuple(map(value_of, found)), "poststart", told))
 
 
 def _warn(warnings: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""An exec is carried out in steps between other work: its waits for the container are waits of the loop.
+"""A launch is carried out in steps between other work: its waits for the new process are waits of the loop.
 
 Done in the shim itself, not in a fork: an exec takes 1.1 ms of CPU here and 2.8 there (measured: 550 pages are copied), and
 probes do it for ever.
@@ -12,10 +12,10 @@ from pyrunc.shim.loop import READABLE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from typing import Any
 
     from pyrunc.shim.loop import Loop
     from pyrunc.shim.reaper import Reaper
-    from pyrunc.shim.starter import Process
 
 
 class Steps:
@@ -25,8 +25,8 @@ class Steps:
         self,
         loop: Loop,
         reaper: Reaper,
-        steps: Generator[int, None, Process],
-        on_done: Callable[[Process], None],
+        steps: Generator[int, None, Any],
+        on_done: Callable[[Any], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
         self._loop, self._reaper, self._steps = loop, reaper, steps
@@ -57,9 +57,9 @@ class Steps:
             self._loop.unwatch(self._waiting_for)
             self._waiting_for = -1
 
-    def _done(self, process: Process) -> None:
+    def _done(self, result: Any) -> None:
         try:
-            self._on_done(process)
+            self._on_done(result)
         finally:
             self._reaper.let_go()
 

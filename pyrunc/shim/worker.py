@@ -1,11 +1,7 @@
-"""Starting a container is the work of a fork of the shim, which ends when the container runs.
+"""Work that waits for somebody else (hooks, a seccomp agent, systemd) is done by a fork of the shim, which ends with it.
 
-Two reasons. A start dirties some two megabytes of an interpreter's heap, which would stay with the shim for the pod's life.
-And it may take long: hooks, a slow disk, while the pod's other containers want their output read. The container is the
-fork's child first and becomes ours, a subreaper's, when the fork ends.
-
-A parked worker was forked before there was work, and has touched the memory that a start touches: two milliseconds of page
-faults (each copies a page) that nobody waits for. It does one piece of work like the others, then it ends.
+Meanwhile the pod's other containers want their output read. A container that is started so is the fork's child first and becomes
+ours, a subreaper's, when the fork ends.
 """
 
 from __future__ import annotations
@@ -17,8 +13,7 @@ from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from pyrunc import ipc
 from pyrunc.errors import Error, KernelError, Unavailable, from_wire
-from pyrunc.kernel.reaper import set_name, set_parent_death_signal
-from pyrunc.shim import rehearse
+from pyrunc.kernel.reaper import set_parent_death_signal
 from pyrunc.shim.loop import READABLE
 from pyrunc.zygote import descendants
 
@@ -37,47 +32,6 @@ class WorkerLost(Unavailable):
     """A worker ended without an answer; what it had made so far may be left."""
 
 
-class Parked:
-    """A fork that waits for its work."""
-
-    def __init__(
-        self, perform: Callable[[dict[str, Any], list[int]], Result], not_inherited: Sequence[int] = ()
-    ) -> None:
-        """`perform(job, fds)` is what it will do with the job that it is given."""
-        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
-        self.socket, shim = ours, os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            ours.close()
-            _work(shim, lambda: _wait(perform, theirs), theirs, not_inherited)
-        theirs.close()
-
-    def give(self, job: dict[str, Any], fds: Sequence[int]) -> bool:
-        """Let it begin; its answer comes on `socket`, which is the caller's now. False when it has died."""
-        try:
-            ipc.send(self.socket, job, [2, *fds])  # our own log is its
-        except (BrokenPipeError, ConnectionResetError):
-            self.socket.close()
-            return False
-        return True
-
-    def close(self) -> None:
-        """It is not needed: it ends."""
-        self.socket.close()
-
-
-def _wait(perform: Callable[[dict[str, Any], list[int]], Result], requests: socket) -> Result:
-    set_name("pyrunc-spare")
-    rehearse.warm_up()
-    received = ipc.receive(requests)
-    if received is None:
-        os._exit(0)
-    job, fds = received
-    os.dup2(fds[0], 2)
-    set_name("pyrunc-shim")
-    return perform(job, fds[1:])
-
-
 class Worker:
     """A fork that runs `work()`; its result, fields and descriptors, goes to `on_done`, or its error to `on_failed`."""
 
@@ -89,20 +43,15 @@ class Worker:
         work: Callable[[], tuple[dict[str, Any], Sequence[int]]],
         on_done: Callable[[dict[str, Any], list[int]], None],
         on_failed: Callable[[Exception], None],
-        parked: Parked | None = None,
     ) -> None:
-        """`parked` has been given the work already."""
         self._loop, self._reaper = loop, reaper
         self._on_done, self._on_failed = on_done, on_failed
-        if parked:
-            self._answer, self.pid = parked.socket, parked.pid
-        else:
-            self._answer, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
-            shim = os.getpid()
-            self.pid = os.fork()
-            if self.pid == 0:
-                _work(shim, work, theirs, not_inherited)
-            theirs.close()
+        self._answer, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        shim = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _work(shim, work, theirs, not_inherited)
+        theirs.close()
         reaper.hold()  # what the fork leaves us may end before we hear its pid
         loop.watch(self._answer.fileno(), READABLE, self._answered)
 

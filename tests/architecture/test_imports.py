@@ -56,6 +56,7 @@ PYRUNC_ROOMS = (
     ("compile",),
     ("container", "accelerate"),
     ("checkpoint",),
+    ("compiler",),
     ("shim",),
     ("cli",),
 )

@@ -82,7 +82,6 @@ def entered(found: list[Path]) -> bool:
 @pytest.mark.parametrize(
     ("call", "when", "reached"),
     [
-        ("mkdir", "exit", made),
         ("clone3", "exit", entered),
         ("pivot_root", "enter", entered),
     ],
@@ -106,6 +105,43 @@ def test_a_shim_killed_during_a_containers_start(
     nothing_left(server)
 
 
+def test_a_compiler_killed_while_it_makes_a_containers_cgroup(server: Server) -> None:
+    """The caller may try again, and finds another one."""
+    pod = server.run_pod(host_network=True)
+    server.remove_container(server.create(pod))
+    compilers = {pid for pid in below(server.pid) if comm(pid) == "pyrunc-compile"}
+    folders = server.state / "containers"
+    with ThreadPoolExecutor(1) as pool:
+        with holding(compilers, "mkdir", "exit"):
+            creating = pool.submit(code_of, lambda: server.create(pod))
+            assert wait_until(
+                lambda: any(made(groups(server, name)) for name in os.listdir(folders)), 30, 0.001
+            ), server.tail()
+            (container,) = os.listdir(folders)
+            for pid in compilers:
+                os.kill(pid, signal.SIGKILL)
+        assert creating.result(30) == grpc.StatusCode.UNAVAILABLE
+    assert groups(server, container) == [], "when the call returns nothing is left"
+    server.launch(pod)
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_a_server_killed_with_a_launch_that_waits(own_server: Server) -> None:
+    """What was compiled goes with it, and is compiled again by the next one."""
+    server = own_server
+    pod = server.run_pod(host_network=True)
+    container = server.create(pod)
+    assert groups(server, container)
+    server.kill()
+    server.start()
+    assert server.status(container).state == api.CONTAINER_CREATED
+    server.start_container(container)
+    assert server.status(container).state == api.CONTAINER_RUNNING
+    server.remove_all()
+    nothing_left(server)
+
+
 def test_a_shim_and_a_server_killed_during_a_containers_start(own_server: Server) -> None:
     """The next server finds the group by what the last one meant to do."""
     server = own_server
@@ -114,9 +150,9 @@ def test_a_shim_and_a_server_killed_during_a_containers_start(own_server: Server
     shim = shim_pid(server, pod)
     assert wait_until(lambda: below(shim), 30)
     with ThreadPoolExecutor(1) as pool:
-        with holding({shim, *below(shim)}, "mkdir", "exit"):
+        with holding({shim, *below(shim)}, "clone3", "exit"):
             starting = pool.submit(code_of, lambda: server.start_container(container))
-            assert wait_until(lambda: groups(server, container), 30, 0.001)
+            assert wait_until(lambda: entered(groups(server, container)), 30, 0.001)
             server.kill()
             os.kill(shim, signal.SIGKILL)
         starting.result(30)
@@ -136,7 +172,12 @@ def test_a_shim_killed_during_a_pods_start(
         with holding(below(server.pid), call, when):
             starting = pool.submit(code_of, lambda: server.run_pod(config, host_network=True))
             assert wait_until(
-                lambda: any(reached(groups(server, name)) for name in os.listdir(folders)), 30, 0.001
+                lambda: any(
+                    reached(groups(server, name)) and (folders / name / "shim.json").exists()
+                    for name in os.listdir(folders)
+                ),
+                30,
+                0.001,
             )
             (pod,) = os.listdir(folders)
             os.kill(shim_pid(server, pod), signal.SIGKILL)

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.errors import Error
+from pyrunc.compiler.client import CompiledLaunch, Compilers
+from pyrunc.errors import Error, NotFound
 from pyrunc.kernel.cgroup import root as cgroup_root
 from pyrunc.shim import tree
-from pyrunc.shim.client import SHIM, Exit, ShimClient, Started, start_shim
+from pyrunc.shim.client import SHIM, ExecSession, Exit, ShimClient, Started, StartedHolder, start_shim
 from pyrunc.spec.default import default
 from pyrunc.zygote.client import Zygote
 from tests.support import session
@@ -57,12 +58,13 @@ class TestPod:
         folder: Path,
         *,
         library: bool = False,
-        starter: str | None = None,
+        rehearsed: bool = False,
         zygote: Zygote | None = None,
     ) -> None:
-        """`zygote`: one that the caller keeps; else the pod has its own."""
+        """`zygote`: one that the caller keeps; else the pod has its own, with a rehearsal if it is to be `rehearsed`."""
         self.folder, self.library = folder, library
-        self.starter = starter if library else DIRECT
+        self.starter = None if library else DIRECT
+        self.rehearsed = rehearsed
         self.sandbox, self.containers, self.logs = folder / "sandbox", folder / "containers", folder / "logs"
         self.events: list[dict[str, Any]] = []
         self.closed = 0
@@ -71,6 +73,8 @@ class TestPod:
         self.group = f"/{session.name('shim')}-{time.monotonic_ns()}"
         self._client: ShimClient | None = None
         self._zygote, self._given = zygote, zygote is not None
+        self._errands: Zygote | None = None
+        self._compilers: Compilers | None = None
         for path in (self.sandbox, self.containers):
             path.mkdir(parents=True)
 
@@ -81,8 +85,14 @@ class TestPod:
 
     async def __aenter__(self) -> TestPod:
         keep = SHIM if self.library and not self.starter else ""
+        modules = ["pyrunc.shim.main", "pyrunc.shim.rehearse"] if self.rehearsed else ["pyrunc.shim.main"]
         if self._zygote is None:
-            self._zygote = await Zygote.start(["pyrunc.shim.main", "tests.kernel.shim_starter"], keep)
+            self._zygote = await Zygote.start(
+                [*modules, *([] if self.library else [DIRECT.partition(":")[0]])], keep
+            )
+        if self.library:
+            self._errands = await Zygote.start(["pyrunc.compiler.service"])
+            self._compilers = Compilers(self._errands)
         shim = await start_shim(self._zygote, self.sandbox, self.containers, starter=self.starter)
         self.pid, self.netns_path = shim.pid, shim.netns_path
         self._client = await self.connect()
@@ -95,6 +105,10 @@ class TestPod:
         return await ShimClient.connect(self.sandbox, on_event=self.events.append, on_close=self._on_close)
 
     async def close_zygote(self) -> None:
+        if self._errands and self._compilers:
+            self._compilers.close()
+            await self._errands.close()
+            self._errands = None
         if self._zygote and not self._given:
             await self._zygote.close()
             self._zygote = None
@@ -117,7 +131,52 @@ class TestPod:
     async def run(self, name: str, *args: str, **launch: Any) -> Started:
         """Start a container."""
         self.container(name, *args, **launch)
-        return await self.client.start_container(name)
+        return await self.start(name)
+
+    async def start(self, name: str, client: ShimClient | None = None) -> Started:
+        """Start a container whose files are written."""
+        with await self.compiled(name) as launch:
+            return await (client or self.client).start_container(name, launch)
+
+    async def compiled(self, name: str) -> CompiledLaunch:
+        """A container's launch."""
+        directory = self.containers / name
+        if self.library:
+            assert self._compilers
+            return await self._compilers.container(name, str(directory), TIMEOUT_S)
+        try:
+            config = json.loads((directory / "config.json").read_text())
+        except FileNotFoundError:
+            raise NotFound(f"no record of {name}") from None
+        io = json.loads((directory / "launch.json").read_text())
+        fields = {"process": config["process"], "cgroup": config["linux"]["cgroupsPath"], "io": io}
+        return CompiledLaunch(fields | {"state": {"version": 1}})
+
+    async def hold(self) -> StartedHolder:
+        """Start the pause process that holder.json describes."""
+        with await self.compiled_holder() as launch:
+            return await self.client.start_holder(launch)
+
+    async def compiled_holder(self) -> CompiledLaunch:
+        """The launch of the pause process."""
+        if self.library:
+            assert self._compilers
+            return await self._compilers.pause(str(self.sandbox), TIMEOUT_S)
+        wanted = json.loads((self.sandbox / "holder.json").read_text())
+        return CompiledLaunch({"cgroup": wanted["cgroups_path"], "network": "host", **wanted})
+
+    async def exec(
+        self, name: str, exec_id: str, process: dict[str, Any], tty: bool = False, **streams: bool
+    ) -> ExecSession:
+        """Run a process in a container."""
+        if not self.library:
+            with CompiledLaunch({"process": process}) as launch:
+                return await self.client.exec(name, exec_id, launch, tty=tty, **streams)
+        assert self._compilers
+        record = json.loads((self.containers / name / "state.json").read_text())
+        directory = str(self.containers / name)
+        with await self._compilers.exec(directory, record["pid"], process, TIMEOUT_S, tty=tty) as launch:
+            return await self.client.exec(name, exec_id, launch, tty=tty, **streams)
 
     async def exited(self, name: str, timeout_s: float = TIMEOUT_S) -> Exit:
         """Wait for a container's exit event."""

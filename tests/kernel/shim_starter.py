@@ -1,7 +1,7 @@
 """Starts plain processes where the runtime library starts containers: the shim's own work is tested without namespaces.
 
 Same call, same results (child of the shim, a cgroup of its own, a pty's master); `process.args` run on the host. A start that
-is to take long waits at `process.gate`, a named pipe, until somebody opens it for writing.
+is to take long waits at `process.gate`, a named pipe, until somebody opens it for writing; at `process.blocks` a fork does.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from pyrunc import atomic_file
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.errors import NotFound
+from pyrunc.errors import NotFound, WrongState
 from pyrunc.kernel import terminal
 from pyrunc.shim import tree
 from pyrunc.shim.session import Container
@@ -25,53 +23,67 @@ KEPT_FD = 1000
 
 
 class DirectStarter:
-    def holder(self, wanted: dict[str, Any], sandbox_dir: str) -> Holder:
-        group = Cgroup(wanted["cgroups_path"])
-        group.create()
-        time.sleep(wanted.get("slowness_s", 0))
-        pid = _spawn(["/bin/sleep", "1000"], {}, (0, 1, 2), None, group)
-        time.sleep(wanted.get("slowness_after_s", 0))
-        return Holder(pid, _start_time(pid), os.open(f"/proc/{pid}/ns/net", os.O_RDONLY), {}, group)
+    """`fields` are `{"process": …, "cgroup": path}` where the library gets a compiled launch, with `io` of a container."""
 
-    def holder_group(self, wanted: dict[str, Any], sandbox_dir: str) -> Cgroup:
-        return Cgroup(wanted["cgroups_path"])
+    def holder(
+        self, fields: dict[str, Any], fds: Sequence[int], sandbox_dir: str
+    ) -> Generator[int, None, Holder]:
+        group = Cgroup(fields["cgroup"])
+        group.create()
+        pid = _spawn(["/bin/sleep", "1000"], {}, (0, 1, 2), None, group)
+        try:
+            if "gate" in fields:
+                yield from _wait(fields["gate"])
+            if "fails" in fields:
+                raise WrongState(fields["fails"])
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        return Holder(pid, _start_time(pid), os.open(f"/proc/{pid}/ns/net", os.O_RDONLY), {}, group)
 
     def container(
         self,
-        container_id: str,
+        fields: dict[str, Any],
+        fds: Sequence[int],
         directory: str,
-        launch: dict[str, Any],
         stdio: tuple[int, int, int],
         holder: Holder | None,
-    ) -> Process:
-        config = atomic_file.read_json(f"{directory}/config.json")
-        group = Cgroup(config["linux"]["cgroupsPath"])
+    ) -> Generator[int, None, Process]:
+        group, process = Cgroup(fields["cgroup"]), fields["process"]
         group.create()
-        try:
-            return self._start(config["process"], stdio, bool(launch.get("tty")), group)
-        except BaseException:
-            group.remove()
-            raise
+        if "gate" in process:
+            yield from _wait(process["gate"])
+        return self._start(process, stdio, bool(fields["io"].get("tty")), group)
+
+    def execute(
+        self,
+        fields: dict[str, Any],
+        fds: Sequence[int],
+        container: Container,
+        stdio: Sequence[int],
+        tty: bool,
+    ) -> Generator[int, None, Process]:
+        process = fields["process"]
+        if "gate" in process:
+            yield from _wait(process["gate"])
+        return self._start(process, stdio, tty, container.group)
+
+    def waits(self, fields: dict[str, Any]) -> bool:
+        return bool(fields["process"].get("blocks"))
+
+    def group(self, fields: dict[str, Any], directory: str) -> Cgroup:
+        return Cgroup(fields["cgroup"])
 
     def after_stop(self, container_id: str, directory: str) -> None:
         raise NotImplementedError("plain processes have no hooks")
-
-    def group(self, container_id: str, directory: str, launch: dict[str, Any]) -> Cgroup:
-        return Cgroup(atomic_file.read_json(f"{directory}/config.json")["linux"]["cgroupsPath"])
-
-    def execute(
-        self, container: Container, process: dict[str, Any], stdio: Sequence[int], tty: bool
-    ) -> Generator[int, None, Process]:
-        if "gate" in process:
-            yield from _wait(process.pop("gate"))
-        return self._start(process, stdio, tty, container.group)
 
     def _start(self, process: dict[str, Any], stdio: Sequence[int], tty: bool, group: Cgroup) -> Process:
         args = process["args"]
         if not os.path.exists(args[0]):
             raise NotFound(f"{args[0]}: no such file or directory")
-        if "gate" in process:
-            os.close(os.open(process["gate"], os.O_RDONLY))
+        if "blocks" in process:
+            os.close(os.open(process["blocks"], os.O_RDONLY))
         master = slave = None
         if tty:
             master, slave = terminal.open_terminal()

@@ -62,7 +62,7 @@ async def test_an_exit_is_on_disk_before_it_is_told(
 async def test_every_connected_client_hears_of_an_exit(pod: TestPod) -> None:
     heard: list[list[object]] = [[], [], []]
     clients = [await ShimClient.connect(pod.sandbox, on_event=events.append) for events in heard]
-    await clients[0].start_container(_container(pod, "a", "exit 1"))
+    await pod.start(_container(pod, "a", "exit 1"), clients[0])
     await until(lambda: all(heard))
     assert heard[0] == heard[1] == heard[2]
     for client in clients:
@@ -72,19 +72,19 @@ async def test_every_connected_client_hears_of_an_exit(pod: TestPod) -> None:
 async def test_a_start_that_fails_leaves_an_exit_record_and_nothing_else(pod: TestPod) -> None:
     pod.container("a", "/no/such/program", "x")
     with pytest.raises(NotFound, match="/no/such/program: no such file"):
-        await pod.client.start_container("a")
+        await pod.start("a")
     recorded = pod.exit_record("a")
     assert (recorded["exit_code"], recorded["reason"]) == (128, "StartError")
     assert "no such file" in recorded["message"]
     assert not pod.exit_events("a")
     await until(lambda: not children(pod.pid))  # the fork that tried may be ending still
     with pytest.raises(AlreadyExists):
-        await pod.client.start_container("a")
+        await pod.start("a")
 
 
 async def test_a_container_without_its_files_is_not_found(pod: TestPod) -> None:
     with pytest.raises(NotFound):
-        await pod.client.start_container("nothing")
+        await pod.start("nothing")
     for call in (pod.client.stop("x", 15, 1), pod.client.signal("x", 15), pod.client.attach("x")):
         with pytest.raises(NotFound):
             await call
@@ -351,7 +351,7 @@ async def test_a_client_that_never_reads_does_not_hold_up_the_others(pod: TestPo
 
 async def test_a_start_that_takes_long_does_not_hold_up_the_others(pod: TestPod) -> None:
     gate = _with_gate(pod, "slow")
-    slow = asyncio.create_task(pod.client.start_container("slow"))
+    slow = asyncio.create_task(pod.start("slow"))
     await until(lambda: children(pod.pid))
     await pod.run("a", "echo quick")
     await pod.exited("a")
@@ -364,7 +364,7 @@ async def test_a_start_that_takes_long_does_not_hold_up_the_others(pod: TestPod)
 
 async def test_a_start_can_be_stopped(pod: TestPod) -> None:
     _with_gate(pod, "slow")
-    slow = asyncio.create_task(pod.client.start_container("slow"))
+    slow = asyncio.create_task(pod.start("slow"))
     await until(lambda: children(pod.pid))
     exit = await pod.client.stop("slow", signal.SIGTERM, 10)
     assert (exit.exit_code, exit.reason) == (128, "StartError")
@@ -372,25 +372,26 @@ async def test_a_start_can_be_stopped(pod: TestPod) -> None:
         await slow
 
 
-async def test_a_worker_that_is_killed_while_it_starts_the_holder_leaves_nothing(pod: TestPod) -> None:
-    holder = {"version": 1, "cgroups_path": f"{pod.group}/holder", "slowness_after_s": 30}
-    (pod.sandbox / "holder.json").write_text(json.dumps(holder))
-    starting = asyncio.create_task(pod.client.start_holder())
+async def test_a_pause_process_whose_start_fails_leaves_nothing(pod: TestPod) -> None:
+    os.mkfifo(gate := pod.folder / "gate")
+    holder = {"version": 1, "cgroups_path": f"{pod.group}/holder"}
+    (pod.sandbox / "holder.json").write_text(json.dumps(holder | {"gate": str(gate), "fails": "no luck"}))
+    starting = asyncio.create_task(pod.hold())
     await until(lambda: pod.processes())
-    (worker,) = children(pod.pid)
-    os.kill(worker, signal.SIGKILL)
-    with pytest.raises(Error, match="killed"):
+    assert (await pod.client.state()).pid == pod.pid, "the others need not wait for it"
+    await open_gate(gate)
+    with pytest.raises(Error, match="no luck"):
         await starting
     await until(lambda: not pod.cgroup("holder").exists() and not children(pod.pid))
-    (pod.sandbox / "holder.json").write_text(json.dumps(holder | {"slowness_after_s": 0}))
-    held = await pod.client.start_holder()
+    (pod.sandbox / "holder.json").write_text(json.dumps(holder))
+    held = await pod.hold()
     await until(lambda: pod.processes() == [held.pid])  # it joins its group by itself, after the fork
     await pod.client.stop_holder()
 
 
 async def test_a_worker_that_is_killed_while_it_starts_a_container_is_a_start_error(pod: TestPod) -> None:
-    _with_gate(pod, "a")
-    starting = asyncio.create_task(pod.client.start_container("a"))
+    _with_gate(pod, "a", "blocks")
+    starting = asyncio.create_task(pod.start("a"))
     await until(lambda: children(pod.pid))
     os.kill(children(pod.pid)[0], signal.SIGKILL)
     with pytest.raises(Error, match="killed"):
@@ -438,10 +439,10 @@ async def _ready(pod: TestPod, name: str, script: str) -> None:
     await until(lambda: pod.log_path(name).exists() and pod.logged(name))
 
 
-def _with_gate(pod: TestPod, name: str) -> Path:
+def _with_gate(pod: TestPod, name: str, how: str = "gate") -> Path:
     """A container whose start waits until this gate is opened."""
     os.mkfifo(gate := pod.folder / "gate")
-    pod.container(name, "exit 0", process={"gate": str(gate)})
+    pod.container(name, "exit 0", process={how: str(gate)})
     return gate
 
 

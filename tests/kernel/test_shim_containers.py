@@ -17,7 +17,6 @@ import pytest_asyncio
 
 from pyrunc.errors import Error, NotFound, WrongState
 from pyrunc.shim.client import SHIM, StartedHolder
-from pyrunc.shim.pod import PARKED_FOR_S
 from pyrunc.zygote.client import Zygote
 from tests.kernel.shim_pod import (
     TIMEOUT_S,
@@ -25,7 +24,6 @@ from tests.kernel.shim_pod import (
     children,
     descriptors,
     gone,
-    name_of,
     read_all,
     read_some,
     until,
@@ -50,9 +48,13 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
 
 
 async def hold(pod: TestPod, **changes: Any) -> StartedHolder:
+    describe(pod, **changes)
+    return await pod.hold()
+
+
+def describe(pod: TestPod, **changes: Any) -> None:
     holder = HOLDER | {"cgroups_path": f"{pod.group}/holder"} | changes
     (pod.sandbox / "holder.json").write_text(json.dumps(holder))
-    return await pod.client.start_holder()
 
 
 def namespace(pid: int, kind: str) -> str:
@@ -60,43 +62,6 @@ def namespace(pid: int, kind: str) -> str:
 
 
 # -- the holder
-
-
-async def test_a_start_does_not_need_the_worker_that_waits_for_it(pod: TestPod) -> None:
-    await until(lambda: _parked(pod))
-    (parked,) = _parked(pod)
-    os.kill(parked, signal.SIGKILL)
-    await until(lambda: not _parked(pod))
-    held = await hold(pod)
-    await until(lambda: _parked(pod))
-    (parked,) = _parked(pod)
-    os.kill(parked, signal.SIGKILL)
-    await until(lambda: not _parked(pod))
-    await pod.run("a", "exit 5")
-    assert (await pod.exited("a")).exit_code == 5
-    assert not _parked(pod)
-    await pod.client.stop_holder()
-    assert held.pid and pod.shim_log() == ""
-
-
-async def test_a_worker_waits_for_the_first_container_for_a_while_only(pod: TestPod) -> None:
-    await hold(pod)
-    await until(lambda: _parked(pod))
-    await until(lambda: not _parked(pod), PARKED_FOR_S + TIMEOUT_S)
-    await pod.run("a", "exit 0")
-    await pod.exited("a")
-    await pod.client.stop_holder()
-
-
-async def test_a_worker_that_waits_ends_with_its_shim(pod: TestPod) -> None:
-    await until(lambda: _parked(pod))
-    (parked,) = _parked(pod)
-    os.kill(pod.pid, signal.SIGKILL)
-    await until(lambda: gone(parked))
-
-
-def _parked(pod: TestPod) -> list[int]:
-    return [pid for pid in children(pod.pid) if name_of(pid) == "pyrunc-spare"]
 
 
 async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> None:
@@ -139,8 +104,11 @@ async def test_the_network_namespace_is_made_ahead_and_joined_by_the_holder(pod:
 
 async def test_a_holder_that_is_stopped_while_it_is_started_is_gone_then(pod: TestPod) -> None:
     """A server that gives up on the pod meanwhile stops the holder, and then the shim."""
-    starting = asyncio.ensure_future(hold(pod))
+    describe(pod)
+    launch = await pod.compiled_holder()
+    starting = asyncio.ensure_future(pod.client.start_holder(launch))
     await asyncio.sleep(0)
+    launch.close()
     await pod.client.stop_holder()
     assert not (await pod.client.state()).holder_running
     await pod.client.shutdown()
@@ -149,8 +117,11 @@ async def test_a_holder_that_is_stopped_while_it_is_started_is_gone_then(pod: Te
 
 
 async def test_a_holder_that_cannot_be_started_while_it_is_stopped(pod: TestPod) -> None:
-    starting = asyncio.ensure_future(hold(pod, sysctls={"net.no.such": "1"}))
+    describe(pod, sysctls={"net.no.such": "1"})
+    launch = await pod.compiled_holder()
+    starting = asyncio.ensure_future(pod.client.start_holder(launch))
     await asyncio.sleep(0)
+    launch.close()
     await pod.client.stop_holder()
     with pytest.raises(Error, match="such"):
         await starting
@@ -222,8 +193,8 @@ async def test_a_holder_that_cannot_be_started_is_an_error_and_can_be_tried_agai
         await hold(pod, sysctls={"net.no.such": "1"})
     assert (await pod.client.state()).holder is None
     held = await hold(pod)
-    with pytest.raises(Error, match="before"):
-        await pod.client.start_holder()
+    with pytest.raises(Error, match=r"before|not empty"):
+        await pod.hold()
     os.kill(held.pid, signal.SIGKILL)
     await until(lambda: pod.events)
     assert not (await pod.client.state()).holder_running
@@ -248,7 +219,7 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
         config["mounts"] = [m for m in config["mounts"] if m["destination"] != "/dev/shm"] + [shm]
         del config["hostname"]
         path.write_text(json.dumps(config))
-        await pod.client.start_container(name)
+        await pod.start(name)
         await until(lambda name=name: b"the-pod" in pod.logged(name) or b"pyrunc" in pod.logged(name))
     assert pod.logged("b").startswith(b"hi\n")
     await pod.client.stop("a", signal.SIGTERM, 0)
@@ -265,7 +236,7 @@ async def test_a_pod_with_one_process_namespace(pod: TestPod) -> None:
     config = json.loads(path.read_text())
     del config["hostname"]
     path.write_text(json.dumps(config))
-    await pod.client.start_container("a")
+    await pod.start("a")
     assert (await pod.exited("a")).exit_code == 3
     processes = pod.logged("a").decode().split()
     assert processes[2] == "1", processes
@@ -293,7 +264,7 @@ async def test_a_container_is_the_shims_child_and_leaves_nothing(pod: TestPod) -
 async def test_a_program_that_does_not_exist_is_a_start_error_in_execs_words(pod: TestPod) -> None:
     pod.container("a", "nothing", "x")
     with pytest.raises(NotFound, match=r"executable file not found in \$PATH"):
-        await pod.client.start_container("a")
+        await pod.start("a")
     recorded = pod.exit_record("a")
     assert (recorded["exit_code"], recorded["reason"]) == (128, "StartError")
     assert "executable file not found" in recorded["message"]
@@ -307,13 +278,13 @@ async def test_exec_runs_in_the_container(pod: TestPod) -> None:
         "cwd": "/tmp",
         "env": ["PATH=/bin", "EXTRA=yes"],
     }
-    session = await pod.client.exec("a", "e", process)
+    session = await pod.exec("a", "e", process)
     assert session.stdout_fd is not None
     assert await read_all(session.stdout_fd) == b"pyrunc\nyes\n"
     assert await session.exited == 4
     session.close()
     with pytest.raises(NotFound, match="executable file not found"):
-        await pod.client.exec("a", "e2", {"args": ["nothing"], "cwd": "/"})
+        await pod.exec("a", "e2", {"args": ["nothing"], "cwd": "/"})
 
 
 async def test_exec_with_a_terminal_of_the_container(pod: TestPod) -> None:
@@ -323,7 +294,7 @@ async def test_exec_with_a_terminal_of_the_container(pod: TestPod) -> None:
         "cwd": "/",
         "consoleSize": {"width": 80, "height": 24},
     }
-    session = await pod.client.exec("a", "e", process, tty=True, stdin=True)
+    session = await pod.exec("a", "e", process, tty=True, stdin=True)
     assert session.stdin_fd is not None and session.stdout_fd is not None
     await pod.client.resize(101, 44, exec_id="e")
     os.write(session.stdin_fd, b"\n")
@@ -335,7 +306,7 @@ async def test_exec_with_a_terminal_of_the_container(pod: TestPod) -> None:
 async def test_a_killed_session_leaves_no_descendant_in_the_container(pod: TestPod) -> None:
     started = await pod.run("a", "exec sleep 100")
     script = "sleep 1000 & (sleep 1001 &) ; setsid sleep 1002 & echo ready; wait"
-    session = await pod.client.exec("a", "e", {"args": ["sh", "-c", script], "cwd": "/"})
+    session = await pod.exec("a", "e", {"args": ["sh", "-c", script], "cwd": "/"})
     assert session.stdout_fd is not None and await read_some(session.stdout_fd) == b"ready\n"
     await until(lambda: len(pod.processes()) == 5)
     await pod.client.kill_exec("e")
@@ -367,7 +338,7 @@ async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None
     pod.container("a", "echo run; read x", stdin=True, stdin_once=True)
     path = pod.containers / "a" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": hooks}))
-    await pod.client.start_container("a")
+    await pod.start("a")
     streams = await pod.client.attach("a", stdin=True, stdout=False)
     assert streams.stdin_fd is not None
     os.write(streams.stdin_fd, b"\n")
@@ -389,7 +360,7 @@ async def test_a_hook_that_fails_is_a_start_error(pod: TestPod) -> None:
     hook = {"path": "/bin/sh", "args": ["sh", "-c", "echo because >&2; exit 3"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": {"createRuntime": [hook]}}))
     with pytest.raises(Error, match=r"createRuntime hook #0: exit status 3.*because"):
-        await pod.client.start_container("a")
+        await pod.start("a")
     assert pod.exit_record("a")["reason"] == "StartError"
     await until(lambda: not pod.cgroup("a").exists())
     assert pod.logged("a") == b""
@@ -402,7 +373,7 @@ async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: T
     pod.container("a", "echo never")
     path = pod.containers / "a" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": {"createRuntime": [hook]}}))
-    starting = asyncio.create_task(pod.client.start_container("a"))
+    starting = asyncio.create_task(pod.start("a"))
     await until(reached.exists)
     assert pod.processes()
     exit = await pod.client.stop("a", signal.SIGTERM, 10)
@@ -428,7 +399,7 @@ async def test_an_exec_into_a_frozen_container_holds_up_only_itself(pod: TestPod
     await pod.run("a", "exec sleep 100")
     freeze = pod.cgroup("a") / "cgroup.freeze"
     freeze.write_text("1")
-    stuck = asyncio.create_task(pod.client.exec("a", "e", {"args": ["true"], "cwd": "/"}))
+    stuck = asyncio.create_task(pod.exec("a", "e", {"args": ["true"], "cwd": "/"}))
     await asyncio.sleep(0.3)
     assert not stuck.done()
     await pod.run("b", "echo quick")
@@ -436,7 +407,7 @@ async def test_an_exec_into_a_frozen_container_holds_up_only_itself(pod: TestPod
     await pod.client.kill_exec("e")
     with pytest.raises(Error, match="killed"):
         await stuck
-    again = asyncio.create_task(pod.client.exec("a", "e2", {"args": ["true"], "cwd": "/"}))
+    again = asyncio.create_task(pod.exec("a", "e2", {"args": ["true"], "cwd": "/"}))
     await asyncio.sleep(0.2)
     freeze.write_text("0")
     session = await again
@@ -449,7 +420,7 @@ async def test_a_cancelled_exec_is_killed(pod: TestPod, after_ms: float) -> None
     started = await pod.run("a", "exec sleep 100")
     for n in range(5):
         process = {"args": ["sleep", "100"], "cwd": "/"}
-        task = asyncio.create_task(pod.client.exec("a", f"e{n}", process))
+        task = asyncio.create_task(pod.exec("a", f"e{n}", process))
         await asyncio.sleep(after_ms / 1000)
         task.cancel()
         try:
@@ -470,6 +441,6 @@ async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) ->
     assert Path(f"/proc/{started.pid}/oom_score_adj").read_text() == own
     asked = await pod.run("b", "exec sleep 100", process={"oomScoreAdj": int(own) + 77})
     assert int(Path(f"/proc/{asked.pid}/oom_score_adj").read_text()) == int(own) + 77
-    session = await pod.client.exec("b", "e", {"args": ["cat", "/proc/self/oom_score_adj"], "cwd": "/"})
+    session = await pod.exec("b", "e", {"args": ["cat", "/proc/self/oom_score_adj"], "cwd": "/"})
     assert session.stdout_fd is not None and int(await read_all(session.stdout_fd)) == int(own) + 77
     session.close()

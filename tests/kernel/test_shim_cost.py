@@ -36,7 +36,10 @@ def test_the_import_list_is_pinned() -> None:
 
 
 async def test_an_idle_shim_is_small_and_does_nothing(tmp_path: Path) -> None:
-    async with TestPod(tmp_path / "other") as other, TestPod(tmp_path / "pod", library=True) as pod:
+    async with (
+        TestPod(tmp_path / "other") as other,
+        TestPod(tmp_path / "pod", library=True, rehearsed=True) as pod,
+    ):
         await other.client.state()
         for n in range(3):
             await pod.run(f"c{n}", "echo hello; exec sleep 1000")
@@ -44,7 +47,7 @@ async def test_an_idle_shim_is_small_and_does_nothing(tmp_path: Path) -> None:
         await asyncio.sleep(2)
         assert _cpu_and_switches(pod.pid) == before
         private = _private_kib(pod.pid)
-        session = await pod.client.exec("c0", "e", {"args": ["true"], "cwd": "/"})
+        session = await pod.exec("c0", "e", {"args": ["true"], "cwd": "/"})
         await session.exited
         session.close()
         after_exec = _private_kib(pod.pid)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, WrongState
 from pyrunc.shim.client import ExecSession, ShimClient
 from tests.kernel.shim_pod import (
@@ -83,7 +84,7 @@ async def test_without_a_log_path_the_output_is_discarded_and_never_blocks(pod: 
 async def test_a_log_that_cannot_be_opened_is_a_failed_start(pod: TestPod) -> None:
     pod.container("a", "exit 0", log_path="/proc/no/such/0.log")
     with pytest.raises(KernelError, match="log"):
-        await pod.client.start_container("a")
+        await pod.start("a")
     assert pod.exit_record("a")["reason"] == "StartError"
 
 
@@ -377,7 +378,7 @@ async def test_exec_errors(pod: TestPod) -> None:
         await _exec(pod, "a", "true")
     await pod.run("a", "sleep 100")
     with pytest.raises(NotFound, match="no such file"):
-        await pod.client.exec("a", "e", {"args": ["/no/such"]})
+        await pod.exec("a", "e", {"args": ["/no/such"]})
     await pod.client.kill_exec("never started")
     await pod.client.stop("a", 15, 0)
     with pytest.raises(WrongState):
@@ -440,7 +441,9 @@ async def test_sessions_end_with_their_container(pod: TestPod) -> None:
 async def test_sessions_of_a_server_that_dies_are_killed_and_the_container_is_not(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     dying = await ShimClient.connect(pod.sandbox)
-    session = await dying.exec("a", "e1", {"args": ["/bin/sh", "-c", "sleep 100 & sleep 100"]})
+    process = {"args": ["/bin/sh", "-c", "sleep 100 & sleep 100"]}
+    with CompiledLaunch({"process": process}) as launch:
+        session = await dying.exec("a", "e1", launch)
     await until(lambda: len(pod.processes()) >= 3)
     dying.close()
     with pytest.raises(PeerError):
@@ -463,7 +466,7 @@ async def test_an_exec_that_waits_holds_up_only_itself_and_can_be_killed(pod: Te
         os.mkfifo(pod.folder / name)
     late, never = (
         asyncio.create_task(
-            pod.client.exec("a", name, {"args": ["/bin/echo", name], "gate": str(pod.folder / name)})
+            pod.exec("a", name, {"args": ["/bin/echo", name], "gate": str(pod.folder / name)})
         )
         for name in ("late", "never")
     )
@@ -484,7 +487,7 @@ async def test_large_requests(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     text = "x" * 100_000
     args = ["/bin/sh", "-c", 'printf "%s" "$0$1"', text, text]
-    session = await pod.client.exec("a", "big", {"args": args})
+    session = await pod.exec("a", "big", {"args": args})
     assert session.stdout_fd is not None
     assert await read_all(session.stdout_fd) == (text * 2).encode()
     session.close()
@@ -502,14 +505,14 @@ async def test_five_hundred_sessions_leave_nothing(pod: TestPod) -> None:
 
 async def _run_sessions(pod: TestPod, count: int) -> None:
     for n in range(count):
-        session = await pod.client.exec("a", f"{count}-{n}", {"args": ["/bin/true"]}, stdin=n % 2 == 0)
+        session = await pod.exec("a", f"{count}-{n}", {"args": ["/bin/true"]}, stdin=n % 2 == 0)
         assert await session.exited == 0
         session.close()
 
 
 async def _exec(pod: TestPod, container: str, script: str, **streams: bool) -> ExecSession:
     number = time.monotonic_ns()
-    return await pod.client.exec(container, f"e{number}", {"args": ["/bin/sh", "-c", script]}, **streams)
+    return await pod.exec(container, f"e{number}", {"args": ["/bin/sh", "-c", script]}, **streams)
 
 
 def _unread(pid: int) -> int:

@@ -119,7 +119,7 @@ def own_processes() -> dict[str, str]:
         line = [pid]
         while line[-1] not in own and (above := parents.get(line[-1], "0")) not in ("0", *line):
             line.append(above)
-        if line[-1] in own and int(pid) != os.getpid() and not _waits_to_be_a_shim(pid):
+        if line[-1] in own and int(pid) != os.getpid() and not _kept_by_a_zygote(pid):
             found |= _described(pid)
     return found
 
@@ -154,7 +154,7 @@ def our_processes() -> dict[str, str]:
             any(word in what for word in OURS)
             and "pytest" not in what
             and int(pid) not in (os.getpid(), os.getppid())
-            and not _waits_to_be_a_shim(pid)
+            and not _kept_by_a_zygote(pid)
         ):
             found |= _described(pid)
     return found
@@ -221,13 +221,11 @@ def _described(pid: str) -> dict[str, str]:
     return {f"{pid} since {fields[19]}{dead}": f"{pid} ({name}){dead}"}
 
 
-def _waits_to_be_a_shim(pid: str) -> bool:
-    """Whether it is a zygote's spare child, or that one's own: one there always is, another each time, and it ends with the
+def _kept_by_a_zygote(pid: str) -> bool:
+    """Whether it is a zygote's spare child or one that compiles: some there always are, others each time, and they end with the
     zygote. Without a zygote above it is a leak like any other."""
     name, parent = _name_and_parent(pid)
-    return name == "pyrunc-spare" and (
-        _name_and_parent(parent)[0] == "pyrunc-zygote" or _waits_to_be_a_shim(parent)
-    )
+    return name in ("pyrunc-spare", "pyrunc-compile") and _name_and_parent(parent)[0] == "pyrunc-zygote"
 
 
 def _name_and_parent(pid: str) -> tuple[str, str]:

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pyrunc.compile.container import CreateRequest
 from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.compile.exec import ExecRequest, merged
+from pyrunc.compile.pause import PauseRequest
 from pyrunc.compile.sources import Directory, Overlay
-from pyrunc.container.create import Created, CreateRequest, create
-from pyrunc.container.exec import ExecRequest, Executed, execute, merged
-from pyrunc.container.pause_process import Held, HolderRequest, holder
+from pyrunc.container.create import Created, create
+from pyrunc.container.exec import Executed, execute
+from pyrunc.container.pause_process import Held, hold
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse
@@ -205,8 +208,8 @@ class Box:
 @contextmanager
 def held(box: Box) -> Iterator[dict[str, str]]:
     """A holder of the box's mounts; what a container's request needs besides, where detached mounts cannot be cloned."""
-    pod = holder(
-        HolderRequest(
+    pod = hold(
+        PauseRequest(
             id=f"{session.name('h')}-{box.folder.name}",
             namespaces={"ipc": "new"},
             cgroup=CgroupChoice(missing_controllers="warn"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyrunc.compile import host as facts
-from pyrunc.container import pause_process as holder
+from pyrunc.compile import pause
 from pyrunc.program import launch
 from tests.kernel.plan.box import Box
 
@@ -25,5 +25,5 @@ def box(tmp_path: Path) -> Iterator[Box]:
 def what_a_process_keeps() -> None:
     """The sealed programs are made once per process and stay open: not a leak of the first test that needs them."""
     launch.executable()
-    os.close(holder._open_pause())
+    os.close(pause._open_pause())
     facts.host()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc.container.exec import ExecRequest, execute, merged
+from pyrunc.compile.exec import ExecRequest, merged
+from pyrunc.container.exec import execute
 from pyrunc.errors import Error, InvalidArgument, InvalidSpec, NotFound, WrongState
 from tests.kernel.plan.box import Box, reap
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pyrunc.compile.descriptors import CgroupChoice
-from pyrunc.container.pause_process import Held, HolderRequest, holder
+from pyrunc.compile.pause import PauseRequest
+from pyrunc.container.pause_process import Held, hold
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_new_network
 from tests.kernel.plan.box import Box
@@ -29,7 +30,7 @@ def held(**more: Any) -> Iterator[Held]:
         "hostname": "pod-1",
         "cgroup": CgroupChoice(missing_controllers="warn"),
     }
-    made = holder(HolderRequest(**{**wanted, **more}))
+    made = hold(PauseRequest(**{**wanted, **more}))
     try:
         yield made
     finally:

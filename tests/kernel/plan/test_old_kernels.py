@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc.compile import detached
 from pyrunc.compile import host as facts
 from pyrunc.compile.descriptors import CgroupChoice
-from pyrunc.container.pause_process import HolderRequest, holder
+from pyrunc.compile.pause import PauseRequest
+from pyrunc.container.pause_process import hold
+from pyrunc.kernel import detached
 from pyrunc.kernel import mount as km
 from tests.kernel.plan.box import Box, release
 from tests.support import session
@@ -25,8 +26,8 @@ def old(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_shared_memory_lives_in_the_holder(box: Box, old: None) -> None:
     shm = km.open_mount("tmpfs", [("mode", "1777")], attributes=2 | 4 | 8)
-    pod = holder(
-        HolderRequest(
+    pod = hold(
+        PauseRequest(
             id=session.name("opod"),
             namespaces={"ipc": "new"},
             cgroup=CgroupChoice(missing_controllers="warn"),

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc.container.create import CreateRequest, create
+from pyrunc.compile.container import CreateRequest
+from pyrunc.container.create import create
 from pyrunc.errors import KernelError
 from pyrunc.launch import steps
 from pyrunc.launch.run import ChildProcess, Parent

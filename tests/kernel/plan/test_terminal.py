@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.compile.exec import ExecRequest, merged
 from pyrunc.container.create import create
-from pyrunc.container.exec import ExecRequest, execute, merged
+from pyrunc.container.exec import execute
 from pyrunc.errors import KernelError
 from tests.kernel.plan.box import Box, finish, reap
 

@@ -10,8 +10,9 @@ import pytest
 
 from pyrunc.compile import host as facts
 from pyrunc.compile.descriptors import CgroupChoice, Descriptors
+from pyrunc.compile.pause import PauseRequest
 from pyrunc.compile.sources import Overlay, open_overlay
-from pyrunc.container.pause_process import HolderRequest, holder
+from pyrunc.container.pause_process import hold
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as km
 from pyrunc.spec.model import IdMap, Linux, Namespace
@@ -153,8 +154,8 @@ def test_a_pod_with_a_user_namespace(box: Box) -> None:
     ids = (IdMap(0, 100000, 65536),)
     kinds = ("user", "network", "ipc", "uts", "pid")
     shm = km.open_mount("tmpfs", [("mode", "1777")], attributes=2 | 4 | 8)
-    pod = holder(
-        HolderRequest(
+    pod = hold(
+        PauseRequest(
             id=session.name("upod"),
             namespaces=dict.fromkeys(kinds, "new"),
             hostname="upod",

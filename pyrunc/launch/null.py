@@ -13,10 +13,6 @@ from stat import S_IFCHR, S_ISCHR
 
 from pyrunc.errors import KernelError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 DEVICE = os.makedev(1, 3)
 REFUSED = (EPERM, EACCES)
 
@@ -27,14 +23,6 @@ def is_null(number: int) -> bool:
     """Whether an open file is a null device, whoever's."""
     status = os.fstat(number)
     return S_ISCHR(status.st_mode) and status.st_rdev == DEVICE
-
-
-def own_stdio(stdio: Sequence[int], opened: dict[str, int]) -> list[int]:
-    """`stdio` with one null device that no other process has in place of each; it is put into `opened`, whose owner closes it."""
-    nulls = [is_null(number) for number in stdio]
-    if any(nulls):
-        opened["null"] = open_null()
-    return [opened["null"] if null else number for null, number in zip(nulls, stdio, strict=True)]
 
 
 def open_null() -> int:

@@ -1,0 +1,41 @@
+"""A container's launch: made by a compiler when the container is created, carried out by the pod's shim when it is started.
+
+What is wrong with the container is said then, and little is left to do at the start. A launch is derived from what is on disk:
+one that is lost with this server, or does not fit any more since the limits were changed, is made again by the start.
+"""
+
+from __future__ import annotations
+
+from cri_server.services import Services
+from cri_server.store.model import Container
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.compiler.client import CompiledLaunch
+
+TIMEOUT_S = 60.0
+
+
+async def prepare(services: Services, container: Container) -> None:
+    """Make the launch, and with it the container's cgroup. Raises Error."""
+    folder = str(services.paths.container_state(container.id))
+    container.launch = await services.compilers.container(container.id, folder, TIMEOUT_S)
+
+
+async def take(services: Services, container: Container) -> CompiledLaunch:
+    """The launch, the caller's to close: the one that waits, or, where its cgroup is gone, another. Raises Error."""
+    launch, container.launch = container.launch, None
+    if launch is not None:
+        if Cgroup.from_record(launch.fields["launch"]["cgroup"]).exists():
+            return launch
+        launch.close()
+    await prepare(services, container)
+    launch, container.launch = container.launch, None
+    assert launch is not None
+    return launch
+
+
+async def drop(services: Services, container: Container) -> None:
+    """The container is not going to be started as it is: its mounts go, and its cgroup."""
+    launch, container.launch = container.launch, None
+    if launch is not None:
+        launch.close()
+        await services.shims.kill_group(container.cgroups_path, container.id)

@@ -1,0 +1,151 @@
+"""A process that enters a container becomes a launch: what the request does not say is taken from the container's configuration.
+
+The launcher joins the namespaces of the container's first process by its pidfd, all at once, and clones; what follows is the
+identity half of a start.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc.compile import host as facts
+from pyrunc.compile import rootfs_probe as findings
+from pyrunc.compile.container import Compiled
+from pyrunc.compile.descriptors import compiled_filter
+from pyrunc.compile.idmaps import maps_of_process
+from pyrunc.launch.model import Launch
+from pyrunc.plan import build as plans
+from pyrunc.plan.lower import lower
+from pyrunc.spec.check import check_process
+from pyrunc.spec.parse import parse_process
+from pyrunc.spec.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyrunc.cgroups.group import Cgroup
+    from pyrunc.compile.descriptors import Descriptors
+    from pyrunc.spec.model import Process, Spec
+
+
+class ExecRequest(Value):
+    """What a process is made from that enters a container: the container's first process and configuration, and what is to run (see `merged`).
+
+    `pidfd` -1: whoever launches adds it, as the descriptor `container`. `cgroup` None: stay in the caller's. `stdio` stay the caller's and are not used with a terminal. `id` and `bundle` are
+    what a seccomp agent is told; `id` names the group of intelRdt too. `attached`: see `plan.parent.Parent`.
+    """
+
+    pid: int
+    pidfd: int
+    spec: Spec
+    process: Process
+    stdio: tuple[int, int, int] = (0, 1, 2)
+    cgroup: Cgroup | None = None
+    preserve_fds: tuple[int, ...] = ()
+    keyring: str = ""
+    restrict_oom_score_adj: bool = False
+    seccomp_store: str | None = None
+    id: str = ""
+    bundle: str = ""
+    keep_groups: bool = False
+    attached: bool = False
+
+
+def merged(spec: Spec, asked: dict[str, Any]) -> Process:
+    """An OCI process object, with what it does not name taken from the container's. Raises InvalidSpec.
+
+    Never inherited: the terminal. The umask follows the container's unless the object's user has one.
+    """
+    process, base = parse_process(asked), spec.process
+    if base is None:
+        return process
+    changes: dict[str, Any] = {
+        field: getattr(base, field)
+        for key, field in _INHERITED
+        if asked.get(key) is None or (key == "rlimits" and not process.rlimits)
+    }
+    if "user" not in changes and process.user.umask is None:
+        changes["user"] = process.user.replace(umask=base.user.umask)
+    return process.replace(**changes) if changes else process
+
+
+_INHERITED = (
+    ("cwd", "cwd"),
+    ("env", "env"),
+    ("user", "user"),
+    ("capabilities", "capabilities"),
+    ("rlimits", "rlimits"),
+    ("noNewPrivileges", "no_new_privileges"),
+    ("apparmorProfile", "apparmor_profile"),
+    ("selinuxLabel", "selinux_label"),
+    ("oomScoreAdj", "oom_score_adj"),
+    ("scheduler", "scheduler"),
+    ("ioPriority", "io_priority"),
+    ("execCPUAffinity", "exec_cpu_affinity"),
+)
+
+
+def compile_exec(request: ExecRequest, descriptors: Descriptors) -> Compiled:
+    """The launch of the process. Raises InvalidSpec, KernelError; WrongState when the container's group is gone."""
+    spec, process = request.spec, request.process
+    check_process(process)
+    load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
+    home = "" if findings.has_home(process) else _home(request)
+    owner = None
+    if not process.terminal:
+        owner = findings.stdio_owner(_with_maps(spec, request.pid).replace(process=process))
+    if request.pidfd >= 0:
+        descriptors.take("container", os.dup(request.pidfd))
+    if request.cgroup is not None:
+        descriptors.take("cgroup", request.cgroup.open_directory())
+    plan = plans.build_exec(
+        spec.linux,
+        process,
+        facts.host(),
+        load_filter=load_filter,
+        cgroup=request.cgroup is not None,
+        home=home,
+        keyring=request.keyring,
+        restrict_oom_score_adj=request.restrict_oom_score_adj,
+        preserve=len(request.preserve_fds),
+        keep_groups=request.keep_groups,
+        attached=request.attached,
+    )
+    launch = Launch(
+        lower(plan),
+        descriptors.numbers,
+        request.stdio,
+        args=process.args,
+        preserve_fds=request.preserve_fds,
+        stdio_owner=owner,
+        id=request.id,
+        bundle=os.path.abspath(request.bundle),
+        oci_version=spec.version,
+        annotations=spec.annotations,
+        status="running",
+        container_pid=request.pid,
+        cgroup=request.cgroup,
+    )
+    return Compiled(launch, plan, plan.warnings)
+
+
+def _with_maps(spec: Spec, pid: int) -> Spec:
+    """A configuration that only names its user namespace does not say its maps; the container's process does."""
+    linux = spec.linux
+    if linux.namespace("user") is None or linux.uid_mappings:
+        return spec
+    uids, gids = maps_of_process(pid)
+    return spec.replace(linux=linux.replace(uid_mappings=uids, gid_mappings=gids))
+
+
+def _home(request: ExecRequest) -> str:
+    """By the /etc/passwd that the container sees now."""
+    try:
+        root = os.open(f"/proc/{request.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return findings.home(root, request.process.user.uid)
+    finally:
+        os.close(root)

@@ -1,0 +1,1 @@
+"""Launches for the shims, made in processes that stay warm."""

@@ -1,0 +1,271 @@
+"""One compiler: an errand of a zygote that stays, and makes launches, one at a time. What it makes is carried out by a shim.
+
+A process that has parsed, planned and lowered before does it again in a millisecond or two; a fresh fork needs ten, most of them
+page faults. Paths of others are opened here: a compiler that hangs on one is killed, and takes nothing with it.
+
+Request {"id": n, "call": name, …} -> {"id": n, "ok": fields} + descriptors, or {"id": n, "error": …}, as between server and shim.
+
+| call | parameters | answer |
+|---|---|---|
+| container | container, directory (config.json and launch.json are read there) | launch, state, io, poststart, poststop, warnings |
+| pause | sandbox_dir (holder.json is read there) | launch, pins, network, warnings; the pinned mounts come last |
+| exec | directory, pid, process, tty | launch, warnings |
+
+`launch` is a message of `launch.sealed`, `state` what state.json will hold but for the process, `io` what launch.json says about
+streams and the log, `network` what holder.json says: host, new (with the process), pinned (the shim's).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _socket import socket
+
+from pyrunc import atomic_file, ipc, jsontext
+from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.compile.container import CreateRequest, compile_container
+from pyrunc.compile.descriptors import CgroupChoice, Descriptors
+from pyrunc.compile.exec import ExecRequest, compile_exec, merged
+from pyrunc.compile.pause import PauseRequest, compile_pause
+from pyrunc.compile.sources import Overlay
+from pyrunc.container import state as states
+from pyrunc.container.state import State
+from pyrunc.errors import Error, InvalidArgument, KernelError, WrongState
+from pyrunc.kernel import bpf, reaper
+from pyrunc.kernel.mount import open_mount
+from pyrunc.launch.sealed import plain, seal
+from pyrunc.spec.model import IdMap
+from pyrunc.spec.parse import parse
+from pyrunc.undo import Undo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from pyrunc.spec.model import Spec
+
+    Answer = tuple[dict[str, Any], list[int]]
+
+SERVE = "pyrunc.compiler.service:serve"
+CONFIG, LAUNCH, PAUSE = "config.json", "launch.json", "holder.json"
+IO = ("tty", "stdin", "stdin_once", "log_path", "log_directory")
+SPECS_AT_MOST = 64
+
+
+def serve(arguments: dict[str, Any], fds: list[int]) -> int:
+    """Answer what comes from the socket `fds[0]` until it closes."""
+    reaper.set_name("pyrunc-compile")
+    bpf.keep_programs()
+    requests = socket(fileno=fds[0])
+    while (received := ipc.receive(requests)) is not None:
+        request, given = received
+        ipc.close_all(given)
+        try:
+            fields, made = _answer(request)
+        except Error as error:
+            ipc.send(requests, {"id": request.get("id"), "error": error.to_wire()})
+        else:
+            try:
+                ipc.send(requests, {"id": request.get("id"), "ok": fields}, made)
+            finally:
+                ipc.close_all(made)
+        _reap()
+    return 0
+
+
+def _answer(request: Mapping[str, Any]) -> Answer:
+    call = CALLS.get(str(request.get("call")))
+    if call is None:
+        raise InvalidArgument(f"a compiler has no call {request.get('call')!r}")
+    try:
+        return call(request)
+    except OSError as error:
+        raise KernelError("compile", error.filename or "", error.errno or 0, error.strerror or "") from None
+    except Error:
+        raise
+    except Exception as error:
+        sys.excepthook(*sys.exc_info())
+        raise Error(f"{type(error).__name__}: {error}") from None
+
+
+def _reap() -> None:
+    """Placeholders of scopes whose processes have come."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _container(request: Mapping[str, Any]) -> Answer:
+    identifier, directory = str(request["container"]), str(request["directory"])
+    asked = atomic_file.read_json(f"{directory}/{LAUNCH}")
+    spec = _with_oom_score(_spec(directory))
+    if spec.hooks.create_container and spec.root:  # where they find the root, in the container's mounts only
+        os.makedirs(os.path.join(directory, spec.root.path), mode=0o700, exist_ok=True)
+    rootfs = asked["rootfs"]
+    if rootfs.get("volatile"):
+        _forget_earlier_mount(rootfs["work"])
+    with Undo() as undo, Descriptors() as descriptors:
+        compiled = compile_container(
+            CreateRequest(
+                id=identifier,
+                bundle=directory,
+                spec=spec,
+                rootfs=Overlay(**{**rootfs, "lower": tuple(rootfs["lower"])}),
+                stdio=None,
+                nulls=() if asked.get("tty") or asked.get("stdin") else (0,),
+                state_dir=directory,
+                cgroup=CgroupChoice(**asked["cgroup"]),
+                pinned=("shm",),
+                settled=tuple(asked.get("settled", ())),
+            ),
+            descriptors,
+            undo,
+        )
+        launch, fds = seal(compiled.launch)
+        undo.commit()
+    assert compiled.launch.cgroup is not None
+    fields = {
+        "launch": launch,
+        "state": _first_state(identifier, directory, spec, compiled.launch.cgroup).record(),
+        "io": {name: asked.get(name) for name in IO},
+        "poststart": plain(spec.hooks.poststart),
+        "poststop": bool(spec.hooks.poststop),
+        "warnings": list(compiled.warnings),
+    }
+    return fields, fds
+
+
+def _forget_earlier_mount(work: str) -> None:
+    """The container's overlay may have been mounted by an earlier launch that was never carried out. A volatile overlay is refused
+    a second time, for what was written might be torn (Linux, Documentation/filesystems/overlayfs.rst, "Volatile mount"): here
+    nothing was."""
+    mark = f"{work}/work/incompat/volatile"
+    for path in (f"{mark}/dirty", mark):
+        try:
+            os.rmdir(path)
+        except NotADirectoryError:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+
+def _pause(request: Mapping[str, Any]) -> Answer:
+    directory = str(request["sandbox_dir"])
+    asked = atomic_file.read_json(f"{directory}/{PAUSE}")
+    pins: dict[str, int] = {}
+    try:
+        if asked["namespaces"].get("ipc") == "new":
+            pins["shm"] = _open_shm(asked["shm_size_bytes"], asked.get("shm_owner", (0, 0)))
+        with Undo() as undo, Descriptors() as descriptors:
+            compiled = compile_pause(
+                PauseRequest(
+                    id=os.path.basename(directory),
+                    namespaces=asked["namespaces"],
+                    hostname=asked.get("hostname", ""),
+                    sysctls=asked.get("sysctls", {}),
+                    cgroups_path=asked.get("cgroups_path", ""),
+                    cgroup=CgroupChoice(**asked["cgroup"]),
+                    oom_score_adj=asked.get("oom_score_adj"),
+                    seccomp=asked.get("seccomp"),
+                    uid_mappings=_id_maps(asked.get("uid_mappings", ())),
+                    gid_mappings=_id_maps(asked.get("gid_mappings", ())),
+                    mounts={f"/{name}": number for name, number in pins.items()},
+                ),
+                descriptors,
+                undo,
+            )
+            launch, fds = seal(compiled.launch)
+            undo.commit()
+    except BaseException:
+        ipc.close_all(list(pins.values()))
+        raise
+    fields = {
+        "launch": launch,
+        "pins": list(pins),
+        "network": asked["namespaces"].get("network"),
+        "warnings": list(compiled.warnings),
+    }
+    return fields, [*fds, *pins.values()]
+
+
+def _exec(request: Mapping[str, Any]) -> Answer:
+    directory, tty = str(request["directory"]), bool(request["tty"])
+    spec, state = _with_oom_score(_spec(directory)), atomic_file.read_json(f"{directory}/{states.STATE}")
+    if state.get("pid") != request["pid"]:
+        raise WrongState("the container is not running")
+    with Descriptors() as descriptors:
+        compiled = compile_exec(
+            ExecRequest(
+                pid=int(request["pid"]),
+                pidfd=-1,
+                spec=spec,
+                process=merged(spec, {**request["process"], "terminal": tty}),
+                cgroup=Cgroup.from_record(state["cgroup"]),
+                keyring=str(state.get("keyring", "")),
+            ),
+            descriptors,
+        )
+        launch, fds = seal(compiled.launch)
+    return {"launch": launch, "warnings": list(compiled.warnings)}, fds
+
+
+CALLS = {"container": _container, "pause": _pause, "exec": _exec}
+
+_specs: dict[str, tuple[tuple[int, ...], Spec]] = {}
+
+
+def _spec(directory: str) -> Spec:
+    """The container's configuration, parsed once as long as the file is the same."""
+    path = f"{directory}/{CONFIG}"
+    with open(path, "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        kept = _specs.get(path)
+        if kept is not None and kept[0] == identity:
+            return kept[1]
+        spec = parse(jsontext.loads(file.readall() or b""))
+    if len(_specs) >= SPECS_AT_MOST:
+        _specs.clear()
+    _specs[path] = identity, spec
+    return spec
+
+
+def _with_oom_score(spec: Spec) -> Spec:
+    """A process whose configuration has none would inherit the shim's, which is spared: it gets the server's, as ours is."""
+    process = spec.process
+    if process is None or process.oom_score_adj is not None:
+        return spec
+    with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
+        own = int(file.readall() or b"0")
+    return spec.replace(process=process.replace(oom_score_adj=own))
+
+
+def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) -> State:
+    pids = spec.linux.namespace("pid")
+    return State(
+        directory,
+        identifier,
+        bundle=directory,
+        oci_version=spec.version,
+        annotations=dict(spec.annotations),
+        created=states.now(),
+        private_pids=pids is not None and not pids.path,
+        keyring=f"_ses.{identifier}",
+        cgroup=cgroup.record(),
+    )
+
+
+def _open_shm(size_bytes: int, owner: Sequence[int]) -> int:
+    uid, gid = owner
+    options = [("mode", "1777"), ("size", str(size_bytes)), ("uid", str(uid)), ("gid", str(gid))]
+    attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
+    return open_mount("tmpfs", options, attributes=attributes, source="shm")
+
+
+def _id_maps(entries: Sequence[Mapping[str, int]]) -> tuple[IdMap, ...]:
+    """OCI's `{containerID, hostID, size}` objects."""
+    return tuple(IdMap(entry["containerID"], entry["hostID"], entry["size"]) for entry in entries)

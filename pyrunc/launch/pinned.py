@@ -1,0 +1,25 @@
+"""Clones of detached mounts that somebody pins for several containers, such as a pod's /dev/shm."""
+
+from __future__ import annotations
+
+from errno import EINVAL
+
+from pyrunc.abi.file import AT_EMPTY_PATH, AT_RECURSIVE
+from pyrunc.abi.mount import OPEN_TREE_CLONE
+from pyrunc.errors import KernelError, Unsupported
+from pyrunc.kernel import mount as kernel_mount
+
+
+def clone(mount: int, namespace: str = "") -> int:
+    """A detached clone of a mount. `namespace`: path of the mount namespace in which it is attached, for kernels before 6.15, which
+    clone nothing that is attached nowhere. Raises KernelError, Unsupported without one there."""
+    try:
+        return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
+    except KernelError as error:
+        if error.errno != EINVAL:
+            raise
+    if not namespace:
+        raise Unsupported("this kernel cannot clone a detached mount (Linux 6.15 can)")
+    from pyrunc.kernel import detached
+
+    return detached.open_clone_of(mount, namespace)
