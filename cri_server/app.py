@@ -31,6 +31,7 @@ from cri_server.recovery import live_networks, recover
 from cri_server.rpc import methods, verbs
 from cri_server.rpc.admin import Admin
 from cri_server.rpc.image import ImageService
+from cri_server.rpc.image_admin import ImageAdmin
 from cri_server.rpc.runtime import RuntimeService
 from cri_server.rpc.server import Server
 from cri_server.services import Services
@@ -213,7 +214,7 @@ async def open_grpc(
     calls = methods.table(
         RuntimeService=RuntimeService(services, streaming), ImageService=ImageService(services)
     )
-    table = verbs.observed(services, {**calls, **Admin(services).table()})
+    table = verbs.observed(services, {**calls, **Admin(services).table(), **ImageAdmin(services).table()})
     server = Server(config.socket_path, table)
     await server.start()
     stack.push_async_callback(server.stop, config.server.shutdown_timeout_s)

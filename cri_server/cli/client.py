@@ -8,7 +8,7 @@ import re
 import socket
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -18,6 +18,7 @@ from cri_server.config import SOCKET_PATH_LIMIT
 from cri_server.rpc import private
 from pyrunc.errors import Error, InvalidArgument, NotFound
 
+Item = TypeVar("Item")
 TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_MS = 5000
 MESSAGE_LIMIT_BYTES = 32 << 20
@@ -55,6 +56,10 @@ def unreachable(address: str, path: str) -> str | None:
     except OSError as error:
         return f"no server at {address}: {error.strerror or error}"
     return None
+
+
+class Unsupported(ServerError):
+    """The server does not know the call."""
 
 
 class Client:
@@ -112,6 +117,23 @@ class Client:
         found: dict[str, Any] = self._call(method, request, timeout_s)
         return found
 
+    def admin_stream(
+        self, call: str, request: dict[str, Any], decode: Callable[[bytes], Item]
+    ) -> Iterator[Item]:
+        """The messages of a private call that sends several. Raises ServerError."""
+        method = self._channel.unary_stream(
+            private.path(call), request_serializer=private.encode, response_deserializer=decode
+        )
+        answers = method(request)
+        try:
+            for answer in answers:
+                self._answered = True
+                yield answer
+        except grpc.RpcError as error:
+            raise self._worded(error, None) from None
+        finally:
+            answers.cancel()  # type: ignore[no-untyped-call]
+
     def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:
         """What a container was made from, secrets included."""
         found = self.admin(private.CONTAINER_CONFIG, {"id": container})
@@ -136,7 +158,7 @@ class Client:
                 reason = f"the connection to {self._address} broke: {details}"
             return ServerError(reason or f"what listens at {self._address} is no CRI server: {details}")
         if code == grpc.StatusCode.UNIMPLEMENTED and UNKNOWN_CALL.match(details):
-            return ServerError(f"the server at {self._address} cannot do this: {details}{_hint(details)}")
+            return Unsupported(f"the server at {self._address} cannot do this: {details}{_hint(details)}")
         if code == grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None and DEADLINE.match(details):
             return ServerError(f"the server at {self._address} did not answer in {timeout_s:g} s")
         if code == grpc.StatusCode.NOT_FOUND:

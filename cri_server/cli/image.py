@@ -1,14 +1,13 @@
-"""`pyrunc-cri image load|pull|list|remove`."""
+"""`pyrunc-cri images`, and the group `image` with all verbs about them."""
 
 from __future__ import annotations
 
 import fnmatch
-from pathlib import Path
 
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, output
+from cri_server.cli import clean, completion, output, transfer
 from cri_server.cli.client import Client
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.show import size
@@ -18,34 +17,6 @@ from pyrunc.errors import InvalidArgument, NotFound
 @click.group()
 def image() -> None:
     """Images of the node."""
-
-
-@image.command()
-@click.argument("file", type=click.Path(path_type=Path, readable=False))
-@click.option("--name", help="For an archive's only image when it has no name of its own.")
-@click.pass_obj
-def load(address: str, file: Path, name: str | None) -> None:
-    """Import FILE, a docker-archive or an OCI archive."""
-    with open(file, "rb"):  # the server may read what its client may not
-        pass
-    with Client(address) as client:
-        for found in client.load_image(str(file.resolve()), name):
-            click.echo(f"{found['id']}  {' '.join(found['repo_tags'])}")
-
-
-@image.command()
-@click.argument("reference")
-@click.pass_obj
-def pull(address: str, reference: str) -> None:
-    """Fetch REFERENCE from its registry."""
-    with Client(address) as client:
-        click.echo(fetch(client, reference))
-
-
-def fetch(client: Client, reference: str) -> str:
-    """Pull; the image's id."""
-    request = api.PullImageRequest(image=api.ImageSpec(image=reference))
-    return str(client.image("PullImage", request, None).image_ref)
 
 
 def find(client: Client, reference: str) -> api.Image | None:
@@ -97,9 +68,6 @@ def images(
     ]
     titles = ["IMAGE", "ID", "SIZE", "PINNED", *(["DIGEST"] if digests or how.format == "wide" else [])]
     output.say(output.table(titles if how.headers else None, sorted(rows)))
-
-
-image.add_command(images, "list")
 
 
 def _rows(each: api.Image, how: Output) -> list[tuple[str, ...]]:
@@ -154,15 +122,15 @@ def _filtered(found: list[api.Image], text: str) -> list[api.Image]:
     )
 
 
-@image.command()
-@click.argument("references", nargs=-1, required=True)
-@click.pass_obj
-def remove(address: str, references: tuple[str, ...]) -> None:
-    """Remove images by name or id."""
-    with Client(address) as client:
-        for reference in references:
-            if find(client, reference) is None:
-                raise NotFound(f"no such image: {reference!r}")
-            request = api.RemoveImageRequest(image=api.ImageSpec(image=reference))
-            client.image("RemoveImage", request)
-            click.echo(reference)
+for _name, _command in (
+    ("list", images),
+    ("load", transfer.load),
+    ("pull", transfer.pull),
+    ("push", transfer.push),
+    ("save", transfer.save),
+    ("tag", transfer.tag),
+    ("remove", clean.rmi),
+    ("prune", clean.prune),
+    ("history", clean.history),
+):
+    image.add_command(_command, _name)

@@ -16,7 +16,20 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import folders, image, log_lines, logs, manifest, read, show, stop, translate, volumes
+from cri_server.cli import (
+    credentials,
+    folders,
+    image,
+    log_lines,
+    logs,
+    manifest,
+    read,
+    show,
+    stop,
+    transfer,
+    translate,
+    volumes,
+)
 from cri_server.cli.client import Client, ServerError
 from pyrunc.cli.log import words
 from pyrunc.errors import AlreadyExists, Error
@@ -135,7 +148,7 @@ def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str
             raise ServerError(f"image {reference!r} is not on this node, and imagePullPolicy is Never")
         if local is None:
             with running.timed(f"pull {reference}"):
-                local = image.find(client, image.fetch(client, reference))
+                local = image.find(client, transfer.fetch(client, reference, credentials.find(reference)))
         if local is None:
             raise ServerError(f"image {reference!r} was removed while it was pulled")
         found[reference] = local

@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -32,6 +32,7 @@ urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # skip_veri
 
 REDIRECTS_LIMIT = 5
 _USER_AGENT = "pyrunc/0.1"
+Body = bytes | Iterable[bytes] | None
 _REDIRECTS = (301, 302, 303, 307, 308)
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 
@@ -109,6 +110,13 @@ class Session:
                 sent = {name: value for name, value in sent.items() if name.lower() in kept}
         raise Forbidden(f"{origin.netloc}: more than {REDIRECTS_LIMIT} redirects")
 
+    def send(
+        self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
+    ) -> BaseHTTPResponse:
+        """The response to a request of a push; redirects are not followed. Raises Unavailable, Abandoned."""
+        sent = {**{name: ", ".join(values) for name, values in host.headers.items()}, **headers}
+        return self._send(method, host, url, sent, body, foreign=False)
+
     def token(self, host: Host, url: str, headers: dict[str, str], body: bytes | None) -> BaseHTTPResponse:
         """The answer of a token server that `host` named; redirects are not followed, they would carry the secret."""
         foreign = origin_of(urlsplit(url)) != origin_of(urlsplit(host.url))
@@ -124,7 +132,7 @@ class Session:
             raise Unavailable(worded(error, "")) from None
 
     def _send(
-        self, method: str, host: Host, url: str, headers: dict[str, str], body: bytes | None, foreign: bool
+        self, method: str, host: Host, url: str, headers: dict[str, str], body: Body, foreign: bool
     ) -> BaseHTTPResponse:
         self.check()
         netloc = urlsplit(url).netloc

@@ -83,7 +83,9 @@ def load(
     damaged one), NotFound, ResourceExhausted, KernelError, and OSError about the store.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # of a named pipe: without waiting for somebody who writes
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(fd, True)
     except OSError as error:
         raise KernelError("open", f"'{path}'", error.errno or 0) from None
     try:

@@ -18,7 +18,7 @@ from urllib3.response import BaseHTTPResponse
 from cri_server.images import auth as logins
 from cri_server.images import manifest as manifests
 from cri_server.images.auth import Credential
-from cri_server.images.client import Session, Unavailable
+from cri_server.images.client import Body, Session, Unavailable
 from cri_server.images.content import DigestMismatch, Ingest
 from cri_server.images.hosts import PULL, RESOLVE, Host
 from cri_server.images.manifest import Descriptor
@@ -50,8 +50,17 @@ class _NoSuch(NotFound):
 class Registry:
     """The hosts of one reference, as one pull uses them. Methods may be called from several threads."""
 
-    def __init__(self, session: Session, reference: Reference, hosts: list[Host], auth: Auth | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        reference: Reference,
+        hosts: list[Host],
+        auth: Auth | None,
+        actions: str = "pull",
+    ) -> None:
+        """`actions`: what a token is asked for, `pull` or `pull,push`."""
         self._session, self._reference, self._hosts = session, reference, hosts
+        self._actions = actions
         self._credentials = {host: logins.credential(auth, reference, host) for host in hosts}
         self._tokens: dict[Host, str] = {}
         self._lock = threading.Lock()
@@ -233,6 +242,37 @@ class Registry:
         finally:
             response.close()
 
+    # ---- what a push and a login need
+
+    def url(self, host: Host, what: str) -> str:
+        """Of something in the repository."""
+        return f"{host.url}{quote(host.prefix)}/{self._reference.path}/{what}"
+
+    def check(self, host: Host) -> None:
+        """Log in. Raises Unauthorized, Unavailable, PeerError."""
+        response = self.request("GET", host, f"{host.url}{quote(host.prefix)}/", {}, None)
+        self.expect(host, response, "login", (200,))
+
+    def request(
+        self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
+    ) -> BaseHTTPResponse:
+        """The answer, logged in when that is wanted; redirects are not followed. A body that is read once is sent once, so a
+        registry that wants a login says so before: with the first HEAD. Raises Unavailable, Unauthorized."""
+        response = self._session.send(method, host, url, headers | self._authorization(host), body)
+        if response.status == 401 and (body is None or isinstance(body, bytes)):
+            response.close()
+            self._log_in(host, response.headers.getlist("WWW-Authenticate"))
+            response = self._session.send(method, host, url, headers | self._authorization(host), body)
+        return response
+
+    def expect(self, host: Host, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]) -> None:
+        """Close the response. Raises Unauthorized, PeerError for another status."""
+        try:
+            if response.status not in statuses:
+                raise self._refusal(host, response, what)
+        finally:
+            response.close()
+
     def _namespace(self, host: Host) -> str:
         """Tells a mirror which registry is meant, as containerd does."""
         return "" if host.upstream else f"?ns={quote(self._reference.domain)}"
@@ -261,7 +301,9 @@ class Registry:
             self._tokens[host] = value
 
     def _token(self, host: Host, challenge: logins.Challenge, who: Credential) -> str:
-        request = logins.token_request(challenge, who, host, f"repository:{self._reference.path}:pull")
+        request = logins.token_request(
+            challenge, who, host, f"repository:{self._reference.path}:{self._actions}"
+        )
 
         with self._session.token(host, request.url, request.headers, request.body) as response:
             if response.status in _RETRIED:

@@ -5,31 +5,37 @@ from __future__ import annotations
 import asyncio
 import builtins
 import hashlib
+import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from cri_server.images import export as exports
 from cri_server.images import load as archives
 from cri_server.images.catalog import Name
 from cri_server.images.content import store_errors
 from cri_server.images.layers import chain_ids
+from cri_server.images.manifest import LIMIT_BYTES, Descriptor
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.reference import Reference
 from cri_server.images.store import Store, is_here
 from cri_server.images.unused import Entry
 from cri_server.images.waiting import Watch, in_thread
-from pyrunc.errors import NotFound, WrongState
+from pyrunc.errors import InvalidArgument, NotFound, WrongState
 from pyrunc.zygote.client import Zygote
 
 if TYPE_CHECKING:
+    from cri_server.images.hosts import Host
     from cri_server.images.pull import Pull
+    from cri_server.images.registry import Registry
 
 __all__ = ["Auth", "FilesystemUsage", "Image", "ImageConfig", "ImageService", "Progress", "Rootfs"]
 
 _NAMES_SHOWN = 5
+Outcome = TypeVar("Outcome")
 
 
 class ImageService:
@@ -150,6 +156,101 @@ class ImageService:
         """The unpacked layers and the configuration. NotFound if there is no such image."""
         content = self._store.catalog.content(image_id)
         return Rootfs(self._store.layers.lower_dirs(content.chain), content.config.image)
+
+    async def details(self, image_id: str) -> dict[str, Any]:
+        """For people: labels, the image's configuration, and its layers as they were fetched. Raises NotFound."""
+        content = self._store.catalog.content(image_id)
+        data = await in_thread(lambda: self._store.blobs.read(content.manifest.config.digest, LIMIT_BYTES))
+        layers = [{"digest": layer.digest, "size": layer.size} for layer in content.manifest.layers]
+        labels = content.config.image.labels
+        return {
+            "chainID": content.chain[-1],
+            "labels": labels,
+            "imageSpec": json.loads(data),
+            "layers": layers,
+        }
+
+    async def tag(self, source: str, target: str) -> None:
+        """Give an image another name; one that the name had before loses it. Raises NotFound, InvalidArgument."""
+        reference = Reference.parse(target)
+        if reference.digest:
+            raise InvalidArgument(f"{target}: a tag is a name without a digest")
+        found, name = self._named(source)
+        with store_errors(self._store.root):
+            chain = self._store.catalog.content(found.id).chain
+            async with self._store.loading():
+                await self._store.publish([Name(reference.name, reference.tag, name.target)], chain)
+
+    def _named(self, reference: str) -> tuple[Image, Name]:
+        """The image and the name that leads to its content. Raises NotFound."""
+        catalog = self._store.catalog
+        image = catalog.find(reference)
+        if image is None:
+            raise NotFound(f"no such image: {reference!r}")
+        return image, catalog.name(reference) or catalog.names_of(image.id)[0]
+
+    async def save(self, references: Sequence[str]) -> AsyncGenerator[bytes, None]:
+        """The images as an archive, part by part: by a name with that tag, by an id with all. Raises NotFound, KernelError."""
+        wanted: dict[str, list[str]] = {}
+        targets: dict[str, Descriptor] = {}
+        for reference in references:
+            image, name = self._named(reference)
+            is_id = image.id.removeprefix("sha256:").startswith(reference.removeprefix("sha256:"))
+            tags = image.repo_tags if is_id else [name.tagged] if name.tagged else []
+            wanted.setdefault(image.id, []).extend(tag for tag in tags if tag not in wanted.get(image.id, []))
+            targets.setdefault(image.id, name.target)
+        blobs = [d for i in wanted for d in self._store.catalog.content(i).blobs]
+        async with self._store.holding(blobs):
+            images = [exports.Exported(targets[i], tags) for i, tags in wanted.items()]
+            parts = exports.archive(self._store.blobs, images)
+            while (part := await in_thread(lambda: next(parts, None))) is not None:
+                yield part
+
+    async def push(
+        self, source: str, target: str, auth: Auth | None, progress: Callable[[Progress], None]
+    ) -> str:
+        """Send an image to the registry that `target` names; the digest of its manifest.
+
+        Raises NotFound, InvalidArgument, PeerError.
+        """
+        image, name = self._named(source)
+        reference = Reference.parse(target)
+        loop = asyncio.get_running_loop()
+
+        def report(found: Progress) -> None:
+            loop.call_soon_threadsafe(progress, found)
+
+        def send(registry: Registry, host: Host) -> str:
+            from cri_server.images.push import push
+
+            return push(registry, host, self._store.blobs, name.target, reference, report)
+
+        async with self._store.holding(self._store.catalog.content(image.id).blobs):
+            return await self._at_registry(reference, auth, send)
+
+    async def check_login(self, domain: str, auth: Auth) -> None:
+        """Whether a registry takes this login. Raises PeerError, InvalidArgument."""
+        reference = Reference.parse(f"{domain}/login")
+        await self._at_registry(reference, auth, lambda registry, host: registry.check(host))
+
+    async def _at_registry(
+        self, reference: Reference, auth: Auth | None, work: Callable[[Registry, Host], Outcome]
+    ) -> Outcome:
+        """In a thread, at the registry itself; what fails names the reference."""
+        from cri_server.images.client import Session
+        from cri_server.images.hosts import hosts_for
+        from cri_server.images.registry import Registry
+
+        session = Session(self._no_progress_timeout_s)
+
+        def run() -> Outcome:
+            host = hosts_for(reference.domain, self._certs_dir)[-1]
+            return work(Registry(session, reference, [host], auth, actions="pull,push"), host)
+
+        try:
+            return await in_thread(run, session.abort)
+        finally:
+            session.close()
 
     async def load(self, path: Path, name: str | None = None) -> builtins.list[Image]:
         """Import a docker-archive or OCI archive (tar, plain or compressed); all images in it, their tags kept.

@@ -50,8 +50,8 @@ class ImageService:
         if image is not None:
             response.image.CopyFrom(message(image))
             if request.verbose:
-                config = (await self._services.images.rootfs(image.id)).config
-                response.info["info"] = json.dumps({"user": image.user, "labels": config.labels})
+                details = await self._services.images.details(image.id)
+                response.info["info"] = json.dumps({"user": image.user, **details})
         return response
 
     async def PullImage(self, request: api.PullImageRequest) -> api.PullImageResponse:

@@ -246,6 +246,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def do_PUT(self) -> None:
+        self.do_POST()
+
     def do_POST(self) -> None:
         self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
@@ -263,8 +266,24 @@ class _Handler(BaseHTTPRequestHandler):
             self._token(parts.query, body)
         elif not self._is_allowed():
             self._challenge()
+        elif self.command in ("POST", "PUT"):
+            self._take(parts.path, parse_qs(parts.query), body)
         else:
             self._content(parts.path, fault)
+
+    def _take(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
+        """A push: where a blob goes, the blob, a manifest."""
+        if path.endswith("/blobs/uploads/"):
+            self._send(
+                202, b"", "text/plain", {"Location": f"{path}{secrets.token_hex(8)}?state=x"}, Fault("")
+            )
+        elif "/blobs/uploads/" in path:
+            wrong = self.owner.put_blob(body) != query.get("digest", [""])[0]
+            self._send(400 if wrong else 201, b"", "text/plain", {}, Fault(""))
+        else:
+            name, _, tag = path.removeprefix("/v2/").partition("/manifests/")
+            digest = self.owner.put_manifest(f"{name}:{tag}", body, self.headers.get("Content-Type", ""))
+            self._send(201, b"", "text/plain", {"Docker-Content-Digest": digest}, Fault(""))
 
     # ---- logins
 

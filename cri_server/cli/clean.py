@@ -1,0 +1,154 @@
+"""`pyrunc-cri rmi`, `prune` and `history`: what images there are no longer, and how one came to be."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import click
+
+from cri_server.api import api_pb2 as api
+from cri_server.cli import completion, inspect, output, ownership
+from cri_server.cli.client import Client
+from cri_server.cli.complaint import each
+from cri_server.cli.output import Column, Listing, Output
+from cri_server.cli.show import age, size
+from cri_server.cli.stop import remove_pod
+from cri_server.cli.transfer import known
+
+
+def title(image: api.Image) -> str:
+    """An image's first name, else its id."""
+    return (list(image.repo_tags) or list(image.repo_digests) or [image.id])[0]
+
+
+def unused(client: Client) -> list[api.Image]:
+    """The images that no container is of and nobody has pinned."""
+    used = set()
+    for container in client.containers():
+        used |= {container.image_id, container.image_ref, container.image.image}
+    return [
+        i
+        for i in client.image("ListImages", api.ListImagesRequest()).images
+        if not i.pinned and not used & {i.id, *i.repo_tags, *i.repo_digests}
+    ]
+
+
+def remove(client: Client, reference: str) -> None:
+    """Raises ServerError for an image that a container is of."""
+    client.image("RemoveImage", api.RemoveImageRequest(image=api.ImageSpec(image=reference)))
+
+
+@click.command()
+@click.argument("references", nargs=-1, metavar="IMAGE...", shell_complete=completion.images)
+@click.option("-a", "--all", "everything", is_flag=True, help="All images.")
+@click.option("-p", "--prune", is_flag=True, help="All images that no container uses.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def rmi(address: str, references: tuple[str, ...], everything: bool, prune: bool, force: bool) -> None:
+    """Remove images by name or id; one that a container uses stays."""
+    if [bool(references), everything, prune].count(True) != 1:
+        raise click.UsageError("name images, or say --all or --prune")
+    with Client(address) as client:
+
+        def act(reference: str) -> None:
+            known(client, reference)
+            remove(client, reference)
+            click.echo(reference)
+
+        if references:
+            each(references, act)
+            return
+        found = unused(client) if prune else client.image("ListImages", api.ListImagesRequest()).images
+        found = [i for i in found if not i.pinned]
+        if ownership.confirm("remove", [title(i) for i in found], force=force):
+            each([i.id for i in found], act)
+
+
+@click.command()
+@click.option("-a", "--all", "everything", is_flag=True, help="Also images that have a name.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("--images", "only_images", is_flag=True, help="Only images.")
+@click.pass_obj
+def prune(address: str, everything: bool, force: bool, only_images: bool) -> None:
+    """Remove pods and containers that have ended, and images that nobody uses and that have no name. Kubelet's pods stay."""
+    with Client(address) as client:
+        pods, containers = ([], []) if only_images else _ended(client)
+        gone = {c.id for c in containers} | {
+            c.id for p in pods for c in client.containers(pod_sandbox_id=p.id)
+        }
+        used = {
+            x
+            for c in client.containers()
+            if c.id not in gone
+            for x in (c.image_id, c.image_ref, c.image.image)
+        }
+        images = [
+            i
+            for i in client.image("ListImages", api.ListImagesRequest()).images
+            if not i.pinned
+            and (everything or not i.repo_tags)
+            and not used & {i.id, *i.repo_tags, *i.repo_digests}
+        ]
+        shown = [f"pod {p.metadata.namespace}/{p.metadata.name}" for p in pods]
+        shown += [f"container {c.metadata.name}" for c in containers]
+        shown += [f"image {title(i)}" for i in images]
+        if not ownership.confirm("remove", shown, force=force):
+            return
+        for pod in pods:
+            remove_pod(client, pod.id, 0)
+        for container in containers:
+            client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=container.id))
+        for image in images:
+            remove(client, image.id)
+        for line in shown:
+            click.echo(line)
+        click.echo(f"freed {size(sum(i.size for i in images))} of images")
+
+
+def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
+    """Pods that are not ready, and exited containers of those that are."""
+    own = [p for p in client.pods() if ownership.owner(p.labels) != "kubelet"]
+    pods = [p for p in own if p.state == api.SANDBOX_NOTREADY]
+    ready = {p.id for p in own} - {p.id for p in pods}
+    exited = [c for c in client.containers() if c.state == api.CONTAINER_EXITED and c.pod_sandbox_id in ready]
+    return pods, exited
+
+
+@click.command()
+@click.argument("image", shell_complete=completion.images)
+@output.options()
+@click.pass_obj
+def history(address: str, image: str, how: Output) -> None:
+    """Show the steps that IMAGE was made by, the newest first, where the server tells the image's configuration."""
+    with Client(address) as client:
+        info = inspect.image(client, image, True).get("info", {})
+    steps = list((info.get("imageSpec") or {}).get("history") or [])
+    sizes = [layer.get("size") for layer in info.get("layers") or []]
+    for step in steps:
+        step["size"] = 0 if step.get("empty_layer") else sizes.pop(0) if sizes else None
+    listing: Listing[dict[str, Any]] = Listing(
+        "history",
+        (
+            Column("CREATED", lambda s: _age(s.get("created"))),
+            Column("CREATED BY", lambda s: _cut(str(s.get("created_by", "")), how)),
+            Column("SIZE", lambda s: "-" if s["size"] is None else size(s["size"])),
+            Column("COMMENT", lambda s: str(s.get("comment", ""))),
+        ),
+        dict,
+        lambda s: str(s.get("created_by", "")),
+        lambda s: str(s.get("created_by", "")),
+    )
+    output.say(how.listed(listing, steps[::-1]))
+
+
+def _age(text: Any) -> str:
+    try:
+        moment = datetime.datetime.fromisoformat(str(text)[:19] + "+00:00")
+    except ValueError:
+        return "-"
+    return age(int(moment.timestamp() * 1e9))
+
+
+def _cut(text: str, how: Output) -> str:
+    return text if how.no_trunc or len(text) <= 60 else f"{text[:59]}…"

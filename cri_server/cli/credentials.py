@@ -1,0 +1,139 @@
+"""Logins at registries, where podman and docker keep them: `auth.json`, an object per registry with base64 of USER:PASSWORD.
+
+Read: $REGISTRY_AUTH_FILE, else podman's files and docker's, the first that knows the registry. Written: the first of these,
+closed to others. Sources: containers-auth.json(5), docker's config.json.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cri_server.api import api_pb2 as api
+from cri_server.images.reference import DOCKER, Reference
+from pyrunc.errors import InvalidArgument, NotFound
+
+DOCKERS_NAME = "https://index.docker.io/v1/"
+
+
+def files(chosen: Path | None = None) -> list[Path]:
+    """Where logins may be, in order."""
+    if chosen is not None:
+        return [chosen]
+    if found := os.environ.get("REGISTRY_AUTH_FILE"):
+        return [Path(found)]
+    home = Path.home()
+    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    docker = Path(os.environ.get("DOCKER_CONFIG") or home / ".docker")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return [
+        *([Path(runtime) / "containers/auth.json"] if runtime else []),
+        configuration / "containers/auth.json",
+        docker / "config.json",
+    ]
+
+
+def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
+    """The login for an image: of its repository or what that lies in, as containers-auth.json(5) says, else of its registry.
+    Raises InvalidArgument."""
+    name = Reference.parse(reference).name
+    keys = [name]
+    while "/" in keys[-1]:
+        keys.append(keys[-1].rpartition("/")[0])
+    if keys[-1] == DOCKER:
+        keys += [DOCKERS_NAME, "index.docker.io"]
+    for path in files(chosen):
+        auths = _read(path).get("auths") or {}
+        for key in keys:
+            for written in (key, f"https://{key}", f"http://{key}"):
+                if written in auths:
+                    return _config(
+                        auths[written], keys[-1] if keys[-1] != "index.docker.io" else DOCKER, path
+                    )
+    return None
+
+
+def given(text: str, server: str = "") -> api.AuthConfig:
+    """USER[:PASSWORD] of --creds."""
+    user, _, password = text.partition(":")
+    return api.AuthConfig(username=user, password=password, server_address=server)
+
+
+def save(registry: str, username: str, password: str, chosen: Path | None) -> Path:
+    """Keep a login; the file. Raises InvalidArgument, OSError."""
+    path = _to_write(chosen)
+    document = _read(path)
+    token = base64.b64encode(f"{username}:{password}".encode()).decode()
+    document.setdefault("auths", {})[_key(registry)] = {"auth": token}
+    _write(path, document)
+    return path
+
+
+def forget(registry: str | None, chosen: Path | None) -> list[str]:
+    """Remove a login, or all of them; the registries. Raises NotFound, InvalidArgument, OSError."""
+    gone = []
+    for path in files(chosen):
+        document = _read(path)
+        auths = document.get("auths") or {}
+        for key in [k for k in auths if registry is None or k in (registry, _key(registry))]:
+            del auths[key]
+            gone.append(key)
+        if gone:
+            _write(path, document)
+    if not gone:
+        raise NotFound(f"not logged in at {registry or 'any registry'}")
+    return gone
+
+
+def _key(registry: str) -> str:
+    return DOCKERS_NAME if registry in (DOCKER, "index.docker.io") else registry
+
+
+def _to_write(chosen: Path | None) -> Path:
+    possible = files(chosen)
+    return next((path for path in possible if path.exists()), possible[0])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (FileNotFoundError, PermissionError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path}: {error}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("auths") or {}, dict):
+        raise InvalidArgument(f"{path}: not an object with auths")
+    return document
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(document, file, indent=2)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _config(found: Any, server: str, path: Path) -> api.AuthConfig:
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{path}: the login at {server} is no object")
+    if found.get("identitytoken"):
+        return api.AuthConfig(identity_token=str(found["identitytoken"]), server_address=server)
+    try:
+        user, colon, password = (
+            base64.b64decode(str(found.get("auth", "")), validate=True).decode().partition(":")
+        )
+    except (binascii.Error, UnicodeDecodeError):
+        colon = ""
+    if not colon:
+        raise InvalidArgument(f"{path}: the login at {server} is not base64 of USER:PASSWORD")
+    return api.AuthConfig(username=user, password=password, server_address=server)

@@ -1,0 +1,101 @@
+"""Images as an archive, as a stream of bytes: an OCI image layout in a tar that is a docker-archive, too (`manifest.json`).
+
+Only what this machine's platform needs is here, so an index becomes the manifest that was chosen from it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cri_server.images import manifest as manifests
+from cri_server.images.content import LAYOUT, Blobs
+from cri_server.images.manifest import Descriptor, Index, Manifest
+
+CHUNK_BYTES = 1 << 20
+_NAME = "org.opencontainers.image.ref.name"
+_CONTAINERD_NAME = "io.containerd.image.name"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An image and the tags that it has in the archive."""
+
+    target: Descriptor
+    tags: Sequence[str]
+
+
+def platform_manifest(blobs: Blobs, target: Descriptor) -> tuple[Descriptor, Manifest]:
+    """The manifest for this machine that a target is or leads to. Raises BadManifest, NotFound."""
+    for _ in range(manifests.DEPTH_LIMIT):
+        found = manifests.parse(blobs.read(target.digest, manifests.LIMIT_BYTES), target.media_type)
+        if not isinstance(found, Index):
+            return target, found
+        target = manifests.choose(found, manifests.host_platform())
+    raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
+
+
+def archive(blobs: Blobs, images: Sequence[Exported]) -> Iterator[bytes]:
+    """The archive, part by part; blocking. The caller keeps the blobs from being collected. Raises Error, OSError."""
+    index, legacy = [], []
+    needed: dict[str, None] = {}
+    for image in images:
+        target, manifest = platform_manifest(blobs, image.target)
+        needed |= dict.fromkeys([target.digest, manifest.config.digest, *(d.digest for d in manifest.layers)])
+        for tag in image.tags or [""]:
+            index.append(_entry(blobs, target, tag))
+        legacy.append(
+            {
+                "Config": _place(manifest.config.digest),
+                "RepoTags": list(image.tags) or None,
+                "Layers": [_place(layer.digest) for layer in manifest.layers],
+            }
+        )
+    yield from _file("oci-layout", LAYOUT)
+    for digest in needed:
+        yield from _blob(blobs, digest)
+    document = {"schemaVersion": 2, "mediaType": manifests.OCI_INDEX, "manifests": index}
+    yield from _file("index.json", json.dumps(document).encode())
+    yield from _file("manifest.json", json.dumps(legacy).encode())
+    yield b"\0" * (2 * tarfile.BLOCKSIZE)
+
+
+def _entry(blobs: Blobs, target: Descriptor, tag: str) -> dict[str, object]:
+    entry: dict[str, object] = {
+        "mediaType": target.media_type or manifests.OCI_MANIFEST,
+        "digest": target.digest,
+        "size": blobs.size(target.digest) or target.size,
+    }
+    if tag:
+        entry["annotations"] = {_NAME: tag.rpartition(":")[2], _CONTAINERD_NAME: tag}
+    return entry
+
+
+def _place(digest: str) -> str:
+    return "blobs/" + digest.replace(":", "/")
+
+
+def _head(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return b"\0" * (-size % tarfile.BLOCKSIZE)
+
+
+def _file(name: str, content: bytes) -> Iterator[bytes]:
+    yield _head(name, len(content)) + content + _padding(len(content))
+
+
+def _blob(blobs: Blobs, digest: str) -> Iterator[bytes]:
+    size = blobs.size(digest) or 0
+    with io.FileIO(blobs.open_blob(digest)) as file:
+        yield _head(_place(digest), size)
+        while part := file.read(CHUNK_BYTES):
+            yield part
+    yield _padding(size)

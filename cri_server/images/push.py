@@ -1,0 +1,93 @@
+"""A push: the blobs that the registry does not have yet, then the manifest under its tag. Blocking: runs in a thread.
+
+To the registry itself, never to a mirror. Source: OCI distribution specification, "Push": a single PUT for each blob.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote, urlencode, urljoin, urlsplit
+
+from cri_server.images import manifest as manifests
+from cri_server.images.client import origin_of
+from cri_server.images.content import Blobs
+from cri_server.images.export import platform_manifest
+from cri_server.images.hosts import Host
+from cri_server.images.manifest import Descriptor
+from cri_server.images.model import Progress
+from cri_server.images.reference import Reference
+from cri_server.images.registry import Registry
+from pyrunc.errors import PeerError
+
+CHUNK_BYTES = 256 << 10
+
+
+def push(
+    registry: Registry,
+    host: Host,
+    blobs: Blobs,
+    target: Descriptor,
+    reference: Reference,
+    report: Callable[[Progress], None],
+) -> str:
+    """Send an image; the digest of its manifest. Raises Unauthorized, PeerError, NotFound."""
+    target, manifest = platform_manifest(blobs, target)
+    wanted = list({d.digest: d for d in (manifest.config, *manifest.layers)}.values())
+    total, done = sum(d.size for d in wanted), 0
+    for descriptor in wanted:
+        before = done
+
+        def arrived(count: int, before: int = before) -> None:
+            report(Progress(str(reference), "sending", before + count, total))
+
+        if not has_blob(registry, host, descriptor):
+            _send_blob(registry, host, blobs, descriptor, arrived)
+        done += descriptor.size
+        arrived(descriptor.size)
+    data = blobs.read(target.digest, manifests.LIMIT_BYTES)
+    kind = target.media_type or manifests.media_type(data) or manifests.OCI_MANIFEST
+    response = registry.request(
+        "PUT", host, registry.url(host, f"manifests/{reference.target}"), {"Content-Type": kind}, data
+    )
+    registry.expect(host, response, f"manifests/{reference.target}", (200, 201, 202))
+    report(Progress(str(reference), "done", total, total))
+    return target.digest
+
+
+def has_blob(registry: Registry, host: Host, descriptor: Descriptor) -> bool:
+    """Whether the registry has it already. Raises what a request raises."""
+    what = f"blobs/{descriptor.digest}"
+    response = registry.request("HEAD", host, registry.url(host, what), {}, None)
+    if response.status == 404:
+        response.close()
+        return False
+    registry.expect(host, response, what, (200,))
+    return True
+
+
+def _send_blob(
+    registry: Registry, host: Host, blobs: Blobs, descriptor: Descriptor, arrived: Callable[[int], None]
+) -> None:
+    begin = registry.url(host, "blobs/uploads/")
+    response = registry.request("POST", host, begin, {"Content-Length": "0"}, b"")
+    location = response.headers.get("Location", "")
+    registry.expect(host, response, "blobs/uploads/", (202,))
+    url = urljoin(begin, location)
+    if not location or origin_of(urlsplit(url)) != origin_of(urlsplit(begin)):
+        raise PeerError(f"{host.netloc}: it wants the blob sent to another place, which is not done")
+    url += ("&" if urlsplit(url).query else "?") + urlencode({"digest": descriptor.digest}, quote_via=quote)
+    size = blobs.size(descriptor.digest) or 0
+    headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+    with io.FileIO(blobs.open_blob(descriptor.digest)) as file:
+        response = registry.request("PUT", host, url, headers, _read(file, arrived))
+    registry.expect(host, response, f"blobs/{descriptor.digest}", (201, 204))
+
+
+def _read(file: Any, arrived: Callable[[int], None]) -> Iterator[bytes]:
+    count = 0
+    while part := file.read(CHUNK_BYTES):
+        yield part
+        count += len(part)
+        arrived(count)

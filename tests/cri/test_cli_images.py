@@ -1,0 +1,223 @@
+"""The verbs about images: pull, push, load, save, tag, rmi, prune, history, login; against a registry in the server's network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.cli import credentials
+from cri_server.images import build
+from pyrunc.abi.clone import CLONE_NEWNET
+from pyrunc.kernel.namespace import setns
+from tests.cri.client_verbs import call, cli, ok
+from tests.cri.server_harness import IMAGE, REPOSITORY, Server
+from tests.support.registry import Registry
+
+
+@pytest.fixture(scope="module")
+def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A socket stays in the network that it was made in, so only its maker enters the server's."""
+    made: list[Registry] = []
+
+    def make() -> None:
+        namespace = os.open(f"/proc/{module_server.pid}/ns/net", os.O_RDONLY)
+        try:
+            setns(namespace, CLONE_NEWNET)
+        finally:
+            os.close(namespace)
+        made.append(Registry(tmp_path_factory.mktemp("registry"), auth=("bearer", "user", "secret")))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    with made[0] as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the test's own."""
+    path = tmp_path / "logins" / "auth.json"
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(path))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def only_the_first_image(module_server: Server) -> Iterator[None]:
+    yield
+    server = module_server
+    server.remove_all()
+    (first,) = ok(server, "images", "-q", IMAGE).lines
+    for name in ok(server, "images", "--format", "{{json .repoTags}}").lines:
+        for tag in json.loads(name):
+            if tag != IMAGE:
+                ok(server, "rmi", tag)
+    for identifier in ok(server, "images", "-q").lines:
+        if identifier != first:
+            ok(server, "rmi", identifier)
+
+
+def small(name: str, **config: object) -> bytes:
+    """An archive of an image with one file."""
+    return build.docker_archive({name: build.image([build.layer({"file": b"x" * 1000})], dict(config))})
+
+
+def test_tag_and_rmi(server: Server) -> None:
+    ok(server, "tag", IMAGE, "registry.test/other:2", "short")
+    names = set(
+        ok(server, "inspecti", "--format", "{{json .image.repoTags}}", IMAGE)
+        .out.strip("[]\n")
+        .replace('"', "")
+        .split(", ")
+    )
+    assert names == {IMAGE, "registry.test/other:2", "docker.io/library/short:latest"}
+    ok(server, "rmi", "short", "registry.test/other:2")
+    assert json.loads(ok(server, "inspecti", "--format", "{{json .image.repoTags}}", IMAGE).out) == [IMAGE]
+    assert call(server, "tag", "no/such:image", "x").error == "no such image: 'no/such:image'"
+    assert "malformed reference" in call(server, "tag", IMAGE, "UPPER").error
+    assert call(server, "rmi", "no/such:image").error == "no such image: 'no/such:image'"
+    pod = server.run_pod()
+    server.launch(pod)
+    assert "is in use by container" in call(server, "rmi", IMAGE).error
+
+
+def test_save_and_load(server: Server, tmp_path: Path) -> None:
+    ok(server, "tag", IMAGE, "registry.test/other:2")
+    ok(server, "save", "-o", str(tmp_path / "images.tar"), IMAGE, "registry.test/other:2")
+    assert os.listdir(tmp_path) == ["images.tar"], "it grows under another name, which goes"
+    with tarfile.open(tmp_path / "images.tar") as archive:
+        manifest = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
+        assert manifest[0]["RepoTags"] == [IMAGE, "registry.test/other:2"]
+        assert {manifest[0]["Config"], *manifest[0]["Layers"], "oci-layout", "index.json"} <= set(
+            archive.getnames()
+        )
+    (identifier,) = ok(server, "images", "-q").lines
+    ok(server, "rmi", IMAGE, "registry.test/other:2")
+    assert ok(server, "images", "-q").lines == []
+    done = cli(server, "load", "-", stdin=(tmp_path / "images.tar").read_bytes())
+    assert done.stdout.decode().split()[0] == identifier
+    assert (
+        ok(server, "images", "-q", IMAGE).lines
+        == [identifier]
+        == ok(server, "images", "-q", "registry.test/other").lines
+    )
+    assert call(server, "save", "no/such:image").error == "no such image: 'no/such:image'"
+
+
+def test_what_is_saved_others_read(server: Server, tmp_path: Path) -> None:
+    saved = cli(server, "save", IMAGE).stdout
+    (tmp_path / "image.tar").write_bytes(saved)
+    for kind in ("docker-archive", "oci-archive"):
+        done = subprocess.run(
+            ["skopeo", "inspect", f"{kind}:{tmp_path}/image.tar"], capture_output=True, text=True
+        )  # fmt: skip
+        assert done.returncode == 0 and json.loads(done.stdout)["Architecture"], (kind, done.stderr)
+
+
+def test_load_from_stdin(server: Server) -> None:
+    done = cli(server, "load", stdin=small("registry.test/small:1"))
+    assert done.stdout.decode().split()[1] == "registry.test/small:1"
+    error = cli(server, "load", "-", stdin=b"no archive" * 100_000, code=1).stderr.decode()
+    assert error.startswith("pyrunc-cri: stdin: ") and error.count("\n") == 1
+    assert b"stdin: " in cli(server, "load", "-", stdin=b"", code=1).stderr
+
+
+def test_pull_push_and_logins(server: Server, registry: Registry, logins: Path) -> None:
+    name = f"{registry.host}/team/busybox:1"
+    refused = call(server, "push", IMAGE, name).error
+    assert "401" in refused
+    wrong = call(server, "login", "-u", "user", "--password-stdin", registry.host, stdin="wrong\n")
+    assert "401" in wrong.error and not logins.exists()
+    said = ok(server, "login", "-u", "user", "--password-stdin", registry.host, stdin="secret\n")
+    assert (
+        said.out == f"logged in at {registry.host}; kept in {logins}\n"
+        and logins.stat().st_mode & 0o777 == 0o600
+    )
+    digest = ok(server, "push", IMAGE, name).out.strip()
+    assert digest.startswith("sha256:") and ("team/busybox", "1") in registry.manifests
+    (identifier,) = ok(server, "images", "-q", IMAGE).lines
+    ok(server, "rmi", IMAGE)
+    assert ok(server, "pull", name).lines == [identifier]
+    ok(server, "tag", name, IMAGE)
+    before = len(registry.requests)
+    ok(server, "push", IMAGE, name)
+    assert not [r for r in registry.requests[before:] if r.method == "POST"], (
+        "what is there is not sent again"
+    )
+    ok(server, "logout", registry.host)
+    assert call(server, "logout", registry.host).error == f"not logged in at {registry.host}"
+    assert "401" in call(server, "pull", f"{registry.host}/team/other:1").error
+    assert ok(server, "pull", "--creds", "user:secret", name).lines == [identifier]
+
+
+def test_a_pull_shows_its_progress_on_a_terminal_only(server: Server, registry: Registry) -> None:
+    name = f"{registry.host}/team/progress:1"
+    ok(server, "push", "--creds", "user:secret", IMAGE, name)
+    command = f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} pull --creds user:secret {name}"
+    done = subprocess.run(
+        ["script", "-qec", command, "/dev/null"], capture_output=True, cwd=REPOSITORY, stdin=subprocess.DEVNULL, timeout=60
+    )  # fmt: skip
+    assert done.returncode == 0 and f"pulling {name}".encode() in done.stdout, done
+    assert done.stdout.split(b"\x1b[K")[-1].startswith(b"sha256:"), "the line is gone at the end"
+    assert ok(server, "pull", "--creds", "user:secret", name).err == ""
+
+
+def test_where_logins_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGISTRY_AUTH_FILE")
+    for name in ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".docker").mkdir()
+    auths = {
+        "https://index.docker.io/v1/": {"auth": "dTpw"},
+        "host:5000/team": {"auth": "dDpw"},
+        "host:5000": {"identitytoken": "x"},
+    }
+    (tmp_path / ".docker" / "config.json").write_text(json.dumps({"auths": auths}))
+    for reference, user in (
+        ("busybox", "u"),
+        ("host:5000/team/image", "t"),
+        ("host:5000/other", ""),
+        ("elsewhere.org/x", None),
+    ):
+        found = credentials.find(reference)
+        assert (found.username if found else None) == user, reference
+    (tmp_path / ".docker" / "config.json").write_text("{")
+    assert "config.json" in call("unix:///nowhere", "pull", "busybox").error
+
+
+def test_history(server: Server) -> None:
+    archive = server.folder / "history.tar"
+    archive.write_bytes(small("registry.test/small:1"))
+    ok(server, "load", str(archive))
+    assert ok(server, "history", "registry.test/small:1").lines[0].split()[:1] == ["CREATED"]
+    found = ok(server, "inspecti", IMAGE).json["info"]
+    assert found["imageSpec"]["rootfs"]["diff_ids"] and found["layers"][0]["size"] > 0
+
+
+def test_prune(server: Server) -> None:
+    archive = server.folder / "other.tar"
+    archive.write_bytes(small("registry.test/unused:1"))
+    ok(server, "load", str(archive))
+    ended = server.run_pod(server.pod_config("ended"))
+    server.launch(ended)
+    server.stop_pod(ended)
+    kubelets = server.run_pod(server.pod_config("node", labels={"io.kubernetes.pod.uid": "u"}))
+    server.stop_pod(kubelets)
+    lives = server.run_pod(server.pod_config("lives"))
+    server.wait_exit(server.launch(lives, server.container_config(["true"])))
+    assert "remove all 2" in call(server, "prune").error
+    assert ok(server, "prune", "-f").lines[:2] == ["pod default/ended", "container c"]
+    assert {p.metadata.name for p in server.pods()} == {"node", "lives"}
+    server.launch(lives, server.container_config())
+    assert "image registry.test/unused:1" in ok(server, "prune", "-a", "-f", "--images").lines
+    assert ok(server, "images", "-q", IMAGE).lines, "a container is of it"
+    assert ok(server, "rmi", "--prune", "-f").lines == []
