@@ -39,6 +39,8 @@ def pod(asked: Pod) -> None:
     _once(((f"{path}.name", c.name) for path, c in named), "is used twice")
     for path, container in named:
         _container(container, path, spec)
+        if container.restart_policy and path.startswith("spec.containers"):
+            raise InvalidSpec(f"{path}.restartPolicy", "is for sidecars, which are in initContainers")
     _host_ports([(path, c) for path, c in named if path.startswith("spec.containers")], spec)
     _pod_security(spec)
     _host_and_dns(spec)
@@ -68,8 +70,8 @@ def _volumes(spec: Spec) -> None:
     for i, volume in enumerate(spec.volumes):
         path = f"spec.volumes[{i}]"
         _name(volume.name, f"{path}.name", "a volume's name", LABEL, LABEL_LIMIT)
-        if (volume.host_path is None) == (volume.empty_dir is None):
-            raise InvalidSpec(path, "one of hostPath and emptyDir is supported")
+        if [volume.host_path, volume.empty_dir, volume.files].count(None) != 2:
+            raise InvalidSpec(path, "one of hostPath, emptyDir, configMap and secret is supported")
         if volume.host_path is not None:
             _host_path(volume.host_path.path, f"{path}.hostPath.path")
     _once(((f"spec.volumes[{i}].name", v.name) for i, v in enumerate(spec.volumes)), "is used twice")

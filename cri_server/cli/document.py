@@ -1,4 +1,4 @@
-"""From a file's text to one Pod as plain values: YAML or JSON, with a clear word about anything that is not one Pod."""
+"""From a file's text to one Pod, and what it uses, as plain values: YAML or JSON, with a clear word about anything else."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ WITH_A_TEMPLATE = {
     "CronJob",
     "ReplicationController",
 }
+RUN = ("Pod", "ConfigMap", "Secret")
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
@@ -43,42 +44,58 @@ Loader.yaml_implicit_resolvers = {
 }
 
 
-def parse(text: str) -> dict[str, Any]:
-    """The one Pod of a text, without the keys whose value is null: they say nothing. Raises InvalidSpec."""
+def parse(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The one Pod of a text, and the ConfigMaps and Secrets beside it, in documents or in a List; without the keys whose value
+    is null: they say nothing. Raises InvalidSpec."""
     try:
         documents = [d for d in yaml.load_all(text, Loader) if d is not None]
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidSpec("", f"not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise InvalidSpec("", "not YAML: nested too deeply") from None
-    if len(documents) != 1:
-        raise InvalidSpec("", f"expected one Pod, found {len(documents)} documents")
-    document = documents[0]
+    try:
+        found = [_object(_without_nulls(d, "")) for d in _unlisted(documents)]
+    except RecursionError:
+        raise InvalidSpec("", "an alias holds itself") from None
+    pods = [d for d in found if d["kind"] == "Pod"]
+    if len(pods) != 1:
+        raise InvalidSpec("", f"expected one Pod, found {len(pods)}")
+    return pods[0], [d for d in found if d["kind"] != "Pod"]
+
+
+def _unlisted(documents: list[Any]) -> list[Any]:
+    """The items of each List in place of it."""
+    found: list[Any] = []
+    for document in documents:
+        if isinstance(document, dict) and document.get("kind") == "List":
+            items = document.get("items")
+            found += items if isinstance(items, list) else []
+        else:
+            found.append(document)
+    return found
+
+
+def _object(document: Any) -> dict[str, Any]:
+    """An object of a kind that can be run or used. Raises InvalidSpec."""
     if not isinstance(document, dict):
         raise InvalidSpec(
             "", f"expected one Pod, found {'a list' if isinstance(document, list) else 'no object'}"
         )
-    _check_kind(document)
-    try:
-        found: dict[str, Any] = _without_nulls(document, "")
-    except RecursionError:
-        raise InvalidSpec("", "an alias holds itself") from None
-    return found
-
-
-def _check_kind(document: dict[str, Any]) -> None:
-    kind, items = document.get("kind"), document.get("items")
+    kind = document.get("kind")
     if kind is None:
         raise InvalidSpec("kind", "is required")
     if kind in WITH_A_TEMPLATE:
-        raise InvalidSpec("kind", f"{kind} makes pods; one Pod is run, such as its template with a name")
-    if isinstance(kind, str) and kind.endswith("List"):
-        count = len(items) if isinstance(items, list) else 0
-        raise InvalidSpec("kind", f"{kind} holds {count} objects; one Pod is run")
-    if kind != "Pod":
-        raise InvalidSpec("kind", f"{kind!r} cannot be run; one Pod is")
+        raise InvalidSpec(
+            "kind",
+            f"only Pod is run; {kind} makes pods: make a Pod of its template, with a name, or give it to a cluster",
+        )
+    if kind not in RUN:
+        raise InvalidSpec(
+            "kind", f"only Pod is run, with {', '.join(RUN[1:])} beside it; {kind!r} is for a cluster"
+        )
     if document.get("apiVersion") != "v1":
         raise InvalidSpec("apiVersion", f"{document.get('apiVersion')!r} is not 'v1'")
+    return document
 
 
 def _without_nulls(value: Any, path: str) -> Any:

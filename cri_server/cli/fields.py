@@ -53,10 +53,9 @@ _SPEC: dict[str, Harmless] = {
 }
 
 _CONTAINER: dict[str, Harmless] = {
-    "restartPolicy": NONE,
     "terminationMessagePath": ("/dev/termination-log", ""),
     "terminationMessagePolicy": ("File", ""),
-    **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), NONE),
+    **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), NONE),  # taken away by `objects`
     **dict.fromkeys(("envFrom", "lifecycle", "resizePolicy", "restartPolicyRules", "volumeDevices"), EMPTY),
 }
 

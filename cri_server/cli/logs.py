@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import click
@@ -123,10 +123,16 @@ def status(client: Client, identifier: str) -> api.ContainerStatus:
 
 
 def show(
-    client: Client, names: dict[str, str], writer: Writer, *, tail: int = -1, following: bool = False
+    client: Client,
+    names: dict[str, str],
+    writer: Writer,
+    *,
+    tail: int = -1,
+    following: bool = False,
+    sidecars: Collection[str] = (),
 ) -> None:
     """Show what these containers (id -> prefix of their lines) have written, and with `following` what they write, until all
-    have exited. Raises NotFound, InvalidArgument, OSError."""
+    but `sidecars` have exited. Raises NotFound, InvalidArgument, OSError."""
     if tail < -1:
         raise InvalidArgument(f"--tail {tail}: expected a number of lines")
     with contextlib.ExitStack() as stack:
@@ -136,7 +142,7 @@ def show(
             stack.callback(log.close)
             if tail >= 0:
                 log.seek_last(tail)
-        while pending:
+        while pending.keys() - set(sidecars):
             for identifier, log in list(pending.items()):
                 over = not following or status(client, identifier).state == api.CONTAINER_EXITED
                 for entry in log.new():
@@ -145,13 +151,13 @@ def show(
                         return
                 if over:
                     del pending[identifier]
-            if pending:
+            if pending.keys() - set(sidecars):
                 time.sleep(POLL_S)
 
 
-def follow(client: Client, identifiers: Iterable[str]) -> None:
-    """All output of these containers, until they have exited. Raises NotFound, OSError."""
-    show(client, dict.fromkeys(identifiers, ""), Writer(), following=True)
+def follow(client: Client, identifiers: Iterable[str], sidecars: Collection[str] = ()) -> None:
+    """All output of these containers, until all but the sidecars have exited. Raises NotFound, OSError."""
+    show(client, dict.fromkeys(identifiers, ""), Writer(), following=True, sidecars=sidecars)
 
 
 def log_path(client: Client, identifier: str) -> str:

@@ -98,6 +98,7 @@ class Container(Object):
     resources: Resources = msgspec.field(default_factory=Resources)
     volume_mounts: list[VolumeMount] = []
     security_context: ContainerSecurity = msgspec.field(default_factory=ContainerSecurity)
+    restart_policy: Literal["", "Always"] = ""  # of an init container: a sidecar
     stdin: bool = False
     stdin_once: bool = False
     tty: bool = False
@@ -121,8 +122,17 @@ class EmptyDir(Object):
     """On the host's disk or tmpfs, wherever the pod's folder is."""
 
 
+class File(Object):
+    """A file of a ConfigMap's or a Secret's volume; `content` is base64."""
+
+    path: str
+    content: bytes
+    mode: int
+
+
 class Volume(Object):
     name: str
+    files: list[File] | None = msgspec.field(default=None, name="@files")
     host_path: HostPath | None = None
     empty_dir: EmptyDir | None = None
 

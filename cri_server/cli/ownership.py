@@ -17,6 +17,7 @@ from pyrunc.errors import WrongState
 
 KUBELET = "io.kubernetes.pod.uid"
 MARK = "io.pyrunc.made-by"
+SIDECAR = "io.pyrunc.sidecar"
 RUN = "run"
 SHOWN = 20
 

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import msgspec
 
-from cri_server.cli import check, document, fields, manifest
+from cri_server.cli import check, document, fields, manifest, objects
 from pyrunc.errors import InvalidSpec
 
 
-def read(path: Path, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]:
-    """As `parse`, from a file."""
+def read(*paths: Path, lenient: bool = False) -> tuple[manifest.Pod, list[str]]:
+    """As `parse`, from files together; `-` is stdin."""
+    return parse("\n---\n".join(map(_text, paths)), lenient=lenient)
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidSpec(str(path), f"cannot be read: {os.strerror(error.errno or 0).lower()}") from None
     except UnicodeDecodeError as error:
         raise InvalidSpec(str(path), f"not YAML: {error}") from None
-    return parse(text, lenient=lenient)
 
 
 def parse(text: str, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]:
-    """The pod of a YAML or JSON text, and with `lenient` a line for each field that is ignored. Raises InvalidSpec."""
-    found = document.parse(text)
+    """The pod of a YAML or JSON text, and a line for each thing that is ignored, which may be a field only with
+    `lenient`. Raises InvalidSpec."""
+    found, others = document.parse(text)
+    metadata = found.get("metadata")
+    namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
+    told = objects.resolve(found, objects.Objects(others, namespace))
     ignored = list(fields.problems(found))
     if ignored and not lenient:
         raise InvalidSpec("", "\n".join(ignored) + " (--lenient ignores it)")
+    ignored = told + ignored
     try:
         pod = msgspec.convert(found, manifest.Pod)
     except msgspec.ValidationError as error:

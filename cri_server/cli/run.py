@@ -47,6 +47,7 @@ class Running:
     folder: Path
     id: str = ""
     containers: dict[str, str] = field(default_factory=dict)
+    sidecars: set[str] = field(default_factory=set)  # names of init containers that go on beside the others
     times: list[tuple[str, float]] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -58,17 +59,20 @@ class Running:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, readable=False), metavar="POD.YAML")
+@click.argument(
+    "files", type=click.Path(path_type=Path, readable=False), nargs=-1, required=True, metavar="POD.YAML..."
+)
 @click.option("--rm", "remove", is_flag=True, help="Follow the output, and remove the pod when it has ended.")
 @click.option("--lenient", is_flag=True, help="Ignore what is unknown or not supported, with a warning.")
 @folders.option("For logs and volumes.")
 @click.pass_obj
-def run(address: str, file: Path, remove: bool, lenient: bool, folder: Path) -> None:
-    """Run the pod of a manifest. Its containers are not restarted.
+def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, folder: Path) -> None:
+    """Run the pod of a manifest, with the ConfigMaps and Secrets beside it, in one file or several; `-` is stdin. Its
+    containers are not restarted, and nothing is probed.
 
     With --rm the exit code is the container's; of several, that of the first in the manifest that failed.
     """
-    pod = load(file, lenient=lenient)
+    pod = load(*files, lenient=lenient)
     with Client(address) as client:
         running = start(client, pod, folder)
         if not remove:
@@ -83,9 +87,9 @@ def run(address: str, file: Path, remove: bool, lenient: bool, folder: Path) -> 
     sys.exit(code)
 
 
-def load(file: Path, *, lenient: bool = False) -> manifest.Pod:
-    """The pod of a file; what `lenient` lets pass is told on stderr. Raises InvalidSpec."""
-    pod, ignored = read.read(file, lenient=lenient)
+def load(*files: Path, lenient: bool = False) -> manifest.Pod:
+    """The pod of files; what `lenient` lets pass is told on stderr. Raises InvalidSpec."""
+    pod, ignored = read.read(*files, lenient=lenient)
     for line in ignored:
         click.echo(f"pyrunc-cri: warning: {show.printable(line)}, ignored", err=True)
     return pod
@@ -104,7 +108,10 @@ def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
         config = run_sandbox(client, pod, running)
         for each in pod.spec.init_containers:
             launch(client, pod, each, images[each.image], config, running)
-            finish(client, each.name, running)
+            if each.restart_policy:
+                running.sidecars.add(each.name)
+            else:
+                finish(client, each.name, running)
         for each in pod.spec.containers:
             launch(client, pod, each, images[each.image], config, running)
     except BaseException:
@@ -256,12 +263,13 @@ def output_lines(path: str) -> Iterator[str]:
 def follow(client: Client, running: Running) -> None:
     """Show the output of the containers until all have ended. Raises KeyboardInterrupt when the user has seen enough."""
     click.echo("--- output; interrupt to stop and remove the pod")
-    logs.follow(client, running.containers.values())
+    logs.follow(client, running.containers.values(), {running.containers[name] for name in running.sidecars})
 
 
 def exit_code(client: Client, running: Running) -> int:
     """That of the first container that failed, else 0."""
-    codes = [logs.status(client, identifier).exit_code for identifier in running.containers.values()]
+    own = [each for name, each in running.containers.items() if name not in running.sidecars]
+    codes = [logs.status(client, identifier).exit_code for identifier in own]
     return next((code for code in codes if code), 0)
 
 

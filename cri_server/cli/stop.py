@@ -252,8 +252,10 @@ def _send(client: Client, container: api.Container, number: int) -> None:
 
 
 def stop_pod(client: Client, pod: str, grace_s: int) -> None:
-    """Containers get `grace_s`, then the sandbox is stopped."""
-    for container in client.containers(pod_sandbox_id=pod):
+    """Containers get `grace_s`, sidecars after the others and the last one first, as kubelet does; then the sandbox is stopped."""
+    found = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
+    sidecars = [c for c in found if ownership.SIDECAR in c.labels]
+    for container in [*(c for c in found if c not in sidecars), *reversed(sidecars)]:
         stop_container(client, container.id, grace_s)
     client.runtime("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=pod))
 

@@ -117,6 +117,7 @@ def container(
         tty=asked.tty,
         labels={
             ownership.MARK: ownership.RUN,
+            **({ownership.SIDECAR: "true"} if asked.restart_policy else {}),
             "io.kubernetes.container.name": asked.name,
             "io.kubernetes.pod.name": pod.metadata.name,
             "io.kubernetes.pod.namespace": pod.metadata.namespace,
@@ -127,7 +128,7 @@ def container(
         config.mounts.add(
             container_path=mount.mount_path,
             host_path=volumes.source(named[mount.name], sub_path(mount, values), folder),
-            readonly=mount.read_only,
+            readonly=mount.read_only or named[mount.name].files is not None,
             propagation=PROPAGATION[mount.mount_propagation],
             recursive_read_only=mount.recursive_read_only != "Disabled",
         )

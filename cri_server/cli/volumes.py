@@ -31,7 +31,9 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 def prepare(pod: manifest.Pod, folder: Path) -> None:
     """Check and make the pod's volumes before anything runs. Raises NotFound, WrongState, KernelError."""
     for i, volume in enumerate(pod.spec.volumes):
-        if volume.host_path is None:
+        if volume.files is not None:
+            _make_files(_empty(volume, folder), volume.files, pod.spec.security_context.fs_group)
+        elif volume.host_path is None:
             _make_empty(_empty(volume, folder), pod.spec.security_context.fs_group)
         elif volume.host_path.type:
             _check_host_path(volume.host_path, f"spec.volumes[{i}].hostPath")
@@ -67,6 +69,19 @@ def _make_empty(path: Path, group: int | None) -> None:
     if group is not None:
         os.chown(path, -1, group)
     path.chmod(0o777 if group is None else 0o2777)
+
+
+def _make_files(path: Path, files: list[manifest.File], group: int | None) -> None:
+    """A ConfigMap's or a Secret's; with an fsGroup that group may read them, as kubelet has it."""
+    path.mkdir(parents=True)
+    path.chmod(0o755)
+    for file in files:
+        place = path / file.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(file.content)
+        if group is not None:
+            os.chown(place, -1, group)
+        place.chmod(file.mode if group is None else file.mode | 0o440)
 
 
 def _check_host_path(asked: manifest.HostPath, where: str) -> None:

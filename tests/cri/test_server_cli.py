@@ -316,7 +316,7 @@ spec:
         (("command: [sh, -c, \"cat", "comand: [sh, -c, \"cat"), "spec.containers[0].comand: no such field; did you mean 'command'?"),
         (("name: main", "nome: main"), "spec.containers[0].nome: no such field; did you mean 'name'?"),
         (("value: blue", "value: 5"), "spec.containers[0].env[0].value: expected `str`, got `int`"),
-        (("kind: Pod", "kind: Deployment"), "kind: Deployment makes pods"),
+        (("kind: Pod", "kind: Deployment"), "kind: only Pod is run; Deployment makes pods"),
     ],
 )  # fmt: skip
 def test_wrong_manifests(server: Server, change: tuple[str, str], message: str) -> None:
@@ -331,7 +331,7 @@ def test_lenient_ignores_with_a_warning(server: Server) -> None:
     assert manifest != POD
     warnings = run(server, manifest, "--lenient").stderr.decode().splitlines()
     assert warnings == [
-        "pyrunc-cri: warning: spec.containers[0].livenessProbe: is not supported, ignored",
+        "pyrunc-cri: warning: spec.containers[0].livenessProbe: a probe every 10 s: run does not probe, ignored",
         "pyrunc-cri: warning: spec.containers[0].comand: no such field; did you mean 'command'?, ignored",
     ]
     assert len(server.containers()) == 2
@@ -412,3 +412,61 @@ def test_verbose_status_is_json(server: Server) -> None:
     info = json.loads(server.runtime.ContainerStatus(request).info["info"])
     assert info["pid"] > 0 and info["runtimeSpec"]["process"]["args"] == ["sleep", "3600"]
     assert "env" not in info["runtimeSpec"]["process"], "environments hold secrets"
+
+
+def test_run_with_a_config_map_and_a_secret(server: Server) -> None:
+    """In two files: kubelet's modes, read-only, and the content that env and volumes take."""
+    objects = server.folder / "objects.yaml"
+    objects.write_text("""
+{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {COLOUR: blue, page: "hello\\n"}}
+---
+{apiVersion: v1, kind: Secret, metadata: {name: keys}, stringData: {password: "pa$(COLOUR)"}}
+""")
+    path = server.folder / "pod.yaml"
+    path.write_text(f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: configured}}
+spec:
+  containers:
+    - name: main
+      image: {IMAGE}
+      command: [sh, -c, "echo $COLOUR $PASSWORD; cat /etc/page/index; stat -c %a /etc/keys/password; touch /etc/keys/x || echo read-only"]
+      envFrom: [{{configMapRef: {{name: settings}}}}]
+      env: [{{name: PASSWORD, valueFrom: {{secretKeyRef: {{name: keys, key: password}}}}}}]
+      livenessProbe: {{tcpSocket: {{port: 80}}}}
+      volumeMounts: [{{name: page, mountPath: /etc/page}}, {{name: keys, mountPath: /etc/keys}}]
+  volumes:
+    - {{name: page, configMap: {{name: settings, items: [{{key: page, path: index}}]}}}}
+    - {{name: keys, secret: {{secretName: keys, defaultMode: 0440}}}}
+""")
+    words = ("run", "--rm", "--folder", str(server.folder / "pods"), str(path), str(objects))
+    done = cli(server, *words)
+    output = done.stdout.decode().split("--- output")[1].splitlines()[1:]
+    assert output == ["blue pa$(COLOUR)", "hello", "440", "read-only"]
+    assert b"livenessProbe: tcpSocket :80 every 10 s: run does not probe" in done.stderr
+
+
+def test_a_sidecar_runs_beside_the_others_and_ends_after_them(server: Server) -> None:
+    loop = "trap 'echo sidecar ends; exit 0' TERM; echo sidecar up; while :; do sleep 0.05; done"
+    manifest = f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: mesh}}
+spec:
+  terminationGracePeriodSeconds: 5
+  initContainers:
+    - {{name: side, image: "{IMAGE}", restartPolicy: Always, command: [sh, -c, "{loop}"]}}
+    - {{name: prepare, image: "{IMAGE}", command: ["true"]}}
+  containers:
+    - {{name: main, image: "{IMAGE}", command: [sh, -c, "sleep 0.5; echo main; exit 3"]}}
+"""
+    done = run(server, manifest, "--rm", code=3)
+    assert "main" in done.stdout.decode().split("--- output")[1] and not server.pods()
+    run(server, manifest)
+    side = next(c for c in server.containers() if c.metadata.name == "side")
+    main = next(c for c in server.containers() if c.metadata.name == "main")
+    server.wait_logged(side.id, "sidecar up")
+    server.wait_exit(main.id)
+    cli(server, "stop", "-t", "5", "mesh")
+    assert server.status(side.id).exit_code == 0 and "sidecar ends" in server.log_lines(side.id)

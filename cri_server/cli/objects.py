@@ -1,0 +1,305 @@
+"""ConfigMaps and Secrets beside the Pod: what `env`, `envFrom` and volumes take from them becomes plain values before the
+Pod is read, with kubelet's rules. Probes become a word that nobody probes.
+
+A value that comes from elsewhere is not expanded: its `$` is written `$$`, which is what expansion makes a `$` of.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from cri_server.cli.check import VARIABLE
+from pyrunc.errors import InvalidSpec
+
+FILES = "@files"  # a volume's files as `manifest.Volume` takes them; no field of Kubernetes begins so
+PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+SIZE_LIMIT_BYTES = 1 << 20  # of a ConfigMap or a Secret
+Strict = TypeVar("Strict", bound=msgspec.Struct)
+
+
+class _Object(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """A part of a Pod that names a ConfigMap or a Secret."""
+
+
+class KeyRef(_Object):
+    name: str
+    key: str
+    optional: bool = False
+
+
+class SourceRef(_Object):
+    name: str
+    optional: bool = False
+
+
+class FieldRef(_Object):
+    field_path: str
+    api_version: str = "v1"
+
+
+class Item(_Object):
+    key: str
+    path: str
+    mode: int | None = None
+
+
+class MapVolume(_Object):
+    name: str
+    items: list[Item] | None = None
+    default_mode: int = 0o644
+    optional: bool = False
+
+
+class SecretVolume(_Object):
+    secret_name: str
+    items: list[Item] | None = None
+    default_mode: int = 0o644
+    optional: bool = False
+
+
+class Objects:
+    """The ConfigMaps and Secrets of a manifest: (kind, name) -> key -> content."""
+
+    def __init__(self, documents: list[dict[str, Any]], namespace: str) -> None:
+        """Raises InvalidSpec."""
+        self._found: dict[tuple[str, str], dict[str, bytes]] = {}
+        for document in documents:
+            kind, metadata = document["kind"], document.get("metadata") or {}
+            name = metadata.get("name") if isinstance(metadata, dict) else None
+            if not isinstance(name, str) or not name:
+                raise InvalidSpec(f"{kind} metadata.name", "is required")
+            own = metadata.get("namespace", namespace)
+            if own != namespace:
+                raise InvalidSpec(
+                    f"{kind} {name} metadata.namespace", f"{own!r} is not the Pod's, {namespace!r}"
+                )
+            if (kind, name) in self._found:
+                raise InvalidSpec(f"{kind} {name}", "comes twice")
+            self._found[kind, name] = _content(document, f"{kind} {name}")
+
+    def get(self, kind: str, name: str, path: str, *, optional: bool) -> dict[str, bytes] | None:
+        """Raises InvalidSpec when it is not there and must be."""
+        found = self._found.get((kind, name))
+        if found is None and not optional:
+            there = ", ".join(sorted(n for k, n in self._found if k == kind)) or "none"
+            raise InvalidSpec(path, f"there is no {kind} {name!r} among the documents; there are: {there}")
+        return found
+
+
+def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
+    is_secret = document["kind"] == "Secret"
+    known = {
+        "apiVersion",
+        "kind",
+        "metadata",
+        "data",
+        "immutable",
+        *(("stringData", "type") if is_secret else ("binaryData",)),
+    }
+    for key in document:
+        if key not in known:
+            raise InvalidSpec(f"{what} {key}", "no such field")
+    plain, coded = ("stringData", "data") if is_secret else ("data", "binaryData")
+    found: dict[str, bytes] = {}
+    for group in (coded, plain):
+        values = document.get(group) or {}
+        if not isinstance(values, dict):
+            raise InvalidSpec(f"{what} {group}", "expected an object")
+        for key, value in values.items():
+            if not isinstance(value, str):
+                raise InvalidSpec(f"{what} {group}.{key}", f"expected `str`, got `{type(value).__name__}`")
+            try:
+                found[key] = (
+                    value.encode()
+                    if group == plain
+                    else base64.b64decode("".join(value.split()), validate=True)
+                )
+            except binascii.Error:
+                raise InvalidSpec(f"{what} {group}.{key}", "is not base64") from None
+    if sum(map(len, found.values())) > SIZE_LIMIT_BYTES:
+        raise InvalidSpec(what, f"has more than {SIZE_LIMIT_BYTES} bytes")
+    return found
+
+
+def resolve(pod: dict[str, Any], objects: Objects) -> list[str]:
+    """Change the Pod's document; a line for each thing that is told and left out. Raises InvalidSpec."""
+    told: list[str] = []
+    spec = pod.get("spec")
+    if not isinstance(spec, dict):
+        return told
+    for i, volume in enumerate(_dicts(spec.get("volumes"))):
+        _volume(volume, objects, f"spec.volumes[{i}]")
+    for group in ("initContainers", "containers"):
+        for i, container in enumerate(_dicts(spec.get(group))):
+            path = f"spec.{group}[{i}]"
+            told += _environment(container, pod, objects, path)
+            told += _probes(container, path)
+    return told
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    """What is wrong in it is said by the types later."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _typed(value: Any, kind: type[Strict], path: str) -> Strict:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text = str(error).replace("Object contains unknown field", "no such field")
+        raise InvalidSpec(path, text[:1].lower() + text[1:]) from None
+
+
+def _literal(content: bytes, path: str) -> str:
+    try:
+        return content.decode().replace("$", "$$")
+    except UnicodeDecodeError:
+        raise InvalidSpec(path, "its content is not text") from None
+
+
+# -- environments
+
+
+def _environment(
+    container: dict[str, Any], pod: dict[str, Any], objects: Objects, path: str
+) -> Iterator[str]:
+    added: list[Any] = []
+    for i, source in enumerate(_dicts(container.pop("envFrom", None))):
+        where = f"{path}.envFrom[{i}]"
+        prefix = source.pop("prefix", "")
+        ((kind, found),) = _one_of(source, {"configMapRef": "ConfigMap", "secretRef": "Secret"}, where)
+        reference = _typed(source[found], SourceRef, f"{where}.{found}")
+        content = objects.get(kind, reference.name, f"{where}.{found}", optional=reference.optional) or {}
+        for key, value in content.items():
+            name = f"{prefix}{key}"
+            if VARIABLE.fullmatch(name):
+                added.append({"name": name, "value": _literal(value, f"{where}.{found}: {key}")})
+            else:
+                yield f"{where}: {name!r} is not a variable's name"
+    own = container.get("env") or []
+    for i, entry in enumerate(_dicts(own)):
+        if "valueFrom" in entry:
+            added_value = _value_from(entry, container, pod, objects, f"{path}.env[{i}]")
+            if added_value is not None:
+                entry["value"] = added_value
+    if isinstance(own, list) and (added or "env" in container):
+        container["env"] = [
+            *added,
+            *(e for e in own if not (isinstance(e, dict) and e.pop("@absent", False))),
+        ]
+
+
+def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> list[tuple[str, str]]:
+    found = [(kinds[key], key) for key in source if key in kinds]
+    unknown = [key for key in source if key not in kinds]
+    if unknown:
+        raise InvalidSpec(f"{path}.{unknown[0]}", f"is not supported; there are: {', '.join(kinds)}")
+    if len(found) != 1:
+        raise InvalidSpec(path, f"needs one of {', '.join(kinds)}")
+    return found
+
+
+def _value_from(
+    entry: dict[str, Any], container: Mapping[str, Any], pod: Mapping[str, Any], objects: Objects, path: str
+) -> str | None:
+    """The value; None when what is optional is not there, and the variable is not either."""
+    source = entry.pop("valueFrom")
+    if not isinstance(source, dict):
+        raise InvalidSpec(f"{path}.valueFrom", "expected an object")
+    if entry.get("value"):
+        raise InvalidSpec(path, "has both value and valueFrom")
+    kinds = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret", "fieldRef": ""}
+    ((kind, key),) = _one_of(source, kinds, f"{path}.valueFrom")
+    where = f"{path}.valueFrom.{key}"
+    if key == "fieldRef":
+        return _field(_typed(source[key], FieldRef, where).field_path, pod, where)
+    reference = _typed(source[key], KeyRef, where)
+    content = objects.get(kind, reference.name, where, optional=reference.optional)
+    if content is not None and reference.key in content:
+        return _literal(content[reference.key], where)
+    if not reference.optional:
+        raise InvalidSpec(where, f"{kind} {reference.name!r} has no key {reference.key!r}")
+    entry["@absent"] = True
+    return None
+
+
+def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
+    """What the downward API tells before the pod runs."""
+    metadata = pod.get("metadata") or {}
+    plain: dict[str, Callable[[], Any]] = {
+        "metadata.name": lambda: metadata.get("name", ""),
+        "metadata.namespace": lambda: metadata.get("namespace", "default"),
+        "metadata.uid": lambda: metadata.get("uid", ""),
+        "spec.serviceAccountName": lambda: (pod.get("spec") or {}).get("serviceAccountName", "default"),
+    }
+    if field in plain:
+        return str(plain[field]()).replace("$", "$$")
+    for group in ("labels", "annotations"):
+        if field.startswith(f"metadata.{group}['") and field.endswith("']"):
+            return str((metadata.get(group) or {}).get(field[len(group) + 11 : -2], "")).replace("$", "$$")
+    there = ", ".join([*plain, "metadata.labels['KEY']", "metadata.annotations['KEY']"])
+    raise InvalidSpec(f"{path}.fieldPath", f"{field!r} is not supported; there are: {there}")
+
+
+# -- volumes
+
+
+def _volume(volume: dict[str, Any], objects: Objects, path: str) -> None:
+    if FILES in volume:
+        raise InvalidSpec(f"{path}.{FILES}", "no such field")
+    if "configMap" in volume:
+        where, kind = f"{path}.configMap", "ConfigMap"
+        asked: MapVolume | SecretVolume = _typed(volume.pop("configMap"), MapVolume, where)
+    elif "secret" in volume:
+        where, kind = f"{path}.secret", "Secret"
+        asked = _typed(volume.pop("secret"), SecretVolume, where)
+    else:
+        return
+    name = asked.name if isinstance(asked, MapVolume) else asked.secret_name
+    content = objects.get(kind, name, where, optional=asked.optional) or {}
+    items = asked.items if asked.items is not None else [Item(key, key) for key in content]
+    volume[FILES] = [
+        {"path": item.path, "content": base64.b64encode(content[item.key]).decode(), "mode": asked.default_mode if item.mode is None else item.mode}
+        for i, item in enumerate(items)
+        if _is_there(item, content, asked.optional, kind, name, f"{where}.items[{i}]")
+    ]  # fmt: skip
+
+
+def _is_there(
+    item: Item, content: Mapping[str, bytes], optional: bool, kind: str, name: str, path: str
+) -> bool:
+    parts = item.path.split("/")
+    if item.path.startswith("/") or not item.path or ".." in parts:
+        raise InvalidSpec(f"{path}.path", f"{item.path!r} is not a path in the volume")
+    if item.key not in content and not optional:
+        raise InvalidSpec(f"{path}.key", f"{kind} {name!r} has no key {item.key!r}")
+    return item.key in content
+
+
+# -- probes
+
+
+def _probes(container: dict[str, Any], path: str) -> list[str]:
+    """`run` probes nothing: it restarts nothing and has no services."""
+    return [
+        f"{path}.{name}: {_probe(container.pop(name))}: run does not probe"
+        for name in PROBES
+        if name in container
+    ]
+
+
+def _probe(probe: Any) -> str:
+    if not isinstance(probe, dict):
+        return "a probe"
+    every = f" every {probe.get('periodSeconds', 10)} s"
+    for kind in ("httpGet", "tcpSocket", "grpc"):
+        if isinstance(probe.get(kind), dict):
+            return f"{kind} :{probe[kind].get('port', '?')}{probe[kind].get('path', '')}{every}"
+    if isinstance(probe.get("exec"), dict):
+        return f"exec {' '.join(map(str, probe['exec'].get('command') or []))}{every}"
+    return f"a probe{every}"

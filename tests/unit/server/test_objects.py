@@ -1,0 +1,139 @@
+"""ConfigMaps and Secrets beside a Pod: environments, volumes, what is missing; probes that are told."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+import yaml
+
+from cri_server.cli.manifest import Pod
+from cri_server.cli.read import parse
+from pyrunc.errors import Error
+
+MAP = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "settings"},
+    "data": {"COLOUR": "blue", "a.conf": "x = $(COLOUR)\n", "bad=name": "x"},
+    "binaryData": {"raw": base64.b64encode(b"\xff\x00").decode()},
+}
+SECRET = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "metadata": {"name": "keys"},
+    "type": "Opaque",
+    "data": {"password": base64.b64encode(b"pa$$(COLOUR)").decode()},
+    "stringData": {"user": "me"},
+}
+
+
+def pod(volumes: Any = (), spec: dict[str, Any] | None = None, **container: Any) -> dict[str, Any]:
+    made = {"name": "c", "image": "i", **container}
+    metadata = {"name": "p", "labels": {"app": "web"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [made], "volumes": list(volumes), **(spec or {})}}  # fmt: skip
+
+
+def read(*documents: dict[str, Any]) -> tuple[Pod, list[str]]:
+    return parse(yaml.safe_dump_all(documents))
+
+
+def environment(*documents: dict[str, Any]) -> dict[str, str]:
+    from cri_server.cli import expand
+
+    found, _ = read(*documents)
+    return expand.environment((e.name, e.value) for e in found.spec.containers[0].env)
+
+
+def test_an_environment_from_all_of_them() -> None:
+    """Later names win; what comes from elsewhere is not expanded, what the manifest writes is."""
+    env = [
+        {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "password"}}},
+        {"name": "COLOUR", "value": "red"},
+        {"name": "BOTH", "value": "$(COLOUR) $(X_user)"},
+        {
+            "name": "NONE",
+            "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "no", "optional": True}},
+        },
+        {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
+    ]
+    sources = [
+        {"configMapRef": {"name": "settings"}},
+        {"prefix": "X_", "secretRef": {"name": "keys"}},
+        {"secretRef": {"name": "nothing", "optional": True}},
+    ]
+    text_only = {**MAP, "binaryData": {}}
+    found = environment(text_only, SECRET, pod(env=env, envFrom=sources))
+    assert found == {
+        "COLOUR": "red",
+        "a.conf": "x = $(COLOUR)\n",
+        "X_password": "pa$$(COLOUR)",
+        "X_user": "me",
+        "PASSWORD": "pa$$(COLOUR)",
+        "BOTH": "red me",
+        "NAME": "p",
+        "APP": "web",
+    }
+    _, told = read(text_only, pod(envFrom=sources[:1]))
+    assert told == ["spec.containers[0].envFrom[0]: 'bad=name' is not a variable's name"]
+
+
+def test_volumes() -> None:
+    volumes = [
+        {
+            "name": "m",
+            "configMap": {"name": "settings", "items": [{"key": "raw", "path": "sub/raw", "mode": 0o600}]},
+        },
+        {"name": "s", "secret": {"secretName": "keys", "defaultMode": 0o400}},
+        {"name": "o", "secret": {"secretName": "nothing", "optional": True}},
+    ]
+    found, told = read(pod(volumes), MAP, SECRET)
+    files = {v.name: [(f.path, f.content, f.mode) for f in v.files or []] for v in found.spec.volumes}
+    assert files["m"] == [("sub/raw", b"\xff\x00", 0o600)]
+    assert sorted(files["s"]) == [("password", b"pa$$(COLOUR)", 0o400), ("user", b"me", 0o400)]
+    assert files["o"] == [] and told == []
+
+
+def test_a_list_holds_objects() -> None:
+    found, _ = parse(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [MAP, pod()]}))
+    assert found.metadata.name == "p"
+
+
+def test_probes_are_told() -> None:
+    probe = {"httpGet": {"port": 8080, "path": "/healthz"}, "periodSeconds": 5}
+    _, told = read(pod(livenessProbe=probe, readinessProbe={"exec": {"command": ["cat", "/x"]}}))
+    assert told == [
+        "spec.containers[0].livenessProbe: httpGet :8080/healthz every 5 s: run does not probe",
+        "spec.containers[0].readinessProbe: exec cat /x every 10 s: run does not probe",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([pod(envFrom=[{"configMapRef": {"name": "x"}}]), MAP], "spec.containers[0].envFrom[0].configMapRef: there is no ConfigMap 'x' among the documents; there are: settings"),
+        ([pod(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "x"}}}]), SECRET], "spec.containers[0].env[0].valueFrom.secretKeyRef: Secret 'keys' has no key 'x'"),
+        ([pod(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"nam": "x"}}}])], "spec.containers[0].env[0].valueFrom.configMapKeyRef: no such field `nam`"),
+        ([pod(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}])], "'status.podIP' is not supported; there are: metadata.name"),
+        ([pod(env=[{"name": "A", "valueFrom": {"resourceFieldRef": {}}}])], "valueFrom.resourceFieldRef: is not supported"),
+        ([pod(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])], "has both value and valueFrom"),
+        ([pod(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "raw"}}}]), MAP], "its content is not text"),
+        ([pod([{"name": "v", "configMap": {"name": "x"}}])], "spec.volumes[0].configMap: there is no ConfigMap 'x' among the documents; there are: none"),
+        ([pod([{"name": "v", "configMap": {"name": "settings", "items": [{"key": "raw", "path": "../x"}]}}]), MAP], "'../x' is not a path in the volume"),
+        ([pod([{"name": "v", "@files": []}])], "spec.volumes[0].@files: no such field"),
+        ([pod(), MAP, MAP], "ConfigMap settings: comes twice"),
+        ([pod(), {**MAP, "metadata": {"name": "x", "namespace": "other"}}], "'other' is not the Pod's, 'default'"),
+        ([pod(), {**SECRET, "data": {"x": "?"}}], "Secret keys data.x: is not base64"),
+        ([pod(), {**MAP, "dta": {}}], "ConfigMap settings dta: no such field"),
+        ([pod(), {**MAP, "data": {"x": 5}}], "ConfigMap settings data.x: expected `str`, got `int`"),
+        ([pod(), {**MAP, "metadata": {}}], "ConfigMap metadata.name: is required"),
+        ([pod(), pod()], "expected one Pod, found 2"),
+        ([MAP], "expected one Pod, found 0"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_has_its_path(documents: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(Error) as caught:
+        read(*documents)
+    assert message in str(caught.value)
