@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
-REFILL_AFTER_S = 0.02  # whoever took the spare has work to do first
+REFILL_AFTER_S = 0.1  # whoever took the spare is busy: its pod is made, and its first container follows
 REFILL_AGAIN_S = 1.0  # a spare that dies before it is used would die again
 LONGEST_WAIT_MS = 86_400_000.0  # poll(2) counts in an int; a deadline may be years away
 
