@@ -1,4 +1,4 @@
-"""Verbs that change nothing: list, ps, events, features, plan, spec."""
+"""Verbs that change nothing: list, ps, events, features, spec."""
 
 from __future__ import annotations
 
@@ -121,35 +121,6 @@ def features(call: Call, log: Log) -> int:
     from pyrunc.cli.features import features as found
 
     print(jsontext.dumps(found()))
-    return 0
-
-
-def plan(call: Call, log: Log) -> int:
-    """`plan [BUNDLE]`: what `create` would do in it, one line per operation; as JSON, a list of these lines."""
-    from pyrunc.compile.container import CreateRequest, preview
-    from pyrunc.compile.sources import Directory
-    from pyrunc.container import bundle as bundles
-    from pyrunc.plan.show import numbered, show
-
-    _one_of(call.options["format"], ("text", "json"))
-    bundle = bundles.load(call.arguments[0] if call.arguments else ".")
-    root = bundle.spec.root
-    assert root is not None
-    found = preview(
-        CreateRequest(
-            "ID",
-            bundle.folder,
-            bundle.spec,
-            Directory(root.path),
-            start_immediately=False,
-            record=lambda process: None,
-        )
-    )
-    if call.options["format"] == "json" or call.options["json"]:
-        lines = [{"line": number, "operation": text} for number, text in numbered(found)]
-        print(jsontext.dumps({"operations": lines, "warnings": [*found.warnings]}))
-    else:
-        print(show(found))
     return 0
 
 

@@ -96,3 +96,50 @@ def test_a_trace_ends_where_the_create_failed(runtime: Runtime, tmp_path: Path) 
     box.create("--trace", str(tmp_path / "trace")).fails("nofs")
     rows = (tmp_path / "trace").read_text().splitlines()
     assert rows[-1].endswith("mount 'cgroup2' on '/sys/fs/cgroup' (ro,nosuid,nodev,noexec)")
+
+
+def test_the_difference_of_two_plans(runtime: Runtime) -> None:
+    one = runtime.box("true")
+
+    def change(config: dict[str, Any]) -> None:
+        config["mounts"] = [m for m in config["mounts"] if m["destination"] != "/proc"]
+        config["process"]["rlimits"] = [{"type": "RLIMIT_CORE", "soft": 1, "hard": 2}]
+
+    other = runtime.box("true", change=change)
+    same = runtime("plan", "--diff", str(one.folder), str(one.folder)).ok()
+    assert same.out == ""
+    done = runtime("plan", "--diff", str(one.folder), str(other.folder))
+    changes = [line for line in done.out.splitlines()[2:] if line[0] in "+-"]
+    assert done.code == 1 and any(c.startswith("-mount 'proc' on '/proc'") for c in changes)
+    assert any(c.startswith("+") and "core" in c.lower() for c in changes), changes
+    rows = runtime("plan", "--diff", "--json", str(one.folder), str(other.folder)).json["changes"]
+    assert [row["change"] + row["operation"] for row in rows] == changes
+    for words in (["--diff", str(one.folder)], [str(one.folder), str(other.folder)]):
+        runtime("plan", *words).fails("bundle")
+
+
+def test_why_names_the_lines_of_the_configuration(runtime: Runtime) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["hostname"] = "named"
+        config["process"]["oomScoreAdj"] = 123
+        config["process"]["cwd"] = "/"
+
+    box = runtime.box("true", change=change)
+    text = (box.folder / "config.json").read_text().splitlines()
+    rows = runtime("why", "--json", str(box.folder)).ok().json["operations"]
+    planned = runtime("plan", "--json", str(box.folder)).ok().json["operations"]
+    assert [row["operation"] for row in rows] == [row["operation"] for row in planned]
+    causes = {row["operation"]: row["causes"] for row in rows}
+
+    def cause(beginning: str) -> list[dict[str, Any]]:
+        return next(found for operation, found in causes.items() if operation.startswith(beginning))
+
+    (hostname,) = cause("sethostname")
+    assert hostname["path"] == "hostname" and '"hostname"' in text[hostname["line"] - 1]
+    (score,) = cause("set oom_score_adj")
+    assert score["path"] == "process.oomScoreAdj"
+    assert any(c["path"].startswith("mounts[") for c in cause("mount 'proc' on '/proc'"))
+    assert "linux.namespaces" in [c["path"] for c in cause("clone process")]
+    assert "process.args" in [c["path"] for c in cause("exec 'true'")]
+    assert "process.user" in [c["path"] for c in cause("setuid")]
+    assert "hostname (line" in runtime("why", str(box.folder)).ok().out

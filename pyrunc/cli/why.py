@@ -1,0 +1,211 @@
+"""Which lines of config.json an operation of the plan comes from: those without which it would not be there.
+
+Each part of the document is left out in turn and the plan made again: what is gone from it, came from that part. So nothing in
+the plan needs to remember where it came from, and what is said holds by construction. What cannot be left out is entered, and
+a value that cannot is changed. An item of a list, such as a mount, is one thing.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any
+
+from pyrunc.cli.plan import of_bundle
+from pyrunc.container import state as states
+from pyrunc.container.bundle import Bundle
+from pyrunc.errors import Error
+from pyrunc.plan.show import numbered
+from pyrunc.spec.check import check
+from pyrunc.spec.parse import parse
+
+Path = tuple[str | int, ...]
+# Parts that are one thing: what is in them says nothing about operations, and there may be thousands.
+WHOLE = {("linux", "seccomp"), ("process", "env"), ("process", "args"), ("annotations",)}
+NOT_TRIED = {("ociVersion",)}
+PARTS_LIMIT = 1000
+CAUSES_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A place in config.json."""
+
+    path: str
+    line: int
+
+
+@dataclass(slots=True)
+class Row:
+    """A line of the plan and where it comes from; nothing: the runtime does it always."""
+
+    number: str
+    text: str
+    causes: list[Cause] = field(default_factory=list)
+
+
+def causes(bundle: Bundle) -> list[Row]:
+    """Every line of a bundle's plan. Raises what a plan raises, InvalidSpec."""
+    with open(os.path.join(bundle.folder, states.CONFIG), encoding="utf-8", errors="surrogateescape") as file:
+        lines = places(file.read())
+    rows = [Row(number, text) for number, text in numbered(of_bundle(bundle))]
+    found: dict[str, set[Path]] = {row.text: set() for row in rows}
+    _leave_out(bundle, (), Counter(row.text for row in rows), found, [PARTS_LIMIT])
+    for row in rows:
+        paths = sorted(_joined(found[row.text]), key=lambda path: lines.get(path, 0))
+        row.causes = [Cause(dotted(path), lines.get(path, 0)) for path in paths[:CAUSES_SHOWN]]
+    return rows
+
+
+def _leave_out(
+    bundle: Bundle, path: Path, whole: Counter[str], found: dict[str, set[Path]], left: list[int]
+) -> None:
+    """Try what lies in `path`, deepest last: a line belongs to the smallest part that it needs."""
+    for child in _children(bundle.document, path):
+        left[0] -= 1
+        if left[0] < 0 or child in NOT_TRIED:
+            continue
+        gone = _gone(bundle, child, whole)
+        before = {text: set(paths) for text, paths in found.items()}
+        if child not in WHOLE and (gone is None or gone):
+            _leave_out(bundle, child, whole, found, left)
+        for text in gone or ():
+            if found[text] == before[text]:  # nothing in it explains the line alone
+                found[text].add(child)
+
+
+def _children(document: Any, path: Path) -> list[Path]:
+    value = document
+    for key in path:
+        value = value[key]
+    keys: Any = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [(*path, key) for key in keys]
+
+
+def _gone(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
+    """The lines that are not there without this part; None when there is no plan without it."""
+    return _without(bundle, path, whole, change=False) or _without(bundle, path, whole, change=True)
+
+
+def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -> list[str] | None:
+    """With the part left out, or with another value in its place."""
+    document: Any = copy.deepcopy(bundle.document)
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    if change:
+        other = _other(holder[path[-1]])
+        if other is None:
+            return None
+        holder[path[-1]] = other
+    else:
+        del holder[path[-1]]
+    try:
+        spec = parse(document)
+        check(spec)
+        plan = of_bundle(Bundle(bundle.folder, document, spec))
+    except (Error, AssertionError):
+        return None
+    return list(whole - Counter(text for _, text in numbered(plan)))
+
+
+def _other(value: Any) -> Any:
+    """A value like this one; None for what is no single value and for switches, whose default is their other value."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return value + "x"
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return [*value[:-1], value[-1] + "x"]
+    return None
+
+
+def _joined(paths: set[Path]) -> set[Path]:
+    """Several parts of one thing are that thing."""
+    joined = {_item(path) for path in paths}
+    while True:
+        parents = Counter(path[:-1] for path in joined if len(path) > 1)
+        several = {parent for parent, count in parents.items() if count > 1}
+        if not several:
+            return joined
+        deepest = max(several, key=len)
+        joined = {path for path in joined if path[: len(deepest)] != deepest} | {deepest}
+
+
+def _item(path: Path) -> Path:
+    """What lies in an item of a list is the item."""
+    number = next((i for i, key in enumerate(path) if isinstance(key, int)), len(path))
+    return path[: number + 1]
+
+
+def dotted(path: Path) -> str:
+    """`mounts[0].options`."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
+
+
+def places(text: str) -> dict[Path, int]:
+    """The line, from 1, on which each part of a JSON text begins. Raises ValueError."""
+    found: dict[Path, int] = {}
+    ends = [i for i, character in enumerate(text) if character == "\n"]
+    for path, at in _positions(text):
+        found[path] = _line(ends, at)
+    return found
+
+
+def _line(ends: list[int], at: int) -> int:
+    from bisect import bisect_left
+
+    return bisect_left(ends, at) + 1
+
+
+def _positions(text: str) -> Iterator[tuple[Path, int]]:
+    """Path and offset of each value; of a member of an object where its name begins. Iterative: texts may be deep."""
+    decoder = json.JSONDecoder()
+    at = _skip(text, 0)
+    open_parts: list[list[Any]] = []  # [kind, path, number of the next item]
+    path: Path = ()
+    while True:
+        if text[at] in "{[":
+            open_parts.append([text[at], path, 0])
+            at = _skip(text, at + 1)
+            if text[at] in "}]":
+                open_parts.pop()
+                at = _skip(text, at + 1)
+            else:
+                path, start, at = _enter(text, at, open_parts[-1])
+                yield path, start
+                continue
+        else:
+            _, at = decoder.raw_decode(text, at)
+            at = _skip(text, at)
+        while open_parts and text[at] in "}]":
+            open_parts.pop()
+            at = _skip(text, at + 1)
+        if not open_parts:
+            return
+        at = _skip(text, at + 1)  # the comma
+        path, start, at = _enter(text, at, open_parts[-1])
+        yield path, start
+
+
+def _enter(text: str, at: int, part: list[Any]) -> tuple[Path, int, int]:
+    """The next member: its path, where it begins, and where its value does."""
+    kind, path, number = part
+    if kind == "[":
+        part[2] = number + 1
+        return (*path, number), at, at
+    name, after = scanstring(text, at + 1)
+    return (*path, name), at, _skip(text, _skip(text, after) + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\n\r":
+        at += 1
+    return at
