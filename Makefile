@@ -11,7 +11,10 @@ API := cri_server/api/api_pb2.py cri_server/api/api_pb2_grpc.py
 # Debian's packages: to build and run; to test.
 RUN_PACKAGES := gcc libc6-dev make python3-dev python3-venv libseccomp2 nftables busybox-static ca-certificates
 TEST_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static qemu-system-x86 mmdebstrap xz-utils \
-	e2fsprogs skopeo umoci openssh-client openssl strace git iproute2 iptables conntrack procps libseccomp-dev pkg-config zstd uidmap
+	e2fsprogs skopeo umoci openssh-client openssl strace git iproute2 iptables conntrack procps libseccomp-dev pkg-config zstd uidmap \
+	debhelper groff-base
+# To build the package.
+DEB_PACKAGES := debhelper
 # $(call packages,NAMES): installs those of NAMES that are missing, and says so only then.
 packages = missing=$$(for p in $(1); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q '^install ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then echo "installing:" $$missing; apt-get update -qq; \
@@ -44,6 +47,18 @@ native:
 $(API) &: proto/api.proto .venv/built
 	@mkdir -p cri_server/api
 	@$(BIN)/python -m grpc_tools.protoc -Icri_server/api=proto --python_out=. --pyi_out=. --grpc_python_out=. cri_server/api/api.proto
+
+# A package for the Debian that this is; SUITE=trixie or bookworm: for that one, in a chroot. It lies in dist/ then.
+.PHONY: deb deb-here deb-chroot
+deb: $(if $(SUITE),deb-chroot,deb-here) ## build the Debian package; SUITE=trixie: for another Debian, in a chroot
+deb-here: build
+	@$(call packages,$(DEB_PACKAGES))
+	@printf 'pyrunc (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$$(debian/version.sh)" \
+		"$$(sed -n 's/^Maintainer: //p' debian/control)" "$$(git log -1 --format=%cD 2>/dev/null || date -R)" >debian/changelog
+	@rm -rf debian/pyrunc debian/.debhelper debian/debhelper-build-stamp
+	@debian/rules binary
+deb-chroot: build .venv/tested
+	@$(BIN)/python -m tests.support.chroot deb $(SUITE)
 
 .PHONY: demo
 demo: build ## run pod.yaml on a server of its own, show what came to be, clean up

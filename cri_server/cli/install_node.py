@@ -52,7 +52,7 @@ def install_node(uninstall: bool, purge: bool, dry_run: bool, kubelet: bool, sta
     request = node.Request(
         root.resolve(),
         None if node.is_packaged() else sysconfig.get_path("scripts"),
-        _programs(),
+        command_lines(),
         kubelet,
         start,
     )
@@ -70,7 +70,8 @@ def install_node(uninstall: bool, purge: bool, dry_run: bool, kubelet: bool, sta
     _say_what_is_left(done, request.is_live, uninstall)
 
 
-def _programs() -> dict[str, click.Group]:
+def command_lines() -> dict[str, click.Group]:
+    """Each program's name and commands."""
     from cri_server.cli.main import program
     from pyrunc.cli import click_front
 

@@ -5,7 +5,8 @@ own packages would be code in a root process. Two forms have neither: a script f
 interpreter linked into a program that begins at a snapshot of itself, in a fifth of the script's time. The program needs a C
 compiler and Python's static library (Debian: libpython3-dev, which python3-dev brings); without these the script is installed.
 
-Usage: `python -m pyrunc.cli.entry install BIN_DIR`.
+Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the program where it is built (`compile_program`) and
+takes the snapshot where it is installed (`pyrunc --write-snapshot FILE`), which needs no compiler.
 """
 
 from __future__ import annotations
@@ -16,21 +17,44 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pyrunc
 from pyrunc.atomic_file import write_bytes
 
 PACKAGE = os.path.dirname(os.path.abspath(pyrunc.__file__))
 NATIVE = os.path.join(PACKAGE, "native")
-SCRIPT, SNAPSHOT = os.path.join(NATIVE, "pyrunc-script"), os.path.join(NATIVE, "pyrunc-snapshot")
 FRONT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "front.c")
 WRAPPED = ("malloc", "calloc", "realloc", "free")
 
 
-def folders() -> list[str]:
-    """What is searched after the standard library, in that order."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the program runs: its interpreter, the folders that are searched after the standard library, and the folder of
+    the plain script and the snapshot."""
+
+    python: str
+    searched: tuple[str, ...]
+    native: str
+
+    @property
+    def script(self) -> str:
+        return os.path.join(self.native, "pyrunc-script")
+
+    @property
+    def snapshot(self) -> str:
+        return os.path.join(self.native, "pyrunc-snapshot")
+
+
+def here() -> Place:
+    """With this interpreter and the modules of this installation."""
     found = [os.path.dirname(PACKAGE), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    return list(dict.fromkeys(found))
+    return Place(os.path.realpath(sys.executable), tuple(dict.fromkeys(found)), NATIVE)
+
+
+def at(library: str) -> Place:
+    """With this interpreter and all modules in the folder `library`, which need not exist here."""
+    return Place(os.path.realpath(sys.executable), (library,), os.path.join(library, "pyrunc", "native"))
 
 
 def script(python: str, searched: Sequence[str]) -> str:
@@ -46,17 +70,34 @@ def script(python: str, searched: Sequence[str]) -> str:
 
 def install(folder: str) -> str:
     """Write `pyrunc` into `folder`, which must exist; returns its path. Raises OSError."""
-    path, python = os.path.join(os.path.abspath(folder), "pyrunc"), os.path.realpath(sys.executable)
-    text = script(python, folders()).encode()
+    path, place = os.path.join(os.path.abspath(folder), "pyrunc"), here()
+    text = script(place.python, place.searched).encode()
     os.makedirs(NATIVE, exist_ok=True)
-    write_bytes(SCRIPT, text, mode=0o755)
-    if not _link(path, python):
+    write_bytes(place.script, text, mode=0o755)
+    if not _link(path, place):
         write_bytes(path, text, mode=0o755)
     return path
 
 
-def _link(path: str, python: str) -> bool:
-    """Compile front.c against Python's static library; False when this machine cannot."""
+def _link(path: str, place: Place) -> bool:
+    """Compile the program and take its snapshot; False when this machine cannot."""
+    made, snapshot = f"{path}.{os.getpid()}", f"{place.snapshot}.{os.getpid()}"
+    try:
+        if not (compile_program(made, place) and _succeeds([made, "--write-snapshot", snapshot])):
+            return False
+        os.rename(snapshot, place.snapshot)
+        if not _succeeds([made, "--version"]):
+            return False
+        os.rename(made, path)
+        return True
+    finally:
+        for left in (made, snapshot):
+            if os.path.exists(left):
+                os.unlink(left)
+
+
+def compile_program(path: str, place: Place) -> bool:
+    """Compile front.c for `place` against Python's static library into `path`; False when this machine cannot."""
     compiler = shutil.which("cc")
     library = os.path.join(
         sysconfig.get_config_var("LIBPL"), f"libpython{sysconfig.get_config_var('LDVERSION')}.a"
@@ -67,23 +108,11 @@ def _link(path: str, python: str) -> bool:
     # Debian 13's library asks for an archive of Python's build folder, which no package has: hashlib's own SHA-2.
     absent = [name for name in names if name.endswith("libHacl_Hash_SHA2.a") and not os.path.exists(name)]
     names = [name for name in dict.fromkeys(names) if name not in absent]
-    made, snapshot = f"{path}.{os.getpid()}", f"{SNAPSHOT}.{os.getpid()}"
-    words = [compiler, "-O2", "-no-pie", f"-I{sysconfig.get_path('include')}", *_definitions(python)]
+    words = [compiler, "-O2", "-no-pie", f"-I{sysconfig.get_path('include')}", *_definitions(place)]
     words += ["-DWITHOUT_SHA2"] if absent else []
     words += [f"-Wl,--wrap={name}" for name in WRAPPED]
-    words += [FRONT, library, "-o", made, "-Wl,--export-dynamic", "-s", *map(_static_if_there, names)]
-    try:
-        if not (_succeeds(words) and _succeeds([made, "--write-snapshot", snapshot])):
-            return False
-        os.rename(snapshot, SNAPSHOT)
-        if not _succeeds([made, "--version"]):
-            return False
-        os.rename(made, path)
-        return True
-    finally:
-        for left in (made, snapshot):
-            if os.path.exists(left):
-                os.unlink(left)
+    words += [FRONT, library, "-o", path, "-Wl,--export-dynamic", "-s", *map(_static_if_there, names)]
+    return _succeeds(words)
 
 
 def _succeeds(command: Sequence[str]) -> bool:
@@ -99,19 +128,19 @@ def _static_if_there(option: str) -> str:
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 
 
-def _definitions(python: str) -> Iterator[str]:
+def _definitions(place: Place) -> Iterator[str]:
     library = sysconfig.get_path("stdlib")
     strings = {
-        "PYTHON": python,
-        "SCRIPT": SCRIPT,
-        "SNAPSHOT": SNAPSHOT,
+        "PYTHON": place.python,
+        "SCRIPT": place.script,
+        "SNAPSHOT": place.snapshot,
         "PREFIX": sys.base_prefix,
         "BUILD": os.urandom(12).hex(),
     }
     for name, value in strings.items():
         yield f'-D{name}="{value}"'
     yield f'-DSTDLIB=L"{library}"'
-    searched = (library, os.path.join(library, "lib-dynload"), *folders())
+    searched = (library, os.path.join(library, "lib-dynload"), *place.searched)
     yield "-DSEARCHED=" + ",".join(f'L"{folder}"' for folder in searched)
 
 

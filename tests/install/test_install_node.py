@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from cni_plugins.protocol import builtin
 from cri_server.install import config_file
+from tests.support.tree import listing
 
 PROGRAM = Path(sys.executable).parent / "pyrunc-cri"
 KUBEADM = """\
@@ -43,18 +43,6 @@ def run(root: Path, *words: str, code: int = 0) -> str:
     )
     assert done.returncode == code, done
     return done.stdout + done.stderr
-
-
-def listing(root: Path) -> dict[str, str]:
-    """Path -> what is there, of everything."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        if path.is_symlink():
-            content = f"-> {path.readlink()}"
-        else:
-            content = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
-        found[str(path.relative_to(root))] = f"{path.lstat().st_mode:o} {content}"
-    return found
 
 
 def test_what_is_installed_is_taken_back_to_the_last_folder(root: Path) -> None:

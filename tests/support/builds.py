@@ -27,6 +27,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("cri/critest/", "tests.support.toolchain:critest"),
     ("cri/test_h2spec", "tests.support.toolchain:h2spec"),
     ("cri/network/test_under_containerd", "tests.support.toolchain:peer"),
+    ("install/test_package", "tests.support.package:build"),
     ("system/test_runtime_tools", "tests.system.runtime_tools:build"),
     ("vm/test_oci", "tests.support.toolchain:peer"),
     ("vm/", "tests.support.guest:build"),

@@ -142,7 +142,7 @@ def install() -> None:
     shutil.copytree("/root/project/pyrunc", place / "pyrunc", ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run([python, "-m", "compileall", "-q", str(place)], check=True)
     subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
-    program = "import os, sys; from pyrunc.cli import entry; print(entry.script(os.path.realpath(sys.executable), entry.folders()))"
+    program = "from pyrunc.cli import entry; print(entry.script(entry.here().python, entry.here().searched))"
     text = subprocess.run(
         [python, "-c", program], cwd=place, capture_output=True, text=True, check=True
     ).stdout

@@ -1,0 +1,92 @@
+"""What the package holds beside the Python modules: `python -P debian/stage.py debian/pyrunc`, in a tree that is built.
+
+The programs, the CNI plugins, everything of cri_server/install, and for debhelper: the unit, tmpfiles.d, the trigger that takes
+the snapshot again when the interpreter has changed, and what the package depends on.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from cni_plugins.protocol import builtin
+from cri_server.cli.install_node import command_lines
+from cri_server.install import files
+from cri_server.install.node import PACKAGE, PACKAGED_PLUGINS
+from pyrunc.cli import entry
+
+DEBIAN = Path(__file__).parent
+# debhelper installs these itself, with what belongs into the maintainer's scripts.
+DEBHELPERS = {
+    "systemd/system/pyrunc-cri.service": "pyrunc.pyrunc-cri.service",
+    "tmpfiles.d/pyrunc.conf": "pyrunc.tmpfiles",
+}
+
+
+def main(staged: Path) -> None:
+    place = entry.at(PACKAGE)
+    if os.path.dirname(place.python) != "/usr/bin":
+        sys.exit(f"{place.python} is not Debian's interpreter: build with PYTHON=/usr/bin/python3")
+    programs(staged, place)
+    plugins(staged, place)
+    for file in files.files(files.packaged("/usr/bin/pyrunc-cri"), command_lines()):
+        own = next((name for end, name in DEBHELPERS.items() if file.path.endswith(end)), None)
+        write(DEBIAN / own if own else staged / file.path.lstrip("/"), file.text, file.mode)
+    for name in (f"python{sysconfig.get_python_version()}", "python3"):
+        assert package_version(name), f"{name} is not installed as a package"
+    write(
+        DEBIAN / "pyrunc.triggers",
+        "".join(f"interest-noawait {path}\n" for path in (place.python, library())),
+    )
+    write(DEBIAN / "pyrunc.substvars", substitutions())
+
+
+def programs(staged: Path, place: entry.Place) -> None:
+    """The script is what the program falls back to; a package without the program is none."""
+    text = entry.script(place.python, place.searched)
+    write(staged / place.script.lstrip("/"), text, 0o755)
+    server = text.replace("import os, sys\n", "import sys\n").replace(
+        "from pyrunc.cli.main import main\nos._exit(main())\n",
+        "from cri_server.cli.main import main\nmain()\n",
+    )
+    write(staged / "usr/bin/pyrunc-cri", server, 0o755)
+    if not entry.compile_program(str(staged / "usr/bin/pyrunc"), place):
+        sys.exit("the program pyrunc needs cc and Python's static library (python3-dev)")
+
+
+def plugins(staged: Path, place: entry.Place) -> None:
+    """In a folder of our own: /opt/cni/bin holds files of the same names of the package kubernetes-cni."""
+    path = [library(), f"{library()}/lib-dynload", *place.searched]
+    for name in builtin.MODULES:
+        write(staged / PACKAGED_PLUGINS.lstrip("/") / name, builtin.script(name, place.python, path), 0o755)
+
+
+def library() -> str:
+    return sysconfig.get_path("stdlib")
+
+
+def substitutions() -> str:
+    """The modules are compiled for one minor version of Python; the program has the interpreter's code in it."""
+    major, minor = sys.version_info[:2]
+    version = sysconfig.get_python_version()
+    interpreter = f"python3 (>= {version}), python3 (<< {major}.{minor + 1}), python{version}"
+    return f"python:Depends={interpreter}\npython:Built-Using=python{version} (= {package_version(f'python{version}')})\n"
+
+
+def package_version(name: str) -> str:
+    """The version of the source of an installed package."""
+    command = ["dpkg-query", "-W", "-f", "${source:Version}", name]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,163 @@
+"""A machine's life with the Debian package: installed, upgraded, downgraded, purged.
+
+The machine is a chroot without systemd, so the server is started and ended by hand where its unit would do that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cri_server.images import build
+from tests.support import chroot, images, package
+from tests.support.debian import suite
+from tests.support.processes import wait_until
+from tests.support.tree import listing
+
+PROJECT = Path(__file__).parents[2]
+RECORDS_OF_DPKG = ("var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "etc/ld.so.cache")
+EARLIER, LATER = "0.0.1-1", "99.0-1"
+CONFIG = """
+[cgroup]
+driver = "cgroupfs"
+missing_controllers = "warn"
+default_parent = "/pyrunc-package-test"
+[network]
+builtin = ["10.85.0.0/16"]
+"""
+POD = {
+    "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "clock"},
+    "spec": {"containers": [{
+        "name": "main", "image": build.BUSYBOX_NAME, "imagePullPolicy": "Never",
+        "command": ["sh", "-c", "n=0; while true; do n=$((n+1)); echo $n; sleep 0.2; done"],
+    }]},
+}  # fmt: skip
+
+
+class Server:
+    """`pyrunc-cri serve` of a machine, as its unit runs it."""
+
+    def __init__(self, machine: chroot.Machine) -> None:
+        self.machine = machine
+        command = [*machine.enter(), "exec pyrunc-cri serve"]
+        self.log = machine.root / "root/server.log"
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                command, env=chroot.ENVIRONMENT, stderr=log, stdin=subprocess.DEVNULL
+            )
+        ready = wait_until(self._has_answered_or_ended, 60)
+        assert ready and self.process.poll() is None, self.log.read_text()
+
+    def _has_answered_or_ended(self) -> bool:
+        answered = self.machine.run("pyrunc-cri pods", check=False).returncode == 0
+        return answered or self.process.poll() is not None
+
+    def stop(self) -> None:
+        """systemctl stop, with KillMode=process: nsenter waits for the server that it started."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for pid in children or [self.process.pid]:
+            os.kill(int(pid), signal.SIGTERM)
+        self.process.wait(30)
+        self.log.unlink(missing_ok=True)
+
+
+def numbers(machine: chroot.Machine) -> list[int]:
+    """What the pod has counted so far, by its log."""
+    return [int(line) for line in machine.run("pyrunc-cri logs clock").stdout.split()]
+
+
+def start_time(machine: chroot.Machine) -> str:
+    """When the container's process 1 was started, in clock ticks: proc(5), the 22nd field."""
+    return machine.run("pyrunc-cri exec clock cat /proc/1/stat").stdout.split()[21]
+
+
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def deb(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package for that Debian."""
+    return (
+        package.build()
+        if release == suite()
+        else chroot.build_package(release, tmp_path_factory.mktemp("deb"))
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, release: str, deb: Path) -> Iterator[Path]:
+    """The root of a clean Debian on which apt has installed the package with what it depends on, and taken it away again."""
+    with chroot.machine(tmp_path_factory.mktemp("machine") / "clean", release) as machine:
+        shutil.copy(deb, machine.root / "root/pyrunc.deb")
+        machine.run("apt-get update && apt-get install -y --no-install-recommends /root/pyrunc.deb")
+        machine.run(
+            "pyrunc --version && pyrunc-cri --version && test -s /usr/lib/pyrunc/pyrunc/native/pyrunc-snapshot"
+        )
+        machine.run("apt-get purge -y pyrunc")
+        yield machine.root
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_purge_leaves_nothing(installed: Path) -> None:
+    before = listing(installed, RECORDS_OF_DPKG)
+    assert [path for path in before if "pyrunc" in path] == ["root/pyrunc.deb"]
+    with chroot.entered(installed, own_network=True) as machine:
+        machine.run("apt-get install -y --no-install-recommends /root/pyrunc.deb")
+        assert (installed / "opt/cni/bin/bridge").readlink() == Path("/usr/lib/pyrunc/cni/bridge")
+        assert len(listing(installed)) > len(before) + 1000
+        server = Server(machine)
+        machine.run("pyrunc-cri pods && pyrunc features >/dev/null && pyrunc list")
+        server.stop()
+        machine.run("apt-get purge -y pyrunc")
+        assert "pyrunc" not in machine.run("ls /run").stdout
+    assert listing(installed, RECORDS_OF_DPKG) == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_pods_run_through_an_upgrade_and_a_downgrade(installed: Path, deb: Path, tmp_path: Path) -> None:
+    for version in (EARLIER, LATER):
+        shutil.copy(package.as_version(deb, version, tmp_path), installed / f"root/{version}.deb")
+    shutil.copy(images.busybox(), installed / "root/busybox.tar")
+    (installed / "root/pod.yaml").write_text(yaml.safe_dump(POD))
+    with chroot.entered(installed, own_network=True) as machine:
+        machine.run(f"apt-get install -y --no-install-recommends /root/{EARLIER}.deb")
+        with open(installed / "etc/pyrunc/config.toml", "w") as file:
+            file.write(CONFIG)
+        server = Server(machine)
+        try:
+            machine.run("pyrunc-cri image load /root/busybox.tar && pyrunc-cri run /root/pod.yaml")
+            started = start_time(machine)
+            for version in (LATER, EARLIER):
+                count = len(numbers(machine))
+                machine.run(f"apt-get install -y --allow-downgrades /root/{version}.deb")
+                server.stop()  # what the unit's restart does once the new files are there
+                server = Server(machine)
+                assert version in machine.run("pyrunc-cri --version && pyrunc --version").stdout
+                assert wait_until(lambda: len(numbers(machine)) > count + 5, 30)  # noqa: B023
+                counted = numbers(machine)
+                assert counted == list(range(1, len(counted) + 1)), "no line is missing, none is there twice"
+                assert start_time(machine) == started, "it is the process that was started at first"
+                assert (installed / "etc/pyrunc/config.toml").read_text() == CONFIG
+            refused = machine.run("apt-get remove -y pyrunc", check=False)
+            assert (
+                refused.returncode and "1 pod is still there: stop kubelet" in refused.stdout + refused.stderr
+            )
+            assert (
+                "install ok installed" in machine.run("dpkg -s pyrunc && pyrunc-cri exec clock true").stdout
+            )
+            machine.run("pyrunc-cri rm --force clock")
+        finally:
+            server.stop()
+        machine.run("apt-get purge -y pyrunc")
+    assert [path for path in ("etc/pyrunc", "var/lib/pyrunc", "opt/cni") if (installed / path).exists()] == []

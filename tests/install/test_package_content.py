@@ -1,0 +1,86 @@
+"""What the Debian package holds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import pyrunc
+from cri_server.install import config_file
+from tests.support import package
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    subprocess.run(["dpkg-deb", "-R", package.build(), folder / "tree"], check=True)
+    return folder / "tree"
+
+
+def test_it_needs_the_interpreter_that_it_was_built_for_and_no_compiler() -> None:
+    depends = package.field(package.build(), "Depends")
+    assert re.search(r"python3 \(>= 3\.(\d+)\), python3 \(<< 3\.\d+\), python3\.\1", depends)
+    assert "libseccomp2" in depends and "libc6 (>=" in depends
+    assert not re.search(r"gcc|-dev|make|pip|venv", depends)
+
+
+def test_its_version_begins_with_the_codes_and_ends_with_the_debian() -> None:
+    version = package.field(package.build(), "Version")
+    assert re.fullmatch(rf"{re.escape(pyrunc.__version__)}(~git\d{{14}}\.[0-9a-f]+)?-1~debian\d+", version)
+
+
+def test_all_that_a_node_needs_is_there(tree: Path) -> None:
+    expected = [
+        "usr/bin/pyrunc",
+        "usr/bin/pyrunc-cri",
+        "usr/lib/pyrunc/cni/bridge",
+        "usr/lib/pyrunc/cni/host-local",
+        "usr/lib/pyrunc/cni/loopback",
+        "usr/lib/pyrunc/cni/portmap",
+        "usr/lib/pyrunc/pyrunc/native/launcher",
+        "usr/lib/pyrunc/pyrunc/native/pause",
+        "usr/lib/pyrunc/pyrunc/native/pyrunc-script",
+        "usr/lib/pyrunc/cri_server/api/api_pb2.py",
+        "usr/lib/tmpfiles.d/pyrunc.conf",
+        "usr/lib/modules-load.d/pyrunc.conf",
+        "usr/lib/sysctl.d/50-pyrunc.conf",
+        "usr/share/man/man8/pyrunc.8.gz",
+        "usr/share/man/man8/pyrunc-cri.8.gz",
+        "usr/share/man/man5/pyrunc-config.5.gz",
+        "usr/share/bash-completion/completions/pyrunc",
+        "usr/share/bash-completion/completions/pyrunc-cri",
+        "usr/share/zsh/vendor-completions/_pyrunc",
+        "usr/share/fish/vendor_completions.d/pyrunc.fish",
+        "usr/share/doc/pyrunc/examples/10-pyrunc.conflist",
+        "usr/share/doc/pyrunc/copyright",
+    ]
+    assert [path for path in expected if not (tree / path).is_file()] == []
+    (unit,) = tree.glob("*/**/systemd/system/pyrunc-cri.service")
+    assert "ExecStart=/usr/bin/pyrunc-cri serve\n" in unit.read_text()
+
+
+def test_the_configuration_is_the_administrators(tree: Path) -> None:
+    assert (tree / "DEBIAN/conffiles").read_text().split() == ["/etc/pyrunc/config.toml"]
+    assert (tree / "etc/pyrunc/config.toml").read_text() == config_file.text()
+
+
+def test_nothing_lies_where_another_package_has_its_own(tree: Path) -> None:
+    assert not (tree / "opt").exists(), "kubernetes-cni has files of these names in /opt/cni/bin"
+    assert {path.name for path in tree.iterdir()} <= {"DEBIAN", "etc", "lib", "usr"}
+
+
+def test_nothing_names_the_machine_that_built_it(tree: Path) -> None:
+    here = os.fsencode(PROJECT)
+    assert [path for path in tree.rglob("*") if path.is_file() and here in path.read_bytes()] == []
+
+
+def test_every_module_comes_compiled_so_that_none_is_written_later(tree: Path) -> None:
+    modules = list((tree / "usr/lib/pyrunc").rglob("*.py"))
+    missing = [m for m in modules if not list(m.parent.glob(f"__pycache__/{m.stem}.cpython-*.pyc"))]
+    assert len(modules) > 400 and missing == []

@@ -1,0 +1,49 @@
+"""The Debian package of this tree, and the same as another version."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+
+
+@functools.cache
+def build() -> Path:
+    """`make deb` for this machine's Debian; the package's file."""
+    for old in (PROJECT / "dist").glob("*.deb"):
+        old.unlink()
+    done = subprocess.run(["make", "-C", PROJECT, "deb-here"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(
+            f"make deb: exit code {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
+    (built,) = (PROJECT / "dist").glob("*.deb")
+    return built
+
+
+def field(package: Path, name: str) -> str:
+    """A field of the package's control file."""
+    return subprocess.run(
+        ["dpkg-deb", "-f", package, name], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def as_version(package: Path, version: str, folder: Path) -> Path:
+    """The package with another version, of the code too, in `folder`."""
+    tree, out = folder / version, folder / f"pyrunc_{version}.deb"
+    subprocess.run(["dpkg-deb", "-R", package, tree], check=True)
+    control, code = tree / "DEBIAN/control", tree / "usr/lib/pyrunc/pyrunc/__init__.py"
+    control.write_text(control.read_text().replace(field(package, "Version"), version))
+    lines = code.read_text().splitlines()
+    code.write_text(
+        "\n".join(f'__version__ = "{version}"' if line.startswith("__version__") else line for line in lines)
+    )
+    compiler = [sys.executable, "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash"]
+    subprocess.run([*compiler, "-s", str(tree), "-p", "/", str(code)], check=True)
+    subprocess.run(
+        ["dpkg-deb", "-b", "-Zzstd", "-z1", "--root-owner-group", tree, out], check=True, capture_output=True
+    )
+    return out

@@ -1,0 +1,28 @@
+"""What lies in a folder, to be compared with what lies there later."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+
+def listing(root: Path, without: Collection[str] = ()) -> dict[str, str]:
+    """Path below `root` -> mode, owner and what is there, of everything but the folders `without` and what is in them."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if os.path.relpath(f"{folder}/{name}", root) not in without]
+        for name in [*folders, *names]:
+            path = Path(folder, name)
+            status = path.lstat()
+            key = str(path.relative_to(root))
+            if key not in without:
+                found[key] = f"{status.st_mode:o} {status.st_uid}:{status.st_gid} {_content(path)}"
+    return found
+
+
+def _content(path: Path) -> str:
+    if path.is_symlink():
+        return f"-> {path.readlink()}"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
