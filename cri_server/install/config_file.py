@@ -95,3 +95,19 @@ def _values(kind: msgspec.inspect.Type) -> str:
 def _toml(value: Any) -> str:
     """Strings, numbers, booleans and lists of them are the same in JSON."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def markdown() -> str:
+    """The tables of docs/configure.md."""
+    parts = []
+    for section in sections():
+        parts.append(f"## `[{section.name}]`\n\n{section.about}\n\n| key | default | what |\n|---|---|---|\n")
+        for key in section.keys:
+            about = f"{key.about} {key.values}".strip().replace("|", "\\|")
+            parts.append(f"| `{key.name}` | `{key.default}` | {about} |\n")
+        parts.append("\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,12 +1,16 @@
-"""The README is the map: every path that it names is there."""
+"""The README is the map, CONTRIBUTING and docs lead through it: every path that they name is there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
+import pyrunc
+
 ROOT = Path(__file__).parents[2]
-TOP = ("pyrunc", "cri_server", "cni_plugins", "pause", "proto", "tests", "vagrant")
+TOP = ("pyrunc", "cri_server", "cni_plugins", "pause", "proto", "tests", "vagrant", "docs", "debian")
 
 
 def named_paths(text: str) -> list[str]:
@@ -15,7 +19,24 @@ def named_paths(text: str) -> list[str]:
     return [word for word in quoted if re.fullmatch(rf"(?:{'|'.join(TOP)})/[\w./*-]*", word)]
 
 
-def test_every_path_is_there() -> None:
-    named = named_paths((ROOT / "README.md").read_text())
-    assert len(named) > 15
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_is_there(page: str) -> None:
+    named = named_paths((ROOT / page).read_text())
     assert [path for path in named if not list(ROOT.glob(path.rstrip("/")))] == []
+
+
+def test_the_readme_names_the_code() -> None:
+    assert len(named_paths((ROOT / "README.md").read_text())) > 15
+
+
+def test_the_changelog_begins_with_the_codes_version() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0] == pyrunc.__version__

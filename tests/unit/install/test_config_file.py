@@ -38,3 +38,10 @@ def test_every_key_is_there_once_and_explained() -> None:
         if not key.about.endswith(".") or not section.about.endswith(".")
     ]  # fmt: skip
     assert not unexplained, "give each a description in cri_server/config.py: one or two sentences"
+
+
+def test_the_page_about_it_has_the_same_tables() -> None:
+    page = (Path(__file__).parents[3] / "docs/configure.md").read_text()
+    assert config_file.markdown() in page, (
+        "put the output of `python -m cri_server.install.config_file` there"
+    )
