@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cri_server.cli import show
+from cri_server.cli import output, show
 from pyrunc.seccomp.default import runtime_default
 from pyrunc.spec.default import MASKED_PATHS, READONLY_PATHS
 from tests.support.processes import wait_until
@@ -217,7 +217,7 @@ def test_terminal_text_of_a_container_in_our_tables() -> None:
         )  # it has closed its files, but not yet become the shell
         lines = [
             *show.processes([("c", shown.pid)]),
-            *show.table(("NAME", "STATE"), [(evil, "up")]).splitlines(),
+            *output.table(("NAME", "STATE"), [(evil, "up")]).splitlines(),
         ]
         assert shown.stdin is not None
         shown.stdin.close()
