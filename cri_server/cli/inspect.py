@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,19 +15,20 @@ from cri_server.cli.output import Output
 from pyrunc.errors import NotFound
 
 FORMATS = ("json", "yaml")
+TIMES = ("createdAt", "startedAt", "finishedAt")
 Describe = Callable[[Client, str, bool], dict[str, Any]]
 
 
 def container(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     """The status of a container. Raises NotFound, ServerError."""
     request = api.ContainerStatusRequest(container_id=client.container(name).id, verbose=verbose)
-    return output.with_info(client.runtime("ContainerStatus", request))
+    return _as_crictl(output.with_info(client.runtime("ContainerStatus", request)))
 
 
 def pod(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     """The status of a pod. Raises NotFound, ServerError."""
     request = api.PodSandboxStatusRequest(pod_sandbox_id=client.pod(name).id, verbose=verbose)
-    return output.with_info(client.runtime("PodSandboxStatus", request))
+    return _as_crictl(output.with_info(client.runtime("PodSandboxStatus", request)))
 
 
 def image(client: Client, name: str, verbose: bool) -> dict[str, Any]:
@@ -35,7 +37,33 @@ def image(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     response = client.image("ImageStatus", request)
     if not response.HasField("image"):
         raise NotFound(f"no such image: {name!r}")
-    return output.with_info(response)
+    found = output.with_info(response)
+    return {"status": found.pop("image"), **found}
+
+
+def _as_crictl(found: dict[str, Any]) -> dict[str, Any]:
+    """The status with times and a signal's name as crictl writes them."""
+    status = found["status"]
+    for key in TIMES:
+        if key in status:
+            status[key] = moment(int(status[key]))
+    if (
+        "stopSignal" in status
+    ):  # our interface file has a prefix that CRI's has not; on the wire it is a number
+        status["stopSignal"] = status["stopSignal"].removeprefix("SIGNAL_")
+    return found
+
+
+def moment(nanoseconds: int) -> str:
+    """RFC 3339, in this machine's time zone; Go's zero time for none."""
+    if nanoseconds <= 0:
+        return "0001-01-01T00:00:00Z"
+    seconds, fraction = divmod(nanoseconds, 1_000_000_000)
+    whole = datetime.datetime.fromtimestamp(seconds, datetime.UTC).astimezone()
+    digits = f"{fraction:09}".rstrip("0")
+    zone = whole.strftime("%z")
+    shown = "Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:]}"
+    return f"{whole:%Y-%m-%dT%H:%M:%S}{'.' if digits else ''}{digits}{shown}"
 
 
 KINDS: dict[str, Describe] = {"container": container, "pod": pod, "image": image}

@@ -73,14 +73,14 @@ def small(name: str, **config: object) -> bytes:
 def test_tag_and_rmi(server: Server) -> None:
     ok(server, "tag", IMAGE, "registry.test/other:2", "short")
     names = set(
-        ok(server, "inspecti", "--format", "{{json .image.repoTags}}", IMAGE)
+        ok(server, "inspecti", "--format", "{{json .status.repoTags}}", IMAGE)
         .out.strip("[]\n")
         .replace('"', "")
         .split(", ")
     )
     assert names == {IMAGE, "registry.test/other:2", "docker.io/library/short:latest"}
     ok(server, "rmi", "short", "registry.test/other:2")
-    assert json.loads(ok(server, "inspecti", "--format", "{{json .image.repoTags}}", IMAGE).out) == [IMAGE]
+    assert json.loads(ok(server, "inspecti", "--format", "{{json .status.repoTags}}", IMAGE).out) == [IMAGE]
     assert call(server, "tag", "no/such:image", "x").error == "no such image: 'no/such:image'"
     assert "malformed reference" in call(server, "tag", IMAGE, "UPPER").error
     assert call(server, "rmi", "no/such:image").error == "no such image: 'no/such:image'"

@@ -138,13 +138,13 @@ def test_inspect_finds_whatever_has_the_name(web: Server) -> None:
     found = ok(web, "inspect", "main").json
     assert found["status"]["metadata"]["name"] == "main" and found["info"]["pid"] > 0
     assert ok(web, "inspect", "--type", "pod", "web").json["status"]["network"]["ip"].startswith("10.88.")
-    assert ok(web, "inspect", IMAGE).json["image"]["repoTags"] == [IMAGE]
+    assert ok(web, "inspect", IMAGE).json["status"]["repoTags"] == [IMAGE]
     assert "info" not in ok(web, "inspectp", "-q", "web").json
     assert [each["status"]["metadata"]["name"] for each in ok(web, "inspectp", "web", "db").json] == [
         "web",
         "db",
     ]
-    assert ok(web, "inspecti", "--format", "{{index .image.repoTags 0}}", IMAGE).lines == [IMAGE]
+    assert ok(web, "inspecti", "--format", "{{index .status.repoTags 0}}", IMAGE).lines == [IMAGE]
     assert call(web, "inspect", "nobody").error == "no such container, pod or image: 'nobody'"
     assert call(web, "inspecti", "no/such:image").error == "no such image: 'no/such:image'"
 

@@ -248,6 +248,15 @@ def critest() -> Path:
     return out / "critest"
 
 
+def crictl() -> Path:
+    """The command line for CRI servers that Kubernetes' people know."""
+    out = cache() / "peer" / f"cri-tools-{CRI_TOOLS}"
+    if not (out / "crictl").exists():
+        package = "sigs.k8s.io/cri-tools/cmd/crictl"
+        build_module("crictl", f"{package}@{CRI_TOOLS}", [package], out)
+    return out / "crictl"
+
+
 def h2spec() -> Path:
     """The conformance suite for HTTP/2 servers, one program."""
     out = cache() / "peer" / f"h2spec-{H2SPEC}"
