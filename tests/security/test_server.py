@@ -410,8 +410,9 @@ def test_etc_and_mount_points_of_an_image_are_links(
 
 def test_a_source_that_is_swapped_before_the_start(server: Server, pod: str, canary: Canary) -> None:
     """CVE-2021-25741: CreateContainer has followed the links of a host path; before StartContainer a neighbour, who may write to
-    the folder above, puts a link to the host's canary there. Proof: the start fails and says why, also for what the
-    runtime opens itself (an id-mapped one); the canary saw nobody. Links that were there at first do no harm.
+    the folder above, puts a link to the host's canary there. Proof: the start fails and says why; what the runtime opens itself
+    (an id-mapped one) was opened when the container was created, and is what was there then; the canary saw nobody. Links that
+    were there at first do no harm.
     """
     folder = server.folder / "swapped"
     (folder / "real").mkdir(parents=True)
@@ -426,8 +427,12 @@ def test_a_source_that_is_swapped_before_the_start(server: Server, pod: str, can
         container = server.create(pod, asked(server, "cat", "/v/passwd", mounts=[mount]))
         (folder / "d").rename(folder / "taken")
         (folder / "d").symlink_to(canary.path)
-        assert "no link" in message_of(lambda c=container: server.start_container(c))  # type: ignore[misc]
-        assert server.status(container).exit_code == 128
+        if options:
+            server.start_container(container)
+            assert server.wait_exit(container).exit_code == 1  # no such file in the folder that was there
+        else:
+            assert "no link" in message_of(lambda c=container: server.start_container(c))  # type: ignore[misc]
+            assert server.status(container).exit_code == 128
         (folder / "d").unlink()
         (folder / "taken").rename(folder / "d")
 
