@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import socket
@@ -175,7 +176,22 @@ class Client:
         request = api.ListContainersRequest(filter=api.ContainerFilter(**wanted))
         return list(self.runtime("ListContainers", request).containers)
 
-    def container(self, reference: str) -> api.Container:
+    def either(self, reference: str) -> api.PodSandbox | api.Container:
+        """A pod or a container; a name of either before the beginning of an id, which may be anybody's. Raises NotFound,
+        ServerError."""
+        for prefix in (False, True):
+            found: list[api.PodSandbox | api.Container] = []
+            with contextlib.suppress(NotFound):
+                found.append(self.pod(reference, prefix=prefix))
+            with contextlib.suppress(NotFound):
+                found.append(self.container(reference, prefix=prefix))
+            if prefix and len(found) > 1:
+                raise ServerError(f"{reference!r} begins the ids of a pod and of a container; use more of it")
+            if found:
+                return found[0]
+        raise NotFound(f"no such pod or container: {reference!r}")
+
+    def container(self, reference: str, *, prefix: bool = True) -> api.Container:
         """One container by id, NAME, POD/NAME, the name of a pod with a single one, or a prefix of its id. Raises NotFound,
         ServerError."""
         everything, pods = self.containers(), {p.id: p.metadata.name for p in self.pods()}
@@ -184,7 +200,7 @@ class Client:
             lambda c: c.id == reference,
             lambda c: c.metadata.name == name and (not pod or pods.get(c.pod_sandbox_id) == pod),
             lambda c: not pod and pods.get(c.pod_sandbox_id) == reference,
-            lambda c: bool(reference) and c.id.startswith(reference),
+            lambda c: prefix and bool(reference) and c.id.startswith(reference),
         ]
         for way in ways:
             found = _latest_attempts([c for c in everything if way(c)])
@@ -196,13 +212,13 @@ class Client:
                 return found[0]
         raise NotFound(f"no such container: {reference!r}")
 
-    def pod(self, reference: str) -> api.PodSandbox:
+    def pod(self, reference: str, *, prefix: bool = True) -> api.PodSandbox:
         """One pod by id, name, or a prefix of its id. Raises NotFound, ServerError."""
         everything = self.pods()
         ways: list[Callable[[api.PodSandbox], bool]] = [
             lambda p: p.id == reference,
             lambda p: reference in (p.metadata.name, f"{p.metadata.namespace}/{p.metadata.name}"),
-            lambda p: bool(reference) and p.id.startswith(reference),
+            lambda p: prefix and bool(reference) and p.id.startswith(reference),
         ]
         for way in ways:
             found = [p for p in everything if way(p)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,12 +71,13 @@ KINDS: dict[str, Describe] = {"container": container, "pod": pod, "image": image
 
 
 def anything(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """A container, else a pod, else an image of this name. Raises NotFound, ServerError."""
-    for describe in KINDS.values():
-        try:
-            return describe(client, name, verbose)
-        except NotFound:
-            continue
+    """A container, else a pod, else an image of this name, else what has an id that begins so. Raises NotFound, ServerError."""
+    for prefix in (False, True):
+        for find, describe in ((client.container, container), (client.pod, pod)):
+            with contextlib.suppress(NotFound):
+                return describe(client, find(name, prefix=prefix).id, verbose)
+        with contextlib.suppress(NotFound):
+            return image(client, name, verbose)
     raise NotFound(f"no such container, pod or image: {name!r}")
 
 

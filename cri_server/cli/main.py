@@ -74,6 +74,53 @@ COMMANDS = {
 # other tools' names for ours, which help does not list
 ALIASES = {"imagefsinfo": "images-fs", "img": "images"}
 
+# how `--help` groups them; what is in none is about the server
+SECTIONS = {
+    "Pods and containers": [
+        "run",
+        "exec",
+        "attach",
+        "port-forward",
+        "cp",
+        "stop",
+        "stopp",
+        "kill",
+        "rm",
+        "rmp",
+        "restart",
+        "update",
+    ],
+    "What is there": [
+        "ps",
+        "pods",
+        "logs",
+        "inspect",
+        "inspectp",
+        "inspecti",
+        "stats",
+        "statsp",
+        "top",
+        "events",
+        "info",
+        "version",
+    ],
+    "Images": [
+        "images",
+        "image",
+        "pull",
+        "push",
+        "load",
+        "save",
+        "tag",
+        "history",
+        "rmi",
+        "prune",
+        "login",
+        "logout",
+        "images-fs",
+    ],
+}
+
 
 class Commands(click.Group):
     """The commands of the table."""
@@ -96,6 +143,19 @@ class Commands(click.Group):
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
 
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """In sections."""
+        grouped = {name for names in SECTIONS.values() for name in names}
+        rest = [name for name in COMMANDS if name not in grouped]
+        for title, names in {**SECTIONS, "Server and node": rest}.items():
+            found = [(name, self.get_command(context, name)) for name in names]
+            limit = formatter.width - 6 - max(map(len, COMMANDS))
+            rows = [
+                (name, each.get_short_help_str(limit)) for name, each in found if each and not each.hidden
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         name = ALIASES.get(name, name)
         if name not in COMMANDS:
@@ -106,7 +166,12 @@ class Commands(click.Group):
 
 
 @click.command(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PYRUNC_CRI"}
+    cls=Commands,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "PYRUNC_CRI",
+        "max_content_width": 110,
+    },
 )
 @click.version_option(pyrunc.__version__, prog_name="pyrunc-cri")
 @click.option(

@@ -14,7 +14,6 @@ from cri_server.cli.client import Client
 from pyrunc.errors import VISIBLE
 
 SHORT = 12
-RUNNING = api.CONTAINER_RUNNING
 NAMESPACES = ("net", "ipc", "uts", "pid", "mnt", "cgroup", "user")
 POD_STATES = {api.SANDBOX_READY: "ready", api.SANDBOX_NOTREADY: "not ready"}
 STATES = {

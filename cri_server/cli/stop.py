@@ -16,7 +16,7 @@ from cri_server.cli import completion, folders, ownership, show
 from cri_server.cli.client import Client
 from cri_server.cli.complaint import each
 from cri_server.cli.selection import Selection
-from pyrunc.errors import InvalidArgument, NotFound, WrongState
+from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import process
 
 GRACE_S = 10
@@ -36,17 +36,13 @@ class Target:
 
 def find(client: Client, name: str, *, only_pods: bool = False) -> Target:
     """A pod, else a container. Raises NotFound, ServerError."""
-    try:
-        pod = client.pod(name)
-    except NotFound:
-        if only_pods:
-            raise
-        container = client.container(name)
-        own = [container] if container.state == api.CONTAINER_RUNNING else []
-        return Target(name, container.id, False, _labels(client, container), own)
-    found = client.containers(pod_sandbox_id=pod.id)
-    running = [c for c in found if c.state == api.CONTAINER_RUNNING]
-    return Target(name, pod.id, True, pod.labels, running)
+    found = client.pod(name) if only_pods else client.either(name)
+    if isinstance(found, api.Container):
+        own = [found] if found.state == api.CONTAINER_RUNNING else []
+        return Target(name, found.id, False, _labels(client, found), own)
+    containers = client.containers(pod_sandbox_id=found.id)
+    running = [c for c in containers if c.state == api.CONTAINER_RUNNING]
+    return Target(name, found.id, True, found.labels, running)
 
 
 def _labels(client: Client, container: api.Container) -> Mapping[str, str]:

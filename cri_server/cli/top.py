@@ -10,10 +10,11 @@ from pathlib import Path
 
 import click
 
+from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, output, show
 from cri_server.cli.client import Client
 from cri_server.cli.output import Column, Listing, Output
-from pyrunc.errors import NotFound, WrongState
+from pyrunc.errors import WrongState
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -73,13 +74,11 @@ def _processes(client: Client, names: tuple[str, ...]) -> Iterator[Process]:
 
 
 def _containers(client: Client, name: str) -> list[tuple[str, str]]:
-    try:
-        found = client.container(name)
+    found = client.either(name)
+    if isinstance(found, api.Container):
         return [(found.id, found.metadata.name)]
-    except NotFound:
-        pod = client.pod(name)
-        running = [c for c in client.containers(pod_sandbox_id=pod.id) if c.state == show.RUNNING]
-        return [(c.id, c.metadata.name) for c in running]
+    own = client.containers(pod_sandbox_id=found.id)
+    return [(c.id, c.metadata.name) for c in own if c.state == api.CONTAINER_RUNNING]
 
 
 def of_group(label: str, init: int) -> Iterator[Process]:

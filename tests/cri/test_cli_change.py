@@ -100,9 +100,22 @@ def test_a_terminal_is_asked(server: Server) -> None:
 def test_what_fails_does_not_keep_the_others(server: Server) -> None:
     pod(server, "web")
     said = call(server, "stop", "-t", "0", "nobody", "web")
-    assert (said.code, said.out, said.err) == (1, "web\n", "pyrunc-cri: no such container: 'nobody'\n")
+    assert (said.code, said.out, said.err) == (1, "web\n", "pyrunc-cri: no such pod or container: 'nobody'\n")
     assert call(server, "stop").code == 2 and call(server, "stop", "-a", "web").code == 2
-    assert call(server, "stopp", "c").error == "no such pod: 'c'"
+    assert call(server, "stopp", "main").error == "no such pod: 'main'"
+
+
+def test_a_name_is_meant_before_the_beginning_of_an_id(server: Server) -> None:
+    """A container that has the first characters of its pod's id for a name."""
+    made = server.run_pod(server.pod_config("web"))
+    config = server.container_config()
+    config.metadata.name = made[:4]
+    server.launch(made, config)
+    ok(server, "stop", "-t", "0", made[:4])
+    assert [p.state for p in server.pods()] == [api.SANDBOX_READY]
+    assert [c.state for c in server.containers()] == [api.CONTAINER_EXITED]
+    ok(server, "stop", made[:5])
+    assert [p.state for p in server.pods()] == [api.SANDBOX_NOTREADY]
 
 
 def test_kill_sends_the_signal(server: Server) -> None:

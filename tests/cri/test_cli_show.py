@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli.main import COMMANDS
 from tests.cri.client_verbs import call, ok
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 from tests.support.processes import wait_until
@@ -266,6 +267,24 @@ def test_completion(web: Server) -> None:
     assert offered("ps --state r") == ["running"]
 
 
+def test_completion_in_a_real_bash(web: Server, tmp_path: Path) -> None:
+    program = tmp_path / "pyrunc-cri"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m cri_server.cli.main "$@"\n')
+    program.chmod(0o755)
+    script = """eval "$(pyrunc-cri completion bash)"
+        COMP_WORDS=(pyrunc-cri inspectp w); COMP_CWORD=2; _pyrunc_cri_completion pyrunc-cri
+        echo "${COMPREPLY[@]}"; complete -p pyrunc-cri"""
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYRUNC_CRI_ADDRESS": f"unix://{web.socket}",
+    }
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, cwd=REPOSITORY, env=environment, timeout=60
+    )  # fmt: skip
+    assert done.stdout.splitlines()[0] == "web" and "_pyrunc_cri_completion" in done.stdout, done
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell: str) -> None:
     text = ok("unix:///nowhere.sock", "completion", shell).out
@@ -297,3 +316,10 @@ def test_reopen(web: Server) -> None:
     web.runtime.ContainerStatus(api.ContainerStatusRequest(container_id=main))
     Path(f"{path}.1").rename(path)
     ok(web, "logs", "--reopen", "main")
+
+
+def test_help_has_every_verb_once() -> None:
+    text = ok("unix:///nowhere.sock", "--help").out
+    listed = re.findall(r"^  ([a-z][a-z-]+)  ", text, re.MULTILINE)
+    assert len(listed) == len(set(listed)) and {"run", "ps", "pull", "serve", "doctor"} <= set(listed)
+    assert set(listed) == set(COMMANDS) - {"demo-server"}
