@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -14,11 +15,14 @@ from pathlib import Path
 import pytest
 
 from cri_server.cli import credentials
+from cri_server.cli.client import Client, ServerError
 from cri_server.images import build
+from cri_server.rpc import private
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.kernel.namespace import setns
-from tests.cri.client_verbs import call, cli, ok
+from tests.cri.client_verbs import call, cli, ended, ok, started
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
+from tests.support.processes import wait_until
 from tests.support.registry import Registry
 
 
@@ -221,3 +225,63 @@ def test_prune(server: Server) -> None:
     assert "image registry.test/unused:1" in ok(server, "prune", "-a", "-f", "--images").lines
     assert ok(server, "images", "-q", IMAGE).lines, "a container is of it"
     assert ok(server, "rmi", "--prune", "-f").lines == []
+
+
+def test_an_interrupted_load_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    """Neither the pipe nor what the server had of the archive."""
+    content = small("registry.test/small:1")
+    command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{server.socket}", "load"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:  # fmt: skip
+        timer = threading.Timer(60, process.kill)
+        timer.start()
+        assert process.stdin is not None
+        process.stdin.write(content[: len(content) // 2])
+        process.stdin.flush()
+        assert wait_until(lambda: bool(list(tmp_path.glob("pyrunc-load-*/archive"))), 30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 128 + signal.SIGINT
+        timer.cancel()
+    assert not list(tmp_path.glob("pyrunc-load-*"))
+    (ingest,) = server.root.rglob("ingest")
+    assert wait_until(lambda: not list(ingest.iterdir()), 30)
+    assert ok(server, "images", "-q", "registry.test/small").lines == []
+    archive = tmp_path / "small.tar"
+    archive.write_bytes(content)
+    ok(server, "load", str(archive))
+
+
+def test_an_interrupted_save_leaves_no_file(server: Server, tmp_path: Path) -> None:
+    """A reader that does not read holds it where it is."""
+    os.mkfifo(tmp_path / "pipe")
+    words = ("save", "-o", str(tmp_path / "pipe"), IMAGE)
+    with started(server, *words) as process:
+        reading = os.open(tmp_path / "pipe", os.O_RDONLY)
+        try:
+            assert os.read(reading, 1)
+            process.send_signal(signal.SIGINT)
+            assert ended(process)[1] == 128 + signal.SIGINT
+        finally:
+            os.close(reading)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"),
+    [
+        (private.SAVE_IMAGES, {"images": "x"}),
+        (private.SAVE_IMAGES, {"images": []}),
+        (private.TAG_IMAGE, {"source": IMAGE}),
+        (private.PULL_IMAGE, {"image": 5}),
+        (private.PULL_IMAGE, {"image": "x", "auth": ["a"]}),
+        (private.PUSH_IMAGE, {"image": IMAGE, "target": "UPPER"}),
+        (private.CHECK_LOGIN, {"registry": "a b"}),
+    ],
+)
+def test_a_wrong_private_call_is_the_callers_fault(
+    server: Server, name: str, request_: dict[str, object]
+) -> None:
+    with Client(f"unix://{server.socket}") as client, pytest.raises(ServerError, match=r"must be|malformed"):
+        list(client.admin_stream(name, request_, bytes))
