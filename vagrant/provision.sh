@@ -198,6 +198,8 @@ J
 
 write_units() {
   install -m 0644 "$HERE"/units/*.service /etc/systemd/system/
+  sed "s|@PROGRAM@|/usr/local/bin/pyrunc-cri|" "$PROJECT/cri_server/install/data/pyrunc-cri.service" \
+    >/etc/systemd/system/pyrunc-cri.service
   local control_plane=("${CONTROL_PLANE[@]}")
   [ -z "$API_SERVER" ] || control_plane=()
   systemctl enable -q "${control_plane[@]}" pyrunc-cri kubelet # reloads, too
