@@ -5,10 +5,7 @@ The machine is a chroot without systemd, so the server is started and ended by h
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,21 +13,22 @@ import pytest
 import yaml
 
 from cri_server.images import build
+from tests.install.server import Server
 from tests.support import chroot, images, package
 from tests.support.debian import suite
+from tests.support.groups import own_group
 from tests.support.processes import wait_until
 from tests.support.tree import listing
 
 PROJECT = Path(__file__).parents[2]
 RECORDS_OF_DPKG = ("var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "etc/ld.so.cache")
 EARLIER, LATER = "0.0.1-1", "99.0-1"
+EXAMPLE = "/usr/share/doc/pyrunc/examples/10-pyrunc.conflist"
 CONFIG = """
 [cgroup]
 driver = "cgroupfs"
 missing_controllers = "warn"
-default_parent = "/pyrunc-package-test"
-[network]
-builtin = ["10.85.0.0/16"]
+default_parent = "/{group}"
 """
 POD = {
     "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "clock"},
@@ -41,31 +39,11 @@ POD = {
 }  # fmt: skip
 
 
-class Server:
-    """`pyrunc-cri serve` of a machine, as its unit runs it."""
-
-    def __init__(self, machine: chroot.Machine) -> None:
-        self.machine = machine
-        command = [*machine.enter(), "exec pyrunc-cri serve"]
-        self.log = machine.root / "root/server.log"
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                command, env=chroot.ENVIRONMENT, stderr=log, stdin=subprocess.DEVNULL
-            )
-        ready = wait_until(self._has_answered_or_ended, 60)
-        assert ready and self.process.poll() is None, self.log.read_text()
-
-    def _has_answered_or_ended(self) -> bool:
-        answered = self.machine.run("pyrunc-cri pods", check=False).returncode == 0
-        return answered or self.process.poll() is not None
-
-    def stop(self) -> None:
-        """systemctl stop, with KillMode=process: nsenter waits for the server that it started."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        for pid in children or [self.process.pid]:
-            os.kill(int(pid), signal.SIGTERM)
-        self.process.wait(30)
-        self.log.unlink(missing_ok=True)
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """The cgroup of the pods: a chroot has the machine's."""
+    with own_group("package") as made:
+        yield made
 
 
 def numbers(machine: chroot.Machine) -> list[int]:
@@ -125,7 +103,10 @@ def test_purge_leaves_nothing(installed: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_pods_run_through_an_upgrade_and_a_downgrade(installed: Path, deb: Path, tmp_path: Path) -> None:
+def test_pods_run_through_an_upgrade_and_a_downgrade(
+    installed: Path, deb: Path, tmp_path: Path, group: Path
+) -> None:
+    config = CONFIG.format(group=group.name)
     for version in (EARLIER, LATER):
         shutil.copy(package.as_version(deb, version, tmp_path), installed / f"root/{version}.deb")
     shutil.copy(images.busybox(), installed / "root/busybox.tar")
@@ -133,7 +114,8 @@ def test_pods_run_through_an_upgrade_and_a_downgrade(installed: Path, deb: Path,
     with chroot.entered(installed, own_network=True) as machine:
         machine.run(f"apt-get install -y --no-install-recommends /root/{EARLIER}.deb")
         with open(installed / "etc/pyrunc/config.toml", "w") as file:
-            file.write(CONFIG)
+            file.write(config)
+        machine.run(f"cp {EXAMPLE} /etc/cni/net.d/")
         server = Server(machine)
         try:
             machine.run("pyrunc-cri image load /root/busybox.tar && pyrunc-cri run /root/pod.yaml")
@@ -148,7 +130,7 @@ def test_pods_run_through_an_upgrade_and_a_downgrade(installed: Path, deb: Path,
                 counted = numbers(machine)
                 assert counted == list(range(1, len(counted) + 1)), "no line is missing, none is there twice"
                 assert start_time(machine) == started, "it is the process that was started at first"
-                assert (installed / "etc/pyrunc/config.toml").read_text() == CONFIG
+                assert (installed / "etc/pyrunc/config.toml").read_text() == config
             refused = machine.run("apt-get remove -y pyrunc", check=False)
             assert (
                 refused.returncode and "1 pod is still there: stop kubelet" in refused.stdout + refused.stderr
@@ -159,5 +141,7 @@ def test_pods_run_through_an_upgrade_and_a_downgrade(installed: Path, deb: Path,
             machine.run("pyrunc-cri rm --force clock")
         finally:
             server.stop()
-        machine.run("apt-get purge -y pyrunc")
-    assert [path for path in ("etc/pyrunc", "var/lib/pyrunc", "opt/cni") if (installed / path).exists()] == []
+        machine.run("rm -rf /etc/cni/net.d/* /var/lib/cni && apt-get purge -y pyrunc")
+    assert [
+        path for path in ("etc/pyrunc", "var/lib/pyrunc", "opt/cni", "etc/cni") if (installed / path).exists()
+    ] == []

@@ -155,7 +155,7 @@ def build_package(suite: str, out: Path) -> Path:
         listing = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=PROJECT, capture_output=True, text=True, check=True)  # fmt: skip
         for name in filter(None, listing.stdout.split("\0")):
             _copy(PROJECT / name, tree / name)
-        done = debian.run("make -C /root/pyrunc deb", environment=_pip())
+        done = debian.run("make -C /root/pyrunc deb", environment=pip_settings())
         print(done.stdout, end="")
         (built,) = (tree / "dist").glob("*.deb")
         out.mkdir(exist_ok=True)
@@ -163,7 +163,7 @@ def build_package(suite: str, out: Path) -> Path:
         return out / built.name
 
 
-def _pip() -> dict[str, str]:
+def pip_settings() -> dict[str, str]:
     """What tells pip where packages are; a folder of this machine is not there inside."""
     return {
         name: value

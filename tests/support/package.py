@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import subprocess
-import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
@@ -41,8 +40,9 @@ def as_version(package: Path, version: str, folder: Path) -> Path:
     code.write_text(
         "\n".join(f'__version__ = "{version}"' if line.startswith("__version__") else line for line in lines)
     )
-    compiler = [sys.executable, "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash"]
-    subprocess.run([*compiler, "-s", str(tree), "-p", "/", str(code)], check=True)
+    # Compiled from the other version, and never compared with the file; the interpreter of the package may be another than ours.
+    for compiled in code.parent.glob("__pycache__/__init__.*.pyc"):
+        compiled.unlink()
     subprocess.run(
         ["dpkg-deb", "-b", "-Zzstd", "-z1", "--root-owner-group", tree, out], check=True, capture_output=True
     )
