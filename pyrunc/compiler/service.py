@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     Answer = tuple[dict[str, Any], list[int]]
 
-SERVE = "pyrunc.compiler.service:serve"
 CONFIG, LAUNCH, PAUSE = "config.json", "launch.json", "holder.json"
 IO = ("tty", "stdin", "stdin_once", "log_path", "log_directory")
 SPECS_AT_MOST = 64

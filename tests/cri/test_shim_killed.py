@@ -203,7 +203,7 @@ def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
         os.kill(zygote, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(message_and_code, lambda: server.run_pod(host_network=True))
-        assert wait_until(lambda: list((server.state / "sandboxes").glob("*/holder.json")), 30)
+        assert wait_until(lambda: list((server.state / "sandboxes").glob("*/shim.sock")), 30)
         for zygote in zygotes:
             os.kill(zygote, signal.SIGKILL)
         assert running.result(30) == ("the zygote is gone", grpc.StatusCode.UNAVAILABLE)

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cri_server.network import workers
 from cri_server.network.model import PortMapping
 from pyrunc.errors import PeerError
+from pyrunc.zygote import workers
 from tests.cri.network.conftest import ADD_ONLY, Node, clean, until
 
 
@@ -29,7 +29,7 @@ async def test_twenty_pods_at_once(node: Node) -> None:
 async def test_many_pods_at_once_have_few_workers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     run = node.zygote.run
-    monkeypatch.setattr(workers, "_LONG_S", 60.0)  # on a machine that is busy otherwise all take long
+    monkeypatch.setattr(workers, "LONG_S", 60.0)  # on a machine that is busy otherwise all take long
     monkeypatch.setattr(
         node.zygote, "run", lambda *asked, **more: started.append(asked) or run(*asked, **more)
     )

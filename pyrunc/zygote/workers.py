@@ -1,0 +1,188 @@
+"""Errands that stay: forks of the zygote that answer one question at a time, of which a few are kept. asyncio, no threads.
+
+One that misses its deadline, dies or whose asker gives up is killed and never asked again; the next question finds another idle
+one or has one forked. Few are at work at a time, the other questions wait: more would push each other off the processors, and
+from the kernel's locks. A few that take long, since they wait for something else (a source on storage that does not answer,
+another host's plugin), do not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from pyrunc.errors import DeadlineExceeded, Error, Unavailable
+from pyrunc.peer import Answer, Peer
+
+LONG_S = 1.0
+MOST_LONG = 4
+MOST_QUESTIONS = 1000  # of one worker: whatever it has heaped up goes with it
+KILLED_S = 2.0  # a process that waits for a disk may take for ever
+
+
+class Outcome(Protocol):
+    """How an errand ended."""
+
+    @property
+    def exit_code(self) -> int: ...
+    @property
+    def stderr(self) -> bytes: ...
+
+
+class Errands(Protocol):
+    """Runs `module:function(arguments, fds)` in a process of its own (`zygote.client.Zygote`)."""
+
+    async def run(self, function: str, arguments: Mapping[str, Any], fds: Sequence[int]) -> Outcome: ...
+
+
+class Workers:
+    """The workers of one kind. Use from one event loop."""
+
+    def __init__(self, errands: Errands, function: str, name: str, at_work: int, idle: int) -> None:
+        """`function(arguments, [socket])` answers until the socket closes; `name` is for the words of errors. `at_work`: so many
+        are asked at a time; `idle`: so many are kept."""
+        self._errands, self._function, self._name, self._most_idle = errands, function, name, idle
+        self._idle: list[_Worker] = []
+        self._places = asyncio.Semaphore(at_work)
+        self._long = 0
+        self._ending: set[asyncio.Task[Outcome]] = set()
+
+    def warm(self, count: int) -> None:
+        """Have some ready before they are asked."""
+        self._idle += [self._start() for _ in range(count)]
+
+    def close(self) -> None:
+        """Hang up; they end by themselves."""
+        while self._idle:
+            self._retire(self._idle.pop())
+
+    async def ask(self, question: Mapping[str, Any], timeout_s: float) -> Answer:
+        """The answer to `question`. Raises DeadlineExceeded, Unavailable when the worker dies before it answers, and the error that
+        was answered. `timeout_s` includes the wait for a turn."""
+        try:
+            async with asyncio.timeout(timeout_s), self._turn():
+                return await self._ask(question)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self._name} took longer than {timeout_s:g} s") from None
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Be one of those at work; after `LONG_S` one of those that take long, if there are not too many: then the next one
+        gets the place."""
+        await self._places.acquire()
+        long = False
+
+        def move() -> None:
+            nonlocal long
+            if self._long < MOST_LONG:
+                self._long += 1
+                long = True
+                self._places.release()
+
+        clock = asyncio.get_running_loop().call_later(LONG_S, move)
+        try:
+            yield
+        finally:
+            clock.cancel()
+            if long:
+                self._long -= 1
+            else:
+                self._places.release()
+
+    async def _ask(self, question: Mapping[str, Any]) -> Answer:
+        worker = self._take()
+        try:
+            answer = await worker.ask(question)
+        except asyncio.CancelledError:
+            await worker.kill()
+            raise
+        except Error:
+            self._put_back(worker)
+            raise
+        self._put_back(worker)
+        return answer
+
+    def _take(self) -> _Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.alive:
+                return worker
+            self._retire(worker)
+        return self._start()
+
+    def _put_back(self, worker: _Worker) -> None:
+        if worker.alive and worker.questions < MOST_QUESTIONS and len(self._idle) < self._most_idle:
+            self._idle.append(worker)
+        else:
+            self._retire(worker)
+
+    def _start(self) -> _Worker:
+        return _Worker(self._errands, self._function, self._name)
+
+    def _retire(self, worker: _Worker) -> None:
+        """Its end is awaited in the background: nobody needs to."""
+        worker.hang_up()
+        self._ending.add(worker.ending)
+        worker.ending.add_done_callback(self._ending.discard)
+
+
+class _Worker:
+    """One worker. `ending` is the errand that it runs in."""
+
+    def __init__(self, errands: Errands, function: str, name: str) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.questions = 0
+        self._name, self._gone = name, asyncio.Event()
+        self._peer = Peer(ours, name, lambda message: None, self._gone.set)
+        self.ending = asyncio.get_running_loop().create_task(_run(errands, function, theirs))
+        self.ending.add_done_callback(_seen)
+
+    @property
+    def alive(self) -> bool:
+        return not self._peer.lost and not self.ending.done()
+
+    async def ask(self, question: Mapping[str, Any]) -> Answer:
+        self.questions += 1
+        _, answer = self._peer.ask(question)
+        try:
+            return await answer
+        except Unavailable:
+            if self.alive:
+                raise  # that is the answer
+            raise Unavailable(f"{self._name} ended before it answered{await self._last_words()}") from None
+
+    async def kill(self) -> None:
+        """End it in the middle of its work. When this returns it makes nothing any more, unless it cannot be killed."""
+        self.ending.cancel()
+        try:
+            await asyncio.wait_for(self._gone.wait(), KILLED_S)
+        except TimeoutError:
+            pass
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        self._peer.close(f"{self._name} was hung up on")
+
+    async def _last_words(self) -> str:
+        try:
+            outcome = await self.ending
+        except Error as error:
+            return f": {error.message}"
+        words = " ".join(outcome.stderr.decode("utf-8", "replace").split())
+        return f" ({outcome.exit_code})" + (f": {words[-500:]}" if words else "")
+
+
+def _seen(task: asyncio.Task[Outcome]) -> None:
+    """A worker that died while idle, with its zygote, is nobody's error."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _run(errands: Errands, function: str, theirs: socket.socket) -> Outcome:
+    """The errand's whole life. Our copy of its socket is closed with it, which is the end of file for who waits."""
+    with theirs:
+        return await errands.run(function, {}, (theirs.fileno(),))
