@@ -70,10 +70,10 @@ lint: build .venv/tested ## ruff and mypy
 	@$(BIN)/ruff check -q .
 	@$(BIN)/mypy
 
-# PYTEST holds more arguments, such as PYTEST='-k shim'.
+# PYTEST holds more arguments, such as PYTEST='-k shim'. Two workers; tests/support/schedule.py says which runs what.
 .PHONY: test
 test: lint ## all that CI runs: lint, unit, kernel, CRI, Kubernetes, guest
-	@$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
+	@$(BIN)/python -m pytest -n 2 --max-worker-restart=0 -m 'not slow' $(PYTEST)
 
 .PHONY: test-all test-slow
 test-all: test test-slow ## what CI runs and what takes too long for it

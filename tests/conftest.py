@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import builds, ledger, session
+from tests.support import builds, ledger, schedule, session
 
 TESTS = Path(__file__).parent
 INTEGRATION = ("kernel", "system", "cri")  # a cluster is counted around its whole life, in tests/kube
@@ -17,7 +17,17 @@ EXPECTED_SKIPS: tuple[str, ...] = ()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    session.begin(anew=hasattr(config, "workerinput"))  # workers of xdist count apart from each other
+    session.begin(schedule.worker(config))  # workers of xdist count apart from each other
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if schedule.worker(config):
+        items[:] = schedule.in_order(items, [item.nodeid for item in items])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    return schedule.scheduler(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -27,8 +37,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def folders_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
-    ledger.FOLDERS.add(f"{tmp_path_factory.getbasetemp()}/")
+def folders_of_the_session(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = tmp_path_factory.getbasetemp()
+    ledger.FOLDERS.add(f"{base}/")
+    if schedule.worker(pytestconfig):
+        ledger.OTHER_FOLDERS.add(f"{base.parent}/")  # each worker has one of its own in it
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +51,8 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if part not in INTEGRATION:
         yield
         return
-    before = ledger.take()
+    anywhere = schedule.unit_of(request.node.nodeid) != schedule.MACHINE
+    before = ledger.take(of_machine=not (anywhere and schedule.worker(request.config)))
     yield
     left = ledger.settle(before)
     if left:

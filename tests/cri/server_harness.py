@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -124,9 +125,7 @@ class Server:
     def start(self, **environment: str) -> None:
         """Start it and wait until it answers."""
         command = [
-            *("nsenter", f"--net=/proc/{self._netns.pid}/ns/net", "--"),
-            *self._prefix,
-            *(sys.executable, "-m", "cri_server.cli.main", "serve"),
+            *self.in_its_network(*self._prefix, sys.executable, "-m", "cri_server.cli.main", "serve"),
             *("--config", str(self.folder / "config.toml")),
             *("--listen", f"unix://{self.socket}", "--root", str(self.root), "--state", str(self.state)),
             *("--cni-conf-dir", str(self.folder / "net.d"), "--cni-bin-dir", str(self.folder / "bin")),
@@ -136,16 +135,32 @@ class Server:
             self._process = subprocess.Popen(
                 command, cwd=REPOSITORY, stdout=log, stderr=log, env={**os.environ, **environment}
             )
-        self._connect()
         deadline = time.monotonic() + START_TIMEOUT_S
+        # Not the channel's business: after a refused attempt it waits longer and longer.
+        while not self._listens():
+            self._expect_it_to_live(deadline)
+            time.sleep(0.01)
+        self._connect()
         while True:
             try:
                 self.runtime.Version(api.VersionRequest(), timeout=5)
                 return
             except grpc.RpcError:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise AssertionError(f"the server does not answer:\n{self.tail()}") from None
+                self._expect_it_to_live(deadline)
                 time.sleep(0.05)
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
+
+    def _expect_it_to_live(self, deadline: float) -> None:
+        assert self._process is not None
+        if self._process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the server does not answer:\n{self.tail()}") from None
+
+    def in_its_network(self, *command: str) -> list[str]:
+        """The command line that runs `command` on the server's host network."""
+        return ["nsenter", f"--net=/proc/{self._netns.pid}/ns/net", "--", *command]
 
     def _connect(self) -> None:
         self._disconnect()

@@ -122,3 +122,26 @@ def test_the_whole_machine_counts_where_that_is_asked_for(
     group, stranger = things.cgroup(f"oth-{os.getpid()}"), things.orphan("pyrunc-cri", {})
     found = ledger.take().leaks(before)
     assert f"cgroup: {group}" in found and any(f" {stranger} (" in line for line in found), found
+
+
+def test_what_another_worker_of_the_run_makes_is_left_to_it(
+    things: Things, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYRUNC_LEDGER", "machine")
+    monkeypatch.setattr(ledger, "OTHER_FOLDERS", {f"{things.folder}/"})
+    own, before = session.mark(), ledger.take()
+    other = own[:-1] + ("h" if own.endswith("g") else "g")
+    theirs = [things.kinds[kind](name) for kind, name in (("cgroup", f"oth-{other}"), ("mount", "volume"))]
+    theirs += [f" {things.orphan('pyrunc-cri', {session.VARIABLE: other})} ("]
+    contained = things.orphan("pyrunc-cri", {})
+    (Path(theirs[0]) / "cgroup.procs").write_text(str(contained))
+    try:
+        found = ledger.take().leaks(before)
+    finally:
+        Path(ledger.cgroup_root(), "cgroup.procs").write_text(str(contained))
+    assert not any(word in line for line in found for word in (*theirs, f" {contained} (")), found
+    assert ledger.take(of_machine=False).leaks(before) == []
+    monkeypatch.setattr(ledger, "FOLDERS", {f"{things.folder}/volume"})
+    assert [line for line in ledger.take().leaks(before) if "mount" in line], (
+        "its own folder may be within the others'"
+    )

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 300)
 def test_every_spec_passes(cluster: Cluster, tmp_path: Path) -> None:
+    assert stat.S_IMODE(os.stat("/tmp").st_mode) == 0o1777, (
+        "specs about hostPath expect the usual mode of the node's /tmp"
+    )
     skip = [*SKIP, *(["PrivilegedPod"] if without_dummies() else [])]
     specs = run_specs(cluster, tmp_path, skip)
     bad = [shown(spec) for spec in specs if spec["State"] not in ("passed", "skipped", "pending")]

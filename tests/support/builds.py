@@ -5,10 +5,13 @@ So no test's time limit counts a build, and a run says what it waits for. What i
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from tests.support import toolchain
 
 TESTS = Path(__file__).parents[1]
 
@@ -38,12 +41,18 @@ NEEDS: tuple[tuple[str, str], ...] = (
 
 
 def make_for(paths: Iterable[Path], say: Callable[[str], None]) -> None:
-    """Build what the test files `paths` need, each once; `say` hears of what took time."""
+    """Build what the test files `paths` need, each once; `say` hears of what took time. Workers of a run that come here at the
+    same time wait for the first of them."""
     wanted = {str(path.relative_to(TESTS)) for path in paths if path.is_relative_to(TESTS)}
     needed = [build for start, build in NEEDS if any(path.startswith(start) for path in wanted)]
-    for build in dict.fromkeys(needed):
-        module, function = build.split(":")
-        began = time.monotonic()
-        getattr(importlib.import_module(module), function)()
-        if (took_s := time.monotonic() - began) > 5:
-            say(f"built in {took_s:.0f} s: {build}")
+    if not needed:
+        return
+    toolchain.cache().mkdir(parents=True, exist_ok=True)
+    with open(toolchain.cache() / "tests.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for build in dict.fromkeys(needed):
+            module, function = build.split(":")
+            began = time.monotonic()
+            getattr(importlib.import_module(module), function)()
+            if (took_s := time.monotonic() - began) > 5:
+                say(f"built in {took_s:.0f} s: {build}")

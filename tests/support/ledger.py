@@ -7,7 +7,7 @@ A process is known again by its pid and start time; its name may change in betwe
 
 With `PYRUNC_LEDGER=machine`, CI's way, all that belongs to the machine counts, whoever made it: also a leak under a name that
 nobody meant, nftables with their elements, and every process that runs one of our programs. Nothing else may then work on
-the machine. State entries are counted for the folders that a test names.
+the machine but another worker of the same run, which counts what bears its mark itself (`tests/support/schedule.py`). State entries are counted for the folders that a test names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,8 +25,11 @@ from tests.support import session
 OURS = ("pyrunc", "cri_server", "cni_plugins", "/memfd:launcher", "/memfd:pause", "pyrunc/native/")
 FOLDERS: set[str] = set()
 """Folders of this session whose path does not contain its mark, each with a slash at its end."""
+OTHER_FOLDERS: set[str] = set()
+"""Folders of this run's other workers; those of this one may be within them."""
 
 Entries = dict[str, dict[str, str]]
+_PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Ledger:
     """One snapshot: the kind of thing -> what each is known by -> how it is told."""
 
     entries: Entries = field(default_factory=dict)
+    of_machine: bool = True
 
     def leaks(self, earlier: Ledger) -> list[str]:
         """What is here and was not there, a line each."""
@@ -45,25 +49,28 @@ class Ledger:
         ]
 
 
-def take(folders: Iterable[Path] = ()) -> Ledger:
-    """Count now."""
+def take(folders: Iterable[Path] = (), *, of_machine: bool = True) -> Ledger:
+    """Count now; without `of_machine` only what is the session's own, whatever PYRUNC_LEDGER says."""
+    there = processes()
     entries: Entries = {
         "descriptor": _by_name(descriptors()),
         "child": children(),
-        "process": own_processes(),
+        "process": own_processes(there),
         "mount": _by_name(mounts()),
         "network namespace": _by_name(_listing("/run/netns")),
         "link": _by_name(name for _, name in socket.if_nameindex()),
         "cgroup": _by_name(cgroups()),
     }
-    if counts_the_machine():
-        entries |= {"nftables": _by_name(nftables()), "process of ours": our_processes()}
+    if of_machine and counts_the_machine():
+        entries |= {"nftables": _by_name(nftables()), "process of ours": our_processes(there)}
+        counts = _is_no_others
     else:
-        for kind in ("mount", "network namespace", "link", "cgroup"):
-            entries[kind] = {name: words for name, words in entries[kind].items() if _is_own(name)}
+        counts = _is_own
+    for kind in ("mount", "network namespace", "link", "cgroup"):
+        entries[kind] = {name: words for name, words in entries[kind].items() if counts(name)}
     for folder in folders:
         entries[f"state in {folder}"] = _by_name(os.path.relpath(path, folder) for path in _below(folder))
-    return Ledger(entries)
+    return Ledger(entries, of_machine)
 
 
 def counts_the_machine() -> bool:
@@ -75,7 +82,7 @@ def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.
     """The leaks that are still there when the kernel had `timeout_s` to finish what it does in the background."""
     folders, deadline = list(folders), time.monotonic() + timeout_s
     while True:
-        found = take(folders).leaks(earlier)
+        found = take(folders, of_machine=earlier.of_machine).leaks(earlier)
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.05)
@@ -98,52 +105,30 @@ def children() -> dict[str, str]:
     """Living and dead children of this process, zombies included."""
     found: dict[str, str] = {}
     for task in _listing("/proc/self/task"):
-        try:
-            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
-        except OSError:
-            continue
-        for pid in pids:
-            found |= _described(pid)
+        for pid in _children(f"/proc/self/task/{task}"):
+            if (process := _process(pid)) is not None:
+                found |= process.told()
     return found
 
 
-def own_processes() -> dict[str, str]:
+def own_processes(there: Processes) -> dict[str, str]:
     """This session's processes, wherever they ended up, without this one: those that bear its mark, and their descendants.
 
     A process of a container has the environment that its image says: it is known by its cgroup or its parents.
     """
-    parents = {pid: _name_and_parent(pid)[1] for pid in _pids()}
-    own = {pid for pid in parents if _bears_the_mark(pid)}
+    own = {pid for pid in there if _bears_the_mark(pid)}
     found: dict[str, str] = {}
-    for pid in parents:
-        line = [pid]
-        while line[-1] not in own and (above := parents.get(line[-1], "0")) not in ("0", *line):
-            line.append(above)
-        if line[-1] in own and int(pid) != os.getpid() and not _kept_by_a_zygote(pid):
-            found |= _described(pid)
+    for pid, process in there.items():
+        if pid != str(os.getpid()) and _first_above(pid, own, there) and not _kept_by_a_zygote(pid, there):
+            found |= process.told()
     return found
 
 
-def _bears_the_mark(pid: str) -> bool:
-    mark = session.mark()
-    if not mark:
-        return False
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            if f"{session.VARIABLE}={mark}".encode() in file.read().split(b"\0"):
-                return True
-    except OSError:
-        pass  # it is gone, or a zombie, which still has its cgroup
-    try:
-        return mark in Path(f"/proc/{pid}/cgroup").read_text()
-    except OSError:
-        return False
-
-
-def our_processes() -> dict[str, str]:
-    """Processes that run one of our programs, by executable or command line."""
+def our_processes(there: Processes) -> dict[str, str]:
+    """Processes that run one of our programs, by executable or command line, but for those of another worker of this run."""
     found: dict[str, str] = {}
-    for pid in _pids():
+    others: set[str] | None = None
+    for pid, process in there.items():
         try:
             what = os.readlink(f"/proc/{pid}/exe") + Path(f"/proc/{pid}/cmdline").read_bytes().decode(
                 "utf-8", "replace"
@@ -154,10 +139,58 @@ def our_processes() -> dict[str, str]:
             any(word in what for word in OURS)
             and "pytest" not in what
             and int(pid) not in (os.getpid(), os.getppid())
-            and not _kept_by_a_zygote(pid)
+            and not _kept_by_a_zygote(pid, there)
         ):
-            found |= _described(pid)
+            if others is None:
+                others = _of_other_workers(there)
+            if _first_above(pid, {str(os.getpid()), *others}, there) not in others:
+                found |= process.told()
     return found
+
+
+def _of_other_workers(there: Processes) -> set[str]:
+    """The other workers of a run with several, and what bears their marks. What they fork bears the mark of all workers."""
+    workers: set[str] = set()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        workers = {*_children(f"/proc/{os.getppid()}/task/{os.getppid()}")} - {str(os.getpid())}
+    return {
+        pid
+        for pid in there
+        if pid in workers
+        or ((found := _mark_of(pid)) not in ("", _mark_of("self")) and session.of_another_worker(found))
+        or session.of_another_worker(_cgroup_of(pid))
+    }
+
+
+def _first_above(pid: str, wanted: Container[str], there: Processes) -> str:
+    """This process, or the first above it, that is wanted; empty if none is."""
+    line = [pid]
+    while line[-1] not in wanted and line[-1] in there and (above := there[line[-1]].parent) not in line:
+        line.append(above)
+    return line[-1] if line[-1] in wanted else ""
+
+
+def _bears_the_mark(pid: str) -> bool:
+    mark = session.mark()
+    return bool(mark) and (_mark_of(pid) == mark or mark in _cgroup_of(pid))
+
+
+def _cgroup_of(pid: str) -> str:
+    """The lines of its groups, which a zombie has still; empty for what is gone."""
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""
+
+
+def _mark_of(pid: str) -> str:
+    """The mark in the environment that the process was started with; empty where there is none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            _, name, rest = file.read().partition(f"{session.VARIABLE}=".encode())
+    except OSError:
+        return ""
+    return rest.partition(b"\0")[0].decode() if name else ""
 
 
 def mounts() -> set[str]:
@@ -208,42 +241,67 @@ def _is_own(name: str) -> bool:
     return bool(mark and mark in name) or any(folder in name for folder in FOLDERS)
 
 
+def _is_no_others(name: str) -> bool:
+    """Whether it is not one that another worker of this run counts."""
+    in_other_folder = any(folder in name for folder in OTHER_FOLDERS) and not any(f in name for f in FOLDERS)
+    return not in_other_folder and not session.of_another_worker(name)
+
+
 def _by_name(names: Iterable[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def _described(pid: str) -> dict[str, str]:
-    """Nothing for a process that has ended and was reaped since it was listed."""
-    name, fields = _facts(pid)
-    if not fields:
-        return {}
-    dead = " zombie" if fields[0] == "Z" else ""  # R, S and D change all the time
-    return {f"{pid} since {fields[19]}{dead}": f"{pid} ({name}){dead}"}
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What /proc/PID/stat says."""
+
+    pid: str
+    name: str
+    state: str
+    parent: str
+    since: str
+
+    def told(self) -> dict[str, str]:
+        """Known by its start, so that a pid that is used again is another process."""
+        dead = " zombie" if self.state == "Z" else ""  # R, S and D change all the time
+        return {f"{self.pid} since {self.since}{dead}": f"{self.pid} ({self.name}){dead}"}
 
 
-def _kept_by_a_zygote(pid: str) -> bool:
+Processes = dict[str, Process]
+
+
+def processes() -> Processes:
+    """Every process by its pid, but for the kernel's threads."""
+    found = (_process(pid) for pid in _listing("/proc") if pid.isdigit())
+    return {process.pid: process for process in found if process is not None}
+
+
+def _process(pid: str) -> Process | None:
+    """None for what is not there (any more), and for a thread of the kernel."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:  # a name may be cut within a letter
+            text = file.read()
+    except OSError:
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return None if int(fields[6]) & _PF_KTHREAD else Process(pid, name, fields[0], fields[1], fields[19])
+
+
+def _children(task: str) -> list[str]:
+    try:
+        return Path(f"{task}/children").read_text().split()
+    except OSError:
+        return []
+
+
+def _kept_by_a_zygote(pid: str, there: Processes) -> bool:
     """Whether it is a zygote's spare child or one that compiles: some there always are, others each time, and they end with the
     zygote. Without a zygote above it is a leak like any other."""
-    name, parent = _name_and_parent(pid)
-    return name in ("pyrunc-spare", "pyrunc-compile") and _name_and_parent(parent)[0] == "pyrunc-zygote"
-
-
-def _name_and_parent(pid: str) -> tuple[str, str]:
-    name, fields = _facts(pid)
-    return name, fields[1] if fields else "0"
-
-
-def _facts(pid: str) -> tuple[str, list[str]]:
-    """/proc/PID/stat: the name, and the fields from the third on; empty for a process that is not there."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be cut within a letter
-    except OSError:
-        return "", []
-    return text[text.index("(") + 1 : text.rindex(")")], text.rpartition(")")[2].split()
-
-
-def _pids() -> list[str]:
-    return [name for name in _listing("/proc") if name.isdigit()]
+    process = there[pid]
+    above = there.get(process.parent)
+    kept = process.name in ("pyrunc-spare", "pyrunc-compile")
+    return kept and above is not None and above.name == "pyrunc-zygote"
 
 
 def _listing(path: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Which test session this is: a mark that its processes carry in their environment, and names with that mark in them.
 
 Several sessions and other programs may share a machine. What a session makes outside of its folders (cgroups, named network
-namespaces, links) bears `name(…)`, so that the ledger can tell it from what others make meanwhile.
+namespaces, links) bears `name(…)`, so that the ledger can tell it from what others make meanwhile. The workers of one run have
+marks that differ in the last letter only.
 """
 
 from __future__ import annotations
@@ -15,15 +16,22 @@ _LETTERS = "ghijkmnpqrstvwxyz"
 _LENGTH = 6  # of the 15 letters that a link's name has
 
 
-def begin(*, anew: bool = False) -> None:
-    """Mark this process and all that it will start; an inherited mark stays unless `anew`."""
-    if anew or not mark():
-        os.environ[VARIABLE] = "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
+def begin(worker: int = 0) -> None:
+    """Mark this process and all that it will start; an inherited mark stays. `worker` is the number of a worker, from 1 on: it
+    has a mark of its own, made of the one that it inherits."""
+    made = mark() or "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH - 1)) + _LETTERS[0]
+    os.environ[VARIABLE] = made[:-1] + _LETTERS[worker] if worker else made
 
 
 def mark() -> str:
     """The session's mark; empty outside of one."""
     return os.environ.get(VARIABLE, "")
+
+
+def of_another_worker(text: str) -> bool:
+    """Whether the text has the mark of another worker of this run, and not this one's."""
+    own = mark()
+    return bool(own) and own not in text and any(own[:-1] + letter in text for letter in _LETTERS)
 
 
 def name(kind: str) -> str:

@@ -42,8 +42,9 @@ class Boots:
             self._running = None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def boots() -> Iterator[Boots]:
+    """It ends with the last test of the folder: an idle guest takes processor time, too."""
     made = Boots()
     yield made
     made.stop()
