@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ EXPECTED_SKIPS: tuple[str, ...] = ()
 
 def pytest_configure(config: pytest.Config) -> None:
     session.begin(schedule.worker(config))  # workers of xdist count apart from each other
+    # In the background of a shell without jobs SIGINT is ignored, also in what tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,11 +22,12 @@ NOBODY = 65534
 # Each command in a fork of one interpreter, for importing takes the most time. All is imported before root's rights go: the
 # repository may lie where only root may read.
 RUNNER = """
-import importlib, json, os, sys
+import importlib, json, os, pkgutil, sys
+import cri_server, grpc._channel, grpc._compression, pyrunc
+for package in (cri_server, pyrunc):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
 from cri_server.cli import main
-for module, _ in main.COMMANDS.values():
-    importlib.import_module("cri_server.cli." + module)
-import cri_server.app, pyrunc.cli.main, pyrunc.cli.fast, pyrunc.cli.click_front, pyrunc.cli.container, pyrunc.cli.inspect
 user, commands = json.loads(sys.argv[1])
 os.environ.pop("XDG_RUNTIME_DIR", None)
 os.chdir("/")

@@ -40,10 +40,11 @@ def observed(config: Config, runtime: Runtime) -> Path:
 
 def outside_the_root(table: str, root: Path, source: str) -> list[str]:
     """The mounts of this source that do not hang, through whichever parents, on the container's root."""
+    below = str(root.relative_to(next(above for above in root.parents if above.is_mount())))
     wrong = []
     for snapshot in table.split("\n\n"):
         rows = {line.split()[0]: line.split() for line in snapshot.splitlines() if line}
-        roots = {number for number, row in rows.items() if row[4] == "/" and row[3].endswith(str(root))}
+        roots = {number for number, row in rows.items() if row[4] == "/" and row[3].endswith(f"/{below}")}
         for number, row in rows.items():
             if row[row.index("-") + 2] != source:
                 continue
