@@ -85,7 +85,7 @@ def test_quadratic_work_is_found() -> None:
         return grow
 
     with pytest.raises(GrowsTooFast):
-        check_growth(prepare, 1000, largest=4000)
+        check_growth(prepare, 1000, largest=1 << 14)
 
 
 def test_linear_work_is_not() -> None:
