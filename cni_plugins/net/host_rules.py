@@ -32,12 +32,13 @@ from cni_plugins.net.nfnetlink import (
     filter_socket,
     find_element,
 )
-from pyrunc.errors import AlreadyExists, KernelError, PeerError, Unsupported
+from pyrunc.errors import AlreadyExists, DeadlineExceeded, KernelError, PeerError, Unsupported
 
 TABLE = "pyrunc_cni"
 PORT_SETS = ("ports4", "ports6", "ports4_on", "ports6_on", "near4", "near6", "near4_on", "near6_on")
 MASQUERADE_SETS = ("masquerade4", "masquerade6")
 PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
+NFT_TIMEOUT_S = 20.0
 _NFT_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
 _EXPECTED_RULES = {"guard": 1, "prerouting": 1, "output": 1, "to_pod": 10, "postrouting": 4, "from_pod": 2}
 
@@ -240,15 +241,24 @@ def nft_program() -> str:
 
 
 def run_nft(script: str) -> str:
-    """Run `nft -f -`. Raises Unsupported where there is no nft, PeerError with its message where it refuses."""
+    """Run `nft -f -`. Raises Unsupported where there is no nft, PeerError with its message where it refuses, DeadlineExceeded
+    where it does not end in NFT_TIMEOUT_S."""
     import subprocess
 
     program = nft_program()
     if not program:
         raise Unsupported("host ports and masquerade need the program nft (package nftables)")
-    done = subprocess.run(
-        [program, "-f", "-"], input=script, capture_output=True, text=True, timeout=20, check=False
-    )
+    try:
+        done = subprocess.run(
+            [program, "-f", "-"],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=NFT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise DeadlineExceeded(f"{program} did not end in {NFT_TIMEOUT_S:g} s") from None
     if done.returncode != 0:
         raise PeerError(f"nft: {' '.join(done.stderr.split())[:400]}")
     return done.stdout

@@ -11,11 +11,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.cri.server_harness import REPOSITORY, Server
+from tests.support import session
 from tests.support.processes import wait_until
 
 NOBODY = 65534
@@ -126,10 +130,16 @@ def test_an_ordinary_user_is_told_that_the_socket_is_not_for_him(server: Server)
         refused(answer, f"no access to {address}: permission denied")
 
 
-def test_an_ordinary_user_runs_no_server_and_reads_no_file_of_root(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    public, private = tmp_path / "public", tmp_path / "private"
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody finds; those above pytest's own are root's."""
+    with tempfile.TemporaryDirectory(prefix=session.name("open")) as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def test_an_ordinary_user_runs_no_server_and_reads_no_file_of_root(open_folder: Path) -> None:
+    public, private = open_folder / "public", open_folder / "private"
     for path, mode in ((public, 0o644), (private, 0o600)):
         path.write_text(POD)
         path.chmod(mode)

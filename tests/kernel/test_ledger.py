@@ -130,7 +130,7 @@ def test_what_another_worker_of_the_run_makes_is_left_to_it(
     monkeypatch.setenv("PYRUNC_LEDGER", "machine")
     monkeypatch.setattr(ledger, "OTHER_FOLDERS", {f"{things.folder}/"})
     own, before = session.mark(), ledger.take()
-    other = own[:-1] + ("h" if own.endswith("g") else "g")
+    other = own[:-1] + "z"  # no worker of two, nor what started them
     theirs = [things.kinds[kind](name) for kind, name in (("cgroup", f"oth-{other}"), ("mount", "volume"))]
     theirs += [f" {things.orphan('pyrunc-cri', {session.VARIABLE: other})} ("]
     contained = things.orphan("pyrunc-cri", {})

@@ -15,11 +15,11 @@ def run(
     capsys: pytest.CaptureFixture[str],
     *,
     ledger: str = "",
-    timeout_s: float = 810,
+    timeout_s: float = 2340,
 ) -> None:
     """Run pytest with `arguments` in the guest's copy of the project; what ran is printed, what failed fails."""
     environment = f"CI=true PYRUNC_GUEST=1 PYRUNC_LEDGER={ledger}"
-    command = f"cd /root/project && {environment} /opt/venv/bin/python -m pytest -v --tb=short --timeout=300 {arguments}"
+    command = f"cd /root/project && {environment} /opt/venv/bin/python -m pytest -v --tb=short --timeout=900 {arguments}"
     try:
         done = guest.ssh(command, check=False, timeout_s=timeout_s)
         output, outcome = done.stdout + done.stderr, f"exit code {done.returncode}"

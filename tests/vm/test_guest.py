@@ -14,7 +14,7 @@ INSIDE = ("tests/vm/inside", " ".join(f"tests/kernel/plan/test_{name}.py" for na
 
 
 @pytest.mark.guest
-@pytest.mark.timeout(840)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("what", INSIDE, ids=("limits", "plan"))
 def test_in_the_guest(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     remote.run(guest, what, capsys, ledger="machine")

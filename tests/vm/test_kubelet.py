@@ -30,10 +30,10 @@ def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.guest
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3600)
 def test_kubelet(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """Classes, limits, resize, OOM, AppArmor, user namespaces, the unit, true numbers: the systemd driver."""
-    remote.run(node, f"-m 'not slow' {INSIDE}", capsys, timeout_s=1200)
+    remote.run(node, f"-m 'not slow' {INSIDE}", capsys, timeout_s=3300)
 
 
 @pytest.mark.guest

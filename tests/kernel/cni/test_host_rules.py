@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cni_plugins.net import host_rules
 from cni_plugins.net.nfnetlink import Element
-from pyrunc.errors import AlreadyExists
+from pyrunc.errors import AlreadyExists, DeadlineExceeded
 from tests.kernel.cni.harness import Host, all_elements, nft
 
 POD, SUBNET = ip_address("10.88.0.5"), ip_network("10.88.0.0/16")
@@ -108,3 +109,13 @@ def test_tags_fit_into_comments_and_tell_networks_and_scopes_apart(
     assert tag in nft("list", "map", "inet", host_rules.TABLE, "ports4")
     assert host_rules.belongs_to(tag, network) and host_rules.belongs_to(tag, network, scope)
     assert not host_rules.belongs_to(tag, "other") and not host_rules.belongs_to(tag, network, "other")
+
+
+def test_nft_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nft"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(host_rules, "nft_program", lambda: str(program))
+    monkeypatch.setattr(host_rules, "NFT_TIMEOUT_S", 0.1)
+    with pytest.raises(DeadlineExceeded, match=f"{program} did not end in 0.1 s"):
+        host_rules.run_nft("")

@@ -17,7 +17,7 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CGROUPS = Path("/sys/fs/cgroup")
 KUBELET_DROP_IN = Path("/etc/kubernetes/kubelet.conf.d/50-test.conf")
 CLASSES = {"Guaranteed": "", "Burstable": "burstable", "BestEffort": "besteffort"}
-PATIENCE_S = 150.0  # emulated processors that others use too
+PATIENCE_S = 280.0  # emulated processors that others use too
 
 
 class Node:

@@ -65,7 +65,7 @@ def test_a_restart_keeps_pods(node: Node, survivor: Json) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_server_that_hangs_is_started_again(node: Node, survivor: Json) -> None:
     DROP_IN.parent.mkdir(parents=True, exist_ok=True)
     DROP_IN.write_text("[Service]\nWatchdogSec=20\n")
