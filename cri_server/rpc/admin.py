@@ -7,7 +7,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from cri_server import debug, garbage
+from cri_server import debug
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
@@ -40,6 +40,8 @@ class Admin:
 
     async def collect_garbage(self, request: dict[str, Any]) -> dict[str, Any]:
         """{"dry_run", "images": booleans} -> {"items": [{"kind", "name", "action", "why", "size_bytes"}]}."""
+        from cri_server import garbage  # which is seldom asked for
+
         asked = {key: request.get(key) for key in ("dry_run", "images")}
         for key, value in asked.items():
             if not isinstance(value, bool):

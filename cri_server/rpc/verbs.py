@@ -20,7 +20,6 @@ from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.explain.pages import name_of
 from cri_server.logs import fields
 from cri_server.meters import VERBS
 from cri_server.rpc import codes, private
@@ -134,6 +133,10 @@ def _failed(verb: str, described: Described, error: BaseException, seconds: floa
     level = logging.DEBUG if code == Code.UNIMPLEMENTED or verb in QUIET else level
     if not log.isEnabledFor(level):
         return
+    from cri_server.explain.pages import (
+        name_of,
+    )  # texts for people, which a server without failures can do without
+
     said: Fields = {"step": getattr(error, "failed_step", None)}
     if code == Code.CANCELLED:
         said["error"] = "the caller did not wait; what was begun goes on"

@@ -1,0 +1,49 @@
+"""What only a machine with systemd can show: the log in the journal, and `doctor` on a host of pure cgroup v2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tests.cri.server_harness import REPOSITORY, Server
+from tests.support.processes import wait_until
+
+
+def journal(*matches: str) -> list[dict[str, Any]]:
+    done = subprocess.run(["journalctl", "-o", "json", *matches], capture_output=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_journal_has_fields() -> None:
+    with Server(network=False, settings={"server": {"log_format": "journald"}}) as server:
+        pod = server.run_pod(server.pod_config("journalled"), host_network=True)
+        server.remove_pod(pod)
+        match = f"PYRUNC_POD_ID={pod}"
+        assert wait_until(lambda: len(journal(match)) >= 2, 60)
+        ran, removed = journal(match)
+        assert (ran["MESSAGE"], removed["MESSAGE"]) == ("RunPodSandbox", "RemovePodSandbox")
+        assert ran["PYRUNC_POD"] == "default/journalled" and ran["PYRUNC_OUTCOME"] == "OK"
+        assert ran["SYSLOG_IDENTIFIER"] == "pyrunc-cri" and ran["PRIORITY"] == "6"
+        assert float(ran["PYRUNC_DURATION_MS"]) > 0 and ran["_PID"] == str(server.pid)
+        assert ran["CODE_FILE"].endswith("verbs.py") and "RunPodSandbox" not in server.log.read_text()
+
+
+def test_doctor_on_a_machine_with_systemd() -> None:
+    command = [sys.executable, "-m", "cri_server.cli.main", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, check=False)
+    found = {finding["code"]: finding for finding in json.loads(done.stdout)}
+    for code in (
+        "cgroup-v2",
+        "cgroup-controllers",
+        "cgroup-driver",
+        "apparmor",
+        "overlay-on-root",
+        "state-tmpfs",
+    ):
+        assert found[code]["level"] == "fine", found[code]
+    assert found["cgroup-driver"]["found"] == "systemd"
+    for code in ("kernel-calls", "namespaces", "seccomp", "firewall"):
+        assert found[code]["level"] == "fine", found[code]
+    assert done.returncode == any(finding["level"] == "wrong" for finding in found.values())
