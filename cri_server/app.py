@@ -127,6 +127,7 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     )
     services.zygotes = {"shims": zygote, "errands": errands}
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
+    stack.callback(services.timeline.flush)
     stack.push_async_callback(_settle, services)
     return services
 
@@ -188,7 +189,11 @@ def _told(services: Services, sandbox: Sandbox, container: Container | None) -> 
     if container.exit is not None:
         ended = {"exit_code": container.exit.exit_code, "reason": container.exit.cri_reason}
         meters.EXITS[container.exit.cri_reason] += 1
-        log.info("container ended", extra=fields.of(**verbs.of_container(services, container), **ended))
+        said = {**verbs.of_container(services, container), **ended}
+        log.info("container ended", extra=fields.of(**said))
+        services.timeline.add(
+            {"call": "container ended", "started_at_ns": container.exit.finished_at_ns, **said}
+        )
     if not container.starting:
         status.publish(services, sandbox, container.id, events.STOPPED)
 

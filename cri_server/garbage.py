@@ -33,7 +33,16 @@ from pyrunc.errors import Error
 from pyrunc.kernel.tree import remove_path
 
 PATIENCE_S, INTERVAL_S = 10.0, 0.05
-KNOWN = {"server.lock", "server.json", "sandboxes", "containers", "images", "network", "installed.json"}
+KNOWN = {
+    "server.lock",
+    "server.json",
+    "sandboxes",
+    "containers",
+    "images",
+    "network",
+    "timeline",
+    "installed.json",
+}
 DOCTOR, DOCTOR_AGE_S = ".doctor-", 3600.0  # the folder that a doctor tries an overlay in
 BUSY = "operations are under way: it may be one's of theirs"
 NAMES_SHOWN = 3

@@ -25,6 +25,7 @@ from cni_plugins.protocol.result import Result
 from cri_server.network.attachments import Attachment
 from cri_server.network.model import ErrandOutcome, Errands
 from cri_server.network.workers import Workers
+from cri_server.timeline.trace import span
 from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted
 
 IFNAME = "eth0"
@@ -217,9 +218,10 @@ class PluginRunner:
             "inputs": [step.input for step in steps],
             "previous": None if previous is None else previous.to_json(network.cni_version),
         }
-        answer = await self._ask(request, self._timeout_s if timeout_s is None else timeout_s)
-        result = answer["result"]
         names = "+".join(step.kind for step in steps) or "loopback"
+        with span(f"plugin {names}"):
+            answer = await self._ask(request, self._timeout_s if timeout_s is None else timeout_s)
+        result = answer["result"]
         return None if result is None else _judge(result, names, network)
 
     async def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -252,13 +254,14 @@ class PluginRunner:
             raise PeerError(f"there is no CNI plugin {step.kind!r} in {':'.join(self._bin_dirs)}")
         environment = {"PATH": _PATH, **_environment(call)}
         await self._install_ours()
-        done = await self._errands.run(
-            "cni_plugins.errand:execute",
-            {"program": step.program, "environment": environment},
-            timeout_s=self._timeout_s if timeout_s is None else timeout_s,
-            stdin=json.dumps(step.input).encode(),
-            output_limit_bytes=_OUTPUT_LIMIT_BYTES,
-        )
+        with span(f"plugin {step.kind}"):
+            done = await self._errands.run(
+                "cni_plugins.errand:execute",
+                {"program": step.program, "environment": environment},
+                timeout_s=self._timeout_s if timeout_s is None else timeout_s,
+                stdin=json.dumps(step.input).encode(),
+                output_limit_bytes=_OUTPUT_LIMIT_BYTES,
+            )
         if done.exit_code != 0:
             try:
                 refused = from_json(decode_object(done.stdout, "its answer"))

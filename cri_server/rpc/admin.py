@@ -11,6 +11,7 @@ from cri_server import debug
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
+from cri_server.timeline.choose import choose
 from pyrunc.errors import InvalidArgument, WrongState
 
 
@@ -37,6 +38,14 @@ class Admin:
         sandbox = self._services.index.sandboxes.get(container.sandbox_id)
         found = {"container": container.config, "sandbox": sandbox.config}
         return {name: base64.b64encode(each.SerializeToString()).decode() for name, each in found.items()}
+
+    async def timeline(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{"pod": reference or "", "last", "slowest": numbers or 0} -> {"calls": [see `timeline.ring.Entry`]}."""
+        pod, numbers = request.get("pod", ""), [request.get(key, 0) for key in ("last", "slowest")]
+        if not isinstance(pod, str) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise InvalidArgument("pod must be a string, last and slowest numbers")
+        entries = await asyncio.to_thread(self._services.timeline.read)
+        return {"calls": choose(entries, pod, *numbers)}
 
     async def collect_garbage(self, request: dict[str, Any]) -> dict[str, Any]:
         """{"dry_run", "images": booleans} -> {"items": [{"kind", "name", "action", "why", "size_bytes"}]}."""
@@ -71,6 +80,7 @@ class Admin:
         calls = {
             private.LOAD_IMAGE: self.load_image,
             private.CONTAINER_CONFIG: self.container_config,
+            private.TIMELINE: self.timeline,
             private.COLLECT_GARBAGE: self.collect_garbage,
             private.DEBUG_STACKS: self.debug_stacks,
             private.DEBUG_PROFILE: self.debug_profile,

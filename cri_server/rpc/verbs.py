@@ -27,6 +27,7 @@ from cri_server.rpc.codes import Code
 from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox, sandbox_name
+from cri_server.timeline.trace import CURRENT, Trace
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +62,17 @@ def _observed(services: Services, method: Method) -> Callable[[Any], Any]:
 
 def _verb(services: Services, method: Method, describe: Describe) -> Callable[[Any], Any]:
     async def answer(request: Any) -> Any:
-        described, began_s = describe(services, request), time.perf_counter()
+        described, trace = describe(services, request), Trace()
+        CURRENT.set(trace)  # of this call's task, and of those that it starts
         try:
             reply = await method.answer(request)
         except BaseException as error:
-            _failed(method.name, described, error, time.perf_counter() - began_s)
+            said = _failed(method.name, described, error, time.perf_counter() - trace.begin_s)
+            _remember(services, method.name, trace, said)
             raise
-        _succeeded(services, method.name, described, reply, time.perf_counter() - began_s)
+        said = _succeeded(services, method.name, described, reply, time.perf_counter() - trace.begin_s)
+        if described[1]:
+            _remember(services, method.name, trace, said)
         return reply
 
     return answer
@@ -113,26 +118,30 @@ def _immediate(services: Services, method: Method, describe: Describe | None) ->
     return answer
 
 
+def _remember(services: Services, call: str, trace: Trace, said: Fields) -> None:
+    services.timeline.add({"call": call, "started_at_ns": trace.started_at_ns, **said}, trace)
+
+
 def _code(error: BaseException) -> Code:
     """Of a call that raised; one whose client hung up or whose deadline passed was cancelled."""
     return codes.code_of(error) if isinstance(error, Exception) else Code.CANCELLED
 
 
-def _succeeded(services: Services, verb: str, described: Described, reply: Any, seconds: float) -> None:
+def _succeeded(services: Services, verb: str, described: Described, reply: Any, seconds: float) -> Fields:
     VERBS.add(verb, "OK", seconds)
     found, changes = described
     level = logging.INFO if changes and verb not in QUIET else logging.DEBUG
+    said = {**found, **_made(services, reply), **_took(seconds, Code.OK)}
     if log.isEnabledFor(level):
-        log.log(level, verb, extra=fields.of(**found, **_made(services, reply), **_took(seconds, Code.OK)))
+        log.log(level, verb, extra=fields.of(**said))
+    return said
 
 
-def _failed(verb: str, described: Described, error: BaseException, seconds: float) -> None:
+def _failed(verb: str, described: Described, error: BaseException, seconds: float) -> Fields:
     code = _code(error)
     VERBS.add(verb, code.name, seconds)
     level = logging.WARNING if code in NODE_IS_TO_BLAME else logging.INFO
     level = logging.DEBUG if code == Code.UNIMPLEMENTED or verb in QUIET else level
-    if not log.isEnabledFor(level):
-        return
     from cri_server.explain.pages import (
         name_of,
     )  # texts for people, which a server without failures can do without
@@ -142,7 +151,10 @@ def _failed(verb: str, described: Described, error: BaseException, seconds: floa
         said["error"] = "the caller did not wait; what was begun goes on"
     else:
         said |= {"explain": name_of(error), "error": codes.message_of(error)}
-    log.log(level, "%s failed", verb, extra=fields.of(**described[0], **said, **_took(seconds, code)))
+    said = {**described[0], **said, **_took(seconds, code)}
+    if log.isEnabledFor(level):
+        log.log(level, "%s failed", verb, extra=fields.of(**said))
+    return said
 
 
 def _took(seconds: float, code: Code) -> Fields:

@@ -61,7 +61,7 @@ PYRUNC_ROOMS = (
     ("cli",),
 )
 CRI_SERVER_ROOMS = (
-    ("logs", "meters", "debug", "explain", "together"),
+    ("logs", "meters", "debug", "explain", "together", "timeline"),
     ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2"),
     ("store",),
     ("config", "network"),
