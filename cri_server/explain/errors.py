@@ -51,9 +51,9 @@ ERRORS = (
     ),
     Page(
         "unsupported", "errors", "Neither this build nor this kernel can do it",
-        "The request is right, but needs a feature that is not built or that the kernel lacks; the text says which.",
+        "The request is right, but needs a feature that is not built or that the kernel lacks; the text says which. A client says it of a server that does not know its call: an older one, or another runtime.",
         "`pyrunc-cri doctor` and `pyrunc features` show what there is.",
-        "the caller", "UNIMPLEMENTED", (_E + "Unsupported",),
+        "the caller", "UNIMPLEMENTED", (_E + "Unsupported", "cri_server.cli.client.Unsupported"),
     ),
     Page(
         "peer", "errors", "Another program broke its contract",
