@@ -179,16 +179,17 @@ class Client:
     def either(self, reference: str) -> api.PodSandbox | api.Container:
         """A pod or a container; a name of either before the beginning of an id, which may be anybody's. Raises NotFound,
         ServerError."""
-        for prefix in (False, True):
-            found: list[api.PodSandbox | api.Container] = []
+        for find in (self.pod, self.container):
             with contextlib.suppress(NotFound):
-                found.append(self.pod(reference, prefix=prefix))
+                return find(reference, prefix=False)
+        found: list[api.PodSandbox | api.Container] = []
+        for find in (self.pod, self.container):
             with contextlib.suppress(NotFound):
-                found.append(self.container(reference, prefix=prefix))
-            if prefix and len(found) > 1:
-                raise ServerError(f"{reference!r} begins the ids of a pod and of a container; use more of it")
-            if found:
-                return found[0]
+                found.append(find(reference))
+        if len(found) > 1:
+            raise ServerError(f"{reference!r} begins the ids of a pod and of a container; use more of it")
+        if found:
+            return found[0]
         raise NotFound(f"no such pod or container: {reference!r}")
 
     def container(self, reference: str, *, prefix: bool = True) -> api.Container:
