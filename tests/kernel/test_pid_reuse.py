@@ -60,7 +60,7 @@ async def test_a_session_whose_leaders_pid_is_somebody_elses(pod: TestPod) -> No
     started = await pod.run("a", "exec sleep 1000")
     group = tree.root() + (tree.own_path(started.pid) or "")
     for number in range(20):
-        session = await pod.client.exec("a", f"e{number}", {"args": ["true"], "cwd": "/"})
+        session = await pod.exec("a", f"e{number}", {"args": ["true"], "cwd": "/"})
         assert await session.exited == 0
         session.close()
         try:
