@@ -47,9 +47,17 @@ def crictl(address: str, *words: str) -> object:
     return json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
 
 
+def by_id(listing: object) -> object:
+    """The one list of the answer by id: containerd tells its images in any order (a Go map's)."""
+    assert isinstance(listing, dict) and len(listing) == 1
+    ((key, items),) = listing.items()
+    return {key: sorted(items, key=lambda item: item["id"])}
+
+
 def same_as_crictl(address: str, container: str, pod: str) -> None:
     for words in (["ps", "-a"], ["pods"], ["images"]):
-        assert ok(address, *words, "-o", "json").json == crictl(address, *words, "-o", "json"), words
+        ours, theirs = ok(address, *words, "-o", "json").json, crictl(address, *words, "-o", "json")
+        assert by_id(ours) == by_id(theirs), words
     for words in (["inspect", container], ["inspectp", pod], ["inspecti", IMAGE]):
         ours, theirs = ok(address, *words).json, crictl(address, *words)
         assert isinstance(theirs, dict) and set(theirs) <= set(ours), (words, set(theirs) ^ set(ours))

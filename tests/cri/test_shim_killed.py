@@ -20,7 +20,7 @@ from cri_server.api import api_pb2 as api
 from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of
 from tests.cri.test_recovery import nothing_left, shim_pid
-from tests.support.processes import wait_until
+from tests.support.processes import comm, wait_until
 
 HELD_US = 20_000_000
 
@@ -214,10 +214,6 @@ def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
 def words_below(pid: int) -> str:
     files = [Path(f"/proc/{child}/cmdline") for child in below(pid)]
     return "".join(file.read_bytes().decode() for file in files if file.exists())
-
-
-def comm(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def message_and_code(call: Callable[[], object]) -> tuple[str, grpc.StatusCode]:

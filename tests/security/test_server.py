@@ -13,10 +13,12 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.images import build
 from cri_server.spec import sources
+from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of, message_of
 from tests.security.attack import Canary
-from tests.support.processes import wait_until
+from tests.support.processes import comm, wait_until
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 CLIMB = "../../../../../../../../../../.."
@@ -435,6 +438,45 @@ def test_a_source_that_is_swapped_before_the_start(server: Server, pod: str, can
             assert server.status(container).exit_code == 128
         (folder / "d").unlink()
         (folder / "taken").rename(folder / "d")
+
+
+def test_a_source_that_is_swapped_before_it_is_opened(server: Server, pod: str, canary: Canary) -> None:
+    """The same in the moment between the server's look at a host path and the compiler's (which is stopped for that long). Proof:
+    the error speaks of the link, and the canary saw nobody."""
+    folder = server.folder / "swapped early"
+    (folder / "d").mkdir(parents=True)
+    mapping = [api.IDMapping(host_id=0, container_id=0, length=1)]
+    for options in ({}, {"uidMappings": mapping, "gidMappings": mapping}):  # type: ignore[var-annotated]
+        server.remove_container(server.create(pod))  # a compiler is there
+        mount = api.Mount(container_path="/v", host_path=str(folder / "d"), **options)
+        compilers = [pid for pid in below(server.pid) if comm(pid) == "pyrunc-compile"]
+        assert compilers
+        known = len(looked_up(server))
+        for pid in compilers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(message_of, lambda m=mount: run(server, pod, m))  # type: ignore[misc]
+                assert wait_until(lambda n=known: len(looked_up(server)) > n, 30, 0.001)  # type: ignore[misc]
+                (folder / "d").rename(folder / "taken")
+                (folder / "d").symlink_to(canary.path)
+                for pid in compilers:
+                    os.kill(pid, signal.SIGCONT)
+                assert "no link" in running.result(30)
+        finally:
+            for pid in compilers:
+                os.kill(pid, signal.SIGCONT)
+        (folder / "d").unlink()
+        (folder / "taken").rename(folder / "d")
+
+
+def looked_up(server: Server) -> list[Path]:
+    """One file for each container whose launch is or was asked of a compiler."""
+    return list(server.state.glob("containers/*/launch.json"))
+
+
+def run(server: Server, pod: str, mount: api.Mount) -> None:
+    server.start_container(server.create(pod, asked(server, "cat", "/v/passwd", mounts=[mount])))
 
 
 def test_a_missing_source_is_made_where_it_was_looked_up(tmp_path: Path, canary: Canary) -> None:

@@ -89,3 +89,8 @@ def _start_time(pid: int) -> int:
         return _ENDED
     state, *rest = fields[fields.rindex(")") + 2 :].split()
     return _ENDED if state in "ZX" else int(rest[18])
+
+
+def comm(pid: int) -> str:
+    """The name of a process, as proc_pid_comm(5) has it."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
