@@ -25,12 +25,27 @@ def kubelet(host: Host) -> Iterator[Finding]:
         yield Finding("kubelet", Level.NOTE, "there is no kubelet", "pods are those of `pyrunc-cri run`")
         return
     flags = _flags(words)
+    if _waits_for_kubeadm(host, flags):
+        yield Finding(
+            "kubelet",
+            Level.NOTE,
+            "kubelet waits for kubeadm: the machine is in no cluster",
+            "it starts when the machine has joined one",
+            f"kubeadm join … --cri-socket unix://{host.config.socket_path} (or kubeadm init)",
+        )
+        return
     settings, problem = _settings(host, flags.get("config", ""))
     if problem:
         yield Finding("kubelet", Level.WARNING, problem, "kubelet does not start with it", "mend the file")
     endpoint = flags.get(ENDPOINT) or str(settings.get("containerRuntimeEndpoint") or DEFAULT_ENDPOINT)
     yield _endpoint(host, endpoint, source, settings, flags)
     yield _driver(host, flags.get(DRIVER) or str(settings.get("cgroupDriver") or "cgroupfs"))
+
+
+def _waits_for_kubeadm(host: Host, flags: dict[str, str]) -> bool:
+    """kubeadm writes the configuration and either kubeconfig; its package's unit names all of them from the beginning."""
+    written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
+    return bool(flags.get("bootstrap-kubeconfig")) and not any(p and host.path(p).exists() for p in written)
 
 
 def _endpoint(

@@ -131,6 +131,20 @@ def test_a_kubelet_that_runs_is_asked_before_its_unit(tmp_path: Path) -> None:
     assert found["kubelet"].found == "kubelet (pid 77) talks to unix:///new"
 
 
+def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> None:
+    """Its package's unit names files that `kubeadm join` writes: neither endpoint nor driver says anything before that."""
+    drop_in = (
+        '[Service]\nEnvironment="A=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf"\n'
+        'Environment="B=--config=/var/lib/kubelet/config.yaml"\nExecStart=\nExecStart=/usr/bin/kubelet $A $B\n'
+    )
+    changes = {"/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": drop_in, FLAGS: None}
+    waiting = findings(machine(tmp_path / "new", {**changes, "/var/lib/kubelet/config.yaml": None}))
+    assert (waiting["kubelet"].level, waiting.keys()) == (Level.NOTE, {"kubelet"})
+    assert "kubeadm join" in waiting["kubelet"].mend
+    joined = findings(machine(tmp_path / "joined", changes))
+    assert joined["kubelet"].level == Level.WRONG and "containerd.sock" in joined["kubelet"].found
+
+
 def test_a_builtin_network_needs_no_configuration(tmp_path: Path) -> None:
     host = machine(tmp_path, {"/etc/cni/net.d/10.conflist": None}, network__builtin=["10.85.0.0/16"])
     assert findings(host) == {}
