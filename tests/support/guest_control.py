@@ -17,14 +17,22 @@ from tests.support.guest import PROJECT, SERVICES, free_port
 from tests.support.processes import Program, wait_until
 
 UNITS = PROJECT / "vagrant" / "units"
+# What a cluster needs that nodes join by themselves: roles, tokens, and somebody who signs their certificates.
+JOINING = {
+    "--authorization-mode=AlwaysAllow": "--authorization-mode=Node,RBAC --enable-bootstrap-token-auth",
+    "--controllers=": "--cluster-signing-cert-file={0}/ca.crt --cluster-signing-key-file={0}/ca.key "
+    "--controllers=bootstrap-signer-controller,certificatesigningrequest-approving-controller,"
+    "certificatesigningrequest-signing-controller,",
+}
 STORAGE, CONTROLLERS = ("etcd", "kube-apiserver"), ("kube-controller-manager", "kube-scheduler")
 
 
 class GuestControlPlane:
     """etcd, API server, controllers and scheduler. `folder` has their files and the authority that signs for the node too."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self._port, self._bin = folder, port, toolchain.kubernetes()
+    def __init__(self, folder: Path, port: int, *, joining: bool = False) -> None:
+        """`joining`: for nodes that `kubeadm join` brings, not for one whose certificates the test has."""
+        self.folder, self.port, self._bin = folder, port, toolchain.kubernetes()
         self._programs = {name: Program(name, folder / "log") for name in (*STORAGE, *CONTROLLERS)}
         client, peer = free_port(), free_port()
         self._here = {
@@ -32,13 +40,15 @@ class GuestControlPlane:
             "${NODE_ADDRESS}": "127.0.0.1", "--bind-address=0.0.0.0": "--bind-address=127.0.0.1",
             "=6443": f"={port}", ":2379": f":{client}", ":2380": f":{peer}",
         }  # fmt: skip
+        if joining:
+            self._here |= {there: here.format(folder) for there, here in JOINING.items()}
 
     def start(self) -> None:
         """It answers when this returns."""
         authority = Authority(self.folder)
         authority.make()
         authority.sign_for_cluster([f"IP:{SERVICES}"], ["node"])
-        authority.write_kubeconfig(self.folder / "node.conf", "node", f"127.0.0.1:{self._port}")
+        authority.write_kubeconfig(self.folder / "node.conf", "node", f"127.0.0.1:{self.port}")
         for name in STORAGE:
             self._programs[name].start(self._command(name))
         if not wait_until(self._answers, 120, 0.5):
@@ -65,7 +75,7 @@ class GuestControlPlane:
     def _answers(self) -> bool:
         own = self.folder
         with urllib3.HTTPSConnectionPool(
-            "127.0.0.1", self._port, cert_file=f"{own}/admin.crt", key_file=f"{own}/admin.key", ca_certs=f"{own}/ca.crt", retries=False,
+            "127.0.0.1", self.port, cert_file=f"{own}/admin.crt", key_file=f"{own}/admin.key", ca_certs=f"{own}/ca.crt", retries=False,
         ) as server:  # fmt: skip
             try:
                 return server.request("GET", "/readyz", timeout=5).status == 200

@@ -105,6 +105,15 @@ def kube_proxy() -> Path:
     return out / "kube-proxy"
 
 
+def kubeadm() -> Path:
+    """The program kubeadm, built when it is first asked for."""
+    out = cache() / "kube" / KUBERNETES
+    if not (out / "kubeadm").exists():
+        source = _kubernetes_module("kubeadm", [_package("kubeadm")])
+        _build_components(source, ["kubeadm"], out)
+    return out / "kubeadm"
+
+
 def e2e() -> Path:
     """The folder with Kubernetes' own end-to-end tests, `e2e.test`, with `ginkgo`, which runs specs of it in parallel, and
     with `nonewprivs`, which one of their images holds.

@@ -5,7 +5,8 @@ guest alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -25,11 +26,11 @@ class Boots:
         self._suite = ""
         self._running: Guest | None = None
 
-    def guest(self, suite: str) -> Guest:
-        """A running guest of that suite with the checkout in /root/project and Kubernetes' programs on a disk of their own."""
+    def guest(self, suite: str, disks: Sequence[Path] = ()) -> Guest:
+        """A running guest of that suite with the checkout in /root/project and `disks`, by default that of Kubernetes' programs."""
         if self._running is None or self._suite != suite:
             self.stop()
-            booted = Guest(suite, disks=[guest_disk.kubernetes()], services={6443: self.api_port})
+            booted = Guest(suite, disks=disks or [guest_disk.kubernetes()], services={6443: self.api_port})
             booted.start()
             self._suite, self._running = suite, booted
             booted.push_project()
