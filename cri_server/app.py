@@ -122,7 +122,7 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
         network,
         shims,
         errands,
-        _open_compilers(errands, stack),
+        _open_compilers(config, errands, stack),
         Events(),
     )
     services.zygotes = {"shims": zygote, "errands": errands}
@@ -148,8 +148,8 @@ async def _open_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygot
     return zygote, errands
 
 
-def _open_compilers(errands: Zygote, stack: contextlib.AsyncExitStack) -> Compilers:
-    compilers = Compilers(errands)
+def _open_compilers(config: Config, errands: Zygote, stack: contextlib.AsyncExitStack) -> Compilers:
+    compilers = Compilers(errands, timed=config.timeline.operations)
     stack.callback(compilers.close)
     compilers.warm()
     return compilers

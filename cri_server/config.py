@@ -180,6 +180,18 @@ class Metrics(Table):
     ] = ""
 
 
+class Timeline(Table):
+    """What is remembered of each call (`pyrunc-cri timeline`)."""
+
+    operations: Annotated[
+        bool,
+        explained(
+            "Also each operation of the launcher that sets up a process, as `pyrunc plan` numbers them. Creates and starts take up to "
+            "twice as long."
+        ),
+    ] = False
+
+
 class Config(Table):
     """The whole file."""
 
@@ -191,6 +203,7 @@ class Config(Table):
     streaming: Streaming = msgspec.field(default_factory=Streaming)
     containers: Containers = msgspec.field(default_factory=Containers)
     metrics: Metrics = msgspec.field(default_factory=Metrics)
+    timeline: Timeline = msgspec.field(default_factory=Timeline)
 
     @property
     def socket_path(self) -> Path:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from cri_server.meters import STEPS
-from cri_server.timeline import trace
+from cri_server.timeline.trace import span
 from cri_server.together import together
 from pyrunc.errors import Error
 
@@ -161,14 +161,13 @@ class Steps(Generic[Work]):
     async def _do_one(self, step: Step[Work], work: Work, times: list[tuple[str, float]]) -> None:
         began = time.perf_counter()
         try:
-            await step.do(work)
-            took_s = time.perf_counter() - began
-            times.append((step.name, took_s))
-            trace.add(step.name, began, began + took_s)
-            STEPS.add(self.verb, step.name, took_s)
-            await failpoints.reached(f"{self.verb}.{step.name}")
+            with span(step.name):
+                await step.do(work)
+                took_s = time.perf_counter() - began
+                times.append((step.name, took_s))
+                STEPS.add(self.verb, step.name, took_s)
+                await failpoints.reached(f"{self.verb}.{step.name}")
         except BaseException as error:
-            trace.add(step.name, began, time.perf_counter(), failed=True)
             error.failed_step = step.name  # type: ignore[attr-defined]
             log.debug("%s failed at step %s: %s", self.verb, step.name, error)
             raise

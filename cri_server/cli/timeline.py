@@ -1,68 +1,115 @@
-"""`pyrunc-cri timeline`: a pod's calls with their steps as a waterfall in the terminal."""
+"""`pyrunc-cri timeline`: a pod's calls with their steps as a waterfall, in the terminal or on a page."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 from cri_server.cli import output
-from cri_server.cli.client import Client
-from cri_server.cli.show import printable
+from cri_server.cli.client import Client, ServerError, Unsupported
+from cri_server.cli.complaint import complain
+from cri_server.cli.waterfall import lines
 from cri_server.rpc import private
-from pyrunc.errors import NotFound
+from pyrunc import atomic_file
+from pyrunc.errors import InvalidArgument, NotFound
 
-WIDTH = 40
+RETRY_S = 1.0
+SHOWN = 20
 
 
 @click.command()
 @click.argument("pod", default="", metavar="[POD]")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the last N calls.")
 @click.option("--slowest", type=click.IntRange(1), metavar="N", help="The N slowest calls, slowest first.")
-@click.option("--json", "as_json", is_flag=True, help="An array of calls.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with each call that ends, until interrupted.")
+@click.option("--json", "as_json", is_flag=True, help="An array of calls; with --follow an object a line.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="A page for a browser; - is stdout.")  # fmt: skip
 @click.pass_obj
-def timeline(address: str, pod: str, last: int | None, slowest: int | None, as_json: bool) -> None:
-    """Show the calls of a pod's life, each with its steps and plugins; of pods that are gone, too.
+def timeline(
+    address: str,
+    pod: str,
+    last: int | None,
+    slowest: int | None,
+    follow: bool,
+    as_json: bool,
+    html: Path | None,
+) -> None:
+    """Show the calls of a pod's life, each with its steps and their parts; of pods that are gone, too.
 
     POD is an id, its beginning, NAME or NAMESPACE/NAME; without one the calls of all pods are meant.
     """
-    if not pod and not last and not slowest and not as_json:
-        last = 20
+    if follow and (slowest or html):
+        raise InvalidArgument(f"--follow and --{'slowest' if slowest else 'html'} do not go together")
+    if as_json and html:
+        raise InvalidArgument("--json and --html do not go together")
+    if not pod and not last and not slowest and (follow or not (as_json or html)):
+        last = SHOWN
     request = {"pod": pod, "last": last or 0, "slowest": slowest or 0}
     with Client(address) as client:
         calls = client.admin(private.TIMELINE, request)["calls"]
-    if as_json:
+    if follow:
+        _follow(address, pod, calls, as_json=as_json)
+    elif html:
+        _write_page(html, pod, calls)
+    elif as_json:
         click.echo(json.dumps(calls, indent=1))
-        return
+    else:
+        _check(calls, pod)
+        first_ns, width = calls[0]["started_at_ns"], _width()
+        output.say("\n".join(line for call in calls for line in lines(call, first_ns, width)))
+
+
+def _width() -> int:
+    """Of the terminal; 0 when it is none, where names are whole."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def _check(calls: list[dict[str, Any]], pod: str) -> None:
     if not calls:
         raise NotFound(f"nothing is remembered of {pod!r}" if pod else "nothing is remembered yet")
-    output.say("\n".join(line for call in calls for line in _told(call, calls[0])))
 
 
-def _told(call: dict[str, Any], first: dict[str, Any]) -> list[str]:
-    """A call's line, and one for each of its parts, drawn on the call's own scale."""
-    at = call["started_at_ns"]
-    since_s = (at - first["started_at_ns"]) / 1e9
-    when = time.strftime("%H:%M:%S", time.localtime(at // 10**9)) + f".{at // 10**6 % 1000:03d}"
-    whose = " ".join(str(call[key]) for key in ("pod", "container", "image") if call.get(key))
-    total_ms = float(call.get("duration_ms", 0))
-    outcome = str(call.get("outcome") or f"exit code {call.get('exit_code')}")
-    error = f": {call['error']}" if call.get("error") else ""
-    lines = [
-        f"{when} {since_s:+9.3f} s {total_ms:>9.1f} ms  {call['call']} {printable(whose)} {outcome}{printable(error)}"
-    ]
-    for span in call.get("spans", ()):
-        mark = " !" if span.get("failed") else ""
-        bar = _bar(span["offset_ms"], span["duration_ms"], total_ms)
-        lines.append(f"{'':24} {span['duration_ms']:>9.1f} ms  {bar} {printable(span['name'])}{mark}")
-    return lines
+def _write_page(path: Path, pod: str, calls: list[dict[str, Any]]) -> None:
+    from cri_server.cli.waterfall_page import page  # for few
+
+    _check(calls, pod)
+    text = page(pod, calls)
+    if str(path) == "-":
+        click.echo(text, nl=False)
+    else:
+        atomic_file.write_bytes(str(path.absolute()), text.encode(), mode=0o644)
 
 
-def _bar(offset_ms: float, duration_ms: float, total_ms: float) -> str:
-    """Where in the call, of `WIDTH` cells: at least one is filled."""
-    scale = WIDTH / max(total_ms, 0.001)
-    begin = min(WIDTH - 1, int(offset_ms * scale))
-    length = max(1, min(WIDTH - begin, round(duration_ms * scale)))
-    return "·" * begin + "█" * length + "·" * (WIDTH - begin - length)
+def _follow(address: str, pod: str, calls: list[dict[str, Any]], *, as_json: bool) -> None:
+    first_ns = calls[0]["started_at_ns"] if calls else time.time_ns()
+    after_ns = max((call.get("ended_at_ns", 0) for call in calls), default=0)
+    for call in itertools.chain(calls, _ending(address, pod, after_ns)):
+        output.say(json.dumps(call) if as_json else "\n".join(lines(call, first_ns, _width())))
+        sys.stdout.flush()
+
+
+def _ending(address: str, pod: str, after_ns: int) -> Iterator[dict[str, Any]]:
+    """The calls that end, over restarts of the server: what ended before a new connection is on its disk."""
+    told = False
+    while True:
+        try:
+            with Client(address) as client:
+                request = {"pod": pod, "after_ns": after_ns}
+                for call in client.admin_stream(private.FOLLOW_TIMELINE, request, private.decode):
+                    after_ns, told = max(after_ns, call["ended_at_ns"]), False
+                    yield call
+        except Unsupported:
+            raise
+        except ServerError as error:
+            if not told:
+                complain(f"{error}; waiting for it")
+            told = True
+        time.sleep(RETRY_S)

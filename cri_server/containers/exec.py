@@ -15,6 +15,7 @@ from typing import IO, Any
 from cri_server.services import Services
 from cri_server.spec import process
 from cri_server.store.model import Container, Sandbox
+from cri_server.timeline.trace import graft, span
 from pyrunc import atomic_file
 from pyrunc.errors import (
     DeadlineExceeded,
@@ -208,7 +209,8 @@ async def sync(services: Services, reference: str, command: Sequence[str], timeo
         Output(fd, budget, services.paths.root) for fd in (session.stdout_fd, session.stderr_fd)
     )
     try:
-        code = await _exit_code(client, session, container, float(timeout_s))
+        with span("command"):
+            code = await _exit_code(client, session, container, float(timeout_s))
         for output in (stdout, stderr):
             await output.drain()
             output.close()
@@ -226,11 +228,16 @@ async def begin(
     try:
         folder = str(services.paths.container_state(container.id))
         assert container.process is not None
-        with await services.compilers.exec(
-            folder, container.process.pid, described, LAUNCH_TIMEOUT_S, tty=tty
-        ) as launch:
+        with span("compile"):
+            launch = await services.compilers.exec(
+                folder, container.process.pid, described, LAUNCH_TIMEOUT_S, tty=tty
+            )
+            graft(launch.parts)
+        with launch, span("execute"):
             _, _, client = running(services, container.id)
-            return await client.exec(container.id, new_exec_id(), launch, tty=tty, **streams)
+            session = await client.exec(container.id, new_exec_id(), launch, tty=tty, **streams)
+            graft(session.parts)
+        return session
     except NotFound as error:
         if container.running:
             raise InvalidArgument(error.message) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cri_server.services import Services
 from cri_server.store.model import Container
+from cri_server.timeline.trace import graft, span
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compiler.client import CompiledLaunch
 
@@ -17,7 +18,9 @@ TIMEOUT_S = 60.0
 async def prepare(services: Services, container: Container) -> None:
     """Make the launch, and with it the container's cgroup. Raises Error."""
     folder = str(services.paths.container_state(container.id))
-    container.launch = await services.compilers.container(container.id, folder, TIMEOUT_S)
+    with span("compile"):
+        container.launch = await services.compilers.container(container.id, folder, TIMEOUT_S)
+        graft(container.launch.parts)
 
 
 async def take(services: Services, container: Container) -> CompiledLaunch:

@@ -17,6 +17,7 @@ from cri_server.status import sandbox as status
 from cri_server.steps import Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
+from cri_server.timeline.trace import graft
 from pyrunc.errors import Error, InvalidArgument, NotFound, WrongState
 
 START_ERROR, START_ERROR_CODE = "StartError", 128
@@ -84,6 +85,7 @@ async def execute(work: Work) -> None:
         client = work.services.shims.get(work.sandbox)
         with await launch.take(work.services, container) as taken:
             started = await client.start_container(container.id, taken)
+        graft(started.parts)
     except Error as error:
         await work.services.shims.settle(work.sandbox)
         if container.exit is None:

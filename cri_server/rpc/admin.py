@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ class Admin:
         entries = await asyncio.to_thread(self._services.timeline.read)
         return {"calls": choose(entries, pod, *numbers)}
 
+    async def follow_timeline(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """{"pod": reference or "", "after_ns": number} -> an entry for each call that has ended since, and that ends from now on."""
+        pod, after_ns = request.get("pod", ""), request.get("after_ns", 0)
+        if not isinstance(pod, str) or type(after_ns) is not int:
+            raise InvalidArgument("pod must be a string, after_ns a number")
+        async for entry in self._services.timeline.follow(after_ns):
+            if choose([entry], pod):
+                yield entry
+
     async def collect_garbage(self, request: dict[str, Any]) -> dict[str, Any]:
         """{"dry_run", "images": booleans} -> {"items": [{"kind", "name", "action", "why", "size_bytes"}]}."""
         from cri_server import garbage  # which is seldom asked for
@@ -77,10 +87,11 @@ class Admin:
 
     def table(self) -> Table:
         """What the gRPC server takes."""
-        calls = {
+        calls: dict[str, Callable[[dict[str, Any]], Any]] = {
             private.LOAD_IMAGE: self.load_image,
             private.CONTAINER_CONFIG: self.container_config,
             private.TIMELINE: self.timeline,
+            private.FOLLOW_TIMELINE: self.follow_timeline,
             private.COLLECT_GARBAGE: self.collect_garbage,
             private.DEBUG_STACKS: self.debug_stacks,
             private.DEBUG_PROFILE: self.debug_profile,

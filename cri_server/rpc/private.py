@@ -8,6 +8,7 @@ from typing import Any
 SERVICE = "pyrunc.v1.Admin"
 LOAD_IMAGE = "LoadImage"
 TIMELINE = "Timeline"
+FOLLOW_TIMELINE = "FollowTimeline"
 COLLECT_GARBAGE = "CollectGarbage"
 PULL_IMAGE = "PullImage"
 PUSH_IMAGE = "PushImage"

@@ -22,6 +22,7 @@ from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
+from cri_server.timeline.trace import graft, span
 from cri_server.together import together
 from pyrunc import atomic_file
 from pyrunc.compiler.client import CompiledLaunch
@@ -181,11 +182,18 @@ def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandb
 async def start_shim(work: Work) -> None:
     """The holder is compiled meanwhile: that needs no shim."""
     shims, sandbox = work.services.shims, work.sandbox
-    folder = str(work.services.paths.sandbox_state(sandbox.id))
-    work.compiling = asyncio.create_task(work.services.compilers.pause(folder, LAUNCH_TIMEOUT_S))
+    work.compiling = asyncio.create_task(_compile(work))
     made_ahead = await shims.start(sandbox)
     if has_pinned_network(sandbox.options):
         sandbox.netns_path = made_ahead or await shims.get(sandbox).make_network()
+
+
+async def _compile(work: Work) -> CompiledLaunch:
+    folder = str(work.services.paths.sandbox_state(work.sandbox.id))
+    with span("compile", beside=True):
+        launch = await work.services.compilers.pause(folder, LAUNCH_TIMEOUT_S)
+        graft(launch.parts)
+    return launch
 
 
 async def end_shim(work: Work) -> None:
@@ -208,6 +216,7 @@ async def start_holder(work: Work) -> None:
     try:
         with await work.compiling as launch:
             started = await work.services.shims.get(work.sandbox).start_holder(launch)
+        graft(started.parts)
     except KernelError as error:
         if sysctls.is_refused(error):
             raise InvalidArgument(error.message) from None

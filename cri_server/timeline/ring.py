@@ -12,20 +12,27 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
-from cri_server.timeline.trace import Trace
+from cri_server.timeline.trace import ROOT, Trace
+from pyrunc.errors import ResourceExhausted
 
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES = 2 << 20  # of one file
 WAITING_LIMIT = 10_000  # entries that are not written, when the disk does not keep up
+FOLLOWER_LIMIT = 1000  # entries that somebody who follows has not read
 INTERVAL_S = 1.0
 
 Entry = dict[str, Any]
-"""{"call", "started_at_ns", "duration_ms", "outcome", …fields, "spans": [{"name", "offset_ms", "duration_ms", "failed"?}]}"""
+"""{"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields, "spans": [{"id", "name", "offset_ms",
+"duration_ms", "parent"?, "failed"?}]}: `parent` is the id of the span that it is a part of; one without is a part of the call.
+`ended_at_ns` is different for each, and grows."""
+
+Follower = asyncio.Queue[tuple[Entry, Trace | None] | None]
 
 
 class Ring:
@@ -36,14 +43,44 @@ class Ring:
         self._waiting: list[tuple[Entry, Trace | None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing = threading.Lock()
+        self._followers: set[Follower] = set()
+        self._ended_at_ns = 0
 
     def add(self, entry: Entry, trace: Trace | None = None) -> None:
         """Remember. Call on the event loop; costs a microsecond."""
+        self._ended_at_ns = entry["ended_at_ns"] = max(time.time_ns(), self._ended_at_ns + 1)
         if len(self._waiting) < WAITING_LIMIT:
             self._waiting.append((entry, trace))
+        for follower in list(self._followers):
+            self._tell(follower, entry, trace)
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(INTERVAL_S, lambda: loop.run_in_executor(None, self.flush))
+
+    def _tell(self, follower: Follower, entry: Entry, trace: Trace | None) -> None:
+        if follower.qsize() < FOLLOWER_LIMIT:
+            follower.put_nowait((entry, trace))
+        else:
+            self._followers.discard(follower)
+            follower.put_nowait(None)
+
+    async def follow(self, after_ns: int) -> AsyncGenerator[Entry, None]:
+        """The entries that ended after `after_ns`, as on disk, then those that end, until the caller stops. Raises
+        ResourceExhausted for one that does not keep up."""
+        follower: Follower = asyncio.Queue()
+        self._followers.add(follower)
+        try:
+            ended = [e for e in await asyncio.to_thread(self.read) if e.get("ended_at_ns", 0) > after_ns]
+            for entry in sorted(ended, key=lambda entry: int(entry["ended_at_ns"])):
+                after_ns = entry["ended_at_ns"]
+                yield entry
+            while (found := await follower.get()) is not None:
+                entry, trace = found
+                if entry["ended_at_ns"] > after_ns:
+                    yield complete(entry, trace)
+            raise ResourceExhausted(f"more than {FOLLOWER_LIMIT} calls were not read")
+        finally:
+            self._followers.discard(follower)
 
     def flush(self) -> None:
         """Write what is remembered. Touches the disk; what it refuses is lost, and told once."""
@@ -53,7 +90,7 @@ class Ring:
             if not waiting:
                 return
             try:
-                self._write("".join(_line(*each) for each in waiting).encode())
+                self._write("".join(json.dumps(complete(*e), default=str) + "\n" for e in waiting).encode())
             except OSError as error:
                 log.warning("the timeline could not be written: %s", error)
 
@@ -67,7 +104,7 @@ class Ring:
             path.rename(self._folder / "calls.1")
 
     def read(self) -> list[Entry]:
-        """All entries, oldest first. Touches the disk."""
+        """All entries, in the order in which they began. Touches the disk."""
         self.flush()
         with self._writing:
             return sorted(self._lines(), key=lambda entry: int(entry["started_at_ns"]))
@@ -85,15 +122,20 @@ class Ring:
                         yield entry
 
 
-def _line(entry: Entry, trace: Trace | None) -> str:
-    if trace is not None:
-        entry["spans"] = [
-            {
-                "name": span.name,
-                "offset_ms": round((span.begin_s - trace.begin_s) * 1e3, 2),
-                "duration_ms": round((span.end_s - span.begin_s) * 1e3, 2),
-                **({"failed": True} if span.failed else {}),
-            }
-            for span in sorted(trace.spans, key=lambda span: span.begin_s)
-        ]
-    return json.dumps(entry, default=str) + "\n"
+def complete(entry: Entry, trace: Trace | None) -> Entry:
+    """The entry with the spans that have ended."""
+    if trace is None:
+        return entry
+    spans = [
+        {
+            "id": number,
+            "name": span.name,
+            "offset_ms": round((span.begin_s - trace.begin_s) * 1e3, 3),
+            "duration_ms": round((span.end_s - span.begin_s) * 1e3, 3),
+            **({"parent": span.parent} if span.parent != ROOT else {}),
+            **({"failed": True} if span.failed else {}),
+        }
+        for number, span in sorted(enumerate(trace.spans), key=lambda each: each[1].begin_s)
+        if span.end_s
+    ]
+    return {**entry, "spans": spans}

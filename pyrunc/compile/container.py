@@ -28,6 +28,7 @@ from pyrunc.errors import InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch.model import Launch
 from pyrunc.launch.null import is_null
+from pyrunc.parts import Parts
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR, Parent
@@ -59,7 +60,8 @@ class CreateRequest(Value):
     process into the container's state on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder`
     attached the mounts of `mount_fds`, for kernels that cannot clone them detached. `pivot` False:
     the root covers the host's, `keep_groups`: the caller's groups stay, see `plan.build`.
-    `trace`: called with the plan and its times (`launch.run.launch_steps`).
+    `trace`: called with the plan and its times (`launch.run.launch_steps`). `timed`: the program tells when each operation is
+    done.
     """
 
     id: str
@@ -84,6 +86,7 @@ class CreateRequest(Value):
     pivot: bool = True
     keep_groups: bool = False
     trace: Callable[[Plan, int, Sequence[tuple[str, int]]], object] | None = None
+    timed: bool = False
 
 
 class Compiled(Value):
@@ -94,28 +97,37 @@ class Compiled(Value):
     warnings: tuple[str, ...]
 
 
-def compile_container(request: CreateRequest, descriptors: Descriptors, undo: Undo) -> Compiled:
+def compile_container(
+    request: CreateRequest, descriptors: Descriptors, undo: Undo, parts: Parts | None = None
+) -> Compiled:
     """The launch of the container's first process. Its descriptors belong to `descriptors`, what else is made (cgroup, start
     socket) is pushed on `undo`. Raises InvalidSpec, KernelError.
     """
+    parts = parts or Parts()
     check(request.spec)
     request = _with_namespaces(request, descriptors)
     spec = request.spec
     load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
+    parts.end("check, namespaces, filter")
     found = _look(request, descriptors)
+    parts.end("root and sources")
     cgroup, warnings = open_cgroup(
         request.id, spec.linux, spec.annotations, request.cgroup, descriptors, undo
     )
+    parts.end("cgroup")
     if not request.start_immediately:
         descriptors.take("start", open_start_socket(request.state_dir, undo))
     if spec.hooks.start_container:
         for name in (HOOK_STATE, HOOK_STDERR):
             descriptors.take(name, os.memfd_create(name, os.MFD_CLOEXEC))
     plan = _plan(request, found, load_filter, cgroup is not None)
+    parts.end("plan")
     _say_what_comes(plan, cgroup)
     process = spec.process
+    lowered = lower(plan, timed=request.timed or request.trace is not None)
+    parts.end("lower")
     launch = Launch(
-        lower(plan, timed=request.trace is not None),
+        lowered,
         descriptors.numbers,
         request.stdio or (),
         args=process.args if process else ("",),

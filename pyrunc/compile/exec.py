@@ -33,7 +33,8 @@ class ExecRequest(Value):
     """What a process is made from that enters a container: the container's first process and configuration, and what is to run (see `merged`).
 
     `pidfd` -1: whoever launches adds it, as the descriptor `container`. `cgroup` None: stay in the caller's. `stdio` stay the caller's and are not used with a terminal. `id` and `bundle` are
-    what a seccomp agent is told; `id` names the group of intelRdt too. `attached`: see `plan.parent.Parent`.
+    what a seccomp agent is told; `id` names the group of intelRdt too. `attached`: see `plan.parent.Parent`. `timed`: the program tells when each
+    operation is done.
     """
 
     pid: int
@@ -50,6 +51,7 @@ class ExecRequest(Value):
     bundle: str = ""
     keep_groups: bool = False
     attached: bool = False
+    timed: bool = False
 
 
 def merged(spec: Spec, asked: dict[str, Any]) -> Process:
@@ -113,7 +115,7 @@ def compile_exec(request: ExecRequest, descriptors: Descriptors) -> Compiled:
         attached=request.attached,
     )
     launch = Launch(
-        lower(plan),
+        lower(plan, timed=request.timed),
         descriptors.numbers,
         request.stdio,
         args=process.args,

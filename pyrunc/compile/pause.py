@@ -18,6 +18,7 @@ from pyrunc.compile.descriptors import (
 from pyrunc.errors import InvalidArgument, InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch.model import Launch
+from pyrunc.parts import Parts
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.namespaces import KERNEL_NAMES
@@ -43,6 +44,7 @@ class PauseRequest(Value):
     `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join, `pinned` for one that whoever
     launches adds (`Launch.pinned`), or `host` or `none` for the caller's. The mount namespace is always its own. A new user namespace needs the mappings, and owns the others.
     `mounts`: folder in it -> a detached mount that containers will get clones of; attached only where the kernel needs it.
+    `timed`: the program tells when each operation is done.
     """
 
     id: str
@@ -58,11 +60,15 @@ class PauseRequest(Value):
     uid_mappings: tuple[IdMap, ...] = ()
     gid_mappings: tuple[IdMap, ...] = ()
     mounts: Mapping[str, int] = _NO_MOUNTS
+    timed: bool = False
 
 
-def compile_pause(request: PauseRequest, descriptors: Descriptors, undo: Undo) -> Compiled:
+def compile_pause(
+    request: PauseRequest, descriptors: Descriptors, undo: Undo, parts: Parts | None = None
+) -> Compiled:
     """The launch of the pause process, with an empty read-only root, no capabilities, no new privileges. What else is made is
     pushed on `undo`. Raises InvalidArgument, InvalidSpec, KernelError."""
+    parts = parts or Parts()
     linux = Linux(
         namespaces=tuple(_namespaces(request.namespaces)),
         sysctl=request.sysctls,
@@ -83,9 +89,11 @@ def compile_pause(request: PauseRequest, descriptors: Descriptors, undo: Undo) -
     places = () if facts.host().clones_detached else tuple(request.mounts)
     for place in places:
         descriptors.take(f"mount:{place}", os.dup(request.mounts[place]))
+    parts.end("check, namespaces, filter")
     cgroup, warnings = open_cgroup(
         request.id, linux, {}, request.cgroup, descriptors, undo, filter_devices=False
     )
+    parts.end("cgroup")
     plan = plans.build_holder(
         linux,
         facts.host(),
@@ -98,8 +106,10 @@ def compile_pause(request: PauseRequest, descriptors: Descriptors, undo: Undo) -
         cgroup=cgroup is not None,
     )
     pinned = {f"namespace:{kind}": kind for kind, how in request.namespaces.items() if how == "pinned"}
+    lowered = lower(plan, timed=request.timed)
+    parts.end("plan and lower")
     launch = Launch(
-        lower(plan), descriptors.numbers, (), args=("pause",), pinned=pinned, id=request.id, cgroup=cgroup
+        lowered, descriptors.numbers, (), args=("pause",), pinned=pinned, id=request.id, cgroup=cgroup
     )
     return Compiled(launch, plan, (*warnings, *plan.warnings))
 

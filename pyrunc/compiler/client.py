@@ -15,12 +15,16 @@ KEPT = max(2, min(os.cpu_count() or 1, 8))
 
 
 class CompiledLaunch:
-    """A launch that waits for its shim: the fields of a compiler's answer, and descriptors that it owns until `close`."""
+    """A launch that waits for its shim: the fields of a compiler's answer, and descriptors that it owns until `close`.
 
-    __slots__ = ("fds", "fields")
+    `parts`: where the compiler's time went (`pyrunc.parts`).
+    """
+
+    __slots__ = ("fds", "fields", "parts")
 
     def __init__(self, fields: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        self.fields, self.fds = fields, list(fds)
+        self.fields, self.fds = {name: fields[name] for name in fields if name != "parts"}, list(fds)
+        self.parts: Sequence[Sequence[Any]] = fields.get("parts", ())
 
     def close(self) -> None:
         """Close the descriptors; fine when they are closed. A cgroup that was made stays."""
@@ -37,8 +41,10 @@ class CompiledLaunch:
 class Compilers:
     """The compilers of one server. Use from one event loop."""
 
-    def __init__(self, errands: Errands) -> None:
-        """`errands`: a zygote that was started with `pyrunc.compiler.service` preloaded."""
+    def __init__(self, errands: Errands, *, timed: bool = False) -> None:
+        """`errands`: a zygote that was started with `pyrunc.compiler.service` preloaded. `timed`: launches tell the shim when each
+        operation was done, which makes them slower."""
+        self._timed = timed
         self._workers = Workers(errands, SERVE, "a compiler", KEPT, KEPT)
 
     def warm(self) -> None:
@@ -67,4 +73,6 @@ class Compilers:
         return await self._ask(wanted, timeout_s)
 
     async def _ask(self, question: Mapping[str, Any], timeout_s: float) -> CompiledLaunch:
+        if self._timed:
+            question = {**question, "timed": True}
         return CompiledLaunch(*await self._workers.ask(question, timeout_s))

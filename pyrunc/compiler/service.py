@@ -5,7 +5,7 @@ page faults. Paths of others are opened here: a compiler that hangs on one is ki
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": fields} + descriptors, or {"id": n, "error": …}, as between server and shim.
 
-| call | parameters | answer |
+| call | parameters (and timed: the launch's operations are to be timed) | answer (and parts: where the time went) |
 |---|---|---|
 | container | container, directory (config.json and launch.json are read there) | launch, state, io, poststart, poststop, warnings |
 | pause | sandbox_dir (holder.json is read there) | launch, pins, network, warnings; the pinned mounts come last |
@@ -35,6 +35,7 @@ from pyrunc.errors import Error, InvalidArgument, KernelError, WrongState
 from pyrunc.kernel import bpf, reaper
 from pyrunc.kernel.mount import open_mount
 from pyrunc.launch.sealed import plain, seal
+from pyrunc.parts import Parts
 from pyrunc.spec.model import IdMap
 from pyrunc.spec.parse import parse
 from pyrunc.undo import Undo
@@ -99,7 +100,7 @@ def _reap() -> None:
 
 
 def _container(request: Mapping[str, Any]) -> Answer:
-    identifier, directory = str(request["container"]), str(request["directory"])
+    identifier, directory, parts = str(request["container"]), str(request["directory"]), Parts()
     asked = atomic_file.read_json(f"{directory}/{LAUNCH}")
     spec = _with_oom_score(_spec(directory))
     if spec.hooks.create_container and spec.root:  # where they find the root, in the container's mounts only
@@ -107,6 +108,7 @@ def _container(request: Mapping[str, Any]) -> Answer:
     rootfs = asked["rootfs"]
     if rootfs.get("volatile"):
         _forget_earlier_mount(rootfs["work"])
+    parts.end("read and parse")
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_container(
             CreateRequest(
@@ -120,12 +122,15 @@ def _container(request: Mapping[str, Any]) -> Answer:
                 cgroup=CgroupChoice(**asked["cgroup"]),
                 pinned=("shm",),
                 settled=tuple(asked.get("settled", ())),
+                timed=bool(request.get("timed")),
             ),
             descriptors,
             undo,
+            parts,
         )
         launch, fds = seal(compiled.launch)
         undo.commit()
+    parts.end("seal")
     assert compiled.launch.cgroup is not None
     fields = {
         "launch": launch,
@@ -134,6 +139,7 @@ def _container(request: Mapping[str, Any]) -> Answer:
         "poststart": plain(spec.hooks.poststart),
         "poststop": bool(spec.hooks.poststop),
         "warnings": list(compiled.warnings),
+        "parts": parts.noted,
     }
     return fields, fds
 
@@ -154,11 +160,12 @@ def _forget_earlier_mount(work: str) -> None:
 
 def _pause(request: Mapping[str, Any]) -> Answer:
     directory = str(request["sandbox_dir"])
-    asked = atomic_file.read_json(f"{directory}/{PAUSE}")
+    asked, parts = atomic_file.read_json(f"{directory}/{PAUSE}"), Parts()
     pins: dict[str, int] = {}
     try:
         if asked["namespaces"].get("ipc") == "new":
             pins["shm"] = _open_shm(asked["shm_size_bytes"], asked.get("shm_owner", (0, 0)))
+            parts.end("/dev/shm")
         with Undo() as undo, Descriptors() as descriptors:
             compiled = compile_pause(
                 PauseRequest(
@@ -173,12 +180,15 @@ def _pause(request: Mapping[str, Any]) -> Answer:
                     uid_mappings=_id_maps(asked.get("uid_mappings", ())),
                     gid_mappings=_id_maps(asked.get("gid_mappings", ())),
                     mounts={f"/{name}": number for name, number in pins.items()},
+                    timed=bool(request.get("timed")),
                 ),
                 descriptors,
                 undo,
+                parts,
             )
             launch, fds = seal(compiled.launch)
             undo.commit()
+        parts.end("seal")
     except BaseException:
         ipc.close_all(list(pins.values()))
         raise
@@ -187,15 +197,17 @@ def _pause(request: Mapping[str, Any]) -> Answer:
         "pins": list(pins),
         "network": asked["namespaces"].get("network"),
         "warnings": list(compiled.warnings),
+        "parts": parts.noted,
     }
     return fields, [*fds, *pins.values()]
 
 
 def _exec(request: Mapping[str, Any]) -> Answer:
-    directory, tty = str(request["directory"]), bool(request["tty"])
+    directory, tty, parts = str(request["directory"]), bool(request["tty"]), Parts()
     spec, state = _with_oom_score(_spec(directory)), atomic_file.read_json(f"{directory}/{states.STATE}")
     if state.get("pid") != request["pid"]:
         raise WrongState("the container is not running")
+    parts.end("read and parse")
     with Descriptors() as descriptors:
         compiled = compile_exec(
             ExecRequest(
@@ -205,11 +217,14 @@ def _exec(request: Mapping[str, Any]) -> Answer:
                 process=merged(spec, {**request["process"], "terminal": tty}),
                 cgroup=Cgroup.from_record(state["cgroup"]),
                 keyring=str(state.get("keyring", "")),
+                timed=bool(request.get("timed")),
             ),
             descriptors,
         )
+        parts.end("plan and lower")
         launch, fds = seal(compiled.launch)
-    return {"launch": launch, "warnings": list(compiled.warnings)}, fds
+    parts.end("seal")
+    return {"launch": launch, "warnings": list(compiled.warnings), "parts": parts.noted}, fds
 
 
 CALLS = {"container": _container, "pause": _pause, "exec": _exec}

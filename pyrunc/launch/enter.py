@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pyrunc.launch.model import Launch
-    from pyrunc.launch.run import ChildProcess
+    from pyrunc.launch.run import ChildProcess, Times
     from pyrunc.undo import Undo
 
 
-def entering(launch: Launch, undo: Undo) -> Generator[int, None, tuple[ChildProcess, bool]]:
+def entering(
+    launch: Launch, undo: Undo, times: Times | None = None
+) -> Generator[int, None, tuple[ChildProcess, bool]]:
     """`launch_steps`, and whether the process was born in another group than the launch's own. The descriptor `container` is the
     pidfd of the container's first process. Raises WrongState when that has ended."""
     try:
         try:
-            return (yield from launch_steps(launch, undo)), False
+            return (yield from launch_steps(launch, undo, times=times)), False
         except OperationFailed as error:
             # The container's init may have moved to a group below: then this one takes no processes (cgroup v2, no internal
             # processes), or it is gone.
@@ -32,7 +34,7 @@ def entering(launch: Launch, undo: Undo) -> Generator[int, None, tuple[ChildProc
         group = os.open(_current_group(launch.container_pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             moved = launch.replace(descriptors={**launch.descriptors, "cgroup": group})
-            return (yield from launch_steps(moved, undo)), True
+            return (yield from launch_steps(moved, undo, times=times)), True
         finally:
             os.close(group)
     except KernelError as error:

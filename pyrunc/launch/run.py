@@ -17,6 +17,7 @@ from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerErr
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import stat
 from pyrunc.launch.stdio import give_to, own_nulls
+from pyrunc.parts import CLONED, RUNS, SPAWNED
 from pyrunc.program.errors import OperationFailed
 from pyrunc.program.launch import launch as spawn
 from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STATUS, TIME
@@ -93,12 +94,13 @@ def launch_steps(
     """Start the process in steps: each yields a descriptor, and once that is readable the next step does not wait.
 
     `record(process)` puts the process into the state on disk, when the plan has that step. `times` gets (number of the plan's
-    line or step, nanoseconds) of a timed program. What is made, the process first of all, is pushed on `undo`.
+    line or step, nanoseconds) of a timed program, and the stages of `pyrunc.parts` of every one. What is made, the process first of all, is pushed on `undo`.
     Raises KernelError worded with the plan's line, NotFound and InvalidArgument in the words of execvp when there is no such
     program, EndedEarly, and what a step of the parent raises.
     """
     running = _spawn(request)
     parent = Parent(request, running, undo, record, times)
+    parent.note_time(SPAWNED)
     try:
         while True:
             if not running.queued:
@@ -121,6 +123,7 @@ def launch_steps(
     finally:
         running.close()
         parent.close()
+    parent.note_time(RUNS)
     if parent.process is None or not parent.ready:
         raise EndedEarly("the container's process ended before it could run anything")
     return parent.process
@@ -222,6 +225,7 @@ class Parent:
             raise Error("the launcher reported two processes")
         _require_child(pid)  # whatever was said: nobody else is ever killed
         self.process = ChildProcess(pid)
+        self.note_time(CLONED)
         self.undo.push(f"process {pid}", self.process.kill)
         debug.say("process %d exists", pid)
 
@@ -249,7 +253,7 @@ class Parent:
             process.listener_fd = open_from_process(process.pidfd, message.value)
             debug.say("fetched the seccomp listener")
             self._carry_out(message.extra, process)
-            self._note_time(str(message.extra))
+            self.note_time(str(message.extra))
             self._running.release()
 
     def _carry_out(self, line: int, process: ChildProcess) -> None:
@@ -265,11 +269,12 @@ class Parent:
             except Error as error:
                 error.add_detail(f"plan line {line}.{k}")
                 raise
-            self._note_time(f"{line}.{k}")
+            self.note_time(f"{line}.{k}")
 
-    def _note_time(self, number: str) -> None:
+    def note_time(self, label: str) -> None:
+        """It is now that this was done: a step, or a stage of `pyrunc.parts`."""
         if self._times is not None:
-            self._times.append((number, time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
+            self._times.append((label, time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
 
 
 def _require_child(pid: int) -> None:

@@ -72,6 +72,8 @@ def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
     texts = dict(numbered(plan))
     lines, before_ns = ["      us   since start    line  operation"], started_ns
     for label, now_ns in times:
+        if label not in texts:  # a stage of the launch
+            continue
         took_us, since_us = (now_ns - before_ns) // 1000, (now_ns - started_ns) // 1000
         side = "parent: " if "." in label else ""
         lines.append(f"{took_us:8}   {since_us:11}   {label:>5}  {side}{texts[label]}")

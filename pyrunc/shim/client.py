@@ -35,11 +35,15 @@ class StartedShim:
 
 @dataclass(frozen=True)
 class Started:
-    """A process that runs. `start_time` is field 22 of /proc/PID/stat; `started_at_ns` is wall-clock time."""
+    """A process that runs. `start_time` is field 22 of /proc/PID/stat; `started_at_ns` is wall-clock time.
+
+    `parts`, here and below: where the time of the start went (`pyrunc.parts`).
+    """
 
     pid: int
     start_time: int
     started_at_ns: int
+    parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class StartedHolder:
     pid: int
     start_time: int
     netns_path: str | None
+    parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ class ExecSession(Streams):
 
     exec_id: str = ""
     pid: int = 0
+    parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
     exited: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -179,12 +185,14 @@ class ShimClient:
     async def start_holder(self, launch: CompiledLaunch) -> StartedHolder:
         """Start the pod's pause process. The launch stays the caller's to close, here and below."""
         answer = await self._ask("start_holder", launch)
-        return StartedHolder(answer["pid"], answer["start_time"], answer.get("netns_path"))
+        return StartedHolder(
+            answer["pid"], answer["start_time"], answer.get("netns_path"), answer.get("parts", ())
+        )
 
     async def start_container(self, container: str, launch: CompiledLaunch) -> Started:
         """Start the container; on failure its exit record is written and its cgroup removed."""
         answer = await self._ask("start_container", launch, container=container)
-        return Started(answer["pid"], answer["start_time"], answer["started_at_ns"])
+        return Started(answer["pid"], answer["start_time"], answer["started_at_ns"], answer.get("parts", ()))
 
     async def exec(
         self,
@@ -216,7 +224,7 @@ class ShimClient:
             if isinstance(error, asyncio.CancelledError):
                 self._peer.tell({"id": 0, "call": "kill_exec", "exec": exec_id})
             raise
-        session.pid = answer["pid"]
+        session.pid, session.parts = answer["pid"], answer.get("parts", ())
         if tty:
             session.stdout_fd = fds[0]
             session.stdin_fd = os.dup(fds[0]) if stdin else None

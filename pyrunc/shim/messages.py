@@ -7,9 +7,9 @@ unknown fields are ignored, an unknown call is `unsupported`, and `state` tells 
 | call | parameters | answer |
 |---|---|---|
 | make_network | | netns_path |
-| start_holder | compiled + descriptors | pid, start_time, netns_path |
-| start_container | container, compiled + descriptors | pid, start_time, started_at_ns |
-| exec | container, exec, compiled + descriptors, stdin, stdout, stderr, tty | pid; tty: [master], else those asked of [stdin, stdout, stderr] |
+| start_holder | compiled + descriptors | pid, start_time, netns_path, parts |
+| start_container | container, compiled + descriptors | pid, start_time, started_at_ns, parts |
+| exec | container, exec, compiled + descriptors, stdin, stdout, stderr, tty | pid, parts; tty: [master], else those asked of [stdin, stdout, stderr] |
 | kill_exec | exec | |
 | stop | container, signal, timeout_s | the exit, when it has come |
 | signal | container, signal | |
@@ -22,7 +22,7 @@ unknown fields are ignored, an unknown call is `unsupported`, and `state` tells 
 Events: exit {container, exit_code, signal, finished_at_ns, oom_killed, reason?, message?}, exec_exit {exec, container,
 exit_code}, holder_exit {}.
 
-`compiled` is what a compiler has answered (`compiler.service`), with its descriptors.
+`parts` are where the time of the start went (`pyrunc.parts`). `compiled` is what a compiler has answered (`compiler.service`), with its descriptors.
 
 Files. `shim.sock` and `shim.json` {pid, start_time} in the sandbox's folder. In a container's folder `state.json` is written when
 it runs (`container.state`, with started_at_ns), `exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?}

@@ -9,6 +9,7 @@ import sys
 from pyrunc import atomic_file, ipc
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.launch.run import drive
+from pyrunc.parts import Parts
 from pyrunc.shim import messages, tree
 from pyrunc.shim.loop import Loop
 from pyrunc.shim.network import open_network
@@ -186,17 +187,21 @@ class Pod:
 
     def _launch(self, container: Container, call: Call) -> None:
         fields, fds = _launch_of(call)
-        io = fields["io"]
+        io, parts = fields["io"], Parts()
         container.open_log(io.get("log_path"), io.get("log_directory") or "")
         tty, stdin, once = (bool(io.get(name)) for name in ("tty", "stdin", "stdin_once"))
         streams = Streams(stdin=stdin and not tty, stdout=not tty, stderr=not tty)
+        parts.end("log and pipes")
 
         def done(process: Process) -> None:
+            parts.include(process.parts)
             streams.close_theirs()
             container.started(process, streams, stdin=stdin, once=once)
             _record(container, fields)
+            parts.end("record")
             state = container.state()
-            call.answer({name: state[name] for name in ("pid", "start_time", "started_at_ns")})
+            told = {name: state[name] for name in ("pid", "start_time", "started_at_ns")}
+            call.answer({**told, "parts": parts.noted})
             self._reaper.expect(container.pid, container.ended)
 
         def failed(error: Exception) -> None:
@@ -289,7 +294,7 @@ class Pod:
             streams.close_theirs()
             master = [] if started.console_fd is None else [os.dup(started.console_fd)]
             session.started(started)
-            call.answer({"pid": started.pid}, [*master, *streams.ours()])
+            call.answer({"pid": started.pid, "parts": started.parts}, [*master, *streams.ours()])
             self._reaper.expect(started.pid, lambda ended: self._exec_exited(session, ended))
 
         def failed(error: Exception) -> None:
@@ -336,7 +341,7 @@ class Pod:
         return Worker(self.loop, self._reaper, self._server.descriptors(), work, done, failed)
 
     def _state(self, call: Call) -> None:
-        holder = self._holder and {**self._holder.fields(), "running": self._holder_running}
+        holder = self._holder and {**self._holder.fields(), "running": self._holder_running, "parts": []}
         call.answer(
             {
                 "protocol": messages.PROTOCOL,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
@@ -18,6 +19,7 @@ from pyrunc.launch import pinned
 from pyrunc.launch.enter import entering
 from pyrunc.launch.run import first_process_steps
 from pyrunc.launch.sealed import OpenedLaunch
+from pyrunc.parts import CLOCK_MONOTONIC_RAW, STAGES, of_launch
 from pyrunc.shim import messages
 from pyrunc.undo import Undo
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from pyrunc.launch.model import Launch
-    from pyrunc.launch.run import ChildProcess
+    from pyrunc.launch.run import ChildProcess, Times
+    from pyrunc.parts import Part
     from pyrunc.shim.session import Container
 
     Fields = dict[str, Any]
@@ -70,13 +73,15 @@ WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "M
 
 
 class Process:
-    """A process that was started, our child. `console_fd`, a pty's master, belongs to whoever gets this."""
+    """A process that was started, our child. `console_fd`, a pty's master, belongs to whoever gets this. `parts`: where the time
+    of its start went."""
 
-    __slots__ = ("console_fd", "group", "has_poststop", "pid", "start_time")
+    __slots__ = ("console_fd", "group", "has_poststop", "parts", "pid", "start_time")
 
     def __init__(self, pid: int, start_time: int, group: Cgroup, console_fd: int | None = None) -> None:
         self.pid, self.start_time, self.group, self.console_fd = pid, start_time, group, console_fd
         self.has_poststop = False
+        self.parts: list[Part] = []
 
     def to_message(self) -> tuple[dict[str, Any], list[int]]:
         """Fields and descriptors, for the other side's `from_message`."""
@@ -85,6 +90,7 @@ class Process:
             "start_time": self.start_time,
             "group": self.group.record(),
             "poststop": self.has_poststop,
+            "parts": self.parts,
         }
         return fields, [] if self.console_fd is None else [self.console_fd]
 
@@ -93,14 +99,14 @@ class Process:
         """The process that `to_message` described; owns the descriptors."""
         console_fd = fds[0] if fds else None
         found = cls(fields["pid"], fields["start_time"], Cgroup.from_record(fields["group"]), console_fd)
-        found.has_poststop = fields["poststop"]
+        found.has_poststop, found.parts = fields["poststop"], fields["parts"]
         return found
 
 
 class Holder:
     """The pod's pause process and what the shim pins for the pod: the network namespace and detached mounts, by name."""
 
-    __slots__ = ("group", "mounts", "netns_fd", "pid", "start_time")
+    __slots__ = ("group", "mounts", "netns_fd", "parts", "pid", "start_time")
 
     def __init__(
         self, pid: int, start_time: int, netns_fd: int | None, mounts: dict[str, int], group: Cgroup | None
@@ -112,6 +118,7 @@ class Holder:
             mounts,
             group,
         )
+        self.parts: list[Part] = []
 
     def to_message(self) -> tuple[dict[str, Any], list[int]]:
         """Fields and descriptors, for the other side's `from_message`."""
@@ -135,7 +142,7 @@ class Holder:
     def fields(self) -> dict[str, Any]:
         """As the answer to `start_holder`."""
         path = None if self.netns_fd is None else f"/proc/{os.getpid()}/fd/{self.netns_fd}"
-        return {"pid": self.pid, "start_time": self.start_time, "netns_path": path}
+        return {"pid": self.pid, "start_time": self.start_time, "netns_path": path, "parts": self.parts}
 
     def ended(self) -> None:
         """The holder has exited: the mounts go, the network namespace stays for the teardown of the network."""
@@ -163,7 +170,9 @@ class LibraryStarter:
                     assert network is not None
                     pins = dict.fromkeys(launch.pinned, network)
                     launch = launch.replace(descriptors={**launch.descriptors, **pins})
-                child = yield from first_process_steps(launch, undo)
+                clock = _Clock(launch)
+                child = yield from first_process_steps(launch, undo, times=clock.times)
+                clock.stop()
             finally:
                 os.close(null)
                 opened.close()
@@ -173,7 +182,9 @@ class LibraryStarter:
             if fields["network"] == "new":
                 netns_fd = open_namespace(f"/proc/{child.pid}/ns/net", "net")
             undo.commit()
-        return Holder(child.pid, child.start_time, netns_fd, mounts, launch.cgroup)
+        holder = Holder(child.pid, child.start_time, netns_fd, mounts, launch.cgroup)
+        holder.parts = clock.parts
+        return holder
 
     def container(
         self,
@@ -188,10 +199,12 @@ class LibraryStarter:
         clones: dict[str, int] = {}
         try:
             launch = opened.launch
+            clock = _Clock(launch)
             _clone_pinned(launch, holder, clones)
             launch = launch.replace(stdio=stdio, descriptors={**launch.descriptors, **clones})
             with Undo() as undo:
-                child = yield from first_process_steps(launch, undo)
+                child = yield from first_process_steps(launch, undo, times=clock.times)
+                clock.stop()
                 undo.commit()
         finally:
             ipc.close_all(list(clones.values()))
@@ -202,7 +215,7 @@ class LibraryStarter:
         if fields["poststart"]:
             _run_poststart(fields["poststart"], launch, child)
         process = Process(child.pid, child.start_time, launch.cgroup, child.console_fd)
-        process.has_poststop = fields["poststop"]
+        process.has_poststop, process.parts = fields["poststop"], clock.parts
         return process
 
     def execute(
@@ -224,8 +237,10 @@ class LibraryStarter:
                         f"exec: process {launch.container_pid} is not container {container.id}'s"
                     )
                 launch = launch.replace(stdio=stdio, descriptors={**launch.descriptors, "container": pidfd})
+                clock = _Clock(launch)
                 with Undo() as undo:
-                    child, _ = yield from entering(launch, undo)
+                    child, _ = yield from entering(launch, undo, clock.times)
+                    clock.stop()
                     undo.commit()
             finally:
                 os.close(pidfd)
@@ -233,7 +248,9 @@ class LibraryStarter:
             opened.close()
         os.close(child.pidfd)
         _warn(fields["warnings"])
-        return Process(child.pid, child.start_time, container.group, child.console_fd)
+        process = Process(child.pid, child.start_time, container.group, child.console_fd)
+        process.parts = clock.parts
+        return process
 
     def waits(self, fields: Fields) -> bool:
         """Whether the parent waits for somebody else while it carries the launch out, so that a fork should do it."""
@@ -262,6 +279,24 @@ class LibraryStarter:
             annotations=dict(spec.annotations),
         )
         _warn(hooks.run_all(spec.hooks.poststop, "poststop", status.oci_state(state, status.STOPPED)))
+
+
+class _Clock:
+    """Where the time of a launch goes."""
+
+    __slots__ = ("_launch", "_started_ns", "parts", "times")
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch, self._started_ns = launch, time.clock_gettime_ns(CLOCK_MONOTONIC_RAW)
+        self.times: Times = []
+        self.parts: list[Part] = []
+
+    def stop(self) -> None:
+        """It is carried out, and its program still open: that has the words for what was timed."""
+        texts = {}
+        if len(self.times) > len(STAGES):
+            texts = {str(line.number): line.text for line in self._launch.lowered.program.lines}
+        self.parts = of_launch(self._started_ns, self.times, texts)
 
 
 def _clone_pinned(launch: Launch, holder: Holder | None, clones: dict[str, int]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -98,3 +100,92 @@ def test_the_last_and_the_slowest(server: Server) -> None:
     slowest = [c["duration_ms"] for c in calls(server, "--slowest", "5")]
     assert len(slowest) == 5 and slowest == sorted(slowest, reverse=True)
     assert "nothing is remembered of 'nobody'" in run(server, "nobody", code=1)
+
+
+def parts_of(call: dict[str, Any], name: str) -> list[str]:
+    """The names of a span's parts."""
+    (whole,) = [span["id"] for span in call["spans"] if span["name"] == name]
+    return [span["name"] for span in call["spans"] if span.get("parent") == whole]
+
+
+def test_the_parts_of_compilers_and_shims(server: Server) -> None:
+    pod = server.run_pod(server.pod_config("parts"))
+    container = server.launch(pod, server.container_config(["sleep", "600"]))
+    server.exec(container, "true")
+    found = {call["call"]: call for call in calls(server, "default/parts")}
+    server.remove_pod(pod)
+    assert "cgroup" in parts_of(found["RunPodSandbox"], "compile")
+    launch = ["spawn the launcher", "clone the process", "set it up and execute"]
+    assert parts_of(found["RunPodSandbox"], "holder") == launch
+    assert parts_of(found["CreateContainer"], "launch") == ["compile"]
+    compiled = parts_of(found["CreateContainer"], "compile")
+    assert compiled[0] == "read and parse" and compiled[-1] == "seal" and {"plan", "lower"} < set(compiled)
+    assert parts_of(found["StartContainer"], "execute") == ["log and pipes", *launch, "record"]
+    assert [s["name"] for s in found["ExecSync"]["spans"] if "parent" not in s] == [
+        "compile",
+        "execute",
+        "command",
+    ]
+    assert parts_of(found["ExecSync"], "execute") == launch
+    for call in found.values():
+        ends = {span["id"]: span["offset_ms"] + span["duration_ms"] for span in call.get("spans", ())}
+        for span in call.get("spans", ()):
+            assert span["duration_ms"] >= 0
+            if "parent" in span:
+                assert ends[span["id"]] <= ends[span["parent"]] + 0.5, (call, span)
+
+
+def test_the_launchers_operations_and_a_page(tmp_path: Path) -> None:
+    with Server(network=False, settings={"timeline": {"operations": True}}) as server:
+        server.load_image()
+        pod = server.run_pod(server.pod_config("deep"), host_network=True)
+        container = server.launch(pod, server.container_config(["sleep", "600"]))
+        server.exec(container, "sh", "-c", "echo secret")
+        found = {call["call"]: call for call in calls(server, "deep")}
+        for call, line in (
+            ("RunPodSandbox", "pivot_root"),
+            ("StartContainer", "mount 'proc' on '/proc' (nosuid,nodev,noexec)"),
+            ("ExecSync", "setns 'container' namespaces mnt"),
+        ):
+            named = [s for s in found[call]["spans"] if line in s["name"]]
+            assert len(named) == 1 and "parent" in named[0], found[call]
+            numbers = [
+                int(s["name"].split()[0]) for s in found[call]["spans"] if s["name"].split()[0].isdigit()
+            ]
+            assert sorted(numbers) == list(range(1, len(numbers) + 1)), "each line of the plan once"
+        assert "secret" not in json.dumps(found)
+        page = tmp_path / "page.html"
+        assert run(server, "deep", "--html", str(page)) == ""
+        text = page.read_text()
+        assert text.startswith("<!DOCTYPE html>") and "Timeline of deep" in text and "pivot_root" in text
+        assert run(server, "deep", "--html", "-") == text
+        assert "nothing is remembered" in run(server, "nobody", "--html", str(tmp_path / "none"), code=1)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html"]
+
+
+def test_who_follows_sees_calls_end_over_a_restart() -> None:
+    with Server(network=False) as server:
+        server.load_image()
+        server.run_pod(server.pod_config("one"), host_network=True)
+        command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{server.socket}"]
+        with subprocess.Popen(
+            [*command, "timeline", "--follow", "--json"],
+            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as follower:  # fmt: skip
+            assert follower.stdout is not None and follower.stderr is not None
+            lines = iter(follower.stdout)
+            try:
+                assert json.loads(next(lines))["call"] == "LoadImage"
+                assert json.loads(next(lines))["pod"] == "default/one", "what was there before"
+                server.run_pod(server.pod_config("two"), host_network=True)
+                assert json.loads(next(lines))["pod"] == "default/two"
+                server.kill()
+                assert "waiting for it" in follower.stderr.readline()
+                server.start()
+                server.run_pod(server.pod_config("three"), host_network=True)
+                assert json.loads(next(lines))["pod"] == "default/three", "nothing twice, nothing missing"
+                follower.send_signal(signal.SIGINT)
+                assert follower.wait(30) == 130
+            finally:
+                follower.kill()
+    assert "--follow and --html do not go together" in run(server, "--follow", "--html", "x", code=1)

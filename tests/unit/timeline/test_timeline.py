@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from cri_server.timeline.choose import choose
-from cri_server.timeline.ring import WAITING_LIMIT, Ring
-from cri_server.timeline.trace import CURRENT, SPANS_LIMIT, Span, Trace, add, span
+from cri_server.timeline.ring import FOLLOWER_LIMIT, WAITING_LIMIT, Ring
+from cri_server.timeline.trace import CURRENT, ROOT, SPANS_LIMIT, Span, Trace, graft, span
+from pyrunc.errors import ResourceExhausted
 
 
 def entry(number: int, **more: Any) -> dict[str, Any]:
@@ -20,15 +22,18 @@ def entry(number: int, **more: Any) -> dict[str, Any]:
 
 async def test_what_is_added_is_read_in_order_and_survives(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "timeline")
-    trace = Trace(10.0, 5, [Span("b", 10.02, 10.03, True), Span("a", 10.0, 10.0123)])
+    trace = Trace(10.0, 5, [Span("b", 10.02, 10.03, True), Span("a", 10.0, 10.0123), Span("runs", 10.1)])
+    trace.spans.append(Span("c", 10.021, 10.022, parent=0))
     ring.add(entry(2))
     ring.add(entry(1), trace)
     found = ring.read()
     assert [e["started_at_ns"] for e in found] == [1, 2]
     assert found[0]["spans"] == [
-        {"name": "a", "offset_ms": 0.0, "duration_ms": 12.3},
-        {"name": "b", "offset_ms": 20.0, "duration_ms": 10.0, "failed": True},
+        {"id": 1, "name": "a", "offset_ms": 0.0, "duration_ms": 12.3},
+        {"id": 0, "name": "b", "offset_ms": 20.0, "duration_ms": 10.0, "failed": True},
+        {"id": 3, "name": "c", "offset_ms": 21.0, "duration_ms": 1.0, "parent": 0},
     ]
+    assert found[0]["ended_at_ns"] > found[1]["ended_at_ns"] > 10**18
     again = Ring(tmp_path / "timeline")
     again.add(entry(3))
     assert [e["started_at_ns"] for e in again.read()] == [1, 2, 3]
@@ -91,12 +96,64 @@ async def test_spans_of_tasks_belong_to_the_call_that_started_them() -> None:
 
     found = await asyncio.gather(asyncio.create_task(call("a")), asyncio.create_task(call("b")))
     assert found == [["a1", "a2", "a3"], ["b1", "b2", "b3"]]
-    add("nobody's", 0.0, 1.0)
+    with span("nobody's"):
+        graft([["nobody's", 0.0, 1.0, -1]])
     trace = Trace()
     CURRENT.set(trace)
-    for _ in range(2 * SPANS_LIMIT):
-        add("x", 0.0, 1.0)
+    for _ in range(SPANS_LIMIT):
+        with span("x"):
+            pass
+        graft([["x", 0.0, 1.0, -1]])
     assert len(trace.spans) == SPANS_LIMIT
+
+
+async def test_spans_know_what_they_are_a_part_of() -> None:
+    trace = Trace()
+    CURRENT.set(trace)
+
+    async def inner() -> None:
+        with span("inner"):
+            graft(
+                [
+                    ["part", 1.0, 2.0, -1],
+                    ["wrong"],
+                    [1, "x", 3, -1],
+                    ["below", 1.0, 1.5, 0],
+                    ["lost", 1.0, 1.5, 77],
+                ]
+            )
+
+    with span("outer"):
+        with span("beside", beside=True):
+            pass
+        await asyncio.gather(inner(), asyncio.create_task(inner()))
+    with span("after"):
+        pass
+    names = {number: each.name for number, each in enumerate(trace.spans)} | {ROOT: ""}
+    found = [(each.name, names[each.parent]) for each in trace.spans]
+    once = [("inner", "outer"), ("part", "inner"), ("below", "part"), ("lost", "inner")]
+    assert found == [("outer", ""), ("beside", ""), *once, *once, ("after", "")]
+
+
+async def test_who_follows_gets_what_is_on_disk_and_what_ends(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "timeline")
+    ring.add(entry(2))
+    first = ring.read()[0]["ended_at_ns"]
+    ring.add(entry(1))  # began before, ended after
+    async with contextlib.aclosing(ring.follow(first)) as following:
+        assert (await anext(following))["started_at_ns"] == 1
+        waiting = asyncio.ensure_future(anext(following))
+        await asyncio.sleep(0)
+        trace = Trace(10.0, 3, [Span("a", 10.0, 10.001)])
+        ring.add(entry(3), trace)
+        found = await waiting
+        assert found["started_at_ns"] == 3 and [s["name"] for s in found["spans"]] == ["a"]
+        for number in range(FOLLOWER_LIMIT + 1):
+            ring.add(entry(number))
+        with pytest.raises(ResourceExhausted, match="were not read"):
+            async for _ in following:
+                pass
+    assert not ring._followers
 
 
 def test_choose() -> None:
