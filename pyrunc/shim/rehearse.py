@@ -13,6 +13,7 @@ import sys
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket
 
 from pyrunc import ipc
+from pyrunc.abi.prctl import PR_SET_PDEATHSIG
 from pyrunc.kernel.fd import close_all
 from pyrunc.launch.model import Launch
 from pyrunc.launch.sealed import seal
@@ -70,16 +71,20 @@ class _Stage:
         self._pod.close()
 
     def round(self, name: str) -> None:
-        directory = f"{self._folder}/{name}"
-        os.mkdir(directory)
-        io = {"log_path": f"{directory}/0.log", "log_directory": directory, "stdin": False}
-        more = {"io": io, "state": {}, "poststart": [], "poststop": False}
-        pid = self._ask("start_container", _waiting(), container=name, **more)["pid"]
+        pid = self.start(name)
         self._ask("exec", _ending(), container=name, exec=name, stdout=True, stderr=True, container_pid=pid)
         self._hear("exec_exit")
         self._ask("state")
         self._ask("stop", container=name, signal=signal.SIGTERM, timeout_s=1.0)
         self._ask("forget", container=name)
+
+    def start(self, name: str) -> int:
+        """A container's process, by its pid."""
+        directory = f"{self._folder}/{name}"
+        os.mkdir(directory)
+        io = {"log_path": f"{directory}/0.log", "log_directory": directory, "stdin": False}
+        more = {"io": io, "state": {}, "poststart": [], "poststop": False}
+        return int(self._ask("start_container", _waiting(), container=name, **more)["pid"])
 
     def _ask(self, call: str, launch: Launch | None = None, **parameters: Any) -> dict[str, Any]:
         request: dict[str, Any] = {"id": 1, "call": call, **parameters}
@@ -128,6 +133,8 @@ def _begun() -> Assembler:
     a = Assembler()
     macros.prologue(a, "pyrunc:rehearse")
     macros.fork_parent(a, 0)
+    # A zygote that is killed leaves none behind: before this call a process finds nobody to say READY to, after it the signal.
+    a.sys("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     a.send(READY)
     a.sys("close", a.sync)
     return a

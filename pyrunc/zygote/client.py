@@ -22,7 +22,8 @@ from pyrunc.zygote import messages
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 64 * 1024
-_START_TIMEOUT_S = 30.0
+# On a machine whose processors are taken, imports take minutes; another start takes them again.
+_START_TIMEOUT_S = 300.0
 _BOOT = "import sys; sys.path[:] = sys.argv[2].split(':'); from pyrunc.zygote.__main__ import main; main()"
 _ZYGOTE_FD = 3
 _OUR_PARENT = os.path.dirname(

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
@@ -358,3 +359,19 @@ def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
         result.close()
         os.kill(process.pid, signal.SIGCONT)
         assert process.communicate(timeout=30)[1] == b"" and process.returncode == 0
+
+
+async def test_a_zygote_that_is_killed_in_its_rehearsal_leaves_no_process(tmp_path: Path) -> None:
+    """The process that it has started waits for a signal, which nobody else would send."""
+    script = (
+        "import os, signal, sys; from pyrunc.shim import rehearse; stage = rehearse._Stage(sys.argv[1]); "
+        "print(stage.start('c0'), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    # The folder holds a socket, whose path must be short.
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", script, folder]
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert await until_gone([int(done.stdout)])
