@@ -14,7 +14,6 @@ import resource
 import signal
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from cri_server import debug, events, meters, node, notify
 from cri_server.config import Config
@@ -24,10 +23,9 @@ from cri_server.doctor.model import Host
 from cri_server.events import Events
 from cri_server.images.service import ImageService as Images
 from cri_server.logs import fields
-from cri_server.logs.setup import configure
-from cri_server.network.configuration import builtin_network
 from cri_server.network.service import Network
 from cri_server.recovery import live_networks, recover
+from cri_server.reload import Read, certificate_folders, configure_log, default_network, reloading
 from cri_server.rpc import methods, verbs
 from cri_server.rpc.admin import Admin
 from cri_server.rpc.image import ImageService
@@ -62,12 +60,12 @@ ERRAND_MODULES = [
 ]
 
 
-def serve(config: Config) -> None:
-    """Run the server until SIGTERM or SIGINT. Raises Error when it cannot start."""
-    configure(config.server.log_level, config.server.log_format, config.server.log_limit_per_s)
+def serve(config: Config, read: Read) -> None:
+    """Run the server until SIGTERM or SIGINT; `read` answers SIGHUP. Raises Error when it cannot start."""
+    configure_log(config)
     prepare_process()
     debug.enable_signal()
-    asyncio.run(_serve(config))
+    asyncio.run(_serve(config, read))
 
 
 def prepare_process() -> None:
@@ -81,12 +79,14 @@ def prepare_process() -> None:
         resource.setrlimit(number, (hard if soft is None else soft, hard))
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, read: Read) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="disk"))
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    changed = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, changed.set)
     async with contextlib.AsyncExitStack() as stack:
         services = await open_services(config, stack)
         await recover(services)
@@ -94,6 +94,7 @@ async def _serve(config: Config) -> None:
         server = await open_grpc(config, services, streaming, stack)
         await open_metrics(config, services, server, streaming, stack)
         await stack.enter_async_context(_reconciling(services))
+        await stack.enter_async_context(reloading(services, read, changed))
         await stack.enter_async_context(notify.supervised())
         log.info("serving at %s", config.server.listen)
         await stack.enter_async_context(_looking_at_host(config))
@@ -111,7 +112,10 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     shims = Shims(zygote, paths, index)
     stack.callback(shims.disconnect)
     images = await _open_images(config, paths, index, errands, stack)
-    network = _network(config, paths, errands)
+    given, folder = config.network, paths.root / "network"
+    network = Network(
+        given.conf_dir, given.bin_dir, str(folder), errands, default=default_network(config, paths.root)
+    )
     stack.callback(network.close)
     services = Services(
         config,
@@ -155,23 +159,12 @@ def _open_compilers(config: Config, errands: Zygote, stack: contextlib.AsyncExit
     return compilers
 
 
-def _network(config: Config, paths: Paths, errands: Zygote) -> Network:
-    given, folder = config.network, paths.root / "network"
-    default = None
-    if given.builtin:
-        default = builtin_network(
-            str(folder / "leases"), bridge=given.builtin_bridge, subnets=tuple(given.builtin)
-        )
-    return Network(given.conf_dir, given.bin_dir, str(folder), errands, default=default)
-
-
 async def _open_images(
     config: Config, paths: Paths, index: Index, errands: Zygote, stack: contextlib.AsyncExitStack
 ) -> Images:
-    certificates = Path(config.registry.config_path) if config.registry.config_path else None
     images = Images(
         paths.images,
-        certificates,
+        certificate_folders(config),
         config.images.pinned,
         errands,
         no_progress_timeout_s=config.registry.no_progress_timeout_s,

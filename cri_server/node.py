@@ -79,9 +79,14 @@ def probe(config: Config) -> Node:
         apparmor=_text(Path("/sys/module/apparmor/parameters/enabled")) == "Y"
         and Path("/sys/kernel/security/apparmor/profiles").exists(),
         selinux=Path("/sys/fs/selinux/enforce").exists(),
-        oom_score_adj_floor=_floor(config.containers.restrict_oom_score_adj),
+        oom_score_adj_floor=oom_score_adj_floor(config.containers.restrict_oom_score_adj),
         limits=limits(config.containers.rlimits),
     )
+
+
+def check(config: Config) -> None:
+    """Raises InvalidSpec whose path is the key, for what this machine does not permit."""
+    limits(config.containers.rlimits)
 
 
 def limits(asked: Sequence[str]) -> Limits:
@@ -169,8 +174,11 @@ def _driver(asked: str, systemd: bool) -> str:
     return asked
 
 
-def _floor(asked: str) -> int | None:
-    """Lowering oom_score_adj below its own value needs CAP_SYS_RESOURCE in the initial user namespace (proc(5))."""
+def oom_score_adj_floor(asked: str) -> int | None:
+    """The lowest score that we may set, None for any; `asked`: auto, always, never.
+
+    Lowering oom_score_adj below its own value needs CAP_SYS_RESOURCE in the initial user namespace (proc(5)).
+    """
     if asked == "never":
         return None
     may_lower = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)

@@ -87,11 +87,14 @@ def demo(file: Path) -> None:
 def demo_server(folder: Path) -> None:
     """The demo's server: a network namespace of its own, so that the host's network stays as it is."""
     from cri_server import app
-    from cri_server.config import load
 
     unshare(CLONE_NEWNET)
     _loopback_up()
-    app.serve(load(folder / "config.toml", {}))
+
+    def read() -> config.Config:
+        return config.load(folder / "config.toml", {})
+
+    app.serve(read(), read)
 
 
 def _loopback_up() -> None:

@@ -62,6 +62,7 @@ COMMANDS = {
     "info": ("node", "info"),
     "version": ("node", "version"),
     "serve": ("serve", "serve"),
+    "config": ("configuration", "config"),
     "install-node": ("install_node", "install_node"),
     "timeline": ("timeline", "timeline"),
     "doctor": ("doctor", "doctor"),

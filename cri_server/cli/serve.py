@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyrunc.errors import Error
+
+if TYPE_CHECKING:
+    from cri_server.config.loader import Loaded
 
 FLAGS = {
     "listen": "server.listen",
@@ -21,34 +25,54 @@ FLAGS = {
     "cgroup_driver": "cgroup.driver",
     "container_rlimit": "containers.rlimits",
 }
+_OPTIONS = (
+    click.option(
+        "--config",
+        type=click.Path(path_type=Path, readable=False),
+        help="TOML file, with its drop-ins in FILE.d [/etc/pyrunc/config.toml]",
+    ),
+    click.option("--listen", metavar="unix:///PATH", help="Where to listen."),
+    click.option("--root", metavar="DIR", help="Images and records (a disk)."),
+    click.option("--state", metavar="DIR", help="Sockets and facts of this boot (a tmpfs)."),
+    click.option("--cni-conf-dir", metavar="DIR"),
+    click.option("--cni-bin-dir", metavar="DIR"),
+    click.option("--cgroup-driver", type=click.Choice(["auto", "systemd", "cgroupfs"])),
+    click.option(
+        "--container-rlimit",
+        metavar="NAME=SOFT[:HARD]",
+        multiple=True,
+        help="Of each container; may be repeated.",
+    ),
+    click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"])),
+    click.option("--log-format", type=click.Choice(["text", "json", "journald"])),
+)
+
+
+def settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that reads the configuration as a server does."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
-@click.option(
-    "--config", type=click.Path(path_type=Path, readable=False), help="TOML file [/etc/pyrunc/config.toml]"
-)
-@click.option("--listen", metavar="unix:///PATH", help="Where to listen.")
-@click.option("--root", metavar="DIR", help="Images and records (a disk).")
-@click.option("--state", metavar="DIR", help="Sockets and facts of this boot (a tmpfs).")
-@click.option("--cni-conf-dir", metavar="DIR")
-@click.option("--cni-bin-dir", metavar="DIR")
-@click.option("--cgroup-driver", type=click.Choice(["auto", "systemd", "cgroupfs"]))
-@click.option(
-    "--container-rlimit",
-    metavar="NAME=SOFT[:HARD]",
-    multiple=True,
-    help="Of each container; may be repeated.",
-)
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--log-format", type=click.Choice(["text", "json", "journald"]))
+@settings
 def serve(config: Path | None, **flags: Any) -> None:
-    """Run the CRI server that kubelet connects to."""
+    """Run the CRI server that kubelet connects to. SIGHUP makes it read its configuration again."""
     from cri_server import app
-    from cri_server.config import load
 
-    found = load(config, {FLAGS[name]: _key(value) for name, value in flags.items()})
+    found = read(config, flags).config
     require_root()
-    app.serve(found)
+    app.serve(found, lambda: read(config, flags).config)
+
+
+def read(config: Path | None, flags: dict[str, Any]) -> Loaded:
+    """What the file, its drop-ins and the flags say. Raises InvalidSpec, also for what this machine does not permit."""
+    from cri_server import node
+    from cri_server.config import load_with_origins
+
+    overrides = {FLAGS[name]: _key(value) for name, value in flags.items()}
+    return load_with_origins(config, overrides, node.check)
 
 
 def require_root() -> None:

@@ -74,7 +74,7 @@ class Catalog:
     def __init__(self, root: Path, blobs: Blobs, layers: Layers, pinned: Iterable[str] = ()) -> None:
         self._root, self._blobs, self._layers = root, blobs, layers
         self._platform = manifests.host_platform()
-        self._pinned = {_pin(text) for text in pinned}
+        self._pinned = {pin(text) for text in pinned}
         self._names: list[Name] = []
         self._contents: dict[str, Content] = {}  # target digest -> content
         self._images: dict[str, Image] = {}
@@ -114,6 +114,11 @@ class Catalog:
             if content.image_id == image_id:
                 return content
         raise NotFound(f"no image {image_id}")
+
+    def pin(self, references: Iterable[str]) -> None:
+        """Mark the images of these references as pinned, and no others. Raises InvalidArgument."""
+        self._pinned = {pin(text) for text in references}
+        self._images = self._listed()
 
     def used_blobs(self) -> dict[str, int]:
         """Digest -> size of all blobs that some image needs."""
@@ -223,11 +228,14 @@ class Catalog:
         targets = {name.target.digest for name in names}
         self._contents = {digest: content for digest, content in contents.items() if digest in targets}
         self._names = names
+        self._images = self._listed()
+
+    def _listed(self) -> dict[str, Image]:
         images: dict[str, Image] = {}
         for content in self._contents.values():
             if content.image_id not in images:
                 images[content.image_id] = self._image(content)
-        self._images = images
+        return images
 
     def _image(self, content: Content) -> Image:
         names = self.names_of(content.image_id)
@@ -305,7 +313,8 @@ def _demoted(name: Name, new: Name) -> Name | None:
     return name
 
 
-def _pin(text: str) -> str:
+def pin(text: str) -> str:
+    """What a configured reference or id pins: an id, or a name with tag or digest. Raises InvalidArgument."""
     if is_id(text):
         return text if text.startswith("sha256:") else f"sha256:{text}"
     return str(Reference.parse(text))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,9 @@ class _File(_Table):
     host: dict[str, _Table] | None = None
 
 
-def hosts_for(domain: str, certs_dir: Path | None) -> list[Host]:
+def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
     """The hosts to ask about images of `domain`, in order. Raises InvalidSpec naming the file and key."""
-    folder = _folder(domain, certs_dir)
+    folder = folder_of(domain, certs_dirs)
     if folder is None:
         return [_default(domain)]
     path = folder / "hosts.toml"
@@ -103,14 +104,15 @@ def _default(domain: str) -> Host:
     return Host(default_url(domain), upstream=True)
 
 
-def _folder(domain: str, certs_dir: Path | None) -> Path | None:
-    if certs_dir is None:
-        return None
+def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
+    """The folder that says how to talk to a registry: its own in the first of `certs_dirs` that has one, else `_default`."""
     host, colon, port = domain.rpartition(":")
     names = [f"{host}_{port}_"] if colon and port.isdigit() else []
-    for name in (*names, domain, "_default"):
-        if (certs_dir / name).is_dir():
-            return certs_dir / name
+    for found in ((*names, domain), ("_default",)):
+        for certs_dir in certs_dirs:
+            for name in found:
+                if (certs_dir / name).is_dir():
+                    return certs_dir / name
     return None
 
 

@@ -6,7 +6,7 @@ Until the last step nothing can be seen; what a failed or cancelled pull leaves 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -36,13 +36,13 @@ class Pull:
     def __init__(
         self,
         store: Store,
-        certs_dir: Path | None,
+        certs_dirs: Sequence[Path],
         reference: Reference,
         auth: Auth | None,
         watch: Watch,
         report: Callable[[Progress], None],
     ) -> None:
-        self._store, self._certs_dir, self._reference, self._auth = store, certs_dir, reference, auth
+        self._store, self._certs_dirs, self._reference, self._auth = store, certs_dirs, reference, auth
         self._watch, self._report = watch, report
         self._session = Session(CONNECTION_READ_TIMEOUT_S, watch.touch)
         self._fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
@@ -65,7 +65,7 @@ class Pull:
 
     async def _run(self) -> str:
         self._tell("resolving")
-        hosts = await self._thread(lambda: hosts_for(self._reference.domain, self._certs_dir))
+        hosts = await self._thread(lambda: hosts_for(self._reference.domain, self._certs_dirs))
         registry = Registry(self._session, self._reference, hosts, self._auth)
         target, data = await self._thread(registry.resolve)
         blobs = {target.digest: data}

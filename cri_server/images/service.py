@@ -41,7 +41,7 @@ Outcome = TypeVar("Outcome")
 class ImageService:
     """Images below `root` (an OCI image layout beside unpacked layers).
 
-    `certs_dir`: folder of HOST/hosts.toml, None for none. `pinned`: references that status and list mark as pinned.
+    `certs_dirs`: folders of HOST/hosts.toml; the first that has one for a host is asked. `pinned`: references that status and list mark as pinned.
     `errands`: the zygote that unpacks layers (it should preload `cri_server.images.unpack`); None unpacks in threads.
     `in_use(image_id) -> names of containers that use it`: set by the server; remove refuses while it answers any.
     """
@@ -49,7 +49,7 @@ class ImageService:
     def __init__(
         self,
         root: Path,
-        certs_dir: Path | None = None,
+        certs_dirs: Sequence[Path] = (),
         pinned: Sequence[str] = (),
         errands: Zygote | None = None,
         *,
@@ -58,10 +58,17 @@ class ImageService:
     ) -> None:
         self.in_use = in_use
         self._store = Store(root, pinned, errands)
-        self._certs_dir = certs_dir
+        self._certs_dirs = tuple(certs_dirs)
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _Running] = {}
         self._tasks: set[asyncio.Task[str]] = set()  # also of pulls that were given up and clean up
+
+    def reconfigure(
+        self, certs_dirs: Sequence[Path], pinned: Sequence[str], no_progress_timeout_s: float
+    ) -> None:
+        """For the calls to come. Raises InvalidArgument for what is no reference."""
+        self._store.catalog.pin(pinned)
+        self._certs_dirs, self._no_progress_timeout_s = tuple(certs_dirs), no_progress_timeout_s
 
     async def start(self) -> None:
         """Make the folders, read what is there, drop what no image needs. Call once, before anything else.
@@ -106,7 +113,7 @@ class ImageService:
     async def _pull(self, reference: Reference, auth: Auth | None, running: _Running) -> str:
         watch = Watch(self._no_progress_timeout_s, f"pulling {reference}")
         puller = await in_thread(_puller)
-        pull = puller(self._store, self._certs_dir, reference, auth, watch, running.report)
+        pull = puller(self._store, self._certs_dirs, reference, auth, watch, running.report)
         try:
             return await watch.guard(asyncio.create_task(pull.run()))
         except BaseException:
@@ -244,7 +251,7 @@ class ImageService:
         session = Session(self._no_progress_timeout_s)
 
         def run() -> Outcome:
-            host = hosts_for(reference.domain, self._certs_dir)[-1]
+            host = hosts_for(reference.domain, self._certs_dirs)[-1]
             return work(Registry(session, reference, [host], auth, actions="pull,push"), host)
 
         try:

@@ -18,7 +18,9 @@ from cri_server.config import Config
 WIDTH = 100
 HEAD = """\
 # Configuration of pyrunc-cri. A key that is a comment shows its default; `pyrunc-cri serve --config FILE` reads
-# another file, and flags win over keys. The server reads it once: systemctl restart pyrunc-cri (pods run on).
+# another file, and flags win over keys. Files in config.toml.d/ win over this one, key by key, by their names.
+# `systemctl reload pyrunc-cri` takes what has changed; keys marked with "Needs a restart." wait for one (pods run on).
+# `pyrunc-cri config check` reads these files, `pyrunc-cri config dump --origin` shows what counts and where it is.
 """
 
 
@@ -74,6 +76,8 @@ def _key(field: msgspec.inspect.Field) -> Key:
     kind, about = field.type, ""
     if isinstance(kind, msgspec.inspect.Metadata):
         about = str((kind.extra_json_schema or {}).get("description", ""))
+        if not (kind.extra or {}).get("reloads", True):
+            about += " Needs a restart."
         kind = kind.type
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     return Key(field.name, about, _values(kind), _toml(value))

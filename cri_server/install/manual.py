@@ -11,6 +11,7 @@ from cri_server.install.config_file import sections
 
 FILES = {
     "/etc/pyrunc/config.toml": "The server's configuration: pyrunc-config(5).",
+    "/etc/pyrunc/config.toml.d/*.toml": "Files that win over it, key by key.",
     "/run/pyrunc/cri.sock": "Where the server listens.",
     "/run/pyrunc-cri": "Sockets and facts of this boot.",
     "/var/lib/pyrunc": "Images, writable layers and records.",
@@ -21,8 +22,9 @@ EXIT_STATUS = """\
 0 on success, 1 after an error, 2 after a wrong command line. What runs a program in a container ends with its exit status.
 """
 CONFIG_RULES = """\
-/etc/pyrunc/config.toml is TOML. Every key has a default. A key that does not exist, a wrong type or a value out of range is
-refused when the server starts.
+/etc/pyrunc/config.toml is TOML, and so are the files /etc/pyrunc/config.toml.d/*.toml, which win over it key by key, in the
+order of their names. Every key has a default. A key that does not exist, a wrong type or a value out of range is refused when
+the server starts, and by pyrunc-cri config check. SIGHUP (systemctl reload pyrunc-cri) makes a server read them again.
 """
 SEE_ALSO = ("pyrunc(8)", "pyrunc-cri(8)", "pyrunc-config(5)")
 

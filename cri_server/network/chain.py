@@ -54,9 +54,14 @@ class PluginRunner:
         self, errands: Errands, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
     ) -> None:
         self._errands, self._bin_dirs, self._timeout_s, self._scope = errands, bin_dirs, timeout_s, scope
-        self._own_dir, self._path = own_dir, (*bin_dirs, own_dir)
+        self._own_dir = own_dir
+        self._path: tuple[str, ...] = (*bin_dirs, own_dir)
         self._installing, self._installed = asyncio.Lock(), False
         self._workers = Workers(errands)
+
+    def replace_folders(self, bin_dirs: tuple[str, ...]) -> None:
+        """Where plugins are searched from now on."""
+        self._path = (*bin_dirs, self._own_dir)
 
     def close(self) -> None:
         self._workers.close()

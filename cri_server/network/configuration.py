@@ -46,6 +46,9 @@ class Configuration:
     def replace_default(self, default: dict[str, Any] | None) -> None:
         self._default, self._signature = default, None
 
+    def replace_folder(self, folder: str) -> None:
+        self._folder, self._signature = folder, None
+
     def current(self) -> Found:
         """Never raises: a folder that cannot be read is a problem to report."""
         try:

@@ -85,6 +85,12 @@ class Network:
         except OSError as error:
             raise worded(error, "write", "the node's pod CIDRs") from None
 
+    def reconfigure(self, conf_dir: str, bin_dir: str, default: dict[str, Any] | None) -> None:
+        """Another folder of configurations, of executables, another embedded network, for the calls to come."""
+        self._configuration.replace_folder(conf_dir)
+        self._configuration.replace_default(default)
+        self._plugins.replace_folders(tuple(p for p in bin_dir.split(":") if p))
+
     def replace_default(self, default: dict[str, Any] | None) -> None:
         """Another embedded network for the pods to come."""
         self._configuration.replace_default(default)

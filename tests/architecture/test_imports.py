@@ -75,6 +75,7 @@ CRI_SERVER_ROOMS = (
     ("metrics", "garbage"),
     ("rpc",),
     ("telemetry",),
+    ("reload",),
     ("app", "install"),
     ("cli",),
 )

@@ -487,7 +487,7 @@ def test_hosts_files(name: str, tmp_path: Path) -> None:
 
         def run() -> None:
             file.write_text(text)
-            refusable(lambda: hosts.hosts_for("registry", tmp_path))()
+            refusable(lambda: hosts.hosts_for("registry", [tmp_path]))()
 
         return run
 

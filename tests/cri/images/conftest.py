@@ -60,7 +60,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[ImageService]:
     """An empty image service; `certs.d` of the test's folder configures it."""
-    made = ImageService(tmp_path / "images", tmp_path / "certs.d", no_progress_timeout_s=10.0)
+    made = ImageService(tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=10.0)
     await made.start()
     yield made
     await made.close()

@@ -348,7 +348,7 @@ async def test_a_distant_registry_cannot_send_us_home(
             distant.fault("/v2/", status=307, headers={"Location": url})
         else:
             distant.fault("/v2/", status=401, headers={"WWW-Authenticate": f'Bearer realm="{url}"'})
-        service = ImageService(tmp_path / "images", tmp_path / "certs.d", no_progress_timeout_s=2)
+        service = ImageService(tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=2)
         await service.start()
         error = await refused(service, "registry.example/app:v1", Auth("u", PASSWORD))
         assert "an address of this machine or its link" in error.message

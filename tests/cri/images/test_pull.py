@@ -301,7 +301,9 @@ async def test_a_cancelled_unpack_leaves_nothing(
 async def errand_service(tmp_path: Path):  # type: ignore[no-untyped-def]
     """An image service that unpacks in errands of a zygote, as the server's does."""
     zygote = await Zygote.start(["cri_server.images.unpack"])
-    made = ImageService(tmp_path / "images", tmp_path / "certs.d", errands=zygote, no_progress_timeout_s=20.0)
+    made = ImageService(
+        tmp_path / "images", [tmp_path / "certs.d"], errands=zygote, no_progress_timeout_s=20.0
+    )
     await made.start()
     yield made
     await made.close()

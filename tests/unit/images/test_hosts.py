@@ -33,7 +33,7 @@ def write(certs_dir: Path, folder: str, text: str) -> Path:
     ],
 )
 def test_without_configuration(domain: str, url: str) -> None:
-    assert hosts_for(domain, None) == [Host(url, upstream=True)]
+    assert hosts_for(domain, []) == [Host(url, upstream=True)]
 
 
 def test_the_folder(tmp_path: Path) -> None:
@@ -41,8 +41,8 @@ def test_the_folder(tmp_path: Path) -> None:
     urls = {"_default": "https://d", "host:5000": "https://c", "host_5000_": "https://u"}
     for folder in ("_default", "host:5000", "host_5000_"):
         write(tmp_path, folder, f'server = "{urls[folder]}"')
-        assert hosts_for("host:5000", tmp_path)[-1].url == urls[folder]
-    assert hosts_for("elsewhere", tmp_path)[-1].url == "https://d"
+        assert hosts_for("host:5000", [tmp_path])[-1].url == urls[folder]
+    assert hosts_for("elsewhere", [tmp_path])[-1].url == "https://d"
 
 
 def test_everything_a_file_can_say(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ client = "both.pem"
 """,
     )
     folder = f"{tmp_path}/docker.io"
-    first, exact, bare, has, upstream = hosts_for("docker.io", tmp_path)
+    first, exact, bare, has, upstream = hosts_for("docker.io", [tmp_path])
     assert (first.url, first.prefix, first.netloc) == (
         "https://mirror.example:8443",
         "/some/path/v2",
@@ -100,7 +100,7 @@ def test_a_table_for_the_server_itself_says_how_to_talk_to_it(tmp_path: Path) ->
         "r.example",
         'server = "https://r.example"\n[host."https://r.example"]\nskip_verify = true\n',
     )
-    [only] = hosts_for("r.example", tmp_path)
+    [only] = hosts_for("r.example", [tmp_path])
     assert only.upstream and only.skip_verify
 
 
@@ -108,7 +108,7 @@ def test_a_folder_with_certificates_only(tmp_path: Path) -> None:
     (tmp_path / "r.example").mkdir()
     for name in ("b.crt", "a.crt", "client.cert", "client.key"):
         (tmp_path / "r.example" / name).touch()
-    [host] = hosts_for("r.example", tmp_path)
+    [host] = hosts_for("r.example", [tmp_path])
     folder = f"{tmp_path}/r.example"
     assert host.ca == (f"{folder}/a.crt", f"{folder}/b.crt")
     assert host.client == ((f"{folder}/client.cert", f"{folder}/client.key"),)
@@ -135,5 +135,5 @@ def test_a_folder_with_certificates_only(tmp_path: Path) -> None:
 def test_refused_with_the_files_name(tmp_path: Path, text: str, words: str) -> None:
     path = write(tmp_path, "r.example", text)
     with pytest.raises(InvalidSpec) as caught:
-        hosts_for("r.example", tmp_path)
+        hosts_for("r.example", [tmp_path])
     assert str(path) in caught.value.message and words in caught.value.message

@@ -37,7 +37,7 @@ def test_every_key_is_there_once_and_explained() -> None:
         f"{section.name}.{key.name}" for section in config_file.sections() for key in section.keys
         if not key.about.endswith(".") or not section.about.endswith(".")
     ]  # fmt: skip
-    assert not unexplained, "give each a description in cri_server/config.py: one or two sentences"
+    assert not unexplained, "give each a description in cri_server/config/model.py: one or two sentences"
 
 
 def test_the_page_about_it_has_the_same_tables() -> None:

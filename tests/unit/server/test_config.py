@@ -40,7 +40,14 @@ def test_every_flag_has_a_key() -> None:
     [
         ("[cgroup]\ndriver = 'lxc'", "cgroup.driver", "invalid enum value"),
         ("[cgroup]\ndirver = 'systemd'", "cgroup.dirver", "no such key"),
-        ("[nope]\nx = 1", "nope", "no such key"),
+        ("[nope]\nx = 1", "nope", "no such table"),
+        ("[network]\nbuiltin = ['10.0.0.0/8', '10.0.0.1/8']", "network.builtin[1]", "has host bits set"),
+        ("[images]\npinned = ['UPPER']", "images.pinned[0]", "UPPER"),
+        (
+            "[registry]\nconfig_path = '/a:b'",
+            "config.toml:2: registry.config_path",
+            "'b' is not an absolute path",
+        ),
         ("[streaming]\nport = 70000", "streaming.port", "<= 65535"),
         ("[streaming]\nport = '1'", "streaming.port", "expected `int`"),
         ("server = 3", "server", "expected `object`"),

@@ -1,55 +1,53 @@
-"""The server's configuration: a TOML file whose every key has a default, and flags that override keys.
+"""The configuration's tables: each key with its type, its default and what it is for.
 
-An unknown key, a wrong type or a value out of range is refused with the file and the key's path, before anything starts.
+The installed file, docs/configure.md and pyrunc-config(5) are made from them.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from cri_server.store.paths import DEFAULT_STATE
-from pyrunc.errors import InvalidSpec
-
-DEFAULT_PATH = Path("/etc/pyrunc/config.toml")
-SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-def explained(text: str) -> msgspec.Meta:
-    """What a key is for; `cri_server.install.config_file` writes it above the key in the file that is installed."""
-    return msgspec.Meta(description=text)
+def explained(text: str, *, reloads: bool = True) -> msgspec.Meta:
+    """What a key is for; `cri_server.install.config_file` writes it above the key in the file that is installed.
+
+    `reloads`: whether a running server takes a new value (SIGHUP).
+    """
+    return msgspec.Meta(description=text, extra={"reloads": reloads})
 
 
-class Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=False):
+class Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A TOML table: keys that are not fields are errors. The docstring's first line heads the table in the installed file."""
 
 
 class Server(Table):
     """Where the server listens and keeps things."""
 
-    listen: Annotated[str, explained("The socket that kubelet and clients connect to: unix:///PATH.")] = (
-        "unix:///run/pyrunc/cri.sock"
-    )
+    listen: Annotated[
+        str, explained("The socket that kubelet and clients connect to: unix:///PATH.", reloads=False)
+    ] = "unix:///run/pyrunc/cri.sock"
     root: Annotated[
         str,
         explained(
-            "Images, writable layers and records: a folder on a disk. Records are synced before a call is answered."
+            "Images, writable layers and records: a folder on a disk. Records are synced before a call is answered.",
+            reloads=False,
         ),
     ] = "/var/lib/pyrunc"
     state: Annotated[
         str,
         explained(
             "Sockets and facts of this boot: a folder on a tmpfs. It belongs to `root`: while pods of this boot live, another "
-            "pair is refused."
+            "pair is refused.",
+            reloads=False,
         ),
     ] = DEFAULT_STATE
     log_level: Annotated[
@@ -78,7 +76,7 @@ class Network(Table):
     bin_dir: Annotated[
         str,
         explained(
-            "Executables of CNI plugins. bridge, host-local, loopback and portmap are built in where none is there."
+            "Folders of CNI plugins' executables, separated by `:`. bridge, host-local, loopback and portmap are built in where none is there."
         ),
     ] = "/opt/cni/bin"
     builtin: Annotated[
@@ -96,7 +94,10 @@ class Cgroup(Table):
 
     driver: Annotated[
         Literal["auto", "systemd", "cgroupfs"],
-        explained("Who makes cgroups; kubelet's `cgroupDriver` must agree. auto: systemd where it runs."),
+        explained(
+            "Who makes cgroups; kubelet's `cgroupDriver` must agree. auto: systemd where it runs.",
+            reloads=False,
+        ),
     ] = "auto"
     missing_controllers: Annotated[
         Literal["error", "warn"],
@@ -112,7 +113,10 @@ class Registry(Table):
     """Where images are pulled from."""
 
     config_path: Annotated[
-        str, explained("A folder of HOST/hosts.toml files, as containerd's certs.d. Empty: none.")
+        str,
+        explained(
+            "Folders of HOST/hosts.toml files, as containerd's certs.d, separated by `:`; of two that have a host the first counts. Empty: none."
+        ),
     ] = ""
     no_progress_timeout_s: Annotated[
         PositiveSeconds, explained("A pull that makes no progress for so long fails.")
@@ -130,8 +134,8 @@ class Images(Table):
 class Streaming(Table):
     """Where exec, attach and port-forward sessions connect. Only kubelet needs to reach it."""
 
-    host: Annotated[str, explained("The address to listen at.")] = "127.0.0.1"
-    port: Annotated[Port, explained("Its port; 0 takes a free one.")] = 0
+    host: Annotated[str, explained("The address to listen at.", reloads=False)] = "127.0.0.1"
+    port: Annotated[Port, explained("Its port; 0 takes a free one.", reloads=False)] = 0
 
 
 class Containers(Table):
@@ -175,7 +179,8 @@ class Metrics(Table):
         str,
         explained(
             "Where they are served: unix:///PATH, or HOST:PORT such as 127.0.0.1:9477, without a password for whoever can "
-            "connect. Empty: not at all."
+            "connect. Empty: not at all.",
+            reloads=False,
         ),
     ] = ""
 
@@ -217,75 +222,3 @@ class Config(Table):
     @property
     def state(self) -> Path:
         return Path(self.server.state)
-
-
-def load(path: Path | None, overrides: dict[str, Any]) -> Config:
-    """The configuration of `path` (None: the default path, which may be missing), then `overrides` by `table.key`.
-
-    Raises InvalidSpec whose path is `FILE:KEY` (or the flag's key) and whose text says what is expected there.
-    """
-    values, source = _read(path)
-    for key, value in overrides.items():
-        if value is not None:
-            table, _, name = key.partition(".")
-            values.setdefault(table, {})[name] = value
-    try:
-        config = msgspec.convert(values, Config)
-    except msgspec.ValidationError as error:
-        raise _worded(source, error) from None
-    _check(config)
-    return config
-
-
-def _read(path: Path | None) -> tuple[dict[str, Any], str]:
-    chosen = path or DEFAULT_PATH
-    try:
-        with open(chosen, "rb") as file:
-            return tomllib.load(file), str(chosen)
-    except FileNotFoundError:
-        if path is None:
-            return {}, "flags"
-        raise InvalidSpec(str(chosen), "no such file") from None
-    except OSError as error:
-        raise InvalidSpec(str(chosen), f"cannot be read: {os.strerror(error.errno or 0).lower()}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidSpec(str(chosen), f"not TOML: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidSpec(str(chosen), f"not TOML: {error}") from None
-
-
-def _worded(source: str, error: msgspec.ValidationError) -> InvalidSpec:
-    """msgspec says `Expected … - at `$.table.key``; a person wants `FILE:table.key: expected …`."""
-    text, _, place = str(error).partition(" - at ")
-    key = place.strip("`").removeprefix("$").removeprefix(".")
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", text)
-    if unknown:
-        key = f"{key}.{unknown[1]}".lstrip(".")
-        text = "no such key"
-    return InvalidSpec(f"{source}:{key}" if key else source, text[:1].lower() + text[1:])
-
-
-def _check(config: Config) -> None:
-    if not config.server.listen.startswith("unix:///"):
-        raise InvalidSpec("server.listen", f"{config.server.listen!r} is not unix:///PATH")
-    if len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:
-        raise InvalidSpec("server.listen", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
-    _check_metrics(config.metrics.address)
-    for key in ("server.root", "server.state", "network.conf_dir", "network.bin_dir"):
-        table, _, name = key.partition(".")
-        if not Path(getattr(getattr(config, table), name)).is_absolute():
-            raise InvalidSpec(key, "must be an absolute path")
-
-
-def _check_metrics(address: str) -> None:
-    if address.startswith("unix://"):
-        path = address.removeprefix("unix://")
-        wrong = not path.startswith("/") or len(path.encode()) > SOCKET_PATH_LIMIT
-    else:
-        host, colon, port = address.rpartition(":")
-        bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
-        wrong = bool(address) and not (
-            host and colon and not bare and port.isdecimal() and int(port) <= 65535
-        )
-    if wrong:
-        raise InvalidSpec("metrics.address", f"{address!r} is not unix:///PATH or HOST:PORT")

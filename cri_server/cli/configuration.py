@@ -1,0 +1,59 @@
+"""`pyrunc-cri config`: the file with all keys, what a server would use and from where, and whether a file is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cri_server.cli.serve import read, settings
+from pyrunc.errors import Error
+
+
+@click.group()
+def config() -> None:
+    """The server's configuration: its keys, what they are now and where that comes from."""
+
+
+@config.command()
+def default() -> None:
+    """Every key with its explanation and default, as the installed file has them."""
+    from cri_server.install.config_file import text
+
+    click.echo(text(), nl=False)
+
+
+@config.command()
+@settings
+@click.option("--origin", is_flag=True, help="Beside each value FILE:LINE, default or command line.")
+def dump(config: Path | None, origin: bool, **flags: Any) -> None:
+    """What `serve` with the same flags would use, as TOML."""
+    import msgspec
+
+    loaded = read(config, flags)
+    for number, (table, keys) in enumerate(msgspec.to_builtins(loaded.config).items()):
+        click.echo(f"{chr(10) if number else ''}[{table}]")
+        for name, value in keys.items():
+            line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
+            click.echo(f"{line:<50} # {loaded.origin((table, name))}" if origin else line)
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
+def check(file: Path | None) -> None:
+    """Whether FILE and its drop-ins can be used [/etc/pyrunc/config.toml]: all unknown keys, wrong types and values."""
+    from cri_server.config import DEFAULT_PATH
+    from cri_server.config.loader import problems
+    from cri_server.config.sources import read as read_files
+
+    found = [
+        error for source in read_files(file or DEFAULT_PATH, required=True) for error in problems(source)
+    ]
+    for error in found:
+        click.echo(str(error), err=True)
+    if found:
+        raise Error(f"{len(found)} {'is' if len(found) == 1 else 'are'} wrong")
+    for path in read(file, {}).files:
+        click.echo(f"{path}: fine")

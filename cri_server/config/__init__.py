@@ -1,0 +1,19 @@
+"""The server's configuration: a TOML file and its drop-ins, whose every key has a default, and flags that override keys.
+
+An unknown key, a wrong type or a value out of range is refused with file, line and key, before anything starts.
+"""
+
+from cri_server.config.check import SOCKET_PATH_LIMIT
+from cri_server.config.loader import DEFAULT_PATH, load, load_with_origins
+from cri_server.config.model import Config, Metrics, Network, Server
+
+__all__ = [
+    "DEFAULT_PATH",
+    "SOCKET_PATH_LIMIT",
+    "Config",
+    "Metrics",
+    "Network",
+    "Server",
+    "load",
+    "load_with_origins",
+]

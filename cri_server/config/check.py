@@ -1,0 +1,71 @@
+"""What types cannot say of values: forms of addresses and paths. Pure: looks at no file."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+
+from cri_server.config.model import Config
+from pyrunc.errors import InvalidArgument, InvalidSpec
+
+SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
+
+
+def check(config: Config) -> None:
+    """Raises InvalidSpec whose path is `table.key`."""
+    if not config.server.listen.startswith("unix:///"):
+        raise InvalidSpec("server.listen", f"{config.server.listen!r} is not unix:///PATH")
+    if len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:
+        raise InvalidSpec("server.listen", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
+    _check_metrics(config.metrics.address)
+    _check_network(config)
+    _check_pinned(config)
+    for key, path in _absolute(config):
+        if not Path(path).is_absolute():
+            raise InvalidSpec(key, f"{path!r} is not an absolute path")
+
+
+def _check_network(config: Config) -> None:
+    for place, subnet in enumerate(config.network.builtin):
+        try:
+            ipaddress.ip_network(subnet)
+        except ValueError as error:
+            raise InvalidSpec(f"network.builtin[{place}]", str(error)) from None
+
+
+def _check_pinned(config: Config) -> None:
+    if not config.images.pinned:
+        return
+    from cri_server.images.catalog import pin
+
+    for place, reference in enumerate(config.images.pinned):
+        try:
+            pin(reference)
+        except InvalidArgument as error:
+            raise InvalidSpec(f"images.pinned[{place}]", error.message) from None
+
+
+def _absolute(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys with paths, and those paths."""
+    yield "server.root", config.server.root
+    yield "server.state", config.server.state
+    yield "network.conf_dir", config.network.conf_dir
+    yield from (("network.bin_dir", folder) for folder in config.network.bin_dir.split(":") if folder)
+    yield from (
+        ("registry.config_path", folder) for folder in config.registry.config_path.split(":") if folder
+    )
+
+
+def _check_metrics(address: str) -> None:
+    if address.startswith("unix://"):
+        path = address.removeprefix("unix://")
+        wrong = not path.startswith("/") or len(path.encode()) > SOCKET_PATH_LIMIT
+    else:
+        host, colon, port = address.rpartition(":")
+        bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+        wrong = bool(address) and not (
+            host and colon and not bare and port.isdecimal() and int(port) <= 65535
+        )
+    if wrong:
+        raise InvalidSpec("metrics.address", f"{address!r} is not unix:///PATH or HOST:PORT")

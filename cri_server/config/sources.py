@@ -1,0 +1,132 @@
+"""Files that configuration comes from: `config.toml`, then `config.toml.d/*.toml` by name; each file's values with their lines.
+
+A drop-in wins key by key over what is before it; a list is replaced, not extended.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyrunc.errors import InvalidSpec
+
+Key = tuple[str, ...]  # table, key; longer in a table of tables
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file. `text` is kept to find lines in."""
+
+    path: Path
+    text: str
+    values: dict[str, Any]
+
+    def place(self, key: Key) -> str:
+        """`FILE:LINE` of a key, or of the nearest table around it; `FILE` for what is nowhere."""
+        found = lines(self.text)
+        for length in range(len(key), 0, -1):
+            if key[:length] in found:
+                return f"{self.path}:{found[key[:length]]}"
+        return str(self.path)
+
+
+def read(path: Path, *, required: bool) -> list[Source]:
+    """The file, unless it is missing and not `required`, and its drop-ins. Raises InvalidSpec whose path is the file."""
+    files = [path] if required or path.exists() else []
+    return [_read(file) for file in (*files, *drop_ins(path))]
+
+
+def drop_ins(path: Path) -> list[Path]:
+    """The files in `PATH.d` by name; hidden ones are what editors leave. Raises InvalidSpec."""
+    folder = path.with_name(path.name + ".d")
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".toml") and name[0] != ".")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InvalidSpec(str(folder), f"cannot be read: {_reason(error)}") from None
+    return [folder / name for name in names]
+
+
+def _read(path: Path) -> Source:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return Source(path, text, tomllib.loads(text))
+    except FileNotFoundError:
+        raise InvalidSpec(str(path), "no such file") from None
+    except OSError as error:
+        raise InvalidSpec(str(path), f"cannot be read: {_reason(error)}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidSpec(str(path), f"not TOML: {error}") from None
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno or 0).lower()
+
+
+@functools.lru_cache(8)
+def lines(text: str) -> dict[Key, int]:
+    """The line, from 1, where each key and each table of a valid TOML file begins.
+
+    A statement of TOML ends with the first line up to which it can be read: none of its beginnings is one.
+    """
+    found: dict[Key, int] = {}
+    table: Key = ()
+    statement, first = "", 0
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        first = first if statement else number
+        statement += line
+        try:
+            values = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        if statement.lstrip().startswith("["):
+            table = _deepest(values)
+            found.setdefault(table, first)
+        else:
+            for key in _leaves(values):
+                found.setdefault(table + key, first)
+        statement = ""
+    return found
+
+
+def _deepest(values: Any) -> Key:
+    """The name of the table that a header opens; `[[name]]` is one in a list."""
+    key: Key = ()
+    while values:
+        if isinstance(values, list):
+            values = values[0]
+            continue
+        name, values = next(iter(values.items()))
+        key += (name,)
+    return key
+
+
+def _leaves(values: dict[str, Any], before: Key = ()) -> Iterator[Key]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*before, name))
+        else:
+            yield (*before, name)
+
+
+def merge(
+    into: dict[str, Any],
+    values: dict[str, Any],
+    source: Source | None,
+    origins: dict[Key, Source | None],
+    before: Key = (),
+) -> None:
+    """Put `values` over `into`, key by key, and into `origins` the source of each; None: the command line."""
+    for name, value in values.items():
+        key = (*before, name)
+        if isinstance(value, dict):
+            merge(into.setdefault(name, {}), value, source, origins, key)
+        else:
+            into[name] = value
+            origins[key] = source

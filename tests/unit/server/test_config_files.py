@@ -1,0 +1,155 @@
+"""Drop-ins, where each value comes from, keys that do not exist, and what a running server takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cri_server.cli.configuration import config as command
+from cri_server.config import Config, load, load_with_origins
+from cri_server.config.changes import changes, taken
+from cri_server.config.loader import problems
+from cri_server.config.sources import Source, lines, read
+from pyrunc.errors import InvalidSpec
+
+MAIN = """\
+[server]
+log_level = "debug"
+root = "/main"
+
+[containers]
+rlimits = [
+  "core=0",
+  "stack=1",
+]
+volatile = false
+"""
+
+
+def write(folder: Path, **drop_ins: str) -> Path:
+    path = folder / "config.toml"
+    path.write_text(MAIN)
+    (folder / "config.toml.d").mkdir()
+    for name, text in drop_ins.items():
+        (folder / "config.toml.d" / f"{name}.toml").write_text(text)
+    return path
+
+
+def test_drop_ins_win_key_by_key_in_the_order_of_their_names(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        b='[server]\nroot = "/b"\n',
+        a='[server]\nroot = "/a"\nlog_format = "json"\n[containers]\nrlimits = ["nofile=5"]\n',
+    )
+    (tmp_path / "config.toml.d" / ".c.toml.swp").write_text("no [ TOML")
+    (tmp_path / "config.toml.d" / ".hidden.toml").write_text("no [ TOML")
+    found = load(path, {})
+    assert (found.server.root, found.server.log_format, found.server.log_level) == ("/b", "json", "debug")
+    assert found.containers.rlimits == ["nofile=5"] and found.containers.volatile is False
+
+
+def test_each_value_knows_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, a='\n[server]\nroot = "/a"\n')
+    found = load_with_origins(path, {"server.state": "/s"})
+    assert found.origin(("server", "root")) == f"{tmp_path}/config.toml.d/a.toml:3"
+    assert found.origin(("server", "log_level")) == f"{path}:2"
+    assert found.origin(("containers", "rlimits")) == f"{path}:6"
+    assert found.origin(("containers", "volatile")) == f"{path}:10"
+    assert found.origin(("server", "state")) == "command line"
+    assert found.origin(("server", "listen")) == "default"
+
+
+def test_lines_of_what_toml_permits() -> None:
+    text = '# c\na.b = 1\n[t."x.y"]\nk = """\n[no]\nz = 1\n"""\nl = { m = 1, n = [\n 2 ] }\n[[u]]\nv = 1\n'
+    assert lines(text) == {
+        ("a", "b"): 2, ("t", "x.y"): 3, ("t", "x.y", "k"): 4, ("t", "x.y", "l", "m"): 8, ("t", "x.y", "l", "n"): 8,
+        ("u",): 10, ("u", "v"): 11,
+    }  # fmt: skip
+
+
+def test_without_a_file_drop_ins_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, a='[server]\nroot = "/a"\n')
+    path.unlink()
+    monkeypatch.setattr("cri_server.config.loader.DEFAULT_PATH", path)
+    assert load(None, {}).server.root == "/a"
+    with pytest.raises(InvalidSpec, match="no such file"):
+        load(path, {})
+
+
+def test_a_wrong_drop_in_is_named_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, a='[server]\n\nrot = "/a"\n')
+    with pytest.raises(InvalidSpec) as caught:
+        load(path, {})
+    assert str(caught.value) == (
+        f"{tmp_path}/config.toml.d/a.toml:3: server.rot: no such key; did you mean root?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[server]\nlog_levle = 'x'", ["x:2: server.log_levle: no such key; did you mean log_level?"]),
+        ("[servre]\nroot = '/x'", ["x:1: servre: no such table; did you mean server?"]),
+        ("[server]\nrlimits = []", ["x:2: server.rlimits: no such key; [containers] has it"]),
+        ("volatile = true", ["x:1: volatile: no such table; [containers] has it"]),
+        ("[images]\nzzz = 1\nqqq = 2", [
+            "x:2: images.zzz: no such key; there is pinned", "x:3: images.qqq: no such key; there is pinned"]),
+        ("[streaming]\nhost = 'h'\nport = 'x'", ["x:3: streaming.port: expected `int`, got `str`"]),
+        ("[containers]\nrlimits = [\n'a',\n3]", ["x:2: containers.rlimits[1]: expected `str`, got `int`"]),
+    ],
+)  # fmt: skip
+def test_problems_say_what_was_probably_meant(tmp_path: Path, text: str, expected: list[str]) -> None:
+    path = tmp_path / "x"
+    path.write_text(text)
+    [source] = read(path, required=True)
+    assert [str(error).replace(f"{tmp_path}/", "") for error in problems(source)] == expected
+
+
+def test_what_a_running_server_takes() -> None:
+    before = Config()
+    after = load_from({"server.log_level": "debug", "server.root": "/other", "registry.config_path": "/x"})
+    assert [(c.key, c.reloads) for c in changes(before, after)] == [
+        ("server.root", False), ("server.log_level", True), ("registry.config_path", True),
+    ]  # fmt: skip
+    found = taken(before, after)
+    assert (found.server.log_level, found.server.root) == ("debug", before.server.root)
+    assert found.registry.config_path == "/x"
+
+
+def load_from(values: dict[str, str]) -> Config:
+    return load_with_origins(Path("/dev/null"), values).config
+
+
+def test_dump_shows_values_and_their_origins(tmp_path: Path) -> None:
+    path = write(tmp_path, a='[server]\nroot = "/a"\n')
+    shown = CliRunner().invoke(command, ["dump", "--config", str(path), "--origin", "--state", "/s"])
+    lines = {line.split(" = ")[0]: line for line in shown.output.splitlines()}
+    assert lines["root"].split() == ["root", "=", '"/a"', "#", f"{tmp_path}/config.toml.d/a.toml:2"]
+    assert lines["state"].endswith("# command line") and lines["listen"].endswith("# default")
+    again = tmp_path / "again.toml"
+    again.write_text(shown.output)
+    assert load(again, {}) == load(path, {"server.state": "/s"})
+
+
+def test_check_tells_about_each_problem(tmp_path: Path) -> None:
+    path = write(tmp_path, a="[images]\npined = []\npinnd = []\n")
+    shown = CliRunner().invoke(command, ["check", str(path)])
+    assert shown.exit_code != 0 and shown.output.count("did you mean pinned?") == 2
+    (tmp_path / "config.toml.d" / "a.toml").write_text("")
+    shown = CliRunner().invoke(command, ["check", str(path)])
+    assert shown.output == f"{path}: fine\n{tmp_path}/config.toml.d/a.toml: fine\n"
+
+
+def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
+    path = write(tmp_path, a='[containers]\nrlimits = ["nofile=unlimited"]\n')
+    shown = CliRunner().invoke(command, ["check", str(path)])
+    assert shown.exit_code != 0
+    assert str(shown.exception).startswith(f"{tmp_path}/config.toml.d/a.toml:2: containers.rlimits[0]: ")
+
+
+def test_default_is_a_file_that_can_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(CliRunner().invoke(command, ["default"]).output)
+    assert load(path, {}) == Config() and not list(problems(Source(path, "", {})))
