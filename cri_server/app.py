@@ -213,7 +213,12 @@ async def open_grpc(
         RuntimeService=RuntimeService(services, streaming), ImageService=ImageService(services)
     )
     table = verbs.observed(services, {**calls, **Admin(services).table(), **ImageAdmin(services).table()})
-    server = Server(config.socket_path, table)
+    server = Server(
+        config.socket_path,
+        table,
+        owner=(config.server.socket_uid, config.server.socket_gid),
+        mode=int(config.server.socket_mode, 8),
+    )
     await server.start()
     stack.push_async_callback(server.stop, config.server.shutdown_timeout_s)
     return server

@@ -84,11 +84,6 @@ def probe(config: Config) -> Node:
     )
 
 
-def check(config: Config) -> None:
-    """Raises InvalidSpec whose path is the key, for what this machine does not permit."""
-    limits(config.containers.rlimits)
-
-
 def limits(asked: Sequence[str]) -> Limits:
     """What containers get: the defaults, as far as they are permitted, and what the configuration asks for in their place.
 

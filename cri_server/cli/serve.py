@@ -68,11 +68,11 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 def read(config: Path | None, flags: dict[str, Any]) -> Loaded:
     """What the file, its drop-ins and the flags say. Raises InvalidSpec, also for what this machine does not permit."""
-    from cri_server import node
+    from cri_server import node_check
     from cri_server.config import load_with_origins
 
     overrides = {FLAGS[name]: _key(value) for name, value in flags.items()}
-    return load_with_origins(config, overrides, node.check)
+    return load_with_origins(config, overrides, node_check.check)
 
 
 def require_root() -> None:

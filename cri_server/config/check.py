@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cri_server.config.model import Config
+from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.errors import InvalidArgument, InvalidSpec
 
 SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
@@ -21,6 +22,7 @@ def check(config: Config) -> None:
     _check_metrics(config.metrics.address)
     _check_network(config)
     _check_pinned(config)
+    _check_capabilities(config)
     for key, path in _absolute(config):
         if not Path(path).is_absolute():
             raise InvalidSpec(key, f"{path!r} is not an absolute path")
@@ -32,6 +34,13 @@ def _check_network(config: Config) -> None:
             ipaddress.ip_network(subnet)
         except ValueError as error:
             raise InvalidSpec(f"network.builtin[{place}]", str(error)) from None
+
+
+def _check_capabilities(config: Config) -> None:
+    for place, name in enumerate(config.containers.default_capabilities):
+        if name not in CAPABILITIES:
+            key = f"containers.default_capabilities[{place}]"
+            raise InvalidSpec(key, f"{name!r} is no capability such as CAP_CHOWN")
 
 
 def _check_pinned(config: Config) -> None:
@@ -51,6 +60,11 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
     yield "server.root", config.server.root
     yield "server.state", config.server.state
     yield "network.conf_dir", config.network.conf_dir
+    for key in ("hooks_dirs", "cdi_dirs"):
+        yield from ((f"containers.{key}", folder) for folder in getattr(config.containers, key))
+    for key in ("seccomp_profile", "block_io_classes"):
+        if path := getattr(config.containers, key):
+            yield f"containers.{key}", path
     yield from (("network.bin_dir", folder) for folder in config.network.bin_dir.split(":") if folder)
     yield from (
         ("registry.config_path", folder) for folder in config.registry.config_path.split(":") if folder

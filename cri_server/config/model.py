@@ -11,9 +11,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from cri_server.store.paths import DEFAULT_STATE
+from pyrunc.abi.capability import DEFAULT_CAPABILITIES
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 2)]
+Mode = Annotated[str, msgspec.Meta(pattern="^0?[0-7]{3}$")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -35,6 +38,12 @@ class Server(Table):
     listen: Annotated[
         str, explained("The socket that kubelet and clients connect to: unix:///PATH.", reloads=False)
     ] = "unix:///run/pyrunc/cri.sock"
+    socket_uid: Annotated[Id, explained("The user who owns that socket.", reloads=False)] = 0
+    socket_gid: Annotated[
+        Id,
+        explained("The group that owns it: who can connect can become root.", reloads=False),
+    ] = 0
+    socket_mode: Annotated[Mode, explained("Its permission bits, in octal digits.", reloads=False)] = "0660"
     root: Annotated[
         str,
         explained(
@@ -138,6 +147,25 @@ class Streaming(Table):
     port: Annotated[Port, explained("Its port; 0 takes a free one.", reloads=False)] = 0
 
 
+class Pods(Table):
+    """What holds for each pod."""
+
+    unprivileged_ports: Annotated[
+        bool,
+        explained(
+            "Programs without CAP_NET_BIND_SERVICE may listen at ports below 1024 of their pod's network "
+            "(net.ipv4.ip_unprivileged_port_start=0)."
+        ),
+    ] = False
+    unprivileged_ping: Annotated[
+        bool,
+        explained(
+            "Programs without CAP_NET_RAW may ping from their pod's network (net.ipv4.ping_group_range); not in pods with a "
+            "user namespace."
+        ),
+    ] = False
+
+
 class Containers(Table):
     """What holds for each container."""
 
@@ -160,6 +188,50 @@ class Containers(Table):
             "Those not named have the server's defaults."
         ),
     ] = []
+    default_capabilities: Annotated[
+        list[str],
+        explained(
+            "What a container may do that is not privileged and asks for nothing else; pods add to it and drop from it. Names "
+            "as in capabilities(7)."
+        ),
+    ] = msgspec.field(default_factory=lambda: sorted(DEFAULT_CAPABILITIES))
+    seccomp_profile: Annotated[
+        str,
+        explained(
+            "A file with the OCI seccomp object that RuntimeDefault means. Empty: the profile that is built in."
+        ),
+    ] = ""
+    hooks_dirs: Annotated[
+        list[str],
+        explained(
+            "Folders of hooks for containers, JSON files as in oci-hooks(5), such as /usr/share/containers/oci/hooks.d. The "
+            "last folder wins."
+        ),
+    ] = []
+    device_ownership: Annotated[
+        bool,
+        explained(
+            "Devices of a container belong to its `runAsUser` and `runAsGroup`, where those are not 0, instead of the owner of "
+            "the host's device."
+        ),
+    ] = False
+    pod_annotations: Annotated[
+        list[str],
+        explained(
+            'Annotations of pods that go to the OCI spec of their containers, `*` for any characters, such as ["io.example/*"].'
+        ),
+    ] = []
+    container_annotations: Annotated[
+        list[str],
+        explained("The same for annotations of containers, as kubelet and device plugins set them."),
+    ] = []
+    block_io_classes: Annotated[
+        str,
+        explained(
+            "A YAML file of classes of block I/O (goresctrl's), which pods name in the annotation "
+            "blockio.resources.beta.kubernetes.io/pod. Empty: there are none."
+        ),
+    ] = ""
     cdi_dirs: Annotated[
         list[str],
         explained("Where device drivers describe their devices (CDI). The last folder wins."),
@@ -206,6 +278,7 @@ class Config(Table):
     registry: Registry = msgspec.field(default_factory=Registry)
     images: Images = msgspec.field(default_factory=Images)
     streaming: Streaming = msgspec.field(default_factory=Streaming)
+    pods: Pods = msgspec.field(default_factory=Pods)
     containers: Containers = msgspec.field(default_factory=Containers)
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     timeline: Timeline = msgspec.field(default_factory=Timeline)

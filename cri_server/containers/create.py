@@ -16,7 +16,7 @@ from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.node import effective_capabilities
 from cri_server.services import Services
-from cri_server.spec import build, cdi, groups, mounts, namespaces, signals, sources
+from cri_server.spec import build, cdi, groups, hooks, mounts, namespaces, signals, sources
 from cri_server.spec.security import DEFAULT, apparmor_profile
 from cri_server.spec.user import Accounts
 from cri_server.status import sandbox as status
@@ -42,6 +42,7 @@ class Work:
     mounted_images: dict[str, str] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
     edits: list[cdi.Edits] = field(default_factory=list)
+    hooks: list[hooks.Hook] = field(default_factory=list)
     volumes: list[mounts.Asked] = field(default_factory=list)
     built: build.Built | None = None
     container: Container | None = None
@@ -119,6 +120,9 @@ async def find_sources(work: Work) -> None:
     if named:
         folders = services.config.containers.cdi_dirs
         work.edits = await sources.in_time(timeout_s, "CDI files", cdi.resolve, named, folders)
+    if services.config.containers.hooks_dirs:
+        folders = services.config.containers.hooks_dirs
+        work.hooks = await sources.in_time(timeout_s, "hooks", hooks.read, folders)
     if config.linux.security_context.privileged:
         work.devices = await sources.in_time(timeout_s, "/dev", sources.all_devices)
     if config.devices:
@@ -171,6 +175,8 @@ async def build_spec(work: Work) -> None:
             },
             default_apparmor=await _default_apparmor(work),
             edits=work.edits,
+            settings=services.config.containers,
+            hooks=work.hooks,
         )
     )
     work.container = _container(work, image.stop_signal)

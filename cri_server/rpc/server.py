@@ -35,11 +35,19 @@ class Server:
     """Answers the calls of `methods` on the socket at `path`. What links share is public; they are its only users."""
 
     def __init__(
-        self, path: Path, methods: Table, *, limits: Limits | None = None, greeting_s: float = GREETING_S
+        self,
+        path: Path,
+        methods: Table,
+        *,
+        limits: Limits | None = None,
+        greeting_s: float = GREETING_S,
+        owner: tuple[int, int] | None = None,
+        mode: int = SOCKET_MODE,
     ) -> None:
+        """`owner`: uid and gid of the socket, None: ours; `mode` its permission bits."""
         self.methods, self.limits, self.greeting_s = methods, limits or Limits(), greeting_s
         self.buffer = memoryview(bytearray(READ_BYTES))
-        self._path = path
+        self._path, self._owner, self._mode = path, owner, mode
         self._links: set[Link] = set()
         self._silent: dict[Link, None] = {}  # those that have made no call yet, oldest first
         self._listener: asyncio.Server | None = None
@@ -51,16 +59,18 @@ class Server:
         self._empty.set()
 
     async def start(self) -> None:
-        """Listen, for root only. Raises WrongState when a living server listens there, OSError."""
+        """Listen, for the owner. Raises WrongState when a living server listens there, OSError."""
         self._path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         unlink_stale(self._path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            before = os.umask(0o777 & ~SOCKET_MODE)
+            before = os.umask(0o777 & ~self._mode)
             try:
                 sock.bind(str(self._path))
             finally:
                 os.umask(before)
+            if self._owner is not None:
+                os.chown(self._path, *self._owner)
             loop = asyncio.get_running_loop()
             self._listener = await loop.create_unix_server(
                 lambda: Link(self), sock=sock, backlog=ACCEPT_AT_ONCE

@@ -149,7 +149,7 @@ def holder(work: Work) -> dict[str, Any]:
         },
         "uid_mappings": users.get("uidMappings", []),
         "gid_mappings": users.get("gidMappings", []),
-        "sysctls": dict(work.config.linux.sysctls),
+        "sysctls": sysctls.with_defaults(work.config.linux.sysctls, options, work.services.config.pods),
         "cgroups_path": work.sandbox.cgroups_path,
         "cgroup": {
             "driver": work.services.node.cgroup_driver,
@@ -158,7 +158,7 @@ def holder(work: Work) -> dict[str, Any]:
         "oom_score_adj": resources.clamp_oom_score_adj(
             HOLDER_OOM_SCORE_ADJ, work.services.node.oom_score_adj_floor
         ),
-        "seccomp": security.seccomp_object(profile, []),
+        "seccomp": security.seccomp_object(profile, [], work.services.config.containers.seccomp_profile),
         "shm_size_bytes": mounts.SHM_SIZE_BYTES,
         "shm_owner": namespaces.root_of(options),
     }

@@ -6,6 +6,8 @@ import errno
 from collections.abc import Mapping
 
 from cri_server.api import api_pb2 as api
+from cri_server.config.model import Pods
+from cri_server.spec import namespaces
 from pyrunc.errors import InvalidArgument, KernelError
 
 IPC = (
@@ -39,6 +41,21 @@ def check(asked: Mapping[str, str], options: api.NamespaceOption) -> None:
             _own(key, "network", options.network)
         else:
             raise InvalidArgument(f"sysctl {key!r} is not namespaced")
+
+
+def with_defaults(asked: Mapping[str, str], options: api.NamespaceOption, pods: Pods) -> dict[str, str]:
+    """What is asked for and what the configuration sets in the pod's own network beside it.
+
+    Groups of a pod with a user namespace are not mapped that far: the kernel would refuse the range.
+    """
+    found: dict[str, str] = {}
+    if options.network != api.NODE:
+        if pods.unprivileged_ports:
+            found["net.ipv4.ip_unprivileged_port_start"] = "0"
+        if pods.unprivileged_ping and not namespaces.has_user_namespace(options):
+            found["net.ipv4.ping_group_range"] = "0 2147483647"
+    taken = {dotted(key) for key in asked}
+    return {key: value for key, value in found.items() if key not in taken} | dict(asked)
 
 
 def concern_network(asked: Mapping[str, str]) -> bool:

@@ -4,13 +4,27 @@ at CreateContainer; what is built here is what StartContainer runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fnmatch
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.config.model import Containers
 from cri_server.node import Node, loaded_apparmor_profiles
-from cri_server.spec import capabilities, cdi, groups, mounts, namespaces, process, resources, security, user
+from cri_server.spec import (
+    block_io,
+    capabilities,
+    cdi,
+    groups,
+    hooks,
+    mounts,
+    namespaces,
+    process,
+    resources,
+    security,
+    user,
+)
 from cri_server.store.model import User
 from pyrunc.errors import InvalidArgument
 
@@ -52,6 +66,8 @@ class Inputs:
     kubernetes: dict[str, str]
     default_apparmor: str = ""
     edits: list[cdi.Edits] = field(default_factory=list)
+    settings: Containers = field(default_factory=Containers)
+    hooks: list[hooks.Hook] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,7 @@ def build(inputs: Inputs) -> Built:
     """The spec as a JSON object. Raises InvalidArgument, Unsupported."""
     context = inputs.config.linux.security_context
     who = user.resolve(context, inputs.image.user, inputs.accounts)
-    granted = capabilities.of(context, inputs.available_capabilities)
+    granted = capabilities.of(context, inputs.available_capabilities, inputs.settings.default_capabilities)
     spec: dict[str, Any] = {
         "ociVersion": OCI_VERSION,
         "process": _process(inputs, who, granted),
@@ -93,6 +109,9 @@ def build(inputs: Inputs) -> Built:
         "annotations": _annotations(inputs),
     }
     cdi.apply(spec, inputs.edits)
+    if inputs.hooks:
+        annotations = {**inputs.sandbox.annotations, **inputs.config.annotations, **spec["annotations"]}
+        hooks.apply(spec, inputs.hooks, annotations, any(m.request.host_path for m in inputs.wanted))
     return Built(spec, who)
 
 
@@ -159,6 +178,11 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
     limits = resources.without_hugepages(
         resources.to_oci(inputs.config.linux.resources), inputs.node.cgroup_controllers
     )
+    io_class = block_io.class_of(
+        inputs.config.metadata.name, inputs.sandbox.annotations, inputs.config.annotations
+    )
+    if io_class:
+        limits["blockIO"] = block_io.to_oci(inputs.settings.block_io_classes, io_class)
     limits["devices"] = _device_rules(inputs.devices, privileged)
     result: dict[str, Any] = {
         "namespaces": namespaces.entries(
@@ -172,8 +196,10 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
         "readonlyPaths": [] if privileged else list(context.readonly_paths),
     }
     if inputs.devices:
-        result["devices"] = [{k: v for k, v in d.items() if k != "access"} for d in inputs.devices]
-    filters = security.seccomp_object(security.seccomp_profile(context), granted)
+        result["devices"] = _devices(inputs)
+    filters = security.seccomp_object(
+        security.seccomp_profile(context), granted, inputs.settings.seccomp_profile
+    )
     if filters is not None:
         result["seccomp"] = filters
     result.update(namespaces.id_maps(context.namespace_options))
@@ -181,6 +207,16 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
     if propagation:
         result["rootfsPropagation"] = propagation
     return result
+
+
+def _devices(inputs: Inputs) -> list[dict[str, Any]]:
+    """The nodes to make: with the host's owner, or with the container's where that is configured and not root."""
+    owner: dict[str, int] = {}
+    context = inputs.config.linux.security_context
+    if inputs.settings.device_ownership and not context.privileged:
+        asked = {"uid": context.run_as_user.value, "gid": context.run_as_group.value}
+        owner = {key: value for key, value in asked.items() if value > 0}
+    return [{**{k: v for k, v in d.items() if k != "access"}, **owner} for d in inputs.devices]
 
 
 def _device_rules(devices: list[dict[str, Any]], privileged: bool) -> list[dict[str, Any]]:
@@ -193,10 +229,20 @@ def _device_rules(devices: list[dict[str, Any]], privileged: bool) -> list[dict[
 
 
 def _annotations(inputs: Inputs) -> dict[str, str]:
-    """Ours for people who look at a bundle, in the words that other runtimes use."""
+    """Those that the configuration passes on, and ours for people who look at a bundle, in the words that other runtimes use."""
     return {
+        **_passed(inputs.sandbox.annotations, inputs.settings.pod_annotations),
+        **_passed(inputs.config.annotations, inputs.settings.container_annotations),
         "io.kubernetes.cri.container-type": "container",
         "io.kubernetes.cri.container-name": inputs.config.metadata.name,
         "io.kubernetes.cri.image-name": inputs.config.image.image,
         **inputs.kubernetes,
+    }
+
+
+def _passed(annotations: Mapping[str, str], patterns: Sequence[str]) -> dict[str, str]:
+    return {
+        key: value
+        for key, value in annotations.items()
+        if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
     }

@@ -5,40 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cri_server.api import api_pb2 as api
-from pyrunc.abi.capability import CAPABILITIES
+from pyrunc.abi.capability import CAPABILITIES, DEFAULT_CAPABILITIES
 from pyrunc.errors import InvalidArgument
 
 ALL = "ALL"
 
-# What every runtime grants by default; the set that Kubernetes' documentation refers to.
-DEFAULT = frozenset(
-    {
-        "CAP_AUDIT_WRITE",
-        "CAP_CHOWN",
-        "CAP_DAC_OVERRIDE",
-        "CAP_FOWNER",
-        "CAP_FSETID",
-        "CAP_KILL",
-        "CAP_MKNOD",
-        "CAP_NET_BIND_SERVICE",
-        "CAP_NET_RAW",
-        "CAP_SETFCAP",
-        "CAP_SETGID",
-        "CAP_SETPCAP",
-        "CAP_SETUID",
-        "CAP_SYS_CHROOT",
-    }
-)
 
-
-def of(context: api.LinuxContainerSecurityContext, available: int) -> dict[str, list[str]]:
-    """The OCI object `process.capabilities`. `available` is the server's own effective set as a mask: nothing beyond it
+def of(
+    context: api.LinuxContainerSecurityContext,
+    available: int,
+    default: Iterable[str] = DEFAULT_CAPABILITIES,
+) -> dict[str, list[str]]:
+    """The OCI object `process.capabilities`. `default`: what a container has that asks for nothing. `available` is the server's own effective set as a mask: nothing beyond it
     can be granted to a privileged container. Raises InvalidArgument for unknown names."""
     if context.privileged:
         granted = {name for name, number in CAPABILITIES.items() if available >> number & 1}
         return _sets(granted, set())
     asked = context.capabilities
-    granted = _apply(set(DEFAULT), _names(asked.drop_capabilities), _names(asked.add_capabilities))
+    granted = _apply(_names(default), _names(asked.drop_capabilities), _names(asked.add_capabilities))
     ambient = _names(asked.add_ambient_capabilities)
     ambient = set(CAPABILITIES) if ALL in ambient else ambient
     granted |= ambient

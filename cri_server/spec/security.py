@@ -79,11 +79,16 @@ def _profile(asked: api.SecurityProfile, what: str) -> Profile:
     return Profile(kind, asked.localhost_ref)
 
 
-def seccomp_object(profile: Profile, capabilities: list[str]) -> dict[str, Any] | None:
+def seccomp_object(
+    profile: Profile, capabilities: list[str], default_path: str = ""
+) -> dict[str, Any] | None:
     """The OCI object `linux.seccomp`; None when unconfined. `capabilities` are the granted `CAP_…` names, which open some
-    calls of the default profile. Reads the profile's file for `localhost`: raises InvalidArgument."""
+    calls of the default profile; `default_path`: a file to take in its place. Reads the profile's file for `localhost`: raises
+    InvalidArgument."""
     if profile.kind == UNCONFINED:
         return None
+    if profile.kind == DEFAULT and default_path:
+        return _read_profile(default_path)
     if profile.kind == DEFAULT:
         return runtime_default(capabilities, os.uname().machine)
     return _read_profile(profile.reference)

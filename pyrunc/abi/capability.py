@@ -49,3 +49,23 @@ CAP_SYS_RESOURCE = 24
 
 # struct __user_cap_header_struct {u32 version; int pid}, then two times {u32 effective, permitted, inheritable}
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
+
+# What every runtime grants by default; the set that Kubernetes' documentation refers to.
+DEFAULT_CAPABILITIES = frozenset(
+    {
+        "CAP_AUDIT_WRITE",
+        "CAP_CHOWN",
+        "CAP_DAC_OVERRIDE",
+        "CAP_FOWNER",
+        "CAP_FSETID",
+        "CAP_KILL",
+        "CAP_MKNOD",
+        "CAP_NET_BIND_SERVICE",
+        "CAP_NET_RAW",
+        "CAP_SETFCAP",
+        "CAP_SETGID",
+        "CAP_SETPCAP",
+        "CAP_SETUID",
+        "CAP_SYS_CHROOT",
+    }
+)

@@ -67,7 +67,7 @@ CRI_SERVER_ROOMS = (
     ("config", "network"),
     ("node",),
     ("spec", "apparmor", "doctor"),
-    ("pod_files", "shims"),
+    ("pod_files", "shims", "node_check"),
     ("services",),
     ("status", "recovery"),
     ("containers",),

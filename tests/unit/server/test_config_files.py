@@ -149,6 +149,27 @@ def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
     assert str(shown.exception).startswith(f"{tmp_path}/config.toml.d/a.toml:2: containers.rlimits[0]: ")
 
 
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        (
+            "seccomp_profile = '/absent'",
+            "containers.seccomp_profile: seccomp profile '/absent': No such file",
+        ),
+        ("block_io_classes = '/absent'", "containers.block_io_classes: block I/O classes in /absent: "),
+        ("hooks_dirs = ['HERE']", "containers.hooks_dirs: hook HERE/x.json: "),
+        ("default_capabilities = ['CHOWN']", "containers.default_capabilities[0]: 'CHOWN' is no capability"),
+        ("cdi_dirs = ['x']", "containers.cdi_dirs: 'x' is not an absolute path"),
+    ],
+)
+def test_files_that_are_named_are_looked_into(tmp_path: Path, setting: str, why: str) -> None:
+    path = tmp_path / "config.toml"
+    (tmp_path / "x.json").write_text("{}")
+    path.write_text(f"[containers]\n{setting}\n".replace("HERE", str(tmp_path)))
+    shown = CliRunner().invoke(command, ["check", str(path)])
+    assert str(shown.exception).startswith(f"{path}:2: {why.replace('HERE', str(tmp_path))}")
+
+
 def test_default_is_a_file_that_can_be_used(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(CliRunner().invoke(command, ["default"]).output)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_server.api import api_pb2 as api
+from cri_server.config.model import Pods
+from cri_server.sandboxes import sysctls
 from cri_server.spec import capabilities, groups, mounts, namespaces, resources, security, signals, sources
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, Unsupported
 
@@ -38,6 +41,38 @@ def test_drop_and_add() -> None:
     assert ambient["ambient"] == ambient["permitted"] == ["CAP_SYS_TIME"]
     with pytest.raises(InvalidArgument, match="CAP_NOPE"):
         caps(add_capabilities=["NOPE"])
+
+
+def test_configured_capabilities() -> None:
+    asked = api.LinuxContainerSecurityContext(
+        capabilities=api.Capability(drop_capabilities=["KILL"], add_capabilities=["SYS_TIME"])
+    )
+    found = capabilities.of(asked, EVERYTHING, ["CAP_KILL", "CAP_CHOWN"])
+    assert found["bounding"] == ["CAP_CHOWN", "CAP_SYS_TIME"]
+
+
+def test_settings_of_the_pods_own_network() -> None:
+    def found(pods: Pods, asked: dict[str, str], **options: Any) -> dict[str, str]:
+        return sysctls.with_defaults(asked, api.NamespaceOption(**options), pods)
+
+    ports, ping = "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range"
+    both = Pods(unprivileged_ports=True, unprivileged_ping=True)
+    users = api.UserNamespace(mode=api.POD)
+    assert found(Pods(), {"kernel.sem": "1"}) == {"kernel.sem": "1"}
+    assert found(both, {}) == {ports: "0", ping: "0 2147483647"}
+    assert found(both, {}, network=api.NODE) == {}
+    assert found(both, {}, userns_options=users) == {ports: "0"}
+    assert found(both, {ports.replace(".", "/"): "80"}) == {
+        ping: "0 2147483647", ports.replace(".", "/"): "80",
+    }  # fmt: skip
+
+
+def test_a_configured_profile_is_the_runtimes_default(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text('{"defaultAction": "SCMP_ACT_LOG"}')
+    default = security.Profile(security.DEFAULT)
+    assert security.seccomp_object(default, [], str(path)) == {"defaultAction": "SCMP_ACT_LOG"}
+    assert security.seccomp_object(security.Profile(security.UNCONFINED), [], str(path)) is None
 
 
 def test_privileged_has_what_the_server_has() -> None:

@@ -1,0 +1,31 @@
+"""What of a configuration only this machine can tell: whether limits are permitted and files that are named can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cri_server import node
+from cri_server.config.model import Config
+from cri_server.spec import block_io, hooks, security
+from pyrunc.errors import Error, InvalidSpec
+
+
+def check(config: Config) -> None:
+    """Raises InvalidSpec whose path is the key."""
+    given = config.containers
+    node.limits(given.rlimits)
+    if given.seccomp_profile:
+        profile = security.Profile(security.LOCALHOST, given.seccomp_profile)
+        _try("containers.seccomp_profile", lambda: security.seccomp_object(profile, []))
+    if given.hooks_dirs:
+        _try("containers.hooks_dirs", lambda: hooks.read(given.hooks_dirs))
+    if given.block_io_classes:
+        _try("containers.block_io_classes", lambda: block_io.check(given.block_io_classes))
+
+
+def _try(key: str, action: Callable[[], Any]) -> None:
+    try:
+        action()
+    except Error as error:
+        raise InvalidSpec(key, error.message) from None

@@ -1,0 +1,125 @@
+"""OCI hooks that the administrator configures in folders of JSON files, each for the containers that it is for.
+
+The format is oci-hooks(5) of podman and CRI-O, schema 1.0.0. A file of a later folder masks one of the same name before it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from pyrunc.errors import WrongState
+
+SIZE_LIMIT_BYTES = 1 << 20
+
+Stage = Literal["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
+
+
+class _Entry(msgspec.Struct):
+    path: str
+    args: list[str] = []
+    env: list[str] = []
+    timeout: int | None = None
+
+
+class _When(msgspec.Struct, forbid_unknown_fields=True):
+    always: bool | None = None
+    annotations: dict[str, str] | None = None
+    commands: list[str] | None = None
+    has_bind_mounts: bool | None = msgspec.field(default=None, name="hasBindMounts")
+
+
+class _File(msgspec.Struct):
+    version: Literal["1.0.0"]
+    hook: _Entry
+    when: _When
+    stages: list[Stage]
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One file: `entry` is the OCI hook; what is None in the rest is no condition."""
+
+    entry: dict[str, Any]
+    stages: tuple[str, ...]
+    always: bool | None = None
+    annotations: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] | None = None
+    commands: tuple[re.Pattern[str], ...] | None = None
+    has_bind_mounts: bool | None = None
+
+    def is_for(self, annotations: Mapping[str, str], command: str, bind_mounts: bool) -> bool:
+        """Whether all conditions hold; a hook without one is for no container."""
+        found: list[bool] = []
+        if self.always is not None:
+            found.append(self.always)
+        if self.annotations is not None:
+            pairs = annotations.items()
+            found += [any(k.search(n) and v.search(t) for n, t in pairs) for k, v in self.annotations]
+        if self.commands is not None:
+            found.append(any(pattern.search(command) for pattern in self.commands))
+        if self.has_bind_mounts is not None:
+            found.append(not self.has_bind_mounts or bind_mounts)
+        return bool(found) and all(found)
+
+
+def read(folders: Sequence[str]) -> list[Hook]:
+    """The hooks of all files in the order of their names in lower case.
+
+    Raises WrongState for a file that is wrong: a container without a hook that was meant for it must not start.
+    """
+    files: dict[str, Path] = {}
+    for folder in folders:
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise WrongState(f"hooks in {folder}: {error.strerror}") from None
+        files |= {name: Path(folder, name) for name in names if name.endswith(".json")}
+    return [_read(files[name]) for name in sorted(files, key=lambda name: (name.lower(), name))]
+
+
+def _read(path: Path) -> Hook:
+    try:
+        with path.open("rb") as file:
+            content = file.read(SIZE_LIMIT_BYTES + 1)
+        if len(content) > SIZE_LIMIT_BYTES:
+            raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
+        found = msgspec.json.decode(content, type=_File)
+        if not found.hook.path.startswith("/"):
+            raise ValueError(f"hook.path {found.hook.path!r} is not absolute")
+        return _hook(found)
+    except (OSError, ValueError, RecursionError, re.error) as error:
+        raise WrongState(f"hook {path}: {error}") from None
+
+
+def _hook(file: _File) -> Hook:
+    entry = {key: value for key, value in msgspec.to_builtins(file.hook).items() if value}
+    when = file.when
+    return Hook(
+        entry=entry,
+        stages=tuple(dict.fromkeys(file.stages)),
+        always=when.always,
+        annotations=None
+        if when.annotations is None
+        else tuple((re.compile(key), re.compile(value)) for key, value in when.annotations.items()),
+        commands=None if when.commands is None else tuple(map(re.compile, when.commands)),
+        has_bind_mounts=when.has_bind_mounts,
+    )
+
+
+def apply(
+    spec: dict[str, Any], hooks: Sequence[Hook], annotations: Mapping[str, str], bind_mounts: bool
+) -> None:
+    """Add to an OCI spec the hooks that are for its container, behind those that it has."""
+    command = next(iter(spec["process"]["args"]), "")
+    for hook in hooks:
+        if hook.is_for(annotations, command, bind_mounts):
+            for stage in hook.stages:
+                spec.setdefault("hooks", {}).setdefault(stage, []).append(hook.entry)

@@ -1,0 +1,86 @@
+"""Classes of block I/O: which one a container has, and what it is in the OCI spec."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cri_server.spec import block_io
+from pyrunc.errors import InvalidArgument, WrongState
+
+FILE = """\
+Classes:
+  slow:
+    - Weight: 80
+    - Devices: [DEVICE, /dev/null, /dev/absent*]
+      ThrottleReadBps: 50M
+      ThrottleWriteIOPS: 5k
+    - Devices: [DEVICE]
+      ThrottleReadBps: 1Mi
+      Weight: 50
+  fast:
+    - Weight: 400
+"""
+
+
+def block_devices() -> list[str]:
+    names = [f"/dev/{name}" for name in os.listdir("/dev")]
+    return [name for name in names if os.path.exists(name) and stat.S_ISBLK(os.stat(name).st_mode)]
+
+
+def test_a_class_is_what_its_entries_say_and_the_later_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_io, "_devices", lambda patterns: [(8, 0)] if "DEVICE" in patterns else [])
+    path = tmp_path / "classes.yaml"
+    path.write_text(FILE)
+    assert block_io.to_oci(str(path), "slow") == {
+        "weight": 80,
+        "weightDevice": [{"major": 8, "minor": 0, "weight": 50}],
+        "throttleReadBpsDevice": [{"major": 8, "minor": 0, "rate": 1 << 20}],
+    }
+    assert block_io.to_oci(str(path), "fast") == {"weight": 400}
+
+
+def test_patterns_name_block_devices_only() -> None:
+    devices = block_devices()
+    found = block_io._devices([*devices, "/dev/null", "/dev/absent*"])
+    assert found == [(os.major(n := os.stat(d).st_rdev), os.minor(n)) for d in devices]
+
+
+def test_the_nearest_annotation_counts() -> None:
+    pod = {block_io.POD: "a", f"{block_io.CONTAINER}one": "b"}
+    own = {"io.kubernetes.cri.blockio-class": "c"}
+    assert [block_io.class_of(n, pod, {}) for n in ("one", "two")] == ["b", "a"]
+    assert block_io.class_of("one", pod, own) == "c" and block_io.class_of("one", {}, {}) == ""
+
+
+def test_a_class_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "classes.yaml"
+    path.write_text(FILE)
+    with pytest.raises(InvalidArgument, match="there is no block I/O class 'medium' in"):
+        block_io.to_oci(str(path), "medium")
+    with pytest.raises(InvalidArgument, match="no classes are configured"):
+        block_io.to_oci("", "slow")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("Classes: {a: [{Weight: 5}]}", "weight 5 is not in 10..1000"),
+        ("Classes: {a: [{Weihgt: 50}]}", "unknown field `Weihgt`"),
+        ("Classes: {a: [{ThrottleReadBps: 1M}]}", "a limit without Devices"),
+        ("Classes: {a: [{Devices: [/etc], Weight: 50}]}", "'/etc' is not in /dev"),
+        ("Classes: {a: [{Weight: 5x}]}", "'5x' is not a quantity"),
+        ("Classes: [", "while parsing"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "classes.yaml"
+    path.write_text(text)
+    with pytest.raises(WrongState) as caught:
+        block_io.check(str(path))
+    assert str(path) in str(caught.value) and why in str(caught.value)
