@@ -41,6 +41,7 @@ from cri_server.store.index import Index
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.streaming.server import StreamingServer
+from cri_server.timeline.export import Exporter
 from pyrunc.compiler.client import Compilers
 from pyrunc.errors import Error, WrongState
 from pyrunc.shim.client import SHIM
@@ -132,6 +133,9 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     services.zygotes = {"shims": zygote, "errands": errands}
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
     stack.callback(services.timeline.flush)
+    if config.tracing.endpoint:
+        services.tracing = Exporter(config.tracing.endpoint, config.tracing.sampling)
+        stack.push_async_callback(services.tracing.close)
     stack.push_async_callback(_settle, services)
     return services
 

@@ -14,6 +14,7 @@ from cri_server.node import Node
 from cri_server.shims import Shims
 from cri_server.store.index import Index
 from cri_server.store.paths import Paths
+from cri_server.timeline.export import Exporter
 from cri_server.timeline.ring import Ring
 from pyrunc.compiler.client import Compilers
 from pyrunc.zygote.client import Zygote
@@ -38,6 +39,7 @@ class Services:
     events: Events
     zygotes: dict[str, Zygote] = field(default_factory=dict)  # by what they fork
     timeline: Ring = field(init=False)
+    tracing: Exporter | None = None
     default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)
     running: SingleFlight = field(default_factory=SingleFlight)
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made

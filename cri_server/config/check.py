@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cri_server.config.model import Config
 from pyrunc.abi.capability import CAPABILITIES
@@ -20,6 +21,7 @@ def check(config: Config) -> None:
     if len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:
         raise InvalidSpec("server.listen", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
     _check_metrics(config.metrics.address)
+    _check_endpoint(config.tracing.endpoint)
     _check_network(config)
     _check_pinned(config)
     _check_capabilities(config)
@@ -69,6 +71,16 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
     yield from (
         ("registry.config_path", folder) for folder in config.registry.config_path.split(":") if folder
     )
+
+
+def _check_endpoint(endpoint: str) -> None:
+    try:
+        parts = urlsplit(endpoint)
+        wrong = bool(endpoint) and (parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0)
+    except ValueError:
+        wrong = True
+    if wrong:
+        raise InvalidSpec("tracing.endpoint", f"{endpoint!r} is not http[s]://HOST:PORT[/PATH]")
 
 
 def _check_metrics(address: str) -> None:

@@ -269,6 +269,27 @@ class Timeline(Table):
     ] = False
 
 
+class Tracing(Table):
+    """The calls and their parts as OpenTelemetry's spans."""
+
+    endpoint: Annotated[
+        str,
+        explained(
+            "The collector, by OTLP over HTTP: http://HOST:4318 or a whole URL; more by OpenTelemetry's own variables, such as "
+            "OTEL_EXPORTER_OTLP_HEADERS. Empty: none. Needs the package's `tracing` dependencies.",
+            reloads=False,
+        ),
+    ] = ""
+    sampling: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=1),
+        explained(
+            "The share of calls that are sent. Calls of who traces itself, as kubelet can, are sent if it says so.",
+            reloads=False,
+        ),
+    ] = 1.0
+
+
 class Config(Table):
     """The whole file."""
 
@@ -282,6 +303,7 @@ class Config(Table):
     containers: Containers = msgspec.field(default_factory=Containers)
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     timeline: Timeline = msgspec.field(default_factory=Timeline)
+    tracing: Tracing = msgspec.field(default_factory=Tracing)
 
     @property
     def socket_path(self) -> Path:

@@ -18,6 +18,7 @@ UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-
 ENCODINGS = (b"identity", b"gzip")
 
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _ESCAPED = re.compile(rb"[^ -$&-~]")
 
 HEAD_BLOCK = hpack.STATUS_200 + hpack.literal(b"content-type", b"application/grpc")
@@ -35,17 +36,18 @@ class NotGrpc(Exception):
 
 @dataclass(slots=True)
 class Head:
-    """What a request's fields say. `timeout_s` is None when the client waits for as long as it takes."""
+    """What a request's fields say. `timeout_s` is None when the client waits for as long as it takes. `origin`: W3C `traceparent`."""
 
     path: bytes
     timeout_s: float | None
     encoding: bytes
+    origin: str = ""
 
 
 def parse_head(fields: list[Field]) -> Head:
     """Raises NotGrpc, and CallFailed for a timeout that cannot be read."""
     path = method = content_type = b""
-    encoding, timeout_s = b"identity", None
+    encoding, timeout_s, origin = b"identity", None, ""
     for name, value in fields:
         if name == b":path":
             path = value
@@ -57,11 +59,13 @@ def parse_head(fields: list[Field]) -> Head:
             method = value
         elif name == b"grpc-encoding":
             encoding = value
+        elif name == b"traceparent":
+            origin = value.decode() if _TRACEPARENT.fullmatch(value) else ""
     if method != b"POST":
         raise NotGrpc(405)
     if not content_type.startswith(b"application/grpc"):
         raise NotGrpc(415)
-    return Head(path, timeout_s, encoding)
+    return Head(path, timeout_s, encoding, origin)
 
 
 def parse_timeout_s(text: bytes) -> float:

@@ -9,6 +9,7 @@ what waits, is reset or reaches its deadline.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable
 from types import AsyncGeneratorType, CoroutineType
@@ -21,6 +22,7 @@ from cri_server.rpc import codes, grpc_framing
 from cri_server.rpc.codes import CallFailed, Code
 from cri_server.rpc.grpc_framing import Incoming, NotGrpc
 from cri_server.rpc.methods import Method, Parts
+from cri_server.timeline.trace import ORIGIN
 
 if TYPE_CHECKING:
     from cri_server.rpc.server import Server
@@ -34,12 +36,15 @@ class Call:
     """A call that is not answered yet."""
 
     __slots__ = (
-        "admitted", "deadline_s", "held", "incoming", "method", "queued", "reserved_bytes", "started", "stream_id", "streaming",
+        "admitted", "deadline_s", "held", "incoming", "method", "origin", "queued", "reserved_bytes", "started", "stream_id", "streaming",
         "task", "timer", "waiter",
     )  # fmt: skip
 
-    def __init__(self, stream_id: int, method: Method, incoming: Incoming, deadline_s: float | None) -> None:
+    def __init__(
+        self, stream_id: int, method: Method, incoming: Incoming, deadline_s: float | None, origin: str
+    ) -> None:
         self.stream_id, self.method, self.incoming, self.deadline_s = stream_id, method, incoming, deadline_s
+        self.origin = origin
         self.timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
         self.streaming = False
@@ -224,7 +229,7 @@ class Link(asyncio.BufferedProtocol):
             self._end(event.stream_id, False, failed.code, failed.message)
             return
         deadline_s = None if head.timeout_s is None else self._loop.time() + head.timeout_s
-        call = Call(event.stream_id, method, Incoming(head.encoding), deadline_s)
+        call = Call(event.stream_id, method, Incoming(head.encoding), deadline_s, head.origin)
         self._calls[event.stream_id] = call
         if not self._served:
             self._served = True
@@ -313,7 +318,11 @@ class Link(asyncio.BufferedProtocol):
                 work.close()
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many calls at once")
         answering = self._stream(call, work) if call.streaming else self._unary(call, work)
-        call.task = self._loop.create_task(answering)
+        context = None
+        if call.origin:
+            context = contextvars.copy_context()
+            context.run(ORIGIN.set, call.origin)
+        call.task = self._loop.create_task(answering, context=context)
         call.task.add_done_callback(lambda task: self._ended(call, work, task))
 
     async def _unary(self, call: Call, work: Awaitable[Any]) -> None:

@@ -27,7 +27,7 @@ from cri_server.rpc.codes import Code
 from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox, sandbox_name
-from cri_server.timeline.trace import CURRENT, Trace
+from cri_server.timeline.trace import CURRENT, ORIGIN, Trace
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def _observed(services: Services, method: Method) -> Callable[[Any], Any]:
 
 def _verb(services: Services, method: Method, describe: Describe) -> Callable[[Any], Any]:
     async def answer(request: Any) -> Any:
-        described, trace = describe(services, request), Trace()
+        described, trace = describe(services, request), Trace(origin=ORIGIN.get())
         CURRENT.set(trace)  # of this call's task, and of those that it starts
         try:
             reply = await method.answer(request)
@@ -119,7 +119,12 @@ def _immediate(services: Services, method: Method, describe: Describe | None) ->
 
 
 def _remember(services: Services, call: str, trace: Trace, said: Fields) -> None:
-    services.timeline.add({"call": call, "started_at_ns": trace.started_at_ns, **said}, trace)
+    entry = {"call": call, "started_at_ns": trace.started_at_ns, **said}
+    if trace.origin:
+        entry["traceparent"] = trace.origin
+    services.timeline.add(entry, trace)
+    if services.tracing is not None:
+        services.tracing.add(call, said, trace)
 
 
 def _code(error: BaseException) -> Code:

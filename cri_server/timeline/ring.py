@@ -30,7 +30,7 @@ INTERVAL_S = 1.0
 Entry = dict[str, Any]
 """{"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields, "spans": [{"id", "name", "offset_ms",
 "duration_ms", "parent"?, "failed"?}]}: `parent` is the id of the span that it is a part of; one without is a part of the call.
-`ended_at_ns` is different for each, and grows."""
+`ended_at_ns` is different for each, and grows. `traceparent`: of who made the call, when it traces itself."""
 
 Follower = asyncio.Queue[tuple[Entry, Trace | None] | None]
 

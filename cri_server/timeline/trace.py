@@ -39,6 +39,8 @@ class Trace:
     origin: str = ""
 
 
+ORIGIN: ContextVar[str] = ContextVar("origin", default="")
+"""The `traceparent` of the call that this task answers; empty without one."""
 CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 _inside: ContextVar[int] = ContextVar("inside", default=ROOT)
 

@@ -44,7 +44,7 @@ class Compilers:
     def __init__(self, errands: Errands, *, timed: bool = False) -> None:
         """`errands`: a zygote that was started with `pyrunc.compiler.service` preloaded. `timed`: launches tell the shim when each
         operation was done, which makes them slower."""
-        self._timed = timed
+        self.timed = timed
         self._workers = Workers(errands, SERVE, "a compiler", KEPT, KEPT)
 
     def warm(self) -> None:
@@ -73,6 +73,6 @@ class Compilers:
         return await self._ask(wanted, timeout_s)
 
     async def _ask(self, question: Mapping[str, Any], timeout_s: float) -> CompiledLaunch:
-        if self._timed:
+        if self.timed:
             question = {**question, "timed": True}
         return CompiledLaunch(*await self._workers.ask(question, timeout_s))
