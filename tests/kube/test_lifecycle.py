@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 from tests.kube.pods import Kube, pod, shell
 
@@ -176,3 +179,18 @@ def test_dead_containers_are_collected(kube: Kube) -> None:
         )
         kube.until(lambda: not client.runtime.ListPodSandbox(sandboxes).items, "removal of the sandbox", 150)
         assert not client.runtime.ListContainers(request).containers
+
+
+def test_the_calls_of_a_pod_belong_to_the_trace_of_kubelet(kube: Kube) -> None:
+    """kubelet traces its work on a pod, and its calls say so (W3C trace context)."""
+    kube.run(pod("p", shell("sleep 3600")))
+    name = f"{kube.namespace}/p"
+    address = f"unix://{kube.cluster.node.socket}"
+    command = [sys.executable, "-m", "cri_server.cli.main", "--address", address, "timeline", name, "--json"]
+    calls = json.loads(subprocess.check_output(command, cwd=Path(__file__).parents[2], timeout=60))
+    found = {call["call"]: call.get("traceparent", "") for call in calls}
+    traces = {
+        call: found[call].split("-")[1] for call in ("RunPodSandbox", "CreateContainer", "StartContainer")
+    }
+    assert len(set(traces.values())) == 1, f"one sync of the pod, one trace: {found}"
+    assert all(found[call].endswith("-01") for call in traces), "it is sampled"
