@@ -76,7 +76,9 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
 def _check_endpoint(endpoint: str) -> None:
     try:
         parts = urlsplit(endpoint)
-        wrong = bool(endpoint) and (parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0)
+        wrong = bool(endpoint) and (
+            parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+        )
     except ValueError:
         wrong = True
     if wrong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import grpc
 import pytest
 
 from tests.cri.server_harness import REPOSITORY, Server
+from tests.support.processes import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +163,17 @@ def test_the_launchers_operations_and_a_page(tmp_path: Path) -> None:
         assert run(server, "deep", "--html", "-") == text
         assert "nothing is remembered" in run(server, "nobody", "--html", str(tmp_path / "none"), code=1)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html"]
+        server._settings["timeline"]["operations"] = False
+        server._write_config()
+        os.kill(server.pid, signal.SIGHUP)
+
+        def told() -> bool:
+            server.exec(container, "true")
+            names = [span["name"] for span in calls(server, "deep", "--last", "1")[0]["spans"]]
+            assert "set it up and execute" in names
+            return any("setns" in name for name in names)
+
+        assert wait_until(lambda: not told(), 60), "a running server takes it"
 
 
 def test_who_follows_sees_calls_end_over_a_restart() -> None:
