@@ -10,13 +10,25 @@ from pathlib import Path
 from tests.architecture.test_imports import MAY_IMPORT, ROOT, imports, modules
 
 # The name on the package index -> what it is imported as, where the two differ.
-IMPORTED_AS = {"backports-zstd": "backports", "grpcio": "grpc", "protobuf": "google", "pyyaml": "yaml"}
+IMPORTED_AS = {
+    "backports-zstd": "backports",
+    "grpcio": "grpc",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+    "protobuf": "google",
+    "pyyaml": "yaml",
+}
+OF_USE = ("tracing",)  # optional dependencies that a server imports when it is told to
 BUILT_IN = {"_pyrunc", "compression"}  # brought by cli/front.c; part of Python from 3.14 on
 
 
 def declared() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = [re.split(r"[ <>=;]", line)[0] for line in project["dependencies"]]
+    lines = [
+        *project["dependencies"],
+        *(line for use in OF_USE for line in project["optional-dependencies"][use]),
+    ]
+    names = [re.split(r"[ <>=;]", line)[0] for line in lines]
     normal = [name.lower().replace(".", "-") for name in names]
     return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in normal}
 
