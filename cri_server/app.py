@@ -41,6 +41,7 @@ from cri_server.store.index import Index
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.streaming.server import StreamingServer
+from cri_server.streaming.tls import Tls
 from cri_server.timeline.export import Exporter
 from pyrunc.compiler.client import Compilers
 from pyrunc.errors import Error, WrongState
@@ -199,7 +200,9 @@ async def open_streaming(
     config: Config, services: Services, stack: contextlib.AsyncExitStack
 ) -> StreamingServer:
     """The HTTP server of exec, attach and port-forward."""
-    server = StreamingServer(Sessions(services), config.streaming.host, config.streaming.port)
+    given = config.streaming
+    tls = Tls(given.tls_certificate, given.tls_key, given.tls_client_ca) if given.tls_certificate else None
+    server = StreamingServer(Sessions(services), given.host, given.port, tls=tls)
     try:
         await server.start()
     except OSError as error:

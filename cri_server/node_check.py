@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cri_server import node
-from cri_server.config.model import Config
+from cri_server.config.model import Config, Streaming
 from cri_server.spec import block_io, hooks, security
 from pyrunc.errors import Error, InvalidSpec
 
@@ -22,6 +22,17 @@ def check(config: Config) -> None:
         _try("containers.hooks_dirs", lambda: hooks.read(given.hooks_dirs))
     if given.block_io_classes:
         _try("containers.block_io_classes", lambda: block_io.check(given.block_io_classes))
+    if config.streaming.tls_certificate:
+        _check_tls(config.streaming)
+
+
+def _check_tls(given: Streaming) -> None:
+    from cri_server.streaming.tls import Tls
+
+    try:
+        Tls(given.tls_certificate, given.tls_key, given.tls_client_ca).context()
+    except (OSError, ValueError) as error:
+        raise InvalidSpec("streaming.tls_certificate", f"cannot be used: {error}") from None
 
 
 def _try(key: str, action: Callable[[], Any]) -> None:

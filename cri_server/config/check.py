@@ -25,6 +25,7 @@ def check(config: Config) -> None:
     _check_network(config)
     _check_pinned(config)
     _check_capabilities(config)
+    _check_tls(config)
     for key, path in _absolute(config):
         if not Path(path).is_absolute():
             raise InvalidSpec(key, f"{path!r} is not an absolute path")
@@ -36,6 +37,17 @@ def _check_network(config: Config) -> None:
             ipaddress.ip_network(subnet)
         except ValueError as error:
             raise InvalidSpec(f"network.builtin[{place}]", str(error)) from None
+
+
+def _check_tls(config: Config) -> None:
+    given = config.streaming
+    for key, other in (
+        ("tls_certificate", "tls_key"),
+        ("tls_key", "tls_certificate"),
+        ("tls_client_ca", "tls_key"),
+    ):
+        if getattr(given, key) and not getattr(given, other):
+            raise InvalidSpec(f"streaming.{key}", f"needs {other}")
 
 
 def _check_capabilities(config: Config) -> None:
@@ -62,6 +74,9 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
     yield "server.root", config.server.root
     yield "server.state", config.server.state
     yield "network.conf_dir", config.network.conf_dir
+    for key in ("tls_certificate", "tls_key", "tls_client_ca"):
+        if path := getattr(config.streaming, key):
+            yield f"streaming.{key}", path
     for key in ("hooks_dirs", "cdi_dirs"):
         yield from ((f"containers.{key}", folder) for folder in getattr(config.containers, key))
     for key in ("seccomp_profile", "block_io_classes"):

@@ -145,6 +145,24 @@ class Streaming(Table):
 
     host: Annotated[str, explained("The address to listen at.", reloads=False)] = "127.0.0.1"
     port: Annotated[Port, explained("Its port; 0 takes a free one.", reloads=False)] = 0
+    tls_certificate: Annotated[
+        str,
+        explained(
+            "A PEM file with the server's certificate and its chain; sessions use TLS then. It must name `host` and be one that "
+            "kubelet's machine trusts. Files that change are read again.",
+            reloads=False,
+        ),
+    ] = ""
+    tls_key: Annotated[
+        str, explained("A PEM file with the certificate's key, without a password.", reloads=False)
+    ] = ""
+    tls_client_ca: Annotated[
+        str,
+        explained(
+            "A PEM file with authorities: clients must show a certificate of one of them. Empty: they need none.",
+            reloads=False,
+        ),
+    ] = ""
 
 
 class Pods(Table):

@@ -21,6 +21,7 @@ from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
 from cri_server.streaming.remotecommand import CommandStreams
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.streams import Inbound, StreamGone
+from cri_server.streaming.tls import NoHandshake, Tls, terminated
 from cri_server.streaming.tokens import Tickets
 from cri_server.streaming.transport import ConnectionLost, SocketWire, Wire
 from cri_server.streaming.upgrade import Refused, Request, RequestReader
@@ -52,9 +53,10 @@ class StreamingServer:
         *,
         tickets: Tickets | None = None,
         idle_s: float = IDLE_S,
+        tls: Tls | None = None,
     ) -> None:
         self._backend, self._host, self._port, self._idle_s = backend, host, port, idle_s
-        self._tickets = tickets or Tickets()
+        self._tickets, self._tls = tickets or Tickets(), tls
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -65,7 +67,9 @@ class StreamingServer:
     # ---- life ----
 
     async def start(self) -> None:
-        """Listen. Raises `OSError` if the address cannot be had."""
+        """Listen. Raises `OSError` if the address cannot be had or the certificate cannot be used."""
+        if self._tls is not None:
+            self._tls.context()
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         self._listener = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
         self._listener.setblocking(False)
@@ -104,7 +108,8 @@ class StreamingServer:
 
     def _url(self, kind: str, options: object) -> str:
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}/{kind}/{self._tickets.issue(kind, options)}"
+        scheme = "https" if self._tls else "http"
+        return f"{scheme}://{host}:{self._port}/{kind}/{self._tickets.issue(kind, options)}"
 
     # ---- connections ----
 
@@ -146,6 +151,16 @@ class StreamingServer:
         """One connection, from its first byte to its last."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self._tls is None:
+            return await self._conversation(sock)
+        try:
+            async with terminated(sock, self._tls, HANDSHAKE_S) as plain:
+                await self._conversation(plain)
+        except NoHandshake as error:
+            log.debug("streaming: %s", error)
+
+    async def _conversation(self, sock: socket.socket) -> None:
+        """The session of one connection, which is closed at its end."""
         wire = SocketWire(sock, idle_s=self._idle_s)
         try:
             opened = await self._open(wire)
