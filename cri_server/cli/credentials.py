@@ -40,6 +40,18 @@ def files(chosen: Path | None = None) -> list[Path]:
 def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
     """The login for an image: of its repository or what that lies in, as containers-auth.json(5) says, else of its registry.
     Raises InvalidArgument."""
+    found = _entry(reference, chosen)
+    return None if found is None else _config(found[2], found[3], found[0])
+
+
+def source(reference: str, chosen: Path | None = None) -> str:
+    """Where `find` takes the login from, `FILE: KEY`; empty for none. Raises InvalidArgument."""
+    found = _entry(reference, chosen)
+    return "" if found is None else f"{found[0]}: {found[1]}"
+
+
+def _entry(reference: str, chosen: Path | None) -> tuple[Path, str, Any, str] | None:
+    """The file, the key and the login itself as they are written, and the registry that it is for."""
     name = Reference.parse(reference).name
     keys = [name]
     while "/" in keys[-1]:
@@ -51,9 +63,8 @@ def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
         for key in keys:
             for written in (key, f"https://{key}", f"http://{key}"):
                 if written in auths:
-                    return _config(
-                        auths[written], keys[-1] if keys[-1] != "index.docker.io" else DOCKER, path
-                    )
+                    server = keys[-1] if keys[-1] != "index.docker.io" else DOCKER
+                    return path, written, auths[written], server
     return None
 
 

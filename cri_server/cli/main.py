@@ -61,6 +61,7 @@ COMMANDS = {
     "images-fs": ("node", "images_fs"),
     "info": ("node", "info"),
     "version": ("node", "version"),
+    "registry": ("registry", "registry"),
     "serve": ("serve", "serve"),
     "config": ("configuration", "config"),
     "install-node": ("install_node", "install_node"),
@@ -120,6 +121,7 @@ SECTIONS = {
         "prune",
         "login",
         "logout",
+        "registry",
         "images-fs",
     ],
 }

@@ -1,7 +1,8 @@
 """Logging in to registries: challenges read, credentials chosen, token requests made and answered. Bytes in, values out.
 
-Whose secret goes where: a pull secret is for the registry that the reference names (and what `hosts.toml` calls its server);
-a mirror gets one only if the secret's server address is the mirror's. A token server is chosen by the registry's challenge;
+Whose secret goes where: a pull secret is for the registry that the reference names (and what `hosts.toml` calls its server)
+and for the mirrors that the registry's own `hosts.toml` names, unless the way there is in clear text and the registry's is not;
+another host gets one only if the secret's server address is that host's. Without one the `auth` of `hosts.toml` counts. A token server is chosen by the registry's challenge;
 it gets the secret that is meant for this registry, and only over https when the registry itself is on https.
 """
 
@@ -14,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlencode, urlsplit
 
-from cri_server.images.hosts import Host
+from cri_server.images.hosts import Host, default_url, is_loopback
 from cri_server.images.model import Auth
 from cri_server.images.reference import DOCKER, Reference
 from pyrunc.errors import InvalidArgument, PeerError
@@ -65,15 +66,27 @@ class TokenRequest:
 
 
 def credential(auth: Auth | None, reference: Reference, host: Host) -> Credential:
-    """What of a pull secret is meant for `host` when an image of `reference` is pulled. Raises InvalidArgument."""
-    if auth is None or auth.empty:
-        return ANONYMOUS
+    """What to log in with at `host` when an image of `reference` is pulled with a pull secret. Raises InvalidArgument."""
+    if auth is not None and not auth.empty and is_meant_for(auth, reference, host):
+        return _credential(auth)
+    return _credential(host.auth) if host.auth is not None and not host.auth.empty else ANONYMOUS
+
+
+def is_meant_for(auth: Auth, reference: Reference, host: Host) -> bool:
+    """Whether `host` may see a pull secret."""
     address = _server(auth.server_address)
-    meant = {_server(reference.domain)} if host.upstream else set()
-    meant.add(_server(host.netloc))
-    if address not in meant and (address or not host.upstream):
-        return ANONYMOUS
-    return _credential(auth)
+    is_registrys = not address or address == _server(reference.domain)
+    is_registry = host.upstream and (host.trusted or host.url == default_url(reference.domain))
+    if is_registrys and (is_registry or (host.trusted and _is_closed(host, reference))):
+        return True
+    return bool(address) and address == _server(host.netloc)
+
+
+def _is_closed(mirror: Host, reference: Reference) -> bool:
+    """Whether nobody can listen on the way to a mirror who could not on the way to the registry."""
+    parts = urlsplit(mirror.url)
+    registry = default_url(reference.domain)
+    return parts.scheme == "https" or is_loopback(parts.hostname or "") or registry.startswith("http://")
 
 
 def _credential(auth: Auth) -> Credential:

@@ -1,6 +1,7 @@
 """Where a registry's content comes from: containerd's `certs.d/HOST/hosts.toml`, mirrors in order, the registry itself last.
 
-Sources: containerd's docs/hosts.md; the folder is `HOST`, `HOST_PORT_` or `HOST:PORT`, else `_default`. A folder without the
+Sources: containerd's docs/hosts.md; `rewrite` is k3s's and RKE2's, `auth` has the keys of containerd's old registry.configs,
+`pull_secrets` is ours. The folder is `HOST`, `HOST_PORT_` or `HOST:PORT`, else `_default`. A folder without the
 file may hold docker's `*.crt` (authorities) and `*.cert` with `*.key` (client certificates).
 """
 
@@ -17,11 +18,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from cri_server.images.model import Auth
 from cri_server.images.reference import DOCKER
 from pyrunc.errors import InvalidSpec
 
 RESOLVE, PULL = "resolve", "pull"
 DIAL_TIMEOUT_S = 30.0
+DEFAULT_FOLDER = "_default"
 SIZE_LIMIT_BYTES, LINE_LIMIT_BYTES = 64 << 10, 1024
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -30,8 +33,9 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 class Host:
     """A place to ask. `url` is scheme://host[:port], `prefix` the path before the repository (`/v2`).
 
-    `upstream`: the registry itself, which pull secrets are for; mirrors get none. `headers` are the administrator's and may
-    hold secrets, which the repr does not show.
+    `upstream`: the registry itself, which pull secrets are for. `trusted`: a mirror that the registry's own file names, which
+    gets them, too (of the registry itself: that its own file names it). `auth`: what the administrator wants to log in with there. `rewrites`: regular expressions for the
+    repository and what takes their place. `headers` may hold secrets, which the repr does not show.
     """
 
     url: str
@@ -43,6 +47,17 @@ class Host:
     client: tuple[tuple[str, str | None], ...] = ()
     headers: dict[str, list[str]] = field(default_factory=dict, repr=False, hash=False)
     dial_timeout_s: float = DIAL_TIMEOUT_S
+    trusted: bool = False
+    auth: Auth | None = field(default=None, hash=False)
+    rewrites: tuple[tuple[re.Pattern[str], str], ...] = ()
+    source: str = ""
+
+    def repository(self, path: str) -> str:
+        """What the host calls the repository `path`: the first rewrite that matches it counts."""
+        for pattern, replacement in self.rewrites:
+            if pattern.search(path):
+                return pattern.sub(replacement, path)
+        return path
 
     @property
     def netloc(self) -> str:
@@ -52,6 +67,14 @@ class Host:
     def can(self, capability: str) -> bool:
         """Whether the administrator lets it do this."""
         return capability in self.capabilities
+
+
+class _Auth(msgspec.Struct, forbid_unknown_fields=True):
+    username: str = ""
+    password: str = ""
+    auth: str = ""
+    identitytoken: str = ""
+    registrytoken: str = ""
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,6 +87,9 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     override_path: bool = False
     header: dict[str, str | list[str]] | None = None
     dial_timeout: str | None = None
+    auth: _Auth | None = None
+    rewrite: dict[str, str] | None = None
+    pull_secrets: bool = True
 
 
 class _File(_Table):
@@ -79,7 +105,7 @@ def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
     path = folder / "hosts.toml"
     if not path.exists():
         return [_with_docker_files(_default(domain), folder)]
-    return _read(path, domain)
+    return _read(path, domain, own=folder.name != DEFAULT_FOLDER)
 
 
 def default_url(domain: str) -> str:
@@ -108,7 +134,7 @@ def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
     """The folder that says how to talk to a registry: its own in the first of `certs_dirs` that has one, else `_default`."""
     host, colon, port = domain.rpartition(":")
     names = [f"{host}_{port}_"] if colon and port.isdigit() else []
-    for found in ((*names, domain), ("_default",)):
+    for found in ((*names, domain), (DEFAULT_FOLDER,)):
         for certs_dir in certs_dirs:
             for name in found:
                 if (certs_dir / name).is_dir():
@@ -116,18 +142,19 @@ def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
     return None
 
 
-def _read(path: Path, domain: str) -> list[Host]:
+def _read(path: Path, domain: str, *, own: bool) -> list[Host]:
+    """`own`: the file is the registry's, not the one for all that have none."""
     try:
         file = msgspec.convert(tomllib.loads(_text(path)), _File)
     except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise InvalidSpec(str(path), str(error)) from None
     hosts = []
     for url, table in (file.host or {}).items():
-        hosts.append(_host(path, f"host.{url!r}", url, table, upstream=False))
-    server = _host(path, "server", file.server or default_url(domain), file, upstream=True)
+        hosts.append(_host(path, f"host.{url!r}", url, table, trusted=own and table.pull_secrets))
+    server = _host(path, "server", file.server or default_url(domain), file, upstream=True, trusted=own)
     for number, host in enumerate(hosts):  # a table for the server itself says how to talk to it
         if host.url == server.url and host.prefix == server.prefix:
-            return [*hosts[:number], *hosts[number + 1 :], replace(host, upstream=True)]
+            return [*hosts[:number], *hosts[number + 1 :], replace(host, upstream=True, trusted=own)]
     return [*hosts, server]
 
 
@@ -143,7 +170,9 @@ def _text(path: Path) -> str:
     return data.decode("utf-8")
 
 
-def _host(path: Path, key: str, url: str, table: _Table, *, upstream: bool) -> Host:
+def _host(
+    path: Path, key: str, url: str, table: _Table, *, upstream: bool = False, trusted: bool = False
+) -> Host:
     text = url if "://" in url else f"https://{url}"
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
@@ -164,7 +193,35 @@ def _host(path: Path, key: str, url: str, table: _Table, *, upstream: bool) -> H
         client=tuple(_pair(path, key, item) for item in _listed(table.client)),
         headers=_headers(path, key, table.header or {}),
         dial_timeout_s=_duration(path, key, table.dial_timeout),
+        trusted=trusted,
+        auth=_auth(table.auth),
+        rewrites=_rewrites(path, key, table.rewrite or {}),
+        source=str(path),
     )
+
+
+def _auth(given: _Auth | None) -> Auth | None:
+    if given is None:
+        return None
+    return Auth(
+        given.username, given.password, given.auth,
+        identity_token=given.identitytoken, registry_token=given.registrytoken,
+    )  # fmt: skip
+
+
+def _rewrites(path: Path, key: str, table: dict[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Go writes $1 and ${1} where Python writes a backslash."""
+    found = []
+    for pattern, replacement in table.items():
+        template = re.sub(r"\$(?:\{(\d+)\}|(\d+))", r"\\g<\1\2>", replacement.replace("\\", r"\\"))
+        try:
+            compiled = re.compile(pattern)
+            if any(int(group) > compiled.groups for group in re.findall(r"\\g<(\d+)>", template)):
+                raise re.error("there is no such group")
+        except re.error as error:
+            raise InvalidSpec(f"{path}:{key}.rewrite.{pattern!r}", str(error)) from None
+        found.append((compiled, template))
+    return tuple(found)
 
 
 def _listed(value: Any) -> list[Any]:

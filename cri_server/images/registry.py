@@ -227,7 +227,7 @@ class Registry:
 
     def _open(self, host: Host, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
         """A successful response. Raises Unavailable, Unauthorized, _NoSuch, PeerError."""
-        url = f"{host.url}{quote(host.prefix)}/{self._reference.path}/{what}{self._namespace(host)}"
+        url = f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}{self._namespace(host)}"
         response, other = self._session.get(host, url, headers | self._authorization(host))
         if response.status == 401 and not other:
             response.close()
@@ -246,7 +246,7 @@ class Registry:
 
     def url(self, host: Host, what: str) -> str:
         """Of something in the repository."""
-        return f"{host.url}{quote(host.prefix)}/{self._reference.path}/{what}"
+        return f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}"
 
     def check(self, host: Host) -> None:
         """Log in. Raises Unauthorized, Unavailable, PeerError."""
@@ -302,7 +302,7 @@ class Registry:
 
     def _token(self, host: Host, challenge: logins.Challenge, who: Credential) -> str:
         request = logins.token_request(
-            challenge, who, host, f"repository:{self._reference.path}:{self._actions}"
+            challenge, who, host, f"repository:{host.repository(self._reference.path)}:{self._actions}"
         )
 
         with self._session.token(host, request.url, request.headers, request.body) as response:
@@ -323,9 +323,7 @@ class Registry:
         except PeerError:
             code = None
         status = f"{response.status}" + (f" {code[1]}" if code else "")
-        subject = (
-            f"{host.netloc}: {self._reference.path} {what.replace('manifests/', '').replace('blobs/', '')}"
-        )
+        subject = f"{host.netloc}: {host.repository(self._reference.path)} {what.replace('manifests/', '').replace('blobs/', '')}"
         if response.status in (401, 403):
             return Unauthorized(f"{subject}: {status} unauthorized")
         if response.status == 404:

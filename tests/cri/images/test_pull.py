@@ -517,19 +517,54 @@ async def test_a_secret_for_another_server_is_not_used(
             assert used
 
 
-@pytest.mark.parametrize("named", [False, True])
-async def test_a_mirror_gets_the_secret_only_if_it_is_named(
-    tmp_path: Path, registry: Registry, service: ImageService, named: bool
+@pytest.mark.parametrize(
+    ("folder", "table", "address", "sent"),
+    [
+        ("registry.example", "", "", True),
+        ("registry.example", "", "registry.example", True),
+        ("registry.example", "", "other.example", False),
+        ("registry.example", "pull_secrets = false", "", False),
+        ("registry.example", "pull_secrets = false", "MIRROR", True),
+        ("_default", "", "", False),
+        ("_default", "", "MIRROR", True),
+    ],
+)
+async def test_a_mirror_gets_the_secret_if_the_registrys_own_file_names_it(
+    tmp_path: Path,
+    registry: Registry,
+    service: ImageService,
+    folder: str,
+    table: str,
+    address: str,
+    sent: bool,
 ) -> None:
     built = make()
     registry.push("app:v1", built)
     with Registry(tmp_path / "mirror", auth=("basic", "u", "p")) as mirror:
         mirror.push("app:v1", built)
-        hosts_toml(tmp_path, "registry.example", f'server = "{registry.url}"\n[host."{mirror.url}"]\n')
-        auth = Auth("u", "p", server_address=mirror.host if named else "")
+        hosts_toml(tmp_path, folder, f'server = "{registry.url}"\n[host."{mirror.url}"]\n{table}\n')
+        auth = Auth("u", "p", server_address=address.replace("MIRROR", mirror.host))
         await service.pull("registry.example/app:v1", auth)
-        assert any("authorization" in r.headers for r in mirror.requests) == named
-        assert not any("authorization" in r.headers for r in registry.requests)
+        assert any("authorization" in r.headers for r in mirror.requests) == sent
+    assert not any("authorization" in r.headers for r in registry.requests)
+
+
+async def test_a_rewrite_and_the_administrators_login(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    built = make()
+    with Registry(tmp_path / "mirror", auth=("basic", "admin", "own")) as mirror:
+        mirror.push("all/team/app:v1", built)
+        hosts_toml(
+            tmp_path,
+            "registry.example",
+            f'server = "{registry.url}"\n[host."{mirror.url}"]\nrewrite = {{ "^team/(.*)" = "all/team/$1" }}\n'
+            f'[host."{mirror.url}".auth]\nusername = "admin"\npassword = "own"\n',
+        )
+        await service.pull("registry.example/team/app:v1")
+        [found] = await service.list()
+        assert found.repo_tags == ["registry.example/team/app:v1"]
+        assert not registry.requests
 
 
 # ---- TLS

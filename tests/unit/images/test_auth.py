@@ -80,6 +80,37 @@ def test_dockers_many_names(address: str) -> None:
     assert credential(Auth("u", "p", server_address=address), Reference.parse("busybox"), host) == SECRET
 
 
+TRUSTED = Host("https://mirror.example", trusted=True)
+
+
+@pytest.mark.parametrize(
+    ("image", "host", "used"),
+    [
+        ("r.example/a", TRUSTED, True),
+        ("r.example/a", Host("http://mirror.example", trusted=True), False),
+        ("r.example/a", Host("http://127.0.0.1:5000", trusted=True), True),
+        ("localhost:5000/a", Host("http://mirror.example", trusted=True), True),
+        ("r.example/a", Host("https://elsewhere.example", upstream=True), False),
+        ("r.example/a", Host("https://elsewhere.example", upstream=True, trusted=True), True),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_mirrors_of_the_registrys_own_file(image: str, host: Host, used: bool, named: bool) -> None:
+    reference = Reference.parse(image)
+    address = reference.domain if named else ""
+    found = credential(Auth("u", "p", server_address=address), reference, host)
+    assert found == (SECRET if used else ANONYMOUS)
+    assert credential(Auth("u", "p", server_address="third.example"), reference, host) == ANONYMOUS
+
+
+def test_the_administrators_login_counts_without_a_pull_secret() -> None:
+    own = Host("https://mirror.example", trusted=True, auth=Auth("admin", "x"))
+    assert credential(None, R, own) == Credential("admin", "x")
+    assert credential(Auth("u", "p"), R, own) == SECRET
+    assert credential(Auth("u", "p", server_address="third.example"), R, own) == Credential("admin", "x")
+    assert "x" not in repr(own.auth)
+
+
 def test_no_repr_shows_a_secret() -> None:
     shown = repr(
         [

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.hosts import PULL, RESOLVE, Host, hosts_for
+from cri_server.images.model import Auth
 from pyrunc.errors import InvalidSpec
 
 
@@ -137,3 +138,46 @@ def test_refused_with_the_files_name(tmp_path: Path, text: str, words: str) -> N
     with pytest.raises(InvalidSpec) as caught:
         hosts_for("r.example", [tmp_path])
     assert str(path) in caught.value.message and words in caught.value.message
+
+
+def test_rewrites_and_logins(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "r.example",
+        """
+        [host."https://m.example"]
+        rewrite = { "^team/(.*)" = "mirror/${1}-$1", "^" = "all/" }
+        [host."https://m.example".auth]
+        username = "u"
+        password = "secret"
+        [host."https://public.example"]
+        pull_secrets = false
+        """,
+    )
+    mirror, public, upstream = hosts_for("r.example", [tmp_path])
+    assert [mirror.repository(path) for path in ("team/a/b", "other")] == ["mirror/a/b-a/b", "all/other"]
+    assert mirror.auth == Auth("u", "secret") and "secret" not in repr(mirror)
+    assert [host.trusted for host in (mirror, public, upstream)] == [True, False, True]
+    assert upstream.repository("team/a") == "team/a"
+
+
+def test_the_default_file_trusts_nobody(tmp_path: Path) -> None:
+    write(tmp_path, "_default", 'server = "https://elsewhere"\n[host."https://m.example"]')
+    assert [host.trusted for host in hosts_for("r.example", [tmp_path])] == [False, False]
+
+
+@pytest.mark.parametrize("table", ['{ "(" = "x" }', '{ "a" = "$1" }'])
+def test_a_rewrite_that_cannot_be_is_named(tmp_path: Path, table: str) -> None:
+    path = write(tmp_path, "r.example", f'[host."https://m.example"]\nrewrite = {table}')
+    with pytest.raises(InvalidSpec) as caught:
+        hosts_for("r.example", [tmp_path])
+    assert str(path) in caught.value.path and ".rewrite." in caught.value.path
+
+
+def test_the_first_folder_that_has_a_host_counts(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    write(first, "_default", 'server = "https://a-default"')
+    write(second, "r.example", 'server = "https://b"')
+    write(second, "_default", 'server = "https://b-default"')
+    found = [hosts_for(name, [first, second])[-1].url for name in ("r.example", "other")]
+    assert found == ["https://b", "https://a-default"]

@@ -1,0 +1,83 @@
+"""`pyrunc-cri registry explain IMAGE`: where an image would come from and what would log in there, without asking anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from cri_server.cli import credentials
+from cri_server.images.auth import is_meant_for
+from cri_server.images.hosts import Host, folder_of, hosts_for
+from cri_server.images.model import Auth
+from cri_server.images.reference import Reference
+
+PULL_SECRET = Auth(username="somebody")  # as kubelet sends one: for no host in particular
+
+
+@click.group()
+def registry() -> None:
+    """Registries and mirrors, as configured on this machine."""
+
+
+@registry.command()
+@click.argument("image", metavar="IMAGE")
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="The server's TOML file.")
+@click.option(
+    "--authfile", type=click.Path(path_type=Path), help="Logins of `pull`, instead of the usual files."
+)
+def explain(image: str, config: Path | None, authfile: Path | None) -> None:
+    """The files that are read for IMAGE, the places that are asked in order, and where their credentials come from."""
+    from cri_server.config import load_with_origins
+
+    reference = Reference.parse(image)
+    loaded = load_with_origins(config, {})
+    given = loaded.config.registry.config_path
+    folders = [Path(folder) for folder in given.split(":") if folder]
+    click.echo(f"image: {reference}")
+    click.echo(f"config_path: {given or 'none'} ({loaded.origin(('registry', 'config_path'))})")
+    for line in _files(reference, folders):
+        click.echo(f"read: {line}")
+    for number, host in enumerate(hosts_for(reference.domain, folders), 1):
+        click.echo(f"{number}. {host.url}{host.prefix}/{host.repository(reference.path)}")
+        for about in _about(host, reference):
+            click.echo(f"   {about}")
+    place = credentials.source(image, authfile)
+    click.echo(f"`pyrunc-cri pull` without --creds: {place or 'no login'}")
+
+
+def _files(reference: Reference, folders: list[Path]) -> Iterator[str]:
+    folder = folder_of(reference.domain, folders)
+    if folder is None:
+        yield "no file"
+    elif (folder / "hosts.toml").exists():
+        yield str(folder / "hosts.toml")
+    else:
+        names = sorted(path.name for path in folder.iterdir() if path.suffix in (".crt", ".cert", ".key"))
+        yield f"{folder}: {', '.join(names) or 'nothing'}"
+
+
+def _about(host: Host, reference: Reference) -> Iterator[str]:
+    yield f"{'the registry' if host.upstream else 'mirror'}: may {' and '.join(sorted(host.capabilities)) or 'do nothing'}"
+    if host.rewrites:
+        yield f"rewrite: {reference.path} is {host.repository(reference.path)} there"
+    if host.skip_verify:
+        yield "TLS: not verified"
+    for name in host.ca:
+        yield f"TLS: authority {name}"
+    for certificate, _ in host.client:
+        yield f"TLS: our certificate {certificate}"
+    if host.headers:
+        yield f"headers: {', '.join(sorted(host.headers))}"
+    yield f"pull secrets: {_pull_secrets(host, reference)}"
+    if host.auth is not None and not host.auth.empty:
+        yield f"without one: auth of {host.source}"
+
+
+def _pull_secrets(host: Host, reference: Reference) -> str:
+    if is_meant_for(PULL_SECRET, reference, host):
+        return f"those for {reference.domain}"
+    if not host.trusted:
+        return f"only those that name {host.netloc}: hosts.toml of {reference.domain} does not give it others"
+    return f"only those that name {host.netloc}: the way there is not encrypted"
