@@ -11,20 +11,17 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import grpc
-
 from cri_server.api import api_pb2 as api
-from cri_server.api import api_pb2_grpc
-from cri_server.config import SOCKET_PATH_LIMIT
+from cri_server.cli.channel import CONNECT_TIMEOUT_S, CallError, Channel
 from cri_server.rpc import private
+from cri_server.rpc.codes import Code
 from pyrunc.errors import Error, InvalidArgument, NotFound
 
 Item = TypeVar("Item")
 TIMEOUT_S = 120.0
-CONNECT_TIMEOUT_MS = 5000
-MESSAGE_LIMIT_BYTES = 32 << 20
+SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 UNKNOWN_CALL = re.compile("unknown (service|method)|method not found|there is no call", re.IGNORECASE)
-DEADLINE = re.compile("deadline exceeded", re.IGNORECASE)  # grpc's own word, when the server said none
+DEADLINE = re.compile("deadline exceeded", re.IGNORECASE)  # gRPC's own word, when the server said none
 
 
 class ServerError(Error):
@@ -46,7 +43,7 @@ def unreachable(address: str, path: str) -> str | None:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return f"no server at {address}: it is not a socket"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(CONNECT_TIMEOUT_MS / 1000)
+            sock.settimeout(CONNECT_TIMEOUT_S)
             sock.connect(path)
     except FileNotFoundError:
         return f"no server at {address}: no such file (start one: pyrunc-cri serve)"
@@ -68,15 +65,8 @@ class Client:
 
     def __init__(self, address: str) -> None:
         """Connects with the first call. Raises InvalidArgument for an address that is none."""
-        options = [
-            ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
-            ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
-            ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # also how long a greeting may take
-        ]
         self._address, self._path, self._answered = address, socket_path(address), False
-        self._channel = grpc.insecure_channel(f"unix://{self._path}", options=options)
-        self._runtime = api_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._image = api_pb2_grpc.ImageServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._channel = Channel(self._path)
 
     def __enter__(self) -> Client:
         return self
@@ -86,20 +76,16 @@ class Client:
 
     def runtime(self, call: str, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """RuntimeService.`call`. Raises ServerError."""
-        return self._call(getattr(self._runtime, call), request, timeout_s)
+        return self._call("RuntimeService", call, request, timeout_s)
 
     def image(self, call: str, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """ImageService.`call`. Raises ServerError."""
-        return self._call(getattr(self._image, call), request, timeout_s)
+        return self._call("ImageService", call, request, timeout_s)
 
     def stream(self, call: str, request: Any) -> Iterator[Any]:
         """The messages that RuntimeService.`call` sends, until it ends. Raises ServerError."""
-        try:
-            for answer in getattr(self._runtime, call)(request):
-                self._answered = True
-                yield answer
-        except grpc.RpcError as error:
-            raise self._worded(error, None) from None
+        path, decode = _method("RuntimeService", call)
+        yield from self._stream(path, request.SerializeToString(), decode)
 
     def load_image(self, path: str, name: str | None) -> list[dict[str, Any]]:
         """The images of an archive that the server reads: their ids and tags."""
@@ -112,28 +98,14 @@ class Client:
         self, call: str, request: dict[str, Any], timeout_s: float | None = TIMEOUT_S
     ) -> dict[str, Any]:
         """A private call of ours. Raises ServerError."""
-        method = self._channel.unary_unary(
-            private.path(call), request_serializer=private.encode, response_deserializer=private.decode
-        )
-        found: dict[str, Any] = self._call(method, request, timeout_s)
-        return found
+        answer = self._unary(private.path(call), private.encode(request), timeout_s)
+        return private.decode(answer)
 
     def admin_stream(
         self, call: str, request: dict[str, Any], decode: Callable[[bytes], Item]
     ) -> Iterator[Item]:
         """The messages of a private call that sends several. Raises ServerError."""
-        method = self._channel.unary_stream(
-            private.path(call), request_serializer=private.encode, response_deserializer=decode
-        )
-        answers = method(request)
-        try:
-            for answer in answers:
-                self._answered = True
-                yield answer
-        except grpc.RpcError as error:
-            raise self._worded(error, None) from None
-        finally:
-            answers.cancel()  # type: ignore[no-untyped-call]
+        yield from self._stream(private.path(call), private.encode(request), decode)
 
     def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:
         """What a container was made from, secrets included."""
@@ -143,26 +115,38 @@ class Client:
             api.PodSandboxConfig.FromString(base64.b64decode(found["sandbox"])),
         )
 
-    def _call(self, call: Callable[..., Any], request: Any, timeout_s: float | None) -> Any:
+    def _call(self, service: str, call: str, request: Any, timeout_s: float | None) -> Any:
+        path, decode = _method(service, call)
+        return decode(self._unary(path, request.SerializeToString(), timeout_s))
+
+    def _unary(self, path: str, request: bytes, timeout_s: float | None) -> bytes:
         try:
-            answer = call(request, timeout=timeout_s)
-        except grpc.RpcError as error:
+            answer = self._channel.unary(path, request, timeout_s)
+        except CallError as error:
             raise self._worded(error, timeout_s) from None
         self._answered = True
         return answer
 
-    def _worded(self, error: Any, timeout_s: float | None) -> Error:
-        code, details = error.code(), error.details() or error.code().name
-        if code == grpc.StatusCode.UNAVAILABLE:
+    def _stream(self, path: str, request: bytes, decode: Callable[[bytes], Item]) -> Iterator[Item]:
+        try:
+            for answer in self._channel.stream(path, request, decode):
+                self._answered = True
+                yield answer
+        except CallError as error:
+            raise self._worded(error, None) from None
+
+    def _worded(self, error: CallError, timeout_s: float | None) -> Error:
+        code, details = error.code, error.details or error.code.name
+        if code == Code.UNAVAILABLE:
             reason = unreachable(self._address, self._path)
             if reason is None and self._answered:
                 reason = f"the connection to {self._address} broke: {details}"
             return ServerError(reason or f"what listens at {self._address} is no CRI server: {details}")
-        if code == grpc.StatusCode.UNIMPLEMENTED and UNKNOWN_CALL.match(details):
+        if code == Code.UNIMPLEMENTED and UNKNOWN_CALL.match(details):
             return Unsupported(f"the server at {self._address} cannot do this: {details}{_hint(details)}")
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None and DEADLINE.match(details):
+        if code == Code.DEADLINE_EXCEEDED and timeout_s is not None and DEADLINE.match(details):
             return ServerError(f"the server at {self._address} did not answer in {timeout_s:g} s")
-        if code == grpc.StatusCode.NOT_FOUND:
+        if code == Code.NOT_FOUND:
             return NotFound(details)
         return ServerError(details)
 
@@ -230,6 +214,13 @@ class Client:
             if found:
                 return found[0]
         raise NotFound(f"no such pod: {reference!r}")
+
+
+def _method(service: str, call: str) -> tuple[str, Callable[[bytes], Any]]:
+    """A call of CRI: its path, and what decodes its answer."""
+    description = api.DESCRIPTOR.services_by_name[service]
+    answer = getattr(api, description.methods_by_name[call].output_type.name)
+    return f"/{description.full_name}/{call}", answer.FromString
 
 
 def _hint(details: str) -> str:
