@@ -7,6 +7,7 @@ PYTHON ?= /usr/bin/python3
 BIN := .venv/bin
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pyrunc
 API := cri_server/api/api_pb2.py cri_server/api/api_pb2_grpc.py
+NRI := cri_server/api/nri_pb2.py cri_server/api/ttrpc_pb2.py
 
 # Debian's packages: to build and run; to test.
 RUN_PACKAGES := gcc libc6-dev make python3-dev python3-venv libseccomp2 nftables busybox-static ca-certificates
@@ -25,7 +26,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 .PHONY: build
-build: .venv/built $(API) native ## compile the C programs, generate the CRI modules, install into .venv
+build: .venv/built $(API) $(NRI) native ## compile the C programs, generate the CRI modules, install into .venv
 	@$(BIN)/python -m pyrunc.cli.entry install $(BIN)
 
 .PHONY: native
@@ -47,6 +48,10 @@ native:
 $(API) &: proto/api.proto .venv/built
 	@mkdir -p cri_server/api
 	@$(BIN)/python -m grpc_tools.protoc -Icri_server/api=proto --python_out=. --pyi_out=. --grpc_python_out=. cri_server/api/api.proto
+
+$(NRI) &: proto/nri.proto proto/ttrpc.proto .venv/built
+	@mkdir -p cri_server/api
+	@$(BIN)/python -m grpc_tools.protoc -Icri_server/api=proto --python_out=. --pyi_out=. $(NRI:_pb2.py=.proto)
 
 # A package for the Debian that this is; SUITE=trixie or bookworm: for that one, in a chroot. It lies in dist/ then.
 .PHONY: deb deb-here deb-chroot
@@ -82,7 +87,7 @@ test-slow: build .venv/tested ## what takes too long for CI, Kubernetes' own sui
 
 .PHONY: clean
 clean: ## remove what was built here; the cache stays
-	rm -rf .venv build dist *.egg-info pause/build pyrunc/native/launcher pyrunc/native/pause pyrunc/native/pyrunc-* $(API) cri_server/api/api_pb2.pyi
+	rm -rf .venv build dist *.egg-info pause/build pyrunc/native/launcher pyrunc/native/pause pyrunc/native/pyrunc-* cri_server/api/*_pb2*
 
 .PHONY: kube kube-down
 kube: build .venv/tested ## build Kubernetes, start a one-node cluster on our server; `make kube-down` ends it

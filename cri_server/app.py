@@ -92,6 +92,7 @@ async def _serve(config: Config, read: Read) -> None:
     async with contextlib.AsyncExitStack() as stack:
         services = await open_services(config, stack)
         await recover(services)
+        await open_nri(services, stack)
         streaming = await open_streaming(config, services, stack)
         server = await open_grpc(config, services, streaming, stack)
         await open_metrics(config, services, server, streaming, stack)
@@ -194,6 +195,18 @@ def _told(services: Services, sandbox: Sandbox, container: Container | None) -> 
         )
     if not container.starting:
         status.publish(services, sandbox, container.id, events.STOPPED)
+        if services.nri is not None and container.exit is not None:
+            services.nri.stopped(container)
+
+
+async def open_nri(services: Services, stack: contextlib.AsyncExitStack) -> None:
+    """Start plugins and listen for others, where that is asked for."""
+    if services.config.nri.enabled:
+        from cri_server.nri.service import Nri
+
+        services.nri = Nri(services)
+        stack.push_async_callback(services.nri.close)
+        await services.nri.start()
 
 
 async def open_streaming(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cri_server.apparmor import DefaultProfile
 from cri_server.config import Config
@@ -18,6 +19,9 @@ from cri_server.timeline.export import Exporter
 from cri_server.timeline.ring import Ring
 from pyrunc.compiler.client import Compilers
 from pyrunc.zygote.client import Zygote
+
+if TYPE_CHECKING:
+    from cri_server.nri.service import Nri
 
 DEFAULT_HANDLER = "pyrunc"
 RUNTIME_HANDLERS = ("", DEFAULT_HANDLER)
@@ -42,6 +46,7 @@ class Services:
     tracing: Exporter | None = None
     default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)
     running: SingleFlight = field(default_factory=SingleFlight)
+    nri: Nri | None = None  # None: no plugins, and nothing of them is imported
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made
 
     def __post_init__(self) -> None:

@@ -20,6 +20,8 @@ def check(config: Config) -> None:
         raise InvalidSpec("server.listen", f"{config.server.listen!r} is not unix:///PATH")
     if len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:
         raise InvalidSpec("server.listen", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
+    if len(config.nri.socket.encode()) > SOCKET_PATH_LIMIT:
+        raise InvalidSpec("nri.socket", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
     _check_metrics(config.metrics.address)
     _check_endpoint(config.tracing.endpoint)
     _check_network(config)
@@ -82,6 +84,8 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
     for key in ("seccomp_profile", "block_io_classes"):
         if path := getattr(config.containers, key):
             yield f"containers.{key}", path
+    for key in ("socket", "plugin_dir", "plugin_config_dir"):
+        yield f"nri.{key}", getattr(config.nri, key)
     yield from (("network.bin_dir", folder) for folder in config.network.bin_dir.split(":") if folder)
     yield from (
         ("registry.config_path", folder) for folder in config.registry.config_path.split(":") if folder

@@ -308,6 +308,45 @@ class Tracing(Table):
     ] = 1.0
 
 
+class Nri(Table):
+    """Plugins of the Node Resource Interface, which adjust containers before they run."""
+
+    enabled: Annotated[bool, explained("Whether plugins are started and may connect.", reloads=False)] = False
+    socket: Annotated[
+        str, explained("Where plugins connect that the server has not started.", reloads=False)
+    ] = "/var/run/nri/nri.sock"
+    plugin_dir: Annotated[
+        str,
+        explained(
+            "Plugins to start with the server: programs called INDEX-NAME, such as 10-devices.", reloads=False
+        ),
+    ] = "/opt/nri/plugins"
+    plugin_config_dir: Annotated[
+        str,
+        explained(
+            "What those plugins are configured with: the text of INDEX-NAME.conf, else of NAME.conf.",
+            reloads=False,
+        ),
+    ] = "/etc/nri/conf.d"
+    registration_timeout_s: Annotated[
+        PositiveSeconds, explained("A plugin that has not registered by then is dropped.", reloads=False)
+    ] = 5.0
+    request_timeout_s: Annotated[
+        PositiveSeconds,
+        explained(
+            "A plugin that has not answered a request by then is dropped, and the request goes on without it.",
+            reloads=False,
+        ),
+    ] = 2.0
+    disable_external: Annotated[
+        bool, explained("Only plugins of `plugin_dir`: no socket.", reloads=False)
+    ] = False
+    required_plugins: Annotated[
+        list[str],
+        explained("Names of plugins, with or without their index, without which no container is created."),
+    ] = []
+
+
 class Config(Table):
     """The whole file."""
 
@@ -322,6 +361,7 @@ class Config(Table):
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     tracing: Tracing = msgspec.field(default_factory=Tracing)
+    nri: Nri = msgspec.field(default_factory=Nri)
 
     @property
     def socket_path(self) -> Path:

@@ -84,6 +84,8 @@ async def _create(services: Services, sandbox: Sandbox, config: api.ContainerCon
             await _take_back(work)
             raise WrongState(f"sandbox {sandbox.id} was stopped meanwhile")
         services.index.containers.add(work.container)
+        if services.nri is not None:
+            await services.nri.created_container(sandbox, work.container)
     status.publish(services, sandbox, work.id, events.CREATED)
     return work.id
 
@@ -92,6 +94,7 @@ async def _take_back(work: Work) -> None:
     await drop_launch(work)
     await unsave(work)
     await remove_folders(work)
+    await tell_plugins_of_end(work)
 
 
 async def find_image(work: Work) -> None:
@@ -180,6 +183,19 @@ async def build_spec(work: Work) -> None:
         )
     )
     work.container = _container(work, image.stop_signal)
+
+
+async def ask_plugins(work: Work) -> None:
+    """They may change the spec."""
+    assert work.built is not None and work.container is not None
+    if work.services.nri is not None:
+        await work.services.nri.create_container(work.sandbox, work.container, work.built.spec)
+
+
+async def tell_plugins_of_end(work: Work) -> None:
+    assert work.container is not None
+    if work.services.nri is not None:
+        await work.services.nri.remove_container(work.container)
 
 
 async def _default_apparmor(work: Work) -> str:
@@ -321,6 +337,7 @@ STEPS: Steps[Work] = Steps(
         Step("image", find_image),
         Step("sources", find_sources),
         Step("spec", build_spec),
+        Step("nri", ask_plugins, tell_plugins_of_end),
         Step("folders", make_folders, remove_folders),
         Step("bundle", write_bundle),
         # Neither needs the other. A cgroup without a record is found by the bundle that it was made from.

@@ -42,6 +42,11 @@ async def kill(work: Work) -> None:
     await stop.kill(work.services, work.container)
 
 
+async def tell_plugins(work: Work) -> None:
+    if work.services.nri is not None:
+        await work.services.nri.remove_container(work.container)
+
+
 async def leave_shim(work: Work) -> None:
     await launch.drop(work.services, work.container)
     sandbox = work.services.index.sandboxes.find(work.container.sandbox_id)
@@ -80,6 +85,7 @@ STEPS: Steps[Work] = Steps(
     "remove_container",
     [
         Step("kill", kill),
+        Step("nri", tell_plugins),
         Step("shim", leave_shim),
         Step("cgroup", remove_cgroup),
         Step("record", remove_record),

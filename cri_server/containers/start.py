@@ -48,10 +48,14 @@ async def _start(services: Services, container: Container) -> None:
     try:
         await _start_once(services, sandbox, container)
         status.publish(services, sandbox, container.id, events.STARTED)
+        if services.nri is not None:
+            await services.nri.started_container(sandbox, container)
     finally:
         container.starting = False
         if container.exit is not None:
             status.publish(services, sandbox, container.id, events.STOPPED)
+            if services.nri is not None:
+                services.nri.stopped(container)
 
 
 async def _start_once(services: Services, sandbox: Sandbox, container: Container) -> None:
@@ -69,6 +73,11 @@ async def check_target(work: Work) -> None:
     options = work.container.config.linux.security_context.namespace_options
     if options.pid == api.TARGET:
         target_pid(work.services, work.sandbox, options)
+
+
+async def tell_plugins(work: Work) -> None:
+    if work.services.nri is not None:
+        await work.services.nri.start_container(work.sandbox, work.container)
 
 
 async def make_log_folder(work: Work) -> None:
@@ -109,6 +118,7 @@ STEPS: Steps[Work] = Steps(
     [
         Step("target", check_target),
         Step("log", make_log_folder),
+        Step("nri", tell_plugins),
         Step("execute", execute, end),
     ],
 )

@@ -33,9 +33,23 @@ async def update(services: Services, reference: str, wanted: api.LinuxContainerR
     """Fields that are zero stay as they are. Raises NotFound, WrongState (exited), InvalidArgument, KernelError."""
     container = services.index.containers.get(reference)
     resources.check(wanted)
+    if services.nri is None:
+        await apply(services, container, wanted)
+        return
+    _expect_alive(container)
+    await apply(services, container, await services.nri.update_container(container, wanted))
+    await services.nri.updated_container(container)
+
+
+def _expect_alive(container: Container) -> None:
+    if container.state not in (api.CONTAINER_CREATED, api.CONTAINER_RUNNING):
+        raise WrongState(f"container {container.id} has exited")
+
+
+async def apply(services: Services, container: Container, wanted: api.LinuxContainerResources) -> None:
+    """As `update`, for a container at hand, without asking plugins."""
     async with container.lock:
-        if container.state not in (api.CONTAINER_CREATED, api.CONTAINER_RUNNING):
-            raise WrongState(f"container {container.id} has exited")
+        _expect_alive(container)
         merged = resources.merge(container.resources, wanted)
         resources.check(merged)
         await STEPS.run(Work(services, container, wanted, merged, container.resources))

@@ -42,6 +42,11 @@ async def remove_containers(work: Work) -> None:
     await asyncio.gather(*(container_remove.remove_container(work.services, c) for c in containers))
 
 
+async def tell_plugins(work: Work) -> None:
+    if work.services.nri is not None:
+        await work.services.nri.remove_pod(work.sandbox)
+
+
 async def forget_network(work: Work) -> None:
     """After a stop that could not reach the network, or a record that was never written."""
     if not work.sandbox.host_network:
@@ -73,6 +78,7 @@ STEPS: Steps[Work] = Steps(
     [
         Step("stop", stop),
         Step("containers", remove_containers),
+        Step("nri", tell_plugins),
         Step("network", forget_network),
         Step("cgroup", remove_cgroup),
         Step("record", remove_record),

@@ -293,6 +293,17 @@ async def detach_network(work: Work) -> None:
         work.sandbox.network = "released"
 
 
+async def tell_plugins(work: Work) -> None:
+    if work.services.nri is not None:
+        await work.services.nri.run_pod(work.sandbox)
+
+
+async def tell_plugins_of_end(work: Work) -> None:
+    if work.services.nri is not None:
+        await work.services.nri.stop_pod(work.sandbox)
+        await work.services.nri.remove_pod(work.sandbox)
+
+
 async def save(work: Work) -> None:
     """The sandbox's record and the network's: two writers that wait for the disk at the same time wait once."""
     sandbox, services = work.sandbox, work.services
@@ -332,6 +343,7 @@ STEPS: Steps[Work] = Steps(
             (Step("holder", start_holder, end_holder), Step("network", attach_network, detach_network)),
             in_turn,
         ),
+        Step("nri", tell_plugins, tell_plugins_of_end),
         Step("record", save, unsave),
     ],
     stuck=leave_for_removal,

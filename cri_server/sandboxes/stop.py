@@ -72,6 +72,15 @@ async def end_containers(work: Work) -> None:
     living = [c for c in work.services.index.containers_of(work.sandbox) if c.exit is None]
     await asyncio.gather(*(container_stop.kill(work.services, c) for c in living))
     await asyncio.gather(*(launch.drop(work.services, c) for c in living))
+    if work.services.nri is not None:
+        for container in living:
+            await work.services.nri.stop_container(container)
+
+
+async def tell_plugins(work: Work) -> None:
+    """While the network is still there."""
+    if work.services.nri is not None:
+        await work.services.nri.stop_pod(work.sandbox)
 
 
 async def end_holder(work: Work) -> None:
@@ -127,6 +136,7 @@ STEPS: Steps[Work] = Steps(
     [
         Step("refuse", refuse_more),
         Step("containers", end_containers),
+        Step("nri", tell_plugins),
         Step("holder", end_holder),
         Step("network", detach_network),
         Step("shim", end_shim),

@@ -74,7 +74,7 @@ CRI_SERVER_ROOMS = (
     ("stats", "sandboxes"),
     ("metrics", "garbage"),
     ("rpc",),
-    ("telemetry",),
+    ("telemetry", "nri"),
     ("reload",),
     ("app", "install"),
     ("cli",),
@@ -196,3 +196,8 @@ def test_the_server_does_without_grpcs_library() -> None:
     """It costs 12 MB and seven threads, and each call four times what the server's own transport does."""
     tops = {name.split(".")[0] for name in loaded_by("cri_server.app")}
     assert not tops & {"grpc", "hpack", "h2", "click"} and "google" in tops
+
+
+def test_the_server_loads_nothing_of_nri_unless_it_is_enabled() -> None:
+    found = loaded_by("cri_server.app")
+    assert not [name for name in found if name.startswith("cri_server.nri") or name.endswith("nri_pb2")]

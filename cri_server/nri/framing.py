@@ -1,0 +1,95 @@
+"""The bytes between runtime and plugin: ttrpc messages inside the frames of NRI's multiplexer, without I/O.
+
+One stream socket carries two ttrpc connections, one for each direction of calls. A multiplexer frame is `connection, length,
+payload`, a ttrpc message `length, stream, kind, flags, payload`, all numbers big-endian (pkg/net/multiplex of the Go module
+github.com/containerd/nri; PROTOCOL.md of github.com/containerd/ttrpc). A frame may hold any part of a message.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+FRAME = struct.Struct(">II")
+MESSAGE = struct.Struct(">IIBB")
+PLUGIN_SERVICE, RUNTIME_SERVICE = 1, 2  # the callee of a connection
+REQUEST, RESPONSE, DATA = 1, 2, 3
+
+MESSAGE_LIMIT_BYTES = 4 << 20
+FRAME_LIMIT_BYTES = MESSAGE.size + MESSAGE_LIMIT_BYTES
+# Plugins in Go read the multiplexer through a buffer of this size, and a frame that does not fit where it is read to is an
+# error there: a message's first frame fits into the buffer, and what is left is read in place.
+FIRST_FRAME_BYTES = 4096
+
+
+class ProtocolError(Exception):
+    """The peer sent what is no ttrpc; the connection cannot go on."""
+
+
+class TooLarge(Exception):
+    """A message of `size` bytes is beyond the limit and was not sent."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"a message of {size} bytes is larger than {MESSAGE_LIMIT_BYTES}")
+        self.size = size
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One ttrpc message of a connection."""
+
+    connection: int
+    stream: int
+    kind: int
+    flags: int
+    payload: bytes
+
+
+def encode(connection: int, stream: int, kind: int, payload: bytes) -> bytes:
+    """The frames of one message. Raises TooLarge."""
+    if len(payload) > MESSAGE_LIMIT_BYTES:
+        raise TooLarge(len(payload))
+    whole = MESSAGE.pack(len(payload), stream, kind, 0) + payload
+    parts = (whole[:FIRST_FRAME_BYTES], whole[FIRST_FRAME_BYTES:])
+    return b"".join(FRAME.pack(connection, len(part)) + part for part in parts if part)
+
+
+@dataclass(slots=True)
+class Decoder:
+    """Bytes in, messages out. Frames of unknown connections are dropped, as the Go module does."""
+
+    _trunk: bytearray = field(default_factory=bytearray)
+    _streams: dict[int, bytearray] = field(
+        default_factory=lambda: {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
+    )
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes. Raises ProtocolError."""
+        self._trunk += data
+        found: list[Message] = []
+        while len(self._trunk) >= FRAME.size:
+            connection, length = FRAME.unpack_from(self._trunk)
+            if length > FRAME_LIMIT_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes")
+            end = FRAME.size + length
+            if len(self._trunk) < end:
+                break
+            stream = self._streams.get(connection)
+            if stream is not None:
+                stream += self._trunk[FRAME.size : end]
+                found += self._messages(connection, stream)
+            del self._trunk[:end]
+        return found
+
+    def _messages(self, connection: int, stream: bytearray) -> list[Message]:
+        found = []
+        while len(stream) >= MESSAGE.size:
+            length, number, kind, flags = MESSAGE.unpack_from(stream)
+            if length > MESSAGE_LIMIT_BYTES:
+                raise ProtocolError(f"a message of {length} bytes")
+            end = MESSAGE.size + length
+            if len(stream) < end:
+                break
+            found.append(Message(connection, number, kind, flags, bytes(stream[MESSAGE.size : end])))
+            del stream[:end]
+        return found

@@ -1,0 +1,117 @@
+"""Plugins that the node's owner has put into a folder: programs `INDEX-NAME`, started with a socket on descriptor 3."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SOCKET_FD = 3
+GRACE_S = 2.0  # between the end of the connection, with SIGTERM, and SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A plugin's file and its configuration."""
+
+    path: Path
+    index: str
+    name: str
+    config: str
+
+
+def find(folder: Path, configurations: Path) -> list[Program]:
+    """The programs of `folder` in the order of their indices; what is no plugin's name is logged and left alone."""
+    found = []
+    try:
+        entries = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        log.error("NRI: %s: %s", folder, error.strerror)
+        return []
+    for path in entries:
+        if not path.is_file() or not os.access(path, os.X_OK):
+            continue
+        index, dash, name = path.name.partition("-")
+        if not (len(index) == 2 and index.isascii() and index.isdigit() and dash and name):
+            log.error("NRI: %s is no plugin: its name is not INDEX-NAME with an index of two digits", path)
+            continue
+        found.append(Program(path, index, name, _configuration(configurations, index, name)))
+    return found
+
+
+def _configuration(folder: Path, index: str, name: str) -> str:
+    for file in (folder / f"{index}-{name}.conf", folder / f"{name}.conf"):
+        try:
+            return file.read_text()
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            log.error("NRI: %s: %s", file, error)
+    return ""
+
+
+class Launched:
+    """A plugin's process. It is a child of the server's: its exit is waited for by its pidfd."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self.ended = asyncio.Event()
+        self._kill: asyncio.TimerHandle | None = None
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    @classmethod
+    def start(cls, program: Program) -> tuple[Launched, socket.socket]:
+        """The process and our end of its socket. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            with theirs, open(os.devnull, "rb") as nothing:
+                pid = os.posix_spawn(
+                    program.path,
+                    [str(program.path)],
+                    {
+                        "NRI_PLUGIN_NAME": program.name,
+                        "NRI_PLUGIN_IDX": program.index,
+                        "NRI_PLUGIN_SOCKET": str(SOCKET_FD),
+                        "PATH": os.environ.get("PATH", os.defpath),
+                    },
+                    file_actions=[
+                        (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
+                        (os.POSIX_SPAWN_DUP2, theirs.fileno(), SOCKET_FD),
+                    ],
+                    setpgroup=0,
+                    setsigmask=[],
+                    setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],
+                )
+            launched = cls(pid)
+            undo.pop_all()
+        return launched, ours
+
+    def end_soon(self) -> None:
+        """Its connection has ended: SIGTERM, and SIGKILL where that does not help."""
+        if not self.ended.is_set() and self._kill is None:
+            self._signal(signal.SIGTERM)
+            loop = asyncio.get_running_loop()
+            self._kill = loop.call_later(GRACE_S, self._signal, signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        if self._kill is not None:
+            self._kill.cancel()
+        os.close(self._pidfd)
+        os.waitpid(self._pid, 0)
+        self.ended.set()

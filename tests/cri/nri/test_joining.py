@@ -1,0 +1,184 @@
+"""How plugins come and go: from the folder, from outside, late, wrong, silent; and that nothing that happens meanwhile is lost."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as cri
+from tests.cri.nri.test_events import Held, in_thread
+from tests.cri.server_harness import REPOSITORY, Server, code_of
+from tests.support.nri import TestPlugin
+from tests.support.processes import wait_until
+
+# Writes what it was configured with and each method that it is told of to files beside itself.
+PROGRAM = f"""#!{sys.executable}
+import os, socket, sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from pathlib import Path
+from tests.support.nri import TestPlugin
+folder = Path(__file__).parent.parent
+plugin = TestPlugin(socket.socket(fileno=int(os.environ["NRI_PLUGIN_SOCKET"])), index="99", name="ignored")
+with plugin:
+    name = os.environ["NRI_PLUGIN_IDX"] + "-" + os.environ["NRI_PLUGIN_NAME"]
+    (folder / name).write_text(f"{{os.environ['NRI_PLUGIN_SOCKET']}} {{plugin.config.config}}")
+    plugin.wait_s = 3600
+    plugin.wait(lambda: plugin.closed)
+"""
+
+
+def test_a_late_plugin_is_told_of_what_there_is(server: Server, nri_socket: Path) -> None:
+    pod = server.run_pod()
+    running = server.launch(pod)
+    created = server.create(pod, server.container_config(metadata=cri.ContainerMetadata(name="d")))
+    gone = server.launch(pod, server.container_config(("true",), metadata=cri.ContainerMetadata(name="e")))
+    server.wait_exit(gone)
+    with TestPlugin(nri_socket) as plugin:
+        assert [p.id for p in plugin.pods] == [pod]
+        assert {c.id for c in plugin.containers} == {running, created}
+        assert plugin.containers[0].args and plugin.containers[0].pod_sandbox_id == pod
+        server.start_container(created)
+        server.remove_container(running)
+        assert plugin.methods(created) == ["StartContainer", "PostStartContainer"]
+        assert plugin.methods(running) == ["StopContainer", "RemoveContainer"]
+
+
+def test_what_happens_during_the_synchronization_reaches_the_plugin(server: Server, nri_socket: Path) -> None:
+    pod = server.run_pod()
+    with Held() as held:
+        plugin = TestPlugin(nri_socket, handlers={"Synchronize": held})
+        plugin.start()
+        assert held.reached.wait(60)
+        finish = in_thread(lambda: server.launch(pod))
+        held.__exit__()
+        container = finish()
+        assert "CreateContainer" in plugin.methods(container)
+        plugin.close()
+
+
+def test_a_container_that_is_being_created_is_part_of_the_synchronization(
+    server: Server, nri_socket: Path
+) -> None:
+    """The first plugin has been asked about it; the second one joins before it is listed."""
+    pod = server.run_pod()
+    second = TestPlugin(nri_socket, index="50")
+
+    def start_the_second(request: Any) -> None:
+        second.start()
+
+    with TestPlugin(nri_socket, index="05", handlers={"CreateContainer": start_the_second}):
+        container = server.create(pod)
+        second.wait(lambda: second.synchronized)
+        told = {c.id for c in second.containers} | {r.container.id for _, r in second.told}
+        assert container in told
+    second.close()
+
+
+@pytest.mark.parametrize(("index", "name"), [("1", "a"), ("ab", "a"), ("00", ""), ("00", "a/b")])
+def test_a_plugin_with_a_name_that_is_none_is_sent_away(
+    server: Server, nri_socket: Path, index: str, name: str
+) -> None:
+    with TestPlugin(nri_socket, index=index, name=name) as plugin:
+        assert plugin.closed and plugin.config is None
+
+
+def test_a_plugin_that_breaks_the_protocol_is_sent_away(server: Server, nri_socket: Path) -> None:
+    plugin = TestPlugin(nri_socket, register=False)
+    plugin.start()
+    plugin.send_raw(b"\0\0\0\1\377\377\377\377")
+    plugin.wait(lambda: plugin.closed)
+    plugin.close()
+    assert server.run_pod()
+
+
+def test_a_restarted_server_tells_plugins_of_what_it_finds(own_socket: Path) -> None:
+    settings = {"nri": {"enabled": True, "socket": str(own_socket)}}
+    with Server(settings=settings) as server:
+        server.load_image()
+        container = server.launch(server.run_pod())
+        with TestPlugin(own_socket) as plugin:
+            server.restart()
+            plugin.wait(lambda: plugin.closed)
+        with TestPlugin(own_socket) as plugin:
+            assert [c.id for c in plugin.containers] == [container]
+            server.stop_container(container)
+            assert plugin.methods(container) == ["StopContainer"]
+
+
+@pytest.fixture
+def own_socket(tmp_path: Path) -> Path:
+    return tmp_path / "nri.sock"
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, own_socket: Path) -> Iterator[Server]:
+    """A server with programs in its folder, short times and a plugin that must be there."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "conf").mkdir()
+    for name in ("20-second", "10-first"):
+        program = tmp_path / "plugins" / name
+        program.write_text(PROGRAM)
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "plugins" / "README").write_text("not executable")
+    (tmp_path / "plugins" / "broken").write_text("#!/bin/false")
+    (tmp_path / "plugins" / "broken").chmod(0o755)
+    (tmp_path / "conf" / "10-first.conf").write_text("by index and name")
+    (tmp_path / "conf" / "second.conf").write_text("by name")
+    settings = {
+        "nri": {
+            "enabled": True,
+            "socket": str(own_socket),
+            "plugin_dir": str(tmp_path / "plugins"),
+            "plugin_config_dir": str(tmp_path / "conf"),
+            "required_plugins": ["important"],
+            "registration_timeout_s": 30.0,
+            "request_timeout_s": 3.0,
+        }
+    }
+    with Server(settings=settings) as server:
+        server.load_image()
+        yield server
+
+
+def test_programs_of_the_folder_and_what_must_be_there(
+    impatient: Server, own_socket: Path, tmp_path: Path
+) -> None:
+    server = impatient
+    assert wait_until(lambda: (tmp_path / "20-second").exists(), 60)
+    assert (tmp_path / "10-first").read_text() == "3 by index and name"
+    assert (tmp_path / "20-second").read_text() == "3 by name"
+    assert "broken is no plugin" in server.log.read_text()
+    assert stat.S_IMODE(own_socket.stat().st_mode) == 0o600
+    pod = server.run_pod()
+    assert code_of(lambda: server.create(pod)) is grpc.StatusCode.UNAVAILABLE
+    with (
+        Held() as held,
+        TestPlugin(own_socket, name="important"),
+        TestPlugin(own_socket, name="slow", handlers={"StartContainer": held}) as slow,
+    ):
+        container = server.launch(pod)  # 3 s, then it goes on without the slow one
+        slow.wait(lambda: slow.closed)
+        assert server.status(container).state == cri.CONTAINER_RUNNING
+    server.remove_all()
+    server.stop()
+    assert not own_socket.exists()
+    assert not programs(tmp_path)
+
+
+def programs(folder: Path) -> list[str]:
+    """Processes that run a program of the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_text()
+        except OSError:
+            continue
+        if str(folder / "plugins") in command:
+            found.append(command)
+    return found

@@ -1,0 +1,222 @@
+"""An NRI plugin of the tests' own: a thread on a socket, which records what it is told and answers what a test has set.
+
+Its framing is its own, so that the server's meets another one.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cri_server.api import nri_pb2 as api
+from cri_server.api import ttrpc_pb2 as ttrpc
+
+PACKAGE = "nri.pkg.api.v1alpha1"
+WAIT_S = 30.0
+Handler = Callable[[Any], Any]
+
+
+class Refused(Exception):
+    """A handler's answer is an error, by default UNKNOWN."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class TestPlugin:
+    """Connects to `where` (a path, or a socket) and registers as `index`-`name`; a context manager.
+
+    `handlers`: what answers a method: called with its request, returns its response (None: an empty one) or raises Refused.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        where: Path | socket.socket,
+        name: str = "test",
+        index: str = "00",
+        *,
+        handlers: Mapping[str, Handler] | None = None,
+        events: int = 0,
+        register: bool = True,
+    ) -> None:
+        self.name, self.index, self.events = name, index, events
+        self.handlers: dict[str, Handler] = dict(handlers or {})
+        self.told: list[tuple[str, Any]] = []
+        self.config: api.ConfigureRequest | None = None
+        self.pods: list[api.PodSandbox] = []
+        self.containers: list[api.Container] = []
+        self._changed = threading.Condition()
+        self.synchronized = self.closed = False
+        self._replies: dict[int, ttrpc.Response] = {}
+        self._stream = -1
+        if isinstance(where, Path):
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(str(where))
+        else:
+            self._socket = where
+        self._lock = threading.Lock()
+        self._streams: dict[int, bytes] = {1: b"", 2: b""}
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._register = register
+        self.wait_s = WAIT_S
+
+    def __enter__(self) -> TestPlugin:
+        self.start()
+        self.wait(lambda: self.synchronized or self.closed)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begin to answer, and register; does not wait for anything."""
+        self._thread.start()
+        if self._register:
+            request = api.RegisterPluginRequest(plugin_name=self.name, plugin_idx=self.index)
+            self._send_request("RegisterPlugin", request)
+
+    def send_raw(self, data: bytes) -> None:
+        """Whatever is no frame."""
+        self._socket.sendall(data)
+
+    def hang_up(self) -> None:
+        """As a plugin that ends."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Hang up and end."""
+        self.hang_up()
+        self._thread.join(WAIT_S)
+        self._socket.close()
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Until `condition` holds; AssertionError when it does not."""
+        with self._changed:
+            found = self._changed.wait_for(condition, self.wait_s)
+        assert found, f"not within {self.wait_s} s; told: {self.methods()}"
+
+    def methods(self, identifier: str = "") -> list[str]:
+        """The names of what it was told, in order; only of the pod or container with this id."""
+        return [name for name, request in self.told if not identifier or identifier in _ids(request)]
+
+    def wait_for(self, method: str, identifier: str = "") -> Any:
+        """The first request of this method."""
+        self.wait(lambda: method in self.methods(identifier))
+        return next(r for m, r in self.told if m == method and (not identifier or identifier in _ids(r)))
+
+    def update(self, *updates: api.ContainerUpdate, evict: str = "") -> api.UpdateContainersResponse:
+        """Ask the runtime for changes that nobody asked this plugin about."""
+        request = api.UpdateContainersRequest(update=updates)
+        if evict:
+            request.evict.add(container_id=evict, reason="test")
+        stream = self._send_request("UpdateContainers", request)
+        self.wait(lambda: stream in self._replies or self.closed)
+        response = self._replies[stream]
+        if response.status.code:
+            raise Refused(response.status.message, response.status.code)
+        return api.UpdateContainersResponse.FromString(response.payload)
+
+    # -- inside
+
+    def _send_request(self, method: str, request: Any) -> int:
+        self._stream += 2
+        whole = ttrpc.Request(
+            service=f"{PACKAGE}.Runtime", method=method, payload=request.SerializeToString()
+        )
+        self._send(2, self._stream, 1, whole.SerializeToString())
+        return self._stream
+
+    def _send(self, connection: int, stream: int, kind: int, payload: bytes) -> None:
+        head = struct.pack(">IIBB", len(payload), stream, kind, 0)
+        with self._lock:  # in two frames, as a message may come in many
+            self._socket.sendall(struct.pack(">II", connection, len(head)) + head)
+            self._socket.sendall(struct.pack(">II", connection, len(payload)) + payload)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                connection, length = struct.unpack(">II", self._exactly(8))
+                self._streams[connection] += self._exactly(length)
+                self._messages(connection)
+        except (OSError, EOFError):
+            with self._changed:
+                self.closed = True
+                self._changed.notify_all()
+
+    def _exactly(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            part = self._socket.recv(count - len(found))
+            if not part:
+                raise EOFError
+            found += part
+        return found
+
+    def _messages(self, connection: int) -> None:
+        while len(data := self._streams[connection]) >= 10:
+            length, stream, kind, _ = struct.unpack_from(">IIBB", data)
+            if len(data) < 10 + length:
+                return
+            self._streams[connection], payload = data[10 + length :], data[10 : 10 + length]
+            if kind == 2:
+                with self._changed:
+                    self._replies[stream] = ttrpc.Response.FromString(payload)
+                    self._changed.notify_all()
+            else:
+                request = ttrpc.Request.FromString(payload)
+                threading.Thread(target=self._answer, args=(stream, request), daemon=True).start()
+
+    def _answer(self, stream: int, asked: ttrpc.Request) -> None:
+        method = asked.method
+        kind = {"StateChange": "StateChangeEvent"}.get(method, f"{method}Request")
+        request = getattr(api, kind).FromString(asked.payload)
+        with self._changed:
+            self._note(method, request)
+            self._changed.notify_all()
+        try:
+            response = ttrpc.Response(payload=self._response(method, request).SerializeToString())
+        except Refused as error:
+            response = ttrpc.Response(status=ttrpc.Status(code=error.code, message=str(error)))
+        try:
+            self._send(1, stream, 2, response.SerializeToString())
+        except OSError:
+            return
+        if method == "Synchronize" and not request.more:
+            with self._changed:
+                self.synchronized = True
+                self._changed.notify_all()
+
+    def _note(self, method: str, request: Any) -> None:
+        if method == "Configure":
+            self.config = request
+        elif method == "Synchronize":
+            self.pods += request.pods
+            self.containers += request.containers
+        else:
+            self.told.append((method, request))
+
+    def _response(self, method: str, request: Any) -> Any:
+        handler = self.handlers.get(method)
+        response = handler(request) if handler is not None else None
+        if response is not None:
+            return response
+        if method == "Configure":
+            return api.ConfigureResponse(events=self.events)
+        if method == "Synchronize":
+            return api.SynchronizeResponse(more=request.more)
+        return api.Empty()
+
+
+def _ids(request: Any) -> set[str]:
+    container = request.container.id if "container" in request.DESCRIPTOR.fields_by_name else ""
+    return {container or request.pod.id}

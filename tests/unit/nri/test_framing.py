@@ -1,0 +1,54 @@
+"""The multiplexer's frames and ttrpc's messages, byte by byte."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from cri_server.nri import framing
+from cri_server.nri.framing import Decoder, Message, ProtocolError, TooLarge, encode
+
+
+@pytest.mark.parametrize("size", [0, 1, 4086, 4087, 10_000, framing.MESSAGE_LIMIT_BYTES])
+def test_what_is_encoded_is_decoded(size: int) -> None:
+    payload = bytes(size)
+    data = encode(2, 7, framing.RESPONSE, payload)
+    assert Decoder().feed(data) == [Message(2, 7, framing.RESPONSE, 0, payload)]
+
+
+def test_a_byte_at_a_time_and_both_connections_interleaved() -> None:
+    first, second = encode(1, 1, framing.REQUEST, b"one"), encode(2, 1, framing.RESPONSE, b"two")
+    decoder = Decoder()
+    found = [message for byte in first + second for message in decoder.feed(bytes([byte]))]
+    assert [(m.connection, m.payload) for m in found] == [(1, b"one"), (2, b"two")]
+
+
+def test_a_message_in_many_frames_and_many_in_one_frame() -> None:
+    message = struct.pack(">IIBB", 2, 3, 1, 0) + b"ab"
+    frames = b"".join(struct.pack(">II", 1, 1) + bytes([byte]) for byte in message)
+    assert [m.payload for m in Decoder().feed(frames)] == [b"ab"]
+    together = struct.pack(">II", 1, 2 * len(message)) + 2 * message
+    assert [m.payload for m in Decoder().feed(together)] == [b"ab", b"ab"]
+
+
+def test_the_first_frame_fits_the_buffer_of_plugins_in_go() -> None:
+    data = encode(1, 1, framing.REQUEST, bytes(20_000))
+    lengths = []
+    while data:
+        _, length = framing.FRAME.unpack_from(data)
+        lengths.append(length)
+        data = data[framing.FRAME.size + length :]
+    assert lengths == [4096, 20_010 - 4096]
+
+
+def test_unknown_connections_are_dropped_and_nonsense_is_refused() -> None:
+    assert Decoder().feed(struct.pack(">II", 9, 3) + b"abc" + encode(1, 1, 2, b"")) == [
+        Message(1, 1, 2, 0, b"")
+    ]
+    with pytest.raises(ProtocolError, match="a frame of"):
+        Decoder().feed(struct.pack(">II", 1, framing.FRAME_LIMIT_BYTES + 1))
+    with pytest.raises(ProtocolError, match="a message of"):
+        Decoder().feed(struct.pack(">IIIIBB", 1, 10, framing.MESSAGE_LIMIT_BYTES + 1, 1, 1, 0))
+    with pytest.raises(TooLarge):
+        encode(1, 1, 1, bytes(framing.MESSAGE_LIMIT_BYTES + 1))
