@@ -13,14 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
-from google.protobuf.json_format import MessageToDict
 
 from cri_server.cli.show import SHORT, printable
-from cri_server.cli.template import Template
 from pyrunc.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from cri_server.cli.template import Template
 
 Item = TypeVar("Item")
 FORMATS = ("table", "wide", "json", "yaml", "name")
@@ -105,6 +106,8 @@ class Output:
 
 def plain(message: Any) -> dict[str, Any]:
     """A message as protobuf's JSON has it, with the fields that are empty."""
+    from google.protobuf.json_format import MessageToDict  # not for tables
+
     found: dict[str, Any] = MessageToDict(message, always_print_fields_with_no_presence=True)
     return found
 
@@ -179,7 +182,11 @@ def parse(
         text = template
     if text is None and output not in formats:
         raise InvalidArgument(f"-o {output}: expected one of {', '.join(formats)}, go-template=TEMPLATE")
-    compiled = None if text is None else Template(text)
+    compiled = None
+    if text is not None:
+        from cri_server.cli.template import Template  # for few
+
+        compiled = Template(text)
     return Output(output, compiled, quiet, no_trunc, not no_headers)
 
 

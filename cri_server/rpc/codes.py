@@ -6,12 +6,9 @@ Errors of ours are answers; any other exception is a bug: INTERNAL, with its tra
 from __future__ import annotations
 
 import errno
-import logging
 from enum import IntEnum
 
 from pyrunc.errors import Error, KernelError
-
-log = logging.getLogger(__name__)
 
 
 class Code(IntEnum):
@@ -84,6 +81,9 @@ def message_of(error: BaseException) -> str:
 
 def report(call: str, error: BaseException) -> None:
     """Log that `call` failed."""
+    import logging  # not for our own client, which takes the codes from here
+
+    log = logging.getLogger(__name__)
     if isinstance(error, CallFailed):
         log.info("%s: %s: %s", call, error.code.name, error.message)
     elif isinstance(error, Error):  # an answer; a verb has its own line about it (`verbs`)
