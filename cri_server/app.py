@@ -176,6 +176,7 @@ async def _open_images(
         no_progress_timeout_s=config.registry.no_progress_timeout_s,
         in_use=index.users_of,
     )
+    images.policy = config.registry.signature_policy
     await images.start()
     stack.push_async_callback(images.close)
     return images

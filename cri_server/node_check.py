@@ -22,6 +22,10 @@ def check(config: Config) -> None:
         _try("containers.hooks_dirs", lambda: hooks.read(given.hooks_dirs))
     if given.block_io_classes:
         _try("containers.block_io_classes", lambda: block_io.check(given.block_io_classes))
+    if config.registry.signature_policy:
+        from cri_server.images.signatures import check_policy
+
+        _try("registry.signature_policy", lambda: check_policy(config.registry.signature_policy))
     if config.streaming.tls_certificate:
         _check_tls(config.streaming)
 

@@ -71,6 +71,7 @@ def take(services: Services, found: Config) -> list[Change]:
         certificate_folders(config), config.images.pinned, config.registry.no_progress_timeout_s
     )
     services.compilers.timed = config.timeline.operations
+    services.images.policy = config.registry.signature_policy
     services.config = config
     return differences
 

@@ -43,6 +43,8 @@ def explain(image: str, config: Path | None, authfile: Path | None) -> None:
         click.echo(f"{number}. {host.url}{host.prefix}/{host.repository(reference.path)}")
         for about in _about(host, reference):
             click.echo(f"   {about}")
+    for line in _signatures(loaded.config.registry.signature_policy, reference):
+        click.echo(f"signatures: {line}")
     place = credentials.source(image, authfile)
     click.echo(f"`pyrunc-cri pull` without --creds: {place or 'no login'}")
 
@@ -73,6 +75,20 @@ def _about(host: Host, reference: Reference) -> Iterator[str]:
     yield f"pull secrets: {_pull_secrets(host, reference)}"
     if host.auth is not None and not host.auth.empty:
         yield f"without one: auth of {host.source}"
+
+
+def _signatures(path: str, reference: Reference) -> Iterator[str]:
+    if not path:
+        yield "not looked at"
+        return
+    from cri_server.images import policy
+
+    scope, requirements = policy.read(path).requirements(reference)
+    for requirement in requirements:
+        keys = [*filter(None, [requirement.key_path]), *requirement.key_paths]
+        identity = requirement.signed_identity.type
+        signed = f" by {', '.join(keys) or 'a key in the policy'}, {identity}"
+        yield f"{requirement.type}{signed if requirement.type == policy.SIGNED else ''} ({path}, {scope})"
 
 
 def _pull_secrets(host: Host, reference: Reference) -> str:

@@ -79,6 +79,8 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
     for key in ("tls_certificate", "tls_key", "tls_client_ca"):
         if path := getattr(config.streaming, key):
             yield f"streaming.{key}", path
+    if config.registry.signature_policy:
+        yield "registry.signature_policy", config.registry.signature_policy
     for key in ("hooks_dirs", "cdi_dirs"):
         yield from ((f"containers.{key}", folder) for folder in getattr(config.containers, key))
     for key in ("seccomp_profile", "block_io_classes"):

@@ -127,6 +127,13 @@ class Registry(Table):
             "Folders of HOST/hosts.toml files, as containerd's certs.d, separated by `:`; of two that have a host the first counts. Empty: none."
         ),
     ] = ""
+    signature_policy: Annotated[
+        str,
+        explained(
+            "Which images may be pulled: a file of containers-policy.json(5) with the requirements insecureAcceptAnything, reject "
+            "and sigstoreSigned. Empty: all."
+        ),
+    ] = ""
     no_progress_timeout_s: Annotated[
         PositiveSeconds, explained("A pull that makes no progress for so long fails.")
     ] = 300.0

@@ -93,6 +93,12 @@ ERRORS = (
         "the peer's owner", "UNKNOWN", ("cri_server.images.client.Unavailable",), ("RegistryUnavailable",),
     ),
     Page(
+        "signature-validation-failed", "errors", "The policy of this node does not let the image in",
+        "The message names the policy's file and scope: it rejects the image, or wants a signature that the image has not, by a key that it has not, or for another name.",
+        "Sign the image (`cosign sign --key`), or change the policy: [registry] signature_policy.",
+        "the caller", "UNKNOWN", ("cri_server.images.signatures.SignatureValidationFailed",), ("SignatureValidationFailed",),
+    ),
+    Page(
         "unauthorized", "errors", "The registry wants a login, or another one",
         "No credentials were given, or they do not hold for this repository. They are sent only to the host that they are for.",
         "Check the pod's imagePullSecrets, or what `pyrunc-cri image pull` was given.",

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cri_server.images import manifest as manifests
 from cri_server.images.catalog import Name
@@ -23,10 +23,14 @@ from cri_server.images.reference import Reference
 from cri_server.images.registry import Registry
 from cri_server.images.store import Store
 from cri_server.images.waiting import Watch, in_thread
-from pyrunc.errors import Error, ResourceExhausted
+from pyrunc.errors import Error, ResourceExhausted, WrongState
+
+if TYPE_CHECKING:
+    from cri_server.images.policy import Policy
 
 Got = TypeVar("Got")
 FETCHES_AT_ONCE = 4
+PREFIXES = ("RegistryUnavailable: ", "SignatureValidationFailed: ")  # that kubelet looks for at the beginning
 PROGRESS_BYTES = 16 << 10  # less than this counts as nothing: a byte now and then is a stall
 
 
@@ -41,7 +45,10 @@ class Pull:
         auth: Auth | None,
         watch: Watch,
         report: Callable[[Progress], None],
+        policy: str = "",
     ) -> None:
+        """`policy`: the file that says which signatures an image needs; empty: none."""
+        self._policy = policy
         self._store, self._certs_dirs, self._reference, self._auth = store, certs_dirs, reference, auth
         self._watch, self._report = watch, report
         self._session = Session(CONNECTION_READ_TIMEOUT_S, watch.touch)
@@ -55,9 +62,8 @@ class Pull:
             with store_errors(self._store.root):
                 return await self._run()
         except Error as error:
-            prefix = "RegistryUnavailable: "
-            found, message = error.message.startswith(prefix), error.message.removeprefix(prefix)
-            error.message = f"{prefix if found else ''}pulling {self._reference}: {message}"
+            prefix = next((word for word in PREFIXES if error.message.startswith(word)), "")
+            error.message = f"{prefix}pulling {self._reference}: {error.message.removeprefix(prefix)}"
             error.args = (error.message,)
             raise
         finally:
@@ -65,11 +71,14 @@ class Pull:
 
     async def _run(self) -> str:
         self._tell("resolving")
+        rules = await self._thread(self._rules)
         hosts = await self._thread(lambda: hosts_for(self._reference.domain, self._certs_dirs))
         registry = Registry(self._session, self._reference, hosts, self._auth)
         target, data = await self._thread(registry.resolve)
         blobs = {target.digest: data}
         manifest = await self._manifest(registry, target, data, blobs)
+        if rules is not None:
+            await self._thread(lambda: self._check_signatures(rules, registry, list(blobs)))
         needed = [*blobs, manifest.config.digest, *(d.digest for d in manifest.layers)]
         async with self._store.holding(needed):
             config = await self._config(registry, manifest)
@@ -100,6 +109,25 @@ class Pull:
             blobs[chosen.digest] = await self._thread(partial(registry.manifest, chosen))
             found = manifests.parse(blobs[chosen.digest], chosen.media_type)
         return found
+
+    def _rules(self) -> Policy | None:
+        """The policy, if there is one; what it rejects is not even asked for. Raises SignatureValidationFailed, WrongState."""
+        if not self._policy:
+            return None
+        from cri_server.images import policy, signatures
+
+        rules = policy.read(self._policy)
+        signatures.check_scope(rules, self._reference)
+        return rules
+
+    def _check_signatures(self, rules: Policy, registry: Registry, digests: list[str]) -> None:
+        """Before anything else of the image is fetched. Raises SignatureValidationFailed, WrongState."""
+        from cri_server.images import signatures
+
+        try:
+            signatures.check(rules, registry, self._reference, digests)
+        except ImportError:
+            raise WrongState(f"{self._policy} needs the Python package cryptography") from None
 
     async def _config(self, registry: Registry, manifest: Manifest) -> Config:
         await self._fetch(registry, manifest.config)

@@ -109,6 +109,28 @@ class Registry:
             ingest.restart()
             raise
 
+    def document(self, tag: str) -> bytes:
+        """What the repository has under a tag, unread: a manifest that is no image. Raises what `_each` raises."""
+
+        def fetch(host: Host) -> bytes:
+            headers = {"Accept": ", ".join(manifests.ACCEPTED)}
+            with self._open(host, f"manifests/{tag}", headers) as response:
+                return self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
+
+        return self._each(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
+
+    def small_blob(self, digest: str, limit_bytes: int) -> bytes:
+        """A blob in memory, verified."""
+
+        def fetch(host: Host) -> bytes:
+            with self._open(host, f"blobs/{digest}", {}) as response:
+                data = self._all(host, response, limit_bytes, "a blob")
+            if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+                raise DigestMismatch(f"{host.netloc}: blob {digest} has other content")
+            return data
+
+        return self._each(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
+
     # ---- hosts in order
 
     def _each(self, capability: str, fetch: Callable[[Host], Got]) -> Got:

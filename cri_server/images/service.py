@@ -61,6 +61,7 @@ class ImageService:
         self._certs_dirs = tuple(certs_dirs)
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _Running] = {}
+        self.policy = ""  # the file that says which signatures an image needs
         self._tasks: set[asyncio.Task[str]] = set()  # also of pulls that were given up and clean up
 
     def reconfigure(
@@ -113,7 +114,7 @@ class ImageService:
     async def _pull(self, reference: Reference, auth: Auth | None, running: _Running) -> str:
         watch = Watch(self._no_progress_timeout_s, f"pulling {reference}")
         puller = await in_thread(_puller)
-        pull = puller(self._store, self._certs_dirs, reference, auth, watch, running.report)
+        pull = puller(self._store, self._certs_dirs, reference, auth, watch, running.report, self.policy)
         try:
             return await watch.guard(asyncio.create_task(pull.run()))
         except BaseException:

@@ -18,7 +18,7 @@ IMPORTED_AS = {
     "protobuf": "google",
     "pyyaml": "yaml",
 }
-OF_USE = ("tracing",)  # optional dependencies that a server imports when it is told to
+OF_USE = ("signatures", "tracing")  # optional dependencies that a server imports when it is told to
 BUILT_IN = {"_pyrunc", "compression"}  # brought by cli/front.c; part of Python from 3.14 on
 
 

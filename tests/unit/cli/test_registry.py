@@ -23,8 +23,9 @@ X-Key = "hidden2"
 """
 
 
-def run(tmp_path: Path, image: str) -> str:
-    (tmp_path / "config.toml").write_text(f'[registry]\nconfig_path = "{tmp_path}/certs.d"\n')
+def run(tmp_path: Path, image: str, settings: str = "") -> str:
+    text = f'[registry]\nconfig_path = "{tmp_path}/certs.d"\n{settings}\n'
+    (tmp_path / "config.toml").write_text(text)
     login = {"auth": base64.b64encode(b"u:hidden3").decode()}
     (tmp_path / "auth.json").write_text(json.dumps({"auths": {"https://index.docker.io/v1/": login}}))
     arguments = [
@@ -62,6 +63,7 @@ def test_mirrors_their_rewrites_and_logins(tmp_path: Path) -> None:
         "3. https://registry-1.docker.io/v2/library/busybox",
         "   the registry: may pull and resolve",
         "   pull secrets: those for docker.io",
+        "signatures: not looked at",
         "`pyrunc-cri pull` without --creds: DIR/auth.json: https://index.docker.io/v1/",
     ]
     assert "hidden" not in shown
@@ -71,3 +73,13 @@ def test_a_registry_without_files(tmp_path: Path) -> None:
     lines = run(tmp_path, "r.example/a:1").splitlines()
     assert lines[2:4] == ["read: no file", "1. https://r.example/v2/a"]
     assert lines[-1] == "`pyrunc-cri pull` without --creds: no login"
+
+
+def test_what_the_signature_policy_demands(tmp_path: Path) -> None:
+    signed = {"type": "sigstoreSigned", "keyPath": "/k.pub", "signedIdentity": {"type": "matchRepository"}}
+    content = {"default": [{"type": "reject"}], "transports": {"docker": {"r.example": [signed]}}}
+    (tmp_path / "policy.json").write_text(json.dumps(content))
+    setting = f'signature_policy = "{tmp_path}/policy.json"'
+    shown = run(tmp_path, "r.example/a:1", setting)
+    assert "signatures: sigstoreSigned by /k.pub, matchRepository (DIR/policy.json, r.example)\n" in shown
+    assert "signatures: reject (DIR/policy.json, default)\n" in run(tmp_path, "busybox", setting)

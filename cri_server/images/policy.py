@@ -1,0 +1,207 @@
+"""Which images may be pulled: a policy of containers-policy.json(5), with the requirements that need no GPG.
+
+The most specific scope of the transport `docker` that an image lies in decides: the image with its tag or digest, its
+repository, what that lies in, its registry, the domains around that (`*.example.com`), all of the transport, all.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cri_server.images.reference import Reference
+from pyrunc.errors import Error, WrongState
+
+TRANSPORT = "docker"
+SIZE_LIMIT_BYTES = 1 << 20
+ACCEPT, REJECT, SIGNED = "insecureAcceptAnything", "reject", "sigstoreSigned"
+IDENTITIES = {
+    "matchExact": set[str](),
+    "matchRepoDigestOrExact": set[str](),
+    "matchRepository": set[str](),
+    "exactReference": {"dockerReference"},
+    "exactRepository": {"dockerRepository"},
+    "remapIdentity": {"prefix", "signedPrefix"},
+}
+
+
+class Identity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What a signature must say that it is for; which of the names there are depends on `type`."""
+
+    type: str = "matchRepoDigestOrExact"
+    docker_reference: str = msgspec.field(default="", name="dockerReference")
+    docker_repository: str = msgspec.field(default="", name="dockerRepository")
+    prefix: str = ""
+    signed_prefix: str = msgspec.field(default="", name="signedPrefix")
+
+
+class Requirement(msgspec.Struct, forbid_unknown_fields=True):
+    """One requirement; those of a scope hold together. A signature by one of the keys is enough."""
+
+    type: str
+    key_path: str = msgspec.field(default="", name="keyPath")
+    key_paths: list[str] = msgspec.field(default_factory=list, name="keyPaths")
+    key_data: str = msgspec.field(default="", name="keyData")
+    key_datas: list[str] = msgspec.field(default_factory=list, name="keyDatas")
+    signed_identity: Identity = msgspec.field(default_factory=Identity, name="signedIdentity")
+
+    def public_keys(self) -> list[bytes]:
+        """The public keys in PEM. Raises OSError, ValueError."""
+        paths = [path for path in (self.key_path, *self.key_paths) if path]
+        texts = [text for text in (self.key_data, *self.key_datas) if text]
+        try:
+            decoded = [base64.b64decode(text, validate=True) for text in texts]
+        except binascii.Error:
+            raise ValueError("keyData is not base64") from None
+        return [Path(path).read_bytes() for path in paths] + decoded
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    default: list[Requirement]
+    transports: dict[str, dict[str, list[Requirement]]] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A file that was read."""
+
+    path: str
+    file: _File
+
+    def requirements(self, reference: Reference) -> tuple[str, list[Requirement]]:
+        """What holds for an image, and the scope that says so, in words."""
+        scopes = self.file.transports.get(TRANSPORT, {})
+        for scope in scopes_of(reference):
+            if scope in scopes:
+                return scope or f"all of {TRANSPORT}", scopes[scope]
+        return "default", self.file.default
+
+
+def read(path: str) -> Policy:
+    """Raises WrongState for a file that is wrong in any way: what it may have meant is not guessed."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(SIZE_LIMIT_BYTES + 1)
+        if len(content) > SIZE_LIMIT_BYTES:
+            raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
+        found = msgspec.convert(json.loads(content, object_pairs_hook=_once), _File)
+        _check("default", found.default)
+        for transport, scopes in found.transports.items():
+            for scope, requirements in scopes.items():
+                if transport == TRANSPORT:  # the others are for other programs
+                    _check(f"transports.{transport}.{scope or '(all)'}", requirements)
+    except (OSError, ValueError, RecursionError) as error:
+        raise WrongState(f"signature policy {path}: {error}") from None
+    return Policy(path, found)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} is there twice")
+        found[key] = value
+    return found
+
+
+def _check(place: str, requirements: list[Requirement]) -> None:
+    if not requirements:
+        raise ValueError(f"{place}: no requirement, not even {ACCEPT}")
+    for requirement in requirements:
+        if requirement.type not in (ACCEPT, REJECT, SIGNED):
+            raise ValueError(f"{place}: {requirement.type!r} is not one of {ACCEPT}, {REJECT}, {SIGNED}")
+        keys = [requirement.key_path, requirement.key_paths, requirement.key_data, requirement.key_datas]
+        given = sum(map(bool, keys))
+        if requirement.type != SIGNED and given:
+            raise ValueError(f"{place}: {requirement.type} has no keys")
+        if requirement.type == SIGNED and given != 1:
+            raise ValueError(f"{place}: {SIGNED} needs one of keyPath, keyPaths, keyData and keyDatas")
+        _check_identity(place, requirement.signed_identity)
+
+
+def _check_identity(place: str, identity: Identity) -> None:
+    if identity.type not in IDENTITIES:
+        raise ValueError(f"{place}: signedIdentity is not one of {', '.join(IDENTITIES)}")
+    given = {key for key, value in msgspec.to_builtins(identity).items() if key != "type" and value}
+    if given != IDENTITIES[identity.type]:
+        wanted = ", ".join(sorted(IDENTITIES[identity.type])) or "nothing else"
+        raise ValueError(f"{place}: signedIdentity {identity.type} takes {wanted}")
+
+
+def scopes_of(reference: Reference) -> Iterator[str]:
+    """From the most specific one to the whole transport."""
+    yield _full(reference)
+    name = reference.name
+    while True:
+        yield name
+        if "/" not in name:
+            break
+        name = name.rpartition("/")[0]
+    while "." in name:
+        name = name.partition(".")[2]
+        yield f"*.{name}"
+    yield ""
+
+
+def _full(reference: Reference) -> str:
+    if reference.digest:
+        return f"{reference.name}@{reference.digest}"
+    return f"{reference.name}:{reference.tag}"
+
+
+def is_meant(identity: Identity, reference: Reference, claimed: str) -> bool:
+    """Whether a signature that claims to be for `claimed` is one for what is pulled."""
+    signed = _Claimed.parse(claimed)
+    if signed is None:
+        return False
+    match identity.type:
+        case "matchRepository":
+            return signed.name == reference.name
+        case "exactReference":
+            return signed == _Claimed.parse(identity.docker_reference)
+        case "exactRepository":
+            wanted = _Claimed.parse(identity.docker_repository)
+            return wanted is not None and signed.name == wanted.name
+        case "matchExact":
+            return signed == _Claimed.parse(_full(reference))
+        case "remapIdentity":
+            return _is_this(signed, _remapped(identity, reference.name), reference)
+        case _:
+            return _is_this(signed, reference.name, reference)
+
+
+def _is_this(signed: _Claimed, name: str, reference: Reference) -> bool:
+    """A digest needs the repository only, for the content is known; a tag must be the one that was signed."""
+    return signed.name == name and (bool(reference.digest) or signed.rest == f":{reference.tag}")
+
+
+def _remapped(identity: Identity, name: str) -> str:
+    if name == identity.prefix or name.startswith(f"{identity.prefix}/"):
+        return identity.signed_prefix + name[len(identity.prefix) :]
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """A reference without a default tag. `rest` is `:TAG`, `@DIGEST` or nothing."""
+
+    name: str
+    rest: str
+
+    @classmethod
+    def parse(cls, text: str) -> _Claimed | None:
+        """None for what is no reference."""
+        try:
+            parsed = Reference.parse(text)
+        except Error:
+            return None
+        if parsed.digest:
+            return cls(parsed.name, f"@{parsed.digest}")
+        return cls(parsed.name, f":{parsed.tag}" if ":" in text.rpartition("/")[2] else "")

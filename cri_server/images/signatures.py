@@ -1,0 +1,186 @@
+"""Signatures of images as cosign makes them with a key: fetched beside the image, verified against a policy.
+
+The signatures of a manifest are the layers of the image `sha256-DIGEST.sig` in its repository, each a small JSON text ("simple
+signing") whose signature is an annotation. Source: cosign's SIGNATURE_SPEC.md. Blocking: runs in a pull's threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+import msgspec
+
+from cri_server.images import policy
+from cri_server.images.policy import Policy, Requirement
+from cri_server.images.reference import Reference, is_digest
+from cri_server.images.registry import Registry
+from pyrunc.errors import NotFound, PeerError, WrongState
+
+PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
+SIGNATURE = "dev.cosignproject.cosign/signature"
+TYPE = "cosign container image signature"
+SIGNATURES_LIMIT = 128
+PAYLOAD_LIMIT_BYTES = 64 << 10
+
+
+class SignatureValidationFailed(PeerError):
+    """The policy does not let this image in; the message begins with CRI's word for it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"SignatureValidationFailed: {message}")
+
+
+class _Layer(msgspec.Struct):
+    digest: str
+    size: int
+    media_type: str = msgspec.field(default="", name="mediaType")
+    annotations: dict[str, str] | None = None
+
+
+class _Manifest(msgspec.Struct):
+    layers: list[_Layer]
+
+
+class _Identity(msgspec.Struct):
+    reference: str = msgspec.field(name="docker-reference")
+
+
+class _Image(msgspec.Struct):
+    digest: str = msgspec.field(name="docker-manifest-digest")
+
+
+class _Critical(msgspec.Struct):
+    identity: _Identity
+    image: _Image
+    type: str
+
+
+class _Payload(msgspec.Struct):
+    critical: _Critical
+
+
+def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequence[str]) -> None:
+    """Let an image in that no scope rejects, or raise SignatureValidationFailed. `digests`: its index, if there is one, and its manifest; a signature
+    of either is one of the image, since the index names the manifest by its digest.
+
+    Raises also PeerError (the registry does not answer), WrongState (a key cannot be read).
+    """
+    scope, requirements = rules.requirements(reference)
+    where = f"{rules.path}, {scope}"
+    wanted = [requirement for requirement in requirements if requirement.type == policy.SIGNED]
+    if not wanted:
+        return
+    found = [entry for digest in digests for entry in _signatures(registry, digest)]
+    for requirement in wanted:
+        _require(requirement, found, reference, where)
+
+
+def check_scope(rules: Policy, reference: Reference) -> None:
+    """Raises SignatureValidationFailed for what the policy rejects, signed or not."""
+    scope, requirements = rules.requirements(reference)
+    if any(requirement.type == policy.REJECT for requirement in requirements):
+        raise SignatureValidationFailed(f"rejected by {rules.path}, {scope}")
+
+
+def _require(
+    requirement: Requirement, found: list[tuple[str, bytes, bytes]], reference: Reference, where: str
+) -> None:
+    """One valid signature of the right thing by one of the keys is enough, whatever the others are."""
+    if not found:
+        raise SignatureValidationFailed(f"{where}: the image has no signature")
+    keys = _keys(requirement, where)
+    reasons = []
+    for digest, payload, signature in found:
+        if not any(_is_by(key, payload, signature) for key in keys):
+            reasons.append("a signature is by no key of the policy")
+        elif reason := _unfit(payload, digest, requirement, reference):
+            reasons.append(reason)
+        else:
+            return
+    raise SignatureValidationFailed(f"{where}: {'; '.join(dict.fromkeys(reasons))}")
+
+
+def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes]]:
+    """The manifest's digest, payload and signature of each that the registry has for it."""
+    try:
+        data = registry.document(f"{digest.replace(':', '-')}.sig")
+    except NotFound:
+        return []
+    try:
+        layers = msgspec.json.decode(data, type=_Manifest).layers
+    except msgspec.MsgspecError as error:
+        raise SignatureValidationFailed(f"the signatures of {digest} are no manifest: {error}") from None
+    found = []
+    for layer in layers[:SIGNATURES_LIMIT]:
+        text = (layer.annotations or {}).get(SIGNATURE, "")
+        if layer.media_type != PAYLOAD or not is_digest(layer.digest) or layer.size > PAYLOAD_LIMIT_BYTES:
+            continue
+        try:
+            signature = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            continue
+        found.append((digest, registry.small_blob(layer.digest, PAYLOAD_LIMIT_BYTES), signature))
+    return found
+
+
+def _unfit(payload: bytes, digest: str, requirement: Requirement, reference: Reference) -> str:
+    """Why a signature by the right key is not one of this image; empty when it is."""
+    try:
+        critical = msgspec.json.decode(payload, type=_Payload).critical
+    except msgspec.MsgspecError:
+        return "what was signed is no claim about an image"
+    if critical.type != TYPE:
+        return f"what was signed is a {critical.type[:80]!r}"
+    if critical.image.digest != digest:
+        return "a signature is for another manifest"
+    if not policy.is_meant(requirement.signed_identity, reference, critical.identity.reference):
+        claimed = critical.identity.reference[:200]
+        return f"a signature is for {claimed!r}, which {requirement.signed_identity.type} does not take"
+    return ""
+
+
+def _keys(requirement: Requirement, where: str) -> list[object]:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        return [load_pem_public_key(key) for key in requirement.public_keys()]
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise WrongState(f"{where}: a public key cannot be read: {error}") from None
+
+
+def _is_by(key: object, payload: bytes, signature: bytes) -> bool:
+    """Whether `signature` is the one of `payload` by `key`, with SHA-256 as cosign signs."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, payload, ec.ECDSA(SHA256()))
+        elif isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, payload, padding.PKCS1v15(), SHA256())
+        elif isinstance(key, ed25519.Ed25519PublicKey):
+            key.verify(signature, payload)
+        else:
+            return False
+    except InvalidSignature:
+        return False
+    return True
+
+
+def check_policy(path: str) -> None:
+    """Whether a policy can be used here: the file, its keys, and the library that verifies. Raises WrongState."""
+    found = policy.read(path)
+    scopes = found.file.transports.get(policy.TRANSPORT, {})
+    for name, requirements in [("default", found.file.default), *scopes.items()]:
+        for requirement in requirements:
+            if requirement.type == policy.SIGNED:
+                try:
+                    _keys(requirement, f"{path}, {name}")
+                except ImportError:
+                    raise WrongState(
+                        f"signature policy {path}: {policy.SIGNED} needs the Python package cryptography"
+                    ) from None
