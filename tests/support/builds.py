@@ -27,6 +27,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("kube_nodes/", "tests.support.flannel:programs"),
     ("kernel/cni/", "tests.support.toolchain:reference_plugins"),
     ("cri/streaming/", "tests.support.goclient.build:goclient"),
+    ("cri/nri/test_go", "tests.support.nri_go.build:both"),
     ("cri/critest/", "tests.support.toolchain:critest"),
     ("cri/test_h2spec", "tests.support.toolchain:h2spec"),
     ("cri/network/test_under_containerd", "tests.support.toolchain:peer"),
