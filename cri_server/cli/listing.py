@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from cri_server.api import api_pb2 as api
@@ -10,6 +12,8 @@ from cri_server.cli.client import Client
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.selection import Selection
 from cri_server.cli.show import POD_STATES, STATES, age
+
+ID = re.compile("(sha256:)?[0-9a-f]{64}")
 
 
 @click.command()
@@ -49,7 +53,7 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
             Column("NAME", lambda c: c.metadata.name),
             Column("STATE", state),
             Column("AGE", lambda c: age(c.created_at)),
-            Column("IMAGE", lambda c: c.image.user_specified_image or how.short(c.image.image)),
+            Column("IMAGE", lambda c: _image(c, how)),
             Column("ATTEMPT", lambda c: str(c.metadata.attempt), wide=True),
             Column("POD ID", lambda c: how.short(c.pod_sandbox_id), wide=True),
             Column("IMAGE ID", lambda c: how.short(c.image_id or c.image_ref), wide=True),
@@ -59,6 +63,12 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
         lambda c: c.id,
         lambda c: f"{pod(c)}/{c.metadata.name}",
     )
+
+
+def _image(container: api.Container, how: Output) -> str:
+    """As who made the container called it: a name is whole, an id short."""
+    name = container.image.user_specified_image or container.image.image
+    return how.short(name) if ID.fullmatch(name) else name
 
 
 @click.command()

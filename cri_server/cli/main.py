@@ -77,6 +77,21 @@ COMMANDS = {
 # other tools' names for ours, which help does not list
 ALIASES = {"imagefsinfo": "images-fs", "img": "images"}
 
+_GROUP = "the verbs stand by themselves: ps, images, inspect, prune, …"
+# other tools' verbs that we do not have -> what there is instead
+INSTEAD = {
+    **dict.fromkeys(("create", "start", "runp", "play", "kube"), "run POD.YAML makes and starts a pod with its containers"),
+    **dict.fromkeys(("container", "pod", "system"), _GROUP),
+    **dict.fromkeys(("build", "commit"), "images are built elsewhere, such as with buildah; load and pull bring them here"),
+    **dict.fromkeys(("network", "volume"), "networks are CNI's, volumes a Pod's: see run"),
+    **dict.fromkeys(("pause", "unpause", "checkpoint"), "CRI has no such call; of containers that pyrunc itself has made: pyrunc pause, resume, checkpoint"),
+    **dict.fromkeys(("rename", "wait", "diff", "export"), "ps, events --pod and cp tell what there is"),
+    "apply": "run POD.YAML",
+    "delete": "rm",
+    "describe": "inspect",
+    "get": "ps, pods, images; -o json or -o yaml",
+}  # fmt: skip
+
 # how `--help` groups them; what is in none is about the server
 SECTIONS = {
     "Pods and containers": [
@@ -160,6 +175,21 @@ class Commands(click.Group):
             ]
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command; for one that there is not, what is meant perhaps."""
+        name = args[0]
+        if name in COMMANDS or name in ALIASES or name.startswith("-"):
+            return super().resolve_command(context, args)
+        if name in INSTEAD:
+            raise click.UsageError(f"there is no {name!r} here: {INSTEAD[name]}", context)
+        import difflib
+
+        near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], 3)
+        meant = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise click.UsageError(f"No such command {name!r}.{meant}", context)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         name = ALIASES.get(name, name)

@@ -67,7 +67,10 @@ def connect(url: str, *protocols: str) -> Any:
             compression=None,
             proxy=None,
         )
-    except (OSError, WebSocketException) as error:
+    except OSError as error:
+        why = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise ServerError(f"the session at {url} cannot be opened: {why}") from None
+    except WebSocketException as error:
         raise ServerError(f"the session at {url} cannot be opened: {error}") from None
 
 

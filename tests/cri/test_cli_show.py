@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.main import COMMANDS
+from cri_server.cli.main import ALIASES, COMMANDS, INSTEAD
 from tests.cri.client_verbs import call, ok
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 from tests.support.processes import wait_until
@@ -361,6 +361,31 @@ def test_reopen(web: Server) -> None:
     web.runtime.ContainerStatus(api.ContainerStatusRequest(container_id=main))
     Path(f"{path}.1").rename(path)
     ok(web, "logs", "--reopen", "main")
+
+
+def test_a_verb_that_is_not_here_says_what_is() -> None:
+    for words, meant in {
+        "inspct": "Did you mean inspect",
+        "create x": "run POD.YAML",
+        "container ls": "ps, images",
+    }.items():
+        said = call("unix:///nowhere.sock", *words.split())
+        assert said.code == 2 and meant in said.err, said
+    assert not set(INSTEAD) & {*COMMANDS, *ALIASES}
+
+
+def test_the_image_is_shown_as_it_was_asked_for(web: Server) -> None:
+    assert {line.split()[-1] for line in ok(web, "ps").lines[1:]} == {IMAGE}
+    pod = web.run_pod(web.pod_config("by-id"))
+    identity = web.image.ListImages(api.ListImagesRequest()).images[0].id
+    config = web.container_config(["sleep", "3600"])
+    config.image.image = identity
+    web.launch(pod, config)
+    assert ok(web, "ps", "--pod", "by-id").lines[1].split()[-1] == identity.removeprefix("sha256:")[:12]
+    config.image.user_specified_image, config.metadata.name = "busybox", "named"
+    web.launch(pod, config)
+    assert "busybox" in [line.split()[-1] for line in ok(web, "ps", "--pod", "by-id").lines[1:]]
+    web.remove_pod(pod)
 
 
 def test_help_has_every_verb_once() -> None:
