@@ -18,6 +18,7 @@ from _socket import AF_UNIX, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SO_RCVTIMEO, SOCK_SEQ
 from _socket import socket as _Socket
 from _socket import socketpair as _socketpair
 from errno import EACCES
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 from struct import Struct
 
 from pyrunc.errors import DeadlineExceeded, Error, KernelError
@@ -264,8 +265,9 @@ def launch(
     return Running(program, pid, ours)
 
 
-def executable() -> int:
-    """A read-only descriptor of the sealed launcher, made once per process and kept open; the caller does not close it.
+def executable(lowest: int = 0) -> int:
+    """A read-only descriptor of the sealed launcher, made once per process and kept open; the caller does not close it. When it
+    is made it gets a number from `lowest` up.
 
     A forked process inherits it, or closes it with everything it does not know: then the number is ours no more, and
     another copy is made.
@@ -280,6 +282,9 @@ def executable() -> int:
         except OSError:
             pass
     number = _open_executable(LAUNCHER)
+    if number < lowest:
+        low, number = number, fcntl(number, F_DUPFD_CLOEXEC, lowest)
+        os.close(low)
     status = os.fstat(number)
     _executable = (number, status.st_dev, status.st_ino)
     return number

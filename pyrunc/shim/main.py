@@ -1,14 +1,15 @@
 """A shim's life: become the pod's reaper, say who we are, serve. Forked from the zygote as `pyrunc.shim.main:main`.
 
-Most shims were the zygote's spare before: what needs no pod has been done then (`prepare`), while nobody was waiting.
+What is the same for all shims the zygote does once, and they inherit it (`inherit`). Most shims were the zygote's spare before:
+what needs no pod has been done then (`prepare`), while nobody was waiting.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import sys
+from _signal import SIG_IGN, SIGHUP, SIGINT, signal  # (signal brings enum)
 from errno import EINVAL, ENOSYS, EPERM
 
 from pyrunc.errors import KernelError
@@ -40,16 +41,23 @@ RESETS = (
     inherited.leave_session_keyring,
 )
 
-_steady = False
+_begun = False
 _network: int | None = None
+
+
+def inherit(lowest: int) -> list[int]:
+    """Called once in the zygote: what forks hand down. Returns descriptors that all children keep, numbered from `lowest`."""
+    _be_steady()
+    _lower_oom_score()
+    return [launch.executable(lowest)]
 
 
 def prepare(fds: list[int]) -> dict[str, Any]:
     """Called in the zygote's spare, before there is a pod: its network namespace is made: `{"network": descriptor}`. Where that
     is refused the pod's own shim will say why."""
-    global _steady, _network
+    global _begun, _network
     _begin()
-    _steady = True
+    _begun = True
     try:
         _network = open_network()
     except KernelError as error:
@@ -63,7 +71,7 @@ def main(arguments: dict[str, Any], fds: list[int]) -> None:
     sandbox_dir = arguments["sandbox_dir"]
     reaper.set_name("pyrunc-shim")
     _open_own_log(sandbox_dir)
-    if not _steady:
+    if not _begun:
         _begin()
     starter: Starter = _named(arguments["starter"]) if "starter" in arguments else LibraryStarter()
     pod.write_own_record(sandbox_dir)
@@ -72,11 +80,8 @@ def main(arguments: dict[str, Any], fds: list[int]) -> None:
 
 def _begin() -> None:
     """What needs no pod."""
-    _be_steady()
-    reaper.set_child_subreaper()
-    launch.executable()  # forks inherit it
-    null.prepare()  # and this
-    _lower_oom_score()
+    reaper.set_child_subreaper()  # not inherited: PR_SET_CHILD_SUBREAPER(2const)
+    null.prepare()  # forks inherit it
 
 
 def _be_steady() -> None:
@@ -93,8 +98,8 @@ def _be_steady() -> None:
         except KernelError as error:
             if error.errno not in (EINVAL, ENOSYS, EPERM):
                 raise
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    for number in (SIGHUP, SIGINT):
+        signal(number, SIG_IGN)
 
 
 def _open_own_log(sandbox_dir: str) -> None:

@@ -7,12 +7,17 @@ with a user namespace of its own does not take it: there the holder's clone make
 from __future__ import annotations
 
 import os
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_DGRAM, socket
+from fcntl import ioctl
+from struct import Struct
 
 from pyrunc.abi.clone import CLONE_NEWNET
-from pyrunc.kernel.link import IFF_UP, Routing
+from pyrunc.errors import KernelError
 from pyrunc.kernel.namespace import open_own, setns, unshare
 
-_LOOPBACK = 1  # the index of `lo` in every network namespace (include/net/net_namespace.h, LOOPBACK_IFINDEX)
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+_IFREQ = Struct("@16sh22x")  # struct ifreq with ifr_flags, netdevice(7)
+_LO_UP = _IFREQ.pack(b"lo", IFF_UP)
 
 
 def open_network() -> int:
@@ -21,10 +26,20 @@ def open_network() -> int:
     try:
         unshare(CLONE_NEWNET)
         try:
-            with Routing() as routing:
-                routing.change_link(_LOOPBACK, flags=IFF_UP, mask=IFF_UP, what="link 'lo' of a new namespace")
+            _set_lo_up()
             return open_own("net")
         finally:
             setns(home, CLONE_NEWNET)
     finally:
         os.close(home)
+
+
+def _set_lo_up() -> None:
+    """In the namespace of the caller. Any socket does for this ioctl (net/socket.c, sock_do_ioctl)."""
+    asking = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
+    try:
+        ioctl(asking.fileno(), SIOCSIFFLAGS, _LO_UP)
+    except OSError as error:
+        raise KernelError("ioctl", "link 'lo' of a new namespace", error.errno or 0) from None
+    finally:
+        asking.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-import signal
 import sys
+from _signal import SIG_DFL, SIGCHLD, SIGKILL, set_wakeup_fd, signal  # (signal brings enum)
 from _socket import socket
 
 from pyrunc import ipc
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _FIRST_FD = 3
+_LAST_FD = 0x7FFF_FFFF
 
 
 def fork_detached(
@@ -76,7 +77,7 @@ def _detached(function: Callable[..., Any], request: dict[str, Any], fds: list[i
 
 
 def _errand(zygote: int, function: Callable[..., Any], request: dict[str, Any], fds: list[int]) -> int:
-    reaper.set_parent_death_signal(signal.SIGKILL, zygote)
+    reaper.set_parent_death_signal(SIGKILL, zygote)
     reaper.set_child_subreaper()
     _own_group(0)
     result, *mine = _take_descriptors(fds)
@@ -98,18 +99,23 @@ def _code(outcome: object) -> int:
 
 
 def _forget_the_zygote() -> None:
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    set_wakeup_fd(-1)
+    signal(SIGCHLD, SIG_DFL)
     gc.enable()  # the frozen heap stays out of its sight
 
 
 def _take_descriptors(fds: list[int]) -> list[int]:
-    """Make `fds` the only descriptors: the first three as stdio, the others from 3 on, close-on-exec; returns the latter."""
+    """Make `fds` the only descriptors beside those that all keep: the first three as stdio, the others from 3 on, close-on-exec;
+    returns the latter."""
     above = max(_FIRST_FD + len(fds), max(fds) + 1)
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
     for place, copy in enumerate(copies):
         os.dup2(copy, place, inheritable=place < _FIRST_FD)
-    os.closerange(len(fds), os.sysconf("SC_OPEN_MAX"))  # one close_range(2) call, whatever the range
+    lowest = len(fds)
+    for kept in preload.kept:
+        os.closerange(lowest, kept)
+        lowest = kept + 1
+    os.closerange(lowest, _LAST_FD)  # one close_range(2) call, whatever the range
     return list(range(_FIRST_FD, len(fds)))
 
 

@@ -17,11 +17,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+KEPT_FROM = 300
+"""Descriptors that all children keep have numbers from here on, above those that are handed to one (`ipc.MOST_FDS` at most)."""
+
+kept: list[int] = []
+"""Those, in ascending order."""
+
+
 def load(modules: Sequence[str]) -> None:
-    """Import `modules` and call `rehearse()` of those that have it. Raises PeerError with the traceback's last line."""
+    """Import `modules`; of those that have it call `inherit(lowest)`, which sets what children inherit and returns descriptors
+    that they all keep, and `rehearse()`. Raises PeerError with the traceback's last line."""
     for module in modules:
         try:
             __import__(module)
+            inherit = getattr(sys.modules[module], "inherit", None)
+            if inherit:
+                kept.extend(inherit(KEPT_FROM))
+                kept.sort()
             rehearse = getattr(sys.modules[module], "rehearse", None)
             if rehearse:
                 rehearse()
