@@ -112,7 +112,7 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     facts = node.probe(config)
     zygote, errands = await _open_zygotes(stack)
     index = Index()
-    shims = Shims(zygote, paths, index)
+    shims = Shims(zygote, paths, index, config.shim.pods_per_shim)
     stack.callback(shims.disconnect)
     images = await _open_images(config, paths, index, errands, stack)
     given, folder = config.network, paths.root / "network"

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
 from pyrunc import atomic_file
-from pyrunc.errors import Error, NotFound, Unavailable
+from pyrunc.errors import Error, NotFound, Unavailable, Unsupported
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
 from pyrunc.shim.client import Exit as ShimExit
@@ -43,12 +44,14 @@ Told = Callable[[Sandbox, Container | None], None]
 class Shims:
     """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted; None: the holder's."""
 
-    def __init__(self, zygote: Zygote, paths: Paths, index: Index) -> None:
-        self._zygote, self._paths, self._index = zygote, paths, index
+    def __init__(self, zygote: Zygote, paths: Paths, index: Index, pods_per_shim: int = 1) -> None:
+        self._zygote, self._paths, self._index, self._pods_per_shim = zygote, paths, index, pods_per_shim
         self._clients: dict[str, ShimClient] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._meeting: dict[str, asyncio.Task[bool]] = {}
         self._awaited: dict[str, asyncio.Task[None]] = {}
+        self._placed: dict[str, Sandbox] = {}
+        self._placing = asyncio.Lock()
         self.told: Told = lambda sandbox, container: None
 
     def get(self, sandbox: Sandbox) -> ShimClient:
@@ -73,14 +76,64 @@ class Shims:
         return {"connected": len(self._clients), "silent": len(self._awaited)}
 
     async def start(self, sandbox: Sandbox) -> str | None:
-        """Fork a shim for the sandbox's state folder and connect to it; the path of the network namespace that it had made
-        ahead, if any."""
+        """Fork a shim for the sandbox's state folder, or give it to one that has room, and connect to it; the path of the
+        network namespace that it had made ahead, if any."""
+        if self._pods_per_shim == 1:
+            return await self._fork(sandbox)
+        async with self._placing:  # two that begin together are to share one
+            if await self._started_in_another(sandbox):
+                await self.connect(sandbox)
+                return None
+            return await self._fork(sandbox)
+
+    async def _fork(self, sandbox: Sandbox) -> str | None:
         folder = self._paths.sandbox_state(sandbox.id)
         shim = await start_shim(self._zygote, folder, self._paths.container_states)
         started = alive_since(shim.pid)
         sandbox.shim = Process(shim.pid, started) if started is not None else None
         await self.connect(sandbox)
         return shim.netns_path
+
+    async def _started_in_another(self, sandbox: Sandbox) -> bool:
+        """Whether a shim that has room has taken the sandbox. Raises Unavailable."""
+        found = self._with_room()
+        if found is None:
+            return False
+        client, process = found
+        sandbox.shim, self._placed[sandbox.id] = process, sandbox
+        try:
+            folder, containers = self._paths.sandbox_state(sandbox.id), self._paths.container_states
+            await asyncio.wait_for(client.take_pod(folder, containers), ANSWER_S)
+            return True
+        except Unsupported:  # it is an older server's
+            sandbox.shim = None
+            self._placed.pop(sandbox.id)
+            return False
+        except BaseException as error:  # it may take it yet, so that this sandbox can have no other
+            self._placed.pop(sandbox.id)
+            if isinstance(error, TimeoutError):
+                what = f"the shim {process.pid}, which was to take sandbox {sandbox.id}"
+                raise Unavailable(f"{what}, does not answer") from None
+            raise
+
+    def _with_room(self) -> tuple[ShimClient, Process] | None:
+        """The fullest shim that answers and may have another pod."""
+        pods = Counter(one.shim for one in self._placed.values() if one.shim is not None)
+        clients = {
+            one.shim: client
+            for one in self._placed.values()
+            if one.shim is not None and one.phase == "ready" and (client := self.find(one)) is not None
+        }
+        rooms = [process for process in clients if pods[process] < self._pods_per_shim]
+        if not rooms:
+            return None
+        fullest = max(rooms, key=lambda process: pods[process])
+        return clients[fullest], fullest
+
+    def _is_left(self, sandbox: Sandbox) -> bool:
+        """Whether the sandbox's shim lives for other pods only: what leaves one takes its record along."""
+        shared = any(other.shim == sandbox.shim for other in self._index.sandboxes if other is not sandbox)
+        return shared and not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
         """Connect to the shim that lives already. Raises NotFound, Unavailable."""
@@ -96,7 +149,7 @@ class Shims:
     def _take(self, sandbox: Sandbox, client: ShimClient) -> None:
         """The connection is the sandbox's from here on."""
         client.on_close = lambda: self._closed(sandbox)
-        self._clients[sandbox.id] = client
+        self._clients[sandbox.id], self._placed[sandbox.id] = client, sandbox
         sandbox.reachable = True
 
     async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
@@ -228,16 +281,22 @@ class Shims:
         client = self.find(sandbox)
         if client is not None:
             await client.shutdown()
+            sandbox.shim = None  # it may live on for other pods
         await self.settle(sandbox)
-        self._clients.pop(sandbox.id, None)
+        self._forget(sandbox)
         sandbox.reachable = False
 
     def drop(self, sandbox: Sandbox) -> None:
         """Give up on a shim that does not answer."""
-        client = self._clients.pop(sandbox.id, None)
+        client = self._forget(sandbox)
         if client is not None:
             client.close()
         sandbox.reachable = False
+
+    def _forget(self, sandbox: Sandbox) -> ShimClient | None:
+        """The connection that it had, if any."""
+        self._placed.pop(sandbox.id, None)
+        return self._clients.pop(sandbox.id, None)
 
     def disconnect(self) -> None:
         """Hang up everywhere; the shims stay."""
@@ -266,7 +325,7 @@ class Shims:
                 self.told(sandbox, container)
 
     def _closed(self, sandbox: Sandbox) -> None:
-        self._clients.pop(sandbox.id, None)
+        self._forget(sandbox)
         sandbox.reachable = False
         log.warning("sandbox %s: the connection to its shim is lost", sandbox.id)
         # It is dead, or has hung up on a server that did not read its events.
@@ -290,7 +349,7 @@ class Shims:
         """
         # A container that has ended shows a pod that is not ready.
         sandbox.holder_alive = False
-        if sandbox.shim is not None:
+        if sandbox.shim is not None and not self._is_left(sandbox):
             kill_process(sandbox.shim)
         await self.wait_for_forks(sandbox.id)
         for container in self._index.containers_of(sandbox):

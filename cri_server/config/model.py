@@ -191,6 +191,19 @@ class Pods(Table):
     ] = False
 
 
+class Shim(Table):
+    """The process that holds a pod: its containers' exit codes, logs and terminals."""
+
+    pods_per_shim: Annotated[
+        int,
+        msgspec.Meta(ge=1, le=100),
+        explained(
+            "How many pods share one such process. More than 1 saves most of the 2.4 MiB of each further pod; a shim that is killed "
+            "takes all of its pods with it."
+        ),
+    ] = 1
+
+
 class Containers(Table):
     """What holds for each container."""
 
@@ -364,6 +377,7 @@ class Config(Table):
     images: Images = msgspec.field(default_factory=Images)
     streaming: Streaming = msgspec.field(default_factory=Streaming)
     pods: Pods = msgspec.field(default_factory=Pods)
+    shim: Shim = msgspec.field(default_factory=Shim)
     containers: Containers = msgspec.field(default_factory=Containers)
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     timeline: Timeline = msgspec.field(default_factory=Timeline)

@@ -6,9 +6,10 @@ A shim whose socket closes is dead or leaving: every call that waits then raises
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -282,6 +283,17 @@ class ShimClient:
             execs=list(answer["execs"]),
         )
 
+    async def take_pod(
+        self, sandbox_dir: str | os.PathLike[str], containers_dir: str | os.PathLike[str]
+    ) -> StartedShim:
+        """Another pod for the same process; `ShimClient.connect` to its folder works then. Unsupported: an older shim."""
+        with _listener(sandbox_dir) as listener:
+            folders = {"sandbox_dir": os.fspath(sandbox_dir), "containers_dir": os.fspath(containers_dir)}
+            _, answering = self._peer.ask({"call": "take_pod", **folders}, [listener.fileno()])
+            answer, fds = await answering
+        ipc.close_all(fds)
+        return StartedShim(int(answer["pid"]), None)
+
     async def stop_holder(self) -> None:
         """End the pod's holder; its network namespace stays until `shutdown`."""
         await self._ask("stop_holder")
@@ -349,8 +361,18 @@ async def start_shim(
     moment in which the shim lives but cannot be reached; a stale socket file of a dead shim is replaced. `starter`
     (`module:class`) replaces the runtime library.
     """
-    directory = os.fspath(sandbox_dir)
-    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _listener(sandbox_dir) as listener:
+        arguments = {"sandbox_dir": os.fspath(sandbox_dir), "containers_dir": os.fspath(containers_dir)}
+        arguments |= {"starter": starter} if starter else {}
+        forked = await zygote.fork(SHIM, arguments, [listener.fileno()])
+    network = forked.prepared.get("network")
+    return StartedShim(forked.pid, None if network is None else f"/proc/{forked.pid}/fd/{network}")
+
+
+@contextlib.contextmanager
+def _listener(sandbox_dir: str | os.PathLike[str]) -> Iterator[socket.socket]:
+    """A socket that listens in the sandbox's folder, in place of a dead shim's."""
+    folder = os.open(sandbox_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     listener = _open_socket()
     try:
         try:
@@ -359,11 +381,7 @@ async def start_shim(
             pass
         listener.bind(f"/proc/self/fd/{folder}/{messages.SOCKET}")
         listener.listen(64)
-        arguments = {"sandbox_dir": directory, "containers_dir": os.fspath(containers_dir)}
-        arguments |= {"starter": starter} if starter else {}
-        forked = await zygote.fork(SHIM, arguments, [listener.fileno()])
-        network = forked.prepared.get("network")
-        return StartedShim(forked.pid, None if network is None else f"/proc/{forked.pid}/fd/{network}")
+        yield listener
     finally:
         listener.close()
         os.close(folder)

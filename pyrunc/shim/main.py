@@ -6,18 +6,17 @@ what needs no pod has been done then (`prepare`), while nobody was waiting.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
-from _signal import SIG_IGN, SIGHUP, SIGINT, signal  # (signal brings enum)
+from _signal import SIG_IGN, SIGHUP, SIGINT, signal  # type: ignore[import-not-found]  # (signal brings enum)
 from errno import EINVAL, ENOSYS, EPERM
 
 from pyrunc.errors import KernelError
 from pyrunc.kernel import inherited, reaper
 from pyrunc.launch import null
 from pyrunc.program import launch
-from pyrunc.shim import messages, pod
 from pyrunc.shim.network import open_network
+from pyrunc.shim.pods import Pods, open_log
 from pyrunc.shim.starter import LibraryStarter
 
 TYPE_CHECKING = False
@@ -70,12 +69,14 @@ def main(arguments: dict[str, Any], fds: list[int]) -> None:
     """`arguments`: sandbox_dir, containers_dir, optionally starter (`module:class`); `fds`: the listening socket."""
     sandbox_dir = arguments["sandbox_dir"]
     reaper.set_name("pyrunc-shim")
-    _open_own_log(sandbox_dir)
+    log = open_log(sandbox_dir)
+    os.dup2(log, 2)
     if not _begun:
         _begin()
     starter: Starter = _named(arguments["starter"]) if "starter" in arguments else LibraryStarter()
-    pod.write_own_record(sandbox_dir)
-    pod.Pod(sandbox_dir, arguments["containers_dir"], starter, fds[0], _network).serve()
+    pods = Pods(starter)
+    pods.add(sandbox_dir, arguments["containers_dir"], fds[0], _network, log)
+    pods.loop.run()
 
 
 def _begin() -> None:
@@ -100,18 +101,6 @@ def _be_steady() -> None:
                 raise
     for number in (SIGHUP, SIGINT):
         signal(number, SIG_IGN)
-
-
-def _open_own_log(sandbox_dir: str) -> None:
-    """Stderr is a file in the sandbox's folder: the server's own may be gone tomorrow.
-
-    The lock is the open file's, which our forks have as well: whoever gets it alone knows that all of us have ended.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    log = os.open(f"{sandbox_dir}/{messages.LOG}", flags, 0o600)
-    fcntl.flock(log, fcntl.LOCK_SH)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 def _lower_oom_score() -> None:

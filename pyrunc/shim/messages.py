@@ -18,6 +18,7 @@ unknown fields are ignored, an unknown call is `unsupported`, and `state` tells 
 | reopen_log | container | |
 | state | | protocol, holder, netns_path, containers, execs |
 | stop_holder, forget (container), shutdown | | |
+| take_pod | sandbox_dir, containers_dir, listening socket | pid: this shim serves that pod as well |
 
 Events: exit {container, exit_code, signal, finished_at_ns, oom_killed, reason?, message?}, exec_exit {exec, container,
 exit_code}, holder_exit {}.

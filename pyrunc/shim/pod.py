@@ -1,4 +1,4 @@
-"""What a shim can be asked: its calls, and the pod's processes that it holds."""
+"""What a shim can be asked about a pod: its calls, and the pod's processes that it holds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, No
 from pyrunc.launch.run import drive
 from pyrunc.parts import Parts
 from pyrunc.shim import messages, tree
-from pyrunc.shim.loop import Loop
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
-from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import Server
 from pyrunc.shim.session import Container, Exec, Streams
 from pyrunc.shim.starter import Process
@@ -27,9 +25,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
+    from pyrunc.shim.pods import Pods
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection
-    from pyrunc.shim.starter import Holder, Starter
+    from pyrunc.shim.starter import Holder
 
 ENDED_EXEC_KEPT_S = 5.0
 HOLDER_GRACE_S = 0.5
@@ -44,35 +43,30 @@ class Pod:
     """One sandbox. `sandbox_dir` and `containers_dir` are the folders of the module `messages`."""
 
     def __init__(
-        self,
-        sandbox_dir: str,
-        containers_dir: str,
-        starter: Starter,
-        listener: int,
-        network: int | None = None,
+        self, pods: Pods, sandbox_dir: str, containers_dir: str, listener: int, network: int | None = None
     ) -> None:
         """`network`: the pod's namespace, made ahead."""
-        self._sandbox_dir, self._containers_dir, self._starter = sandbox_dir, containers_dir, starter
+        self._sandbox_dir, self._containers_dir = sandbox_dir, containers_dir
+        self._pods, self._starter, self.loop, self._reaper = pods, pods.starter, pods.loop, pods.reaper
         self._containers: dict[str, Container] = {}
         self._execs: dict[str, Exec] = {}
         self._holder: Holder | None = None
         self._holder_running = self._holder_starting = False
         self._holder_waiting: list[Call] = []
         self._network = network
-        self.loop = Loop()
-        self._reaper = Reaper(self.loop)
+        self._left = False
         self._kill_counts = KillCounts()
         self._server = Server(self.loop, listener, self._calls(), self._kill_execs_of)
-
-    def serve(self) -> None:
-        """Serve until `shutdown`, or until nobody ever wanted anything."""
         self.loop.after(ABANDONED_AFTER_S, self._leave_if_abandoned)
-        self.loop.run()
 
     def close(self) -> None:
         """Hang up on everybody; nothing is served any more."""
         self._server.close()
-        self.loop.close()
+        self._drop_network()
+
+    def descriptors(self) -> list[int]:
+        """The sockets, which a fork must not keep open."""
+        return self._server.descriptors()
 
     def _calls(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -90,6 +84,7 @@ class Pod:
             "stop_holder": self._stop_holder,
             "forget": self._forget,
             "shutdown": self._shutdown,
+            "take_pod": self._pods.take,
         }
 
     # -- the network namespace, which is there before the holder
@@ -338,7 +333,7 @@ class Pod:
         done: Callable[[dict[str, Any], list[int]], None],
         failed: Callable[[Exception], None],
     ) -> Worker:
-        return Worker(self.loop, self._reaper, self._server.descriptors(), work, done, failed)
+        return Worker(self.loop, self._reaper, self._pods.descriptors(), work, done, failed)
 
     def _state(self, call: Call) -> None:
         holder = self._holder and {**self._holder.fields(), "running": self._holder_running, "parts": []}
@@ -393,17 +388,19 @@ class Pod:
 
     def _leave_if_abandoned(self) -> None:
         """The server died between starting us and asking for anything."""
-        if self._holder or self._holder_starting or self._containers or self._server.connections:
-            return
-        self._leave()
+        if not (self._holder or self._holder_starting or self._containers or self._server.connections):
+            self._leave()
 
     def _leave(self) -> None:
+        if self._left:
+            return
+        self._left = True
         for name in (messages.SOCKET, messages.SHIM_RECORD):
             try:
                 os.unlink(f"{self._sandbox_dir}/{name}")
             except FileNotFoundError:
                 pass
-        self.loop.stop()
+        self._pods.left(self)
 
     def _container(self, call: Call) -> Container:
         container = self._containers.get(call.text("container"))

@@ -20,7 +20,7 @@ from pyrunc.launch.sealed import seal
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.model import READY
-from pyrunc.shim import pod
+from pyrunc.shim.pods import Pods
 from pyrunc.shim.starter import LibraryStarter
 
 TYPE_CHECKING = False
@@ -64,11 +64,12 @@ class _Stage:
         self._client = socket(AF_UNIX, SOCK_SEQPACKET)
         self._client.setblocking(False)
         self._client.connect(f"{folder}/shim.sock")
-        self._pod = pod.Pod(folder, folder, LibraryStarter(), listener.detach())
+        self._pods = Pods(LibraryStarter())
+        self._pods.add(folder, folder, listener.detach())
 
     def close(self) -> None:
         self._client.close()
-        self._pod.close()
+        self._pods.close()
 
     def round(self, name: str) -> None:
         pid = self.start(name)
@@ -106,7 +107,7 @@ class _Stage:
             try:
                 received = ipc.receive(self._client)
             except BlockingIOError:
-                self._pod.loop.turn()
+                self._pods.loop.turn()
                 continue
             assert received is not None
             message, fds = received

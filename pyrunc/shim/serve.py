@@ -36,6 +36,13 @@ class Call:
             raise InvalidArgument(f"{self.name}: {name} is {value!r}, not a name")
         return value
 
+    def path(self, name: str) -> str:
+        """A parameter that is an absolute path. Raises InvalidArgument."""
+        value = self._request.get(name)
+        if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+            raise InvalidArgument(f"{self.name}: {name} is {value!r}, not an absolute path")
+        return value
+
     def number(self, name: str) -> float:
         """A parameter that is a number. Raises InvalidArgument."""
         value = self._request.get(name)

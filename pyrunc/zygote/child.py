@@ -6,7 +6,7 @@ import fcntl
 import gc
 import os
 import sys
-from _signal import SIG_DFL, SIGCHLD, SIGKILL, set_wakeup_fd, signal  # (signal brings enum)
+from _signal import SIG_DFL, SIGCHLD, SIGKILL, set_wakeup_fd, signal  # type: ignore[import-not-found]  # (signal brings enum)
 from _socket import socket
 
 from pyrunc import ipc
