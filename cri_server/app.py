@@ -52,10 +52,10 @@ log = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 10.0
 THREADS = 32
-SHIM_MODULES = ["pyrunc.shim.main", "pyrunc.shim.rehearse"]
+SHIM_MODULES = ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal"]
 ERRAND_MODULES = [
     "pyrunc.compiler.service",
-    "pyrunc.compiler.rehearse",
+    "pyrunc.accelerate.compiler_rehearsal",
     "cri_server.errands",
     "cri_server.images.unpack",
     "cni_plugins.errand",
@@ -145,7 +145,9 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
 async def _open_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
     """For shims, which stay small, and for errands; both import while the other does."""
     started = await asyncio.gather(
-        Zygote.start(SHIM_MODULES, keep=SHIM), Zygote.start(ERRAND_MODULES), return_exceptions=True
+        Zygote.start(SHIM_MODULES, keep=SHIM),
+        Zygote.start(ERRAND_MODULES),
+        return_exceptions=True,
     )
     for one in started:
         if isinstance(one, Zygote):

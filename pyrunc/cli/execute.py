@@ -6,11 +6,15 @@ import os
 from _signal import pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc import debug
-from pyrunc.accelerate import exec_cache as again
 from pyrunc.cli.fd_passing import hand_out, open_missing_stdio, preserved
 from pyrunc.container import state as states
 from pyrunc.container import status as facts
 from pyrunc.errors import InvalidArgument, WrongState
+
+try:
+    from pyrunc.accelerate import exec_cache
+except ImportError:  # that folder may be removed
+    exec_cache = None  # type: ignore[assignment]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +43,9 @@ def execute(call: Call, log: Log) -> int:
     if pidfd is None:
         raise WrongState("cannot exec in a stopped container")
     document = _process_file(options["process"])
-    key = again.key(found, options, call.arguments[1:], document)
+    key = None
+    if exec_cache is not None:
+        key = exec_cache.key(found, options, call.arguments[1:], document)
     executed = _again(found, pidfd, key, log) or _whole_way(call, found, pidfd, document, key, log)
     attached = not options["detach"]
     try:
@@ -72,8 +78,10 @@ def _process_file(path: str | None) -> bytes | None:
 
 
 def _again(found: State, pidfd: int, key: bytes | None, log: Log) -> ChildProcess | None:
-    program = None if key is None else again.recall(found, key)
-    born = None if program is None else again.execute(found, pidfd, program)
+    if exec_cache is None or key is None:
+        return None
+    program = exec_cache.recall(found, key)
+    born = None if program is None else exec_cache.execute(found, pidfd, program)
     debug.say("exec by a kept program: %s", "no" if born is None else f"process {born.pid}")
     if program is not None and born is not None:
         for warning in program.warnings:
@@ -107,7 +115,9 @@ def _whole_way(
     def keep(lowered: Lowered, warnings: tuple[str, ...]) -> None:
         user = spec.linux.namespace("user")
         if key is not None and (user is None or spec.linux.uid_mappings):
-            again.remember(found, key, lowered, host_id(process.user.uid, spec.linux.uid_mappings), warnings)
+            exec_cache.remember(
+                found, key, lowered, host_id(process.user.uid, spec.linux.uid_mappings), warnings
+            )
 
     group = _exec_cgroup(found, options["cgroup"])
     if group is not None:

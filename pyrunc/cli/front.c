@@ -1,7 +1,7 @@
 /* `pyrunc` as a program of its own: CPython linked in, and every command begins where a snapshot of it was taken.
 
    An interpreter needs 4 ms to come to be and as long again to import what a command needs, and all of that is the same each
-   time. So it is done once, when the program is installed: the interpreter starts, imports the modules (cli/snapshot.py), and
+   time. So it is done once, when the program is installed: the interpreter starts, imports the modules (accelerate/snapshot.py), and
    its memory is written to a file. A command maps that file where the memory was, privately, so that only the pages that it
    touches are copied, and goes on from there, like a child after fork(2).
 
@@ -416,7 +416,7 @@ static int write_snapshot(const char *path)
 		status = Py_InitializeFromConfig(&config);
 	if (PyStatus_Exception(status))
 		Py_ExitStatusException(status);
-	PyObject *module = PyImport_ImportModule("pyrunc.cli.snapshot");
+	PyObject *module = PyImport_ImportModule("pyrunc.accelerate.snapshot");
 	PyObject *stamps = module != NULL ? PyObject_CallMethod(module, "prepare", NULL) : NULL;
 	head.resume = stamps != NULL ? PyObject_GetAttrString(module, "resume") : NULL;
 	if (head.resume == NULL) {

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 KEPT_FROM = 300
 """Descriptors that all children keep have numbers from here on, above those that are handed to one (`ipc.MOST_FDS` at most)."""
 
+MAY_BE_MISSING = "pyrunc.accelerate."
+"""Modules that somebody may have removed: nothing but time and memory depends on them."""
+
 kept: list[int] = []
 """Those, in ascending order."""
 
@@ -29,7 +32,8 @@ def load(modules: Sequence[str]) -> None:
     that they all keep, and `rehearse()`. Raises PeerError with the traceback's last line."""
     for module in modules:
         try:
-            __import__(module)
+            if not _imported(module):
+                continue
             inherit = getattr(sys.modules[module], "inherit", None)
             if inherit:
                 kept.extend(inherit(KEPT_FROM))
@@ -40,6 +44,17 @@ def load(modules: Sequence[str]) -> None:
         except Exception as error:
             sys.excepthook(*sys.exc_info())
             raise PeerError(f"importing {module}: {type(error).__name__}: {error}") from None
+
+
+def _imported(module: str) -> bool:
+    """Whether the module is there now; one of `MAY_BE_MISSING` may not be."""
+    try:
+        __import__(module)
+    except ModuleNotFoundError as error:
+        if module.startswith(MAY_BE_MISSING) and module.startswith(error.name or "?"):
+            return False
+        raise
+    return True
 
 
 def freeze() -> None:

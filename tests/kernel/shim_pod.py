@@ -85,7 +85,11 @@ class TestPod:
 
     async def __aenter__(self) -> TestPod:
         keep = SHIM if self.library and not self.starter else ""
-        modules = ["pyrunc.shim.main", "pyrunc.shim.rehearse"] if self.rehearsed else ["pyrunc.shim.main"]
+        modules = (
+            ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal"]
+            if self.rehearsed
+            else ["pyrunc.shim.main"]
+        )
         if self._zygote is None:
             self._zygote = await Zygote.start(
                 [*modules, *([] if self.library else [DIRECT.partition(":")[0]])], keep

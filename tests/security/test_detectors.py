@@ -8,19 +8,13 @@ test_dev.py::test_null_is_something_else[file], CVE-2025-31133), which PYRUNC_RU
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
+from tests.support.project_copy import REPOSITORY, ProjectCopy
 from tests.system.conftest import reap
 
-REPOSITORY = Path(__file__).parents[2]
-IGNORED = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info", "build", "kube", "vm", "bench")
 Edit = tuple[str, str, str]
 
 PROC_CHECK = 'macros.require(low.a, kind, "ne", mnt.PROC_SUPER_MAGIC, EPERM, note)'
@@ -129,37 +123,11 @@ def test_the_defence_is_where_the_mutation_looks_for_it(name: str) -> None:
 def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> None:
     """The copy has everything but one defence; the attack's test must fail there, and by its own assertion."""
     edits, test = MUTATIONS[name]
-    copy = tmp_path / "copy"
-    for part in ("pyrunc", "cri_server", "cni_plugins", "tests"):
-        shutil.copytree(REPOSITORY / part, copy / part, ignore=IGNORED)
-    shutil.copy(REPOSITORY / "pyproject.toml", copy)
+    copy = ProjectCopy(tmp_path / "copy")
     for file, old, new in edits:
-        text = (copy / file).read_text()
-        (copy / file).write_text(text.replace(old, new or "pass"))
-    program = copy / "run-pyrunc"
-    searched = [str(copy), *dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))]
-    program.write_text(
-        f"#!{os.path.realpath(sys.executable)} -IS\nimport os, sys\nsys.path += {searched!r}\nfrom pyrunc.cli.main import main\nsys.exit(main())\n"
-    )
-    program.chmod(0o755)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        f"tests/security/{test}",
-        "--basetemp",
-        str(tmp_path / "t"),
-    ]
-    found = subprocess.run(
-        command,
-        cwd=copy,
-        env={**os.environ, "PYRUNC_RUNTIME": str(program)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        text = (copy.folder / file).read_text()
+        (copy.folder / file).write_text(text.replace(old, new or "pass"))
+    found = copy.run_tests(f"tests/security/{test}", temporary=tmp_path / "t")
     reap(5.0)  # what the copy's server left to us, who are the parent of whoever has none
     # a failure of the test, or of a fixture that looks at the canary and at the host afterwards
     wrong = "1 failed" in found.stdout or "1 error" in found.stdout

@@ -1,0 +1,27 @@
+"""`pyrunc.accelerate` makes things faster and nothing else: without the folder the same tests pass."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.project_copy import ProjectCopy
+from tests.system.conftest import reap
+
+TESTS = (
+    "tests/system/test_exec.py",
+    "tests/cri/test_server_streams.py",
+    "tests/kernel/test_shim_containers.py",
+)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tests", TESTS)
+def test_without_the_folder(tests: str, tmp_path: Path) -> None:
+    copy = ProjectCopy(tmp_path / "copy")
+    shutil.rmtree(copy.folder / "pyrunc/accelerate")
+    found = copy.run_tests(tests, temporary=tmp_path / "t")
+    reap(5.0)  # what ended without a parent of its own there
+    assert found.returncode == 0 and " passed" in found.stdout, found.stdout[-3000:]

@@ -1,0 +1,49 @@
+"""A copy of the project's code and tests, in which something is changed or missing, and its tests run there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+_IGNORED = shutil.ignore_patterns(
+    ".git", ".venv", "__pycache__", "*.egg-info", "build", "kube", "vm", "bench"
+)
+_PROGRAM = """\
+#!{python} -IS
+import os, sys
+sys.path += {searched!r}
+from pyrunc.cli.main import main
+sys.exit(main())
+"""
+
+
+class ProjectCopy:
+    """`folder` has the code, `program` is the copy's `pyrunc`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.program = folder, folder / "run-pyrunc"
+        for part in ("pyrunc", "cri_server", "cni_plugins", "tests"):
+            shutil.copytree(REPOSITORY / part, folder / part, ignore=_IGNORED)
+        shutil.copy(REPOSITORY / "pyproject.toml", folder)
+        searched = [
+            str(folder),
+            *dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))),
+        ]
+        self.program.write_text(_PROGRAM.format(python=os.path.realpath(sys.executable), searched=searched))
+        self.program.chmod(0o755)
+
+    def run_tests(self, *tests: str, temporary: Path) -> subprocess.CompletedProcess[str]:
+        """pytest's result for these, which stops at the first failure."""
+        command: Sequence[str] = [
+            sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", *tests, "--basetemp", str(temporary),
+        ]  # fmt: skip
+        environment = {**os.environ, "PYRUNC_RUNTIME": str(self.program)}
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False
+        )
