@@ -1,13 +1,15 @@
 """Metrics of pods and containers for a kubelet without cAdvisor: one table of what exists, and the figures for it.
 
 Names and label keys are announced once, at kubelet's start, so every metric of the table is given for every running
-container; what this kernel does not count is 0. Values are whole numbers: seconds are rounded down.
+container; what this kernel does not count is 0, but for pressure and huge pages, which are left out then: a node without them
+must not look like one at rest. Values are whole numbers: seconds are rounded down.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -40,6 +42,9 @@ class Figures:
     disk: os.statvfs_result
     started_at_ns: int
     limits: api.LinuxContainerResources
+    pressure: dict[str, dict[str, dict[str, float]]]
+    hugetlb: dict[str, dict[str, int | None]]
+    open_files_limit: int | None
 
     def stat(self, name: str) -> int:
         """A line of memory.stat."""
@@ -97,6 +102,29 @@ def _device_usage(figures: Figures) -> Values:
         for device, numbers in figures.io.items()
         for operation, key in (("Read", "rbytes"), ("Write", "wbytes"))
     ]
+
+
+def _huge_pages(key: str) -> Reader:
+    def read(figures: Figures) -> Values:
+        return [((size,), numbers.get(key) or 0) for size, numbers in figures.hugetlb.items()]
+
+    return read
+
+
+def _pressure(name: str, kind: str) -> Reader:
+    """`some`: a task waited; `full`: none could go on."""
+
+    def read(figures: Figures) -> Values:
+        found = figures.pressure.get(name, {}).get(kind)
+        return [] if found is None else [((), int(found["total"]) // 1_000_000)]
+
+    return read
+
+
+def _soft_limits(figures: Figures) -> Values:
+    """cAdvisor gives this one of all."""
+    limit = figures.open_files_limit
+    return [] if limit is None else [(("max_open_files",), limit)]
 
 
 def _working_set(figures: Figures) -> int:
@@ -160,6 +188,32 @@ CONTAINER = (
         "spec_memory_swap_limit_bytes",
         "Memory and swap limit",
         lambda f: max(0, f.limits.memory_swap_limit_in_bytes),
+    ),
+    _gauge("spec_cpu_quota", "CPU time in a period, 0 for no limit", lambda f: max(0, f.limits.cpu_quota)),
+    _gauge(
+        "spec_memory_reservation_limit_bytes",
+        "Memory that is never reclaimed",
+        lambda f: int(f.memory.get("min") or 0),
+    ),
+    _gauge("ulimits_soft", "Soft limits of the container's first process", _soft_limits, "ulimit"),
+    _gauge("hugetlb_usage_bytes", "Huge pages in use, in bytes", _huge_pages("current"), "pagesize"),
+    _gauge(
+        "hugetlb_max_usage_bytes",
+        "The most huge pages, which cgroup v2 does not count",
+        _huge_pages("peak"),
+        "pagesize",
+    ),
+    *(
+        _counter(
+            f"pressure_{kind_of}_{word}_seconds_total",
+            f"Time in which {what} for {name}",
+            _pressure(kind_of, kind),
+        )
+        for kind_of, name in (("cpu", "CPU time"), ("memory", "memory"), ("io", "disks"))
+        for word, kind, what in (
+            ("waiting", "some", "a task waited"),
+            ("stalled", "full", "all tasks waited"),
+        )
     ),
 )
 
@@ -248,7 +302,20 @@ def _measure(services: Services, container: Container, layer_bytes: int) -> Figu
         disk=os.statvfs(services.paths.root),
         started_at_ns=container.started_at_ns,
         limits=container.resources,
+        pressure=usage.pressure,
+        hugetlb=usage.hugetlb,
+        open_files_limit=_open_files_limit(container),
     )
+
+
+def _open_files_limit(container: Container) -> int | None:
+    """The soft one of the container's first process (prlimit(2)); None when it is gone."""
+    if container.process is None:
+        return None
+    try:
+        return resource.prlimit(container.process.pid, resource.RLIMIT_NOFILE)[0]
+    except (OSError, ValueError):
+        return None
 
 
 def _network(base: list[str], pid: int) -> Iterator[api.Metric]:

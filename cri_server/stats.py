@@ -27,6 +27,7 @@ from pyrunc.kernel.usage import usage
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LAYER_AGE_S = 10.0
+RATE_WINDOW_NS = 1_000_000_000  # shorter ones tell more about the scheduler than about the group
 LAYER_REST = 10  # times as long as a walk took
 DEFAULT_INTERFACE = "eth0"
 
@@ -73,6 +74,31 @@ def _written(root: Path) -> tuple[int, int]:
 layers = LayerSizes()
 
 
+class CpuRates:
+    """How fast groups use the CPU: between the sample of now and the last one that is old enough."""
+
+    def __init__(self) -> None:
+        self._known: dict[
+            str, tuple[int, int, int | None]
+        ] = {}  # when, used until then, and the rate until then
+
+    def of(self, key: str, now_ns: int, used_ns: int) -> int | None:
+        """Nanoseconds of CPU time in a second; None with the first sample, and after one that goes back: another group."""
+        known = self._known.get(key)
+        if known is not None and used_ns >= known[1] and now_ns - known[0] < RATE_WINDOW_NS:
+            return known[2]
+        rate = None
+        if known is not None and used_ns >= known[1]:
+            rate = (used_ns - known[1]) * 1_000_000_000 // (now_ns - known[0])
+        if len(self._known) > 10_000:
+            self._known.clear()
+        self._known[key] = (now_ns, used_ns, rate)
+        return rate
+
+
+rates = CpuRates()
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What was measured of one group. `stats` is empty when the group is gone."""
@@ -102,7 +128,7 @@ async def _container(services: Services, container: Container, figures: Figures 
     result.writable_layer.used_bytes.value = used
     result.writable_layer.inodes_used.value = inodes
     if figures is not None:
-        _fill(result.cpu, result.memory, figures.stats)
+        _fill(container.id, result.cpu, result.memory, figures.stats)
         _fill_swap(result.swap, figures.stats)
         _psi(result.io, figures.stats, "io")
     return result
@@ -153,7 +179,7 @@ async def _sandbox(
             if _pod_group(sandbox)
             else _added([own, *(figures[c.id] for c in containers if c.id in figures)])
         )
-        _fill(linux.cpu, linux.memory, whole.stats)
+        _fill(sandbox.id, linux.cpu, linux.memory, whole.stats)
         _psi(linux.io, whole.stats, "io")
         linux.process.timestamp = time.time_ns()
         linux.process.process_count.value = whole.processes
@@ -238,10 +264,15 @@ def _memory_of(pids: Iterable[int]) -> dict[str, Any]:
     }
 
 
-def _fill(cpu: api.CpuUsage, memory: api.MemoryUsage, found: Stats) -> None:
+def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, found: Stats) -> None:
+    """`key`: what tells this group from others, over several samples."""
     now = time.time_ns()
     cpu.timestamp = memory.timestamp = now
-    cpu.usage_core_nano_seconds.value = (found.cpu or {}).get("usage_usec", 0) * 1000
+    used = (found.cpu or {}).get("usage_usec", 0) * 1000
+    cpu.usage_core_nano_seconds.value = used
+    rate = rates.of(key, time.monotonic_ns(), used)
+    if rate is not None:
+        cpu.usage_nano_cores.value = rate
     figures = found.memory or {}
     stat = figures.get("stat", {})
     used = figures.get("current", 0)

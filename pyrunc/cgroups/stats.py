@@ -109,7 +109,7 @@ def _memory(directory: str) -> dict[str, Any] | None:
     if current is None:
         return None
     found: dict[str, Any] = {"current": int(current)}
-    for key in ("max", "peak", "swap.current", "swap.max", "low", "high"):
+    for key in ("max", "peak", "swap.current", "swap.max", "min", "low", "high"):
         if (content := tree.read(directory, f"memory.{key}")) is not None:
             found[key.replace(".", "_")] = amount(content)
     found["stat"] = tree.keyed(tree.read(directory, "memory.stat"))

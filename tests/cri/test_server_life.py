@@ -282,7 +282,7 @@ def test_metrics_are_those_that_were_announced(server: Server) -> None:
     announced = {
         d.name: list(d.label_keys) for d in server.runtime.ListMetricDescriptors(request).descriptors
     }
-    assert len(announced) == 45
+    assert len(announced) == 56
     deadline = time.monotonic() + 60
     while True:
         (found,) = server.runtime.ListPodSandboxMetrics(api.ListPodSandboxMetricsRequest()).pod_metrics
@@ -296,12 +296,23 @@ def test_metrics_are_those_that_were_announced(server: Server) -> None:
     everything = [*found.metrics, *of_container.metrics]
     assert all(len(m.label_values) == len(announced[m.name]) and m.HasField("value") for m in everything)
     optional = {
-        n for n in announced if n.startswith(("container_fs_reads", "container_fs_writes", "container_blkio"))
+        n
+        for n in announced
+        if n.startswith(
+            tuple(f"container_{w}" for w in ("fs_reads", "fs_writes", "blkio", "hugetlb", "pressure"))
+        )
     }
     assert {m.name for m in everything} >= announced.keys() - optional
     assert values["container_processes"] == 1
     assert (
         values["container_start_time_seconds"] > 1_600_000_000 and values["container_file_descriptors"] >= 3
+    )
+    assert values["container_ulimits_soft"] == 1024
+    own_rate = api.ContainerStatsRequest(container_id=container)
+    first = server.runtime.ContainerStats(own_rate).stats.cpu
+    assert not first.HasField("usage_nano_cores"), "a rate of one sample"
+    assert wait_until(
+        lambda: server.runtime.ContainerStats(own_rate).stats.cpu.usage_nano_cores.value > 10_000_000, 30
     )
     (streamed,) = server.runtime.StreamPodSandboxMetrics(api.StreamPodSandboxMetricsRequest())
     assert streamed.pod_sandbox_metrics[0].pod_sandbox_id == pod
