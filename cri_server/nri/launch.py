@@ -28,10 +28,14 @@ class Program:
 
 
 def find(folder: Path, configurations: Path) -> list[Program]:
-    """The programs of `folder` in the order of their indices; what is no plugin's name is logged and left alone."""
+    """The programs of `folder` in the order of their indices. What has no plugin's name, or what others than root could have
+    put there, is logged and left alone."""
     found = []
     try:
         entries = sorted(folder.iterdir())
+        if _others_write(folder):
+            log.error("NRI: no plugin is started: others than root can write to %s", folder)
+            return []
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -44,8 +48,16 @@ def find(folder: Path, configurations: Path) -> list[Program]:
         if not (len(index) == 2 and index.isascii() and index.isdigit() and dash and name):
             log.error("NRI: %s is no plugin: its name is not INDEX-NAME with an index of two digits", path)
             continue
+        if _others_write(path):
+            log.error("NRI: %s is not started: others than root can write to it", path)
+            continue
         found.append(Program(path, index, name, _configuration(configurations, index, name)))
     return found
+
+
+def _others_write(path: Path) -> bool:
+    facts = path.stat()
+    return facts.st_uid not in (0, os.geteuid()) or bool(facts.st_mode & 0o022)
 
 
 def _configuration(folder: Path, index: str, name: str) -> str:

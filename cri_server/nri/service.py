@@ -48,6 +48,7 @@ class Nri:
         self._states: dict[str, str] = {}  # of pods and containers that plugins know; none: removed
         self._pods_in_making: dict[str, api.PodSandbox] = {}
         self._containers_in_making: dict[str, api.Container] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._joining: dict[Plugin, asyncio.Task[None]] = {}
         self._leaving: set[launch.Launched] = set()
         self._listener: asyncio.Server | None = None
@@ -75,7 +76,7 @@ class Nri:
             path.unlink(missing_ok=True)
         for plugin in [*self._plugins, *self._joining]:
             plugin.close()
-        tasks = list(self._joining.values())
+        tasks = [*self._joining.values(), *self._telling]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -363,11 +364,16 @@ class Nri:
                 await self._tell(api.REMOVE_CONTAINER, request, must=False)
 
     def stopped(self, container: Container) -> None:
-        """`stop_container`, in a task that the server's end waits for."""
-        key = ("nri stop", container.id)
-        if key not in self._services.running:
-            task = self._services.running.join(key, lambda: self.stop_container(container))
-            asyncio.get_running_loop().create_task(task)
+        """`stop_container`, in a task: nobody waits for it."""
+        task = asyncio.get_running_loop().create_task(self._stopped(container))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _stopped(self, container: Container) -> None:
+        try:
+            await self.stop_container(container)
+        except Exception:
+            log.exception("NRI: the end of container %s: not expected", container.id)
 
     # -- inside
 

@@ -1,0 +1,47 @@
+"""Which programs of a folder are plugins, and with which configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cri_server.nri import launch
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "plugins"
+    folder.mkdir(mode=0o755)
+    for name in ("20-b", "10-a", "9-c", "noindex", "1x-d", "30-"):
+        (folder / name).write_text("")
+        (folder / name).chmod(0o755)
+    (folder / "40-text").write_text("")
+    (folder / "50-folder").mkdir()
+    return folder
+
+
+def found(folder: Path) -> list[tuple[str, str, str]]:
+    return [(p.index, p.name, p.config) for p in launch.find(folder, folder.parent / "conf")]
+
+
+def test_programs_by_index_and_their_configuration(folder: Path) -> None:
+    conf = folder.parent / "conf"
+    conf.mkdir()
+    (conf / "a.conf").write_text("less")
+    (conf / "10-a.conf").write_text("more")
+    (conf / "b.conf").write_text("by name")
+    assert found(folder) == [("10", "a", "more"), ("20", "b", "by name")]
+
+
+def test_without_a_folder_there_is_none(tmp_path: Path) -> None:
+    assert found(tmp_path / "missing") == []
+
+
+def test_what_others_can_write_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "20-b").chmod(0o757)
+    assert found(folder) == [("10", "a", "")]
+    assert "20-b is not started: others than root can write to it" in caplog.text
+    folder.chmod(0o777)
+    assert found(folder) == []
+    assert "no plugin is started" in caplog.text
