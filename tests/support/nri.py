@@ -107,12 +107,12 @@ class TestPlugin:
 
     def methods(self, identifier: str = "") -> list[str]:
         """The names of what it was told, in order; only of the pod or container with this id."""
-        return [name for name, request in self.told if not identifier or identifier in _ids(request)]
+        return [name for name, request in self.told if not identifier or identifier in ids(request)]
 
     def wait_for(self, method: str, identifier: str = "") -> Any:
         """The first request of this method."""
         self.wait(lambda: method in self.methods(identifier))
-        return next(r for m, r in self.told if m == method and (not identifier or identifier in _ids(r)))
+        return next(r for m, r in self.told if m == method and (not identifier or identifier in ids(r)))
 
     def update(self, *updates: api.ContainerUpdate, evict: str = "") -> api.UpdateContainersResponse:
         """Ask the runtime for changes that nobody asked this plugin about."""
@@ -217,6 +217,7 @@ class TestPlugin:
         return api.Empty()
 
 
-def _ids(request: Any) -> set[str]:
+def ids(request: Any) -> set[str]:
+    """What a request is about: its container, else its pod."""
     container = request.container.id if "container" in request.DESCRIPTOR.fields_by_name else ""
     return {container or request.pod.id}

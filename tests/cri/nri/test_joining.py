@@ -12,9 +12,10 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as cri
+from cri_server.steps import FAILPOINT
 from tests.cri.nri.test_events import Held, in_thread
 from tests.cri.server_harness import REPOSITORY, Server, code_of
-from tests.support.nri import TestPlugin
+from tests.support.nri import TestPlugin, ids
 from tests.support.processes import wait_until
 
 # Writes what it was configured with and each method that it is told of to files beside itself.
@@ -22,7 +23,7 @@ PROGRAM = f"""#!{sys.executable}
 import os, socket, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
 from pathlib import Path
-from tests.support.nri import TestPlugin
+from tests.support.nri import TestPlugin, ids
 folder = Path(__file__).parent.parent
 plugin = TestPlugin(socket.socket(fileno=int(os.environ["NRI_PLUGIN_SOCKET"])), index="99", name="ignored")
 with plugin:
@@ -182,3 +183,26 @@ def programs(folder: Path) -> list[str]:
         if str(folder / "plugins") in command:
             found.append(command)
     return found
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["run_sandbox.record", "create_container.folders", "create_container.launch", "start_container.execute"],
+)
+def test_what_fails_after_plugins_have_heard_of_it_is_taken_back(own_socket: Path, point: str) -> None:
+    with Server(settings={"nri": {"enabled": True, "socket": str(own_socket)}}) as server:
+        server.load_image()
+        server.stop()
+        server.start(**{FAILPOINT: f"{point}=1*error"})
+        with TestPlugin(own_socket) as plugin:
+            with pytest.raises(grpc.RpcError, match=f"failpoint {point}"):
+                server.launch(server.run_pod())
+            server.launch(server.run_pod(), server.container_config())
+            server.remove_all()
+            identifiers = {c for _, request in plugin.told for c in ids(request)}
+            for identifier in identifiers:
+                methods = plugin.methods(identifier)
+                assert methods[0] in ("RunPodSandbox", "CreateContainer"), methods
+                assert len([m for m in methods if m in ("StopPodSandbox", "StopContainer")]) == 1, methods
+                assert methods[-1] in ("RemovePodSandbox", "RemoveContainer"), methods
+            assert len(identifiers) == (3 if point.startswith("run") else 4)
