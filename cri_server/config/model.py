@@ -349,7 +349,11 @@ class Nri(Table):
         ),
     ] = "/etc/nri/conf.d"
     registration_timeout_s: Annotated[
-        PositiveSeconds, explained("A plugin that has not registered by then is dropped.", reloads=False)
+        PositiveSeconds,
+        explained(
+            "How long registration, configuration and synchronization of a plugin may take, each.",
+            reloads=False,
+        ),
     ] = 5.0
     request_timeout_s: Annotated[
         PositiveSeconds,

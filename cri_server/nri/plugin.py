@@ -115,7 +115,7 @@ class Plugin:
             request_timeout=int(self._timeouts.request_s * 1e3),
             NRI_version=NRI_VERSION,
         )
-        response = await self._call("Configure", request, api.ConfigureResponse)
+        response = await self._join("Configure", request, api.ConfigureResponse)
         if response.events & ~ALL_EVENTS:
             raise PeerError(f"it subscribes to unknown events: {response.events:#x}")
         self.events = response.events or ALL_EVENTS
@@ -127,7 +127,7 @@ class Plugin:
         try:
             try:
                 request = api.SynchronizeRequest(pods=pods, containers=containers)
-                return await self._call("Synchronize", request, api.SynchronizeResponse)
+                return await self._join("Synchronize", request, api.SynchronizeResponse)
             except framing.TooLarge:
                 return await self._synchronize_in_parts(pods, containers)
         except (TimeoutError, Closed, CallFailed, framing.TooLarge) as error:
@@ -145,10 +145,10 @@ class Plugin:
         ]
         for part in parts[:-1]:
             part.more = True
-            response = await self._call("Synchronize", part, api.SynchronizeResponse)
+            response = await self._join("Synchronize", part, api.SynchronizeResponse)
             if response.update or not response.more:
                 raise CallFailed(Code.UNIMPLEMENTED, "it takes all pods and containers in one message only")
-        return await self._call("Synchronize", parts[-1], api.SynchronizeResponse)
+        return await self._join("Synchronize", parts[-1], api.SynchronizeResponse)
 
     # -- requests
 
@@ -186,6 +186,10 @@ class Plugin:
 
     async def _call(self, method: str, request: Any, reply: type[Reply]) -> Reply:
         return await self.connection.call(method, request, reply, self._timeouts.request_s)
+
+    async def _join(self, method: str, request: Any, reply: type[Reply]) -> Reply:
+        """A plugin that looks at a whole node for the first time takes longer than for an event."""
+        return await self.connection.call(method, request, reply, self._timeouts.registration_s)
 
     # -- what it calls
 

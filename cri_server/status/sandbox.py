@@ -93,7 +93,30 @@ async def _info(services: Services, sandbox: Sandbox) -> dict[str, object]:
         "phase": sandbox.phase,
         "network": sandbox.network,
         "cniResult": result.raw if result else None,
+        **_pod_resources(sandbox.config.linux),
     }
+
+
+def _pod_resources(linux: api.LinuxPodSandboxConfig) -> dict[str, object]:
+    """What UpdatePodSandboxResources has set last, or RunPodSandbox, under containerd's keys: the status has none of it."""
+    return {
+        name: {"linux": _figures(getattr(linux, name))}
+        for name in ("overhead", "resources")
+        if linux.HasField(name)  # type: ignore[arg-type]
+    }
+
+
+def _figures(given: api.LinuxContainerResources) -> dict[str, object]:
+    """Numbers as numbers, which protobuf's own JSON writes as text."""
+    found: dict[str, object] = {
+        field.name: value for field, value in given.ListFields() if not field.is_repeated
+    }
+    if given.hugepage_limits:
+        limits = [{"page_size": each.page_size, "limit": each.limit} for each in given.hugepage_limits]
+        found["hugepage_limits"] = limits
+    if given.unified:
+        found["unified"] = dict(given.unified)
+    return found
 
 
 def event(services: Services, sandbox: Sandbox, about: str, kind: int) -> api.ContainerEventResponse | None:

@@ -5,6 +5,7 @@ The contracts are those of NRI's pod and container life cycles, as critest's NRI
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -227,6 +228,9 @@ def test_a_pods_resources_are_told_before_and_after(server: Server, nri_socket: 
             overhead=cri.LinuxContainerResources(cpu_shares=10),
             resources=cri.LinuxContainerResources(cpu_quota=5000, memory_limit_in_bytes=1 << 30),
         )
+        too_much = cri.UpdatePodSandboxResourcesRequest(
+            pod_sandbox_id=pod, resources=cri.LinuxContainerResources(cpu_quota=9999)
+        )
         server.runtime.UpdatePodSandboxResources(request, timeout=30)
         seen = plugin.wait_for("UpdatePodSandbox")
         assert seen.overhead_linux_resources.cpu.shares.value == 10
@@ -234,8 +238,12 @@ def test_a_pods_resources_are_told_before_and_after(server: Server, nri_socket: 
         assert plugin.methods(pod)[1:] == ["UpdatePodSandbox", "PostUpdatePodSandbox"]
         refuse.append("too much")
         with pytest.raises(grpc.RpcError, match="UpdatePodSandbox: too much"):
-            server.runtime.UpdatePodSandboxResources(request, timeout=30)
+            server.runtime.UpdatePodSandboxResources(too_much, timeout=30)
         assert plugin.methods(pod)[3:] == ["UpdatePodSandbox"]
+        status = cri.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
+        info = json.loads(server.runtime.PodSandboxStatus(status, timeout=30).info["info"])
+        assert info["overhead"] == {"linux": {"cpu_shares": 10}}
+        assert info["resources"] == {"linux": {"cpu_quota": 5000, "memory_limit_in_bytes": 1 << 30}}
 
 
 def test_a_plugin_of_an_older_interface_gets_state_changes(server: Server, nri_socket: Path) -> None:

@@ -51,16 +51,25 @@ def test_a_late_plugin_is_told_of_what_there_is(server: Server, nri_socket: Path
 
 
 def test_what_happens_during_the_synchronization_reaches_the_plugin(server: Server, nri_socket: Path) -> None:
+    """Containers of before, meanwhile and afterwards: each is told of once."""
     pod = server.run_pod()
+
+    def launch(name: str) -> str:
+        return server.launch(pod, server.container_config(metadata=cri.ContainerMetadata(name=name)))
+
+    before = launch("before")
     with Held() as held:
         plugin = TestPlugin(nri_socket, handlers={"Synchronize": held})
         plugin.start()
         assert held.reached.wait(60)
-        finish = in_thread(lambda: server.launch(pod))
+        waiting = [in_thread(lambda name=name: launch(name)) for name in ("m1", "m2", "m3")]
         held.__exit__()
-        container = finish()
-        assert "CreateContainer" in plugin.methods(container)
-        plugin.close()
+        during = {finish() for finish in waiting}
+    after = launch("after")
+    assert [c.id for c in plugin.containers] == [before]
+    told = [request.container.id for name, request in plugin.told if name == "CreateContainer"]
+    assert set(told) == {*during, after} and len(told) == 4
+    plugin.close()
 
 
 def test_a_container_that_is_being_created_is_part_of_the_synchronization(

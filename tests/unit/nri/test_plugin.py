@@ -27,9 +27,11 @@ async def connect() -> AsyncIterator[Connect]:
     async def update(plugin: Plugin, request: api.UpdateContainersRequest) -> list[api.ContainerUpdate]:
         return list(request.update)
 
-    async def make(timeout_s: float = 30.0, **options: Any) -> tuple[Plugin, TestPlugin]:
+    async def make(
+        timeout_s: float = 30.0, request_timeout_s: float = 0.0, **options: Any
+    ) -> tuple[Plugin, TestPlugin]:
         ours, theirs = socket.socketpair()
-        plugin = Plugin(Timeouts(timeout_s, timeout_s), update, lambda plugin: None)
+        plugin = Plugin(Timeouts(timeout_s, request_timeout_s or timeout_s), update, lambda plugin: None)
         ours.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: plugin.connection, ours)
         other = TestPlugin(theirs, **options)
@@ -130,3 +132,20 @@ async def test_a_plugin_that_does_not_take_parts_is_dropped(
     with pytest.raises(PeerError, match="in one message only"):
         await plugin.synchronize([api.PodSandbox(id=f"{n:064}") for n in range(400)], [])
     assert not plugin.open
+
+
+async def test_a_synchronization_may_take_longer_than_an_event(connect: Connect) -> None:
+    """critest's NRI specs hold one for two seconds, the time that an event has by default."""
+    release = threading.Event()
+
+    def wait(request: Any) -> None:
+        release.wait(60)
+
+    plugin, other = await connect(request_timeout_s=0.05, handlers={"Synchronize": wait})
+    await plugin.register()
+    synchronizing = asyncio.create_task(plugin.synchronize([], []))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(synchronizing), 0.2)
+    release.set()
+    await synchronizing
+    await asyncio.to_thread(other.wait, lambda: other.synchronized)
