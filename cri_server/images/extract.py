@@ -25,14 +25,14 @@ from pyrunc.kernel.tree import remove_tree
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
-_AUFS = b".wh..wh."
+AUFS = b".wh..wh."
 OPAQUE_XATTR = "trusted.overlay.opaque"
 _PARENTS_OPEN = 48
-_LINKS_AT_MOST = 40
-_STEPS_AT_MOST = 4096  # on the way to one name, those of the links included
+LINKS_AT_MOST = 40
+STEPS_AT_MOST = 4096  # on the way to one name, those of the links included
 NAMES_LIMIT_BYTES = 256 << 20  # of all directories: they are kept until the end
-_PATH_LIMIT_BYTES = 4095
-_MAJOR_LIMIT, _MINOR_LIMIT = 1 << 12, 1 << 20
+PATH_LIMIT_BYTES = 4095
+MAJOR_LIMIT, MINOR_LIMIT = 1 << 12, 1 << 20
 _TICK_BYTES = 4 << 20
 _TICK_ENTRIES = 500
 _FAULTS_OF_THE_LAYER = {
@@ -118,7 +118,7 @@ class _Extractor:
             self.now = entry.name
             self._close_stale()
             self._count()
-            names = _names(entry.name)
+            names = components(entry.name)
             if any(name.startswith(WHITEOUT) for name in names):
                 self._whiteout(entry, names)
             elif names:
@@ -209,7 +209,7 @@ class _Extractor:
         self._describe_node(entry, parent, names[-1])
 
     def _node(self, entry: Entry, names: list[bytes]) -> None:
-        if entry.major >= _MAJOR_LIMIT or entry.minor >= _MINOR_LIMIT:
+        if entry.major >= MAJOR_LIMIT or entry.minor >= MINOR_LIMIT:
             raise BadLayer(f"{shown(entry.name)}: device number {entry.major}:{entry.minor} is out of range")
         kinds = {
             tar_headers.CHARACTER: stat.S_IFCHR,
@@ -235,7 +235,7 @@ class _Extractor:
         os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def _hardlink(self, entry: Entry, names: list[bytes]) -> None:
-        link_names = _names(entry.link)
+        link_names = components(entry.link)
         if not link_names or any(name.startswith(WHITEOUT) for name in link_names):
             raise BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}")
         source, source_path = self._parent(link_names, make=False)
@@ -263,14 +263,14 @@ class _Extractor:
         stays, wherever it stands in the tar. Other `.wh..wh.` names are notes of aufs."""
         if entry.kind == tar_headers.FILE:
             tar_headers.skip(self._stream, entry.stored)
-        if any(name.startswith(_AUFS) for name in names[:-1]):
+        if any(name.startswith(AUFS) for name in names[:-1]):
             return
         if any(name.startswith(WHITEOUT) for name in names[:-1]):
             raise BadLayer(f"{shown(entry.name)}: a whiteout cannot hold anything")
         hidden = names[-1].removeprefix(WHITEOUT)
         if names[-1] == OPAQUE:
             self._opaque(names[:-1])
-        elif names[-1].startswith(_AUFS):
+        elif names[-1].startswith(AUFS):
             return
         elif hidden in (b"", b".", b".."):
             raise BadLayer(f"{shown(entry.name)}: a whiteout of nothing")
@@ -329,7 +329,7 @@ class _Extractor:
         """The directory that holds the last name, and the resolved path of that name."""
         folder, fd = self._enter(names[:-1], make=make)
         path = b"/".join((folder, names[-1])) if folder else names[-1]
-        if len(path) > _PATH_LIMIT_BYTES:
+        if len(path) > PATH_LIMIT_BYTES:
             raise OSError(errno.ENAMETOOLONG, "path")
         return fd, path
 
@@ -365,7 +365,7 @@ class _Extractor:
                 if name in (b"", b"."):
                     continue
                 steps += 1
-                if steps > _STEPS_AT_MOST:
+                if steps > STEPS_AT_MOST:
                     raise OSError(errno.ELOOP, "steps")
                 if name == b"..":  # only links have it
                     if done:
@@ -378,7 +378,7 @@ class _Extractor:
                     done.append(name)
                     continue
                 links += 1
-                if links > _LINKS_AT_MOST:
+                if links > LINKS_AT_MOST:
                     raise OSError(errno.ELOOP, "link")
                 if target.startswith(b"/"):
                     folder, done = _moved(folder, b".", self._root), []
@@ -475,7 +475,7 @@ def _moved(folder: int, name: bytes, start: int | None = None) -> int:
     return there
 
 
-def _names(name: bytes) -> list[bytes]:
+def components(name: bytes) -> list[bytes]:
     """The components of a member's name; an absolute one is relative to the root."""
     names = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in names:
@@ -506,7 +506,7 @@ def _set_xattrs(target: int | bytes, entry: Entry) -> None:
     for name, value in entry.xattrs.items():
         if b"\0" in name:
             raise BadLayer(f"{shown(entry.name)}: an attribute whose name has a NUL byte")
-        if not _is_wanted(name):
+        if not is_wanted(name):
             continue
         try:
             os.setxattr(target, name, value, follow_symlinks=isinstance(target, int))
@@ -515,7 +515,7 @@ def _set_xattrs(target: int | bytes, entry: Entry) -> None:
                 raise
 
 
-def _is_wanted(name: bytes) -> bool:
+def is_wanted(name: bytes) -> bool:
     if name in (b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"):
         return True
     return name.startswith(b"user.") and not name.startswith(b"user.overlay.")

@@ -101,6 +101,10 @@ class Stream:
             size -= len(piece)
             yield piece
 
+    def pass_over(self, size: int) -> int:
+        """Go on behind the next `size` bytes; how many there were."""
+        return sum(len(piece) for piece in self.pieces(size))
+
     def drain(self) -> str:
         """Read to the end; the diff id, `sha256:…` of the whole uncompressed stream."""
         while self._fill():

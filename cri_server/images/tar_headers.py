@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import Protocol
 
-from cri_server.images.inflate import BadLayer, Stream
+from cri_server.images.inflate import BadLayer
 
 BLOCK = 512
 EXTENDED_LIMIT_BYTES = 1 << 20  # as Go's archive/tar
@@ -32,6 +33,16 @@ _WITH_DATA = {b"0", b"\0", b"7", b"S", b"D", b"V", b"M", b"N"}
 _PASSED_OVER = {b"V", b"N"}  # a volume's label; old GNU's rename list
 _HEADER = Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12s")
 _XATTR = b"SCHILY.xattr."
+
+
+class Source(Protocol):
+    """Where a tar is read from: `inflate.Stream`, or `erofs.tar_file.TarFile`."""
+
+    def read_exact(self, size: int) -> bytes:
+        """`size` bytes; fewer only at the end."""
+
+    def pass_over(self, size: int) -> int:
+        """Go on behind the next `size` bytes; how many there were."""
 
 
 @dataclass(slots=True)
@@ -74,7 +85,7 @@ class _Extended:
         return data
 
 
-def members(stream: Stream) -> Iterator[Entry]:
+def members(stream: Source) -> Iterator[Entry]:
     """The members in order. When a FILE comes, its `stored` bytes are next in the stream and the caller takes all of them.
 
     Raises BadLayer for anything that is not a whole, well-formed tar.
@@ -103,15 +114,13 @@ def members(stream: Stream) -> Iterator[Entry]:
         raise BadLayer("the tar ends after an extended header")
 
 
-def skip(stream: Stream, size: int) -> None:
+def skip(stream: Source, size: int) -> None:
     """Pass over `size` bytes. BadLayer if they are not there."""
-    for piece in stream.pieces(size):
-        size -= len(piece)
-    if size:
+    if stream.pass_over(size) < size:
         raise BadLayer("the tar is truncated")
 
 
-def _next_header(stream: Stream) -> tuple[bytes, ...] | None:
+def _next_header(stream: Source) -> tuple[bytes, ...] | None:
     """The next header's fields; None at the end: a zero block, or the end of the stream where a header could be."""
     block = stream.read_exact(BLOCK)
     if not block or (not block.strip(b"\0") and len(block) == BLOCK):
@@ -132,7 +141,7 @@ def _padded(size: int) -> int:
     return size + -size % BLOCK
 
 
-def _extended_data(stream: Stream, header: tuple[bytes, ...]) -> bytes:
+def _extended_data(stream: Source, header: tuple[bytes, ...]) -> bytes:
     size = _number(header[4], "size")
     if size > EXTENDED_LIMIT_BYTES:
         raise BadLayer(f"the tar has an extended header of {size} bytes")
@@ -142,7 +151,7 @@ def _extended_data(stream: Stream, header: tuple[bytes, ...]) -> bytes:
     return data[:size]
 
 
-def _entry(stream: Stream, header: tuple[bytes, ...], extended: _Extended) -> Entry:
+def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> Entry:
     pax, type_flag = extended.pax, header[7]
     name = _name(header) if extended.name is None else extended.name
     name = pax.get(b"GNU.sparse.name", pax.get(b"path", name))
@@ -215,7 +224,9 @@ def _identity(value: int, name: bytes) -> int:
 
 
 def _clamped(seconds: int, nanoseconds: int) -> int:
-    return min(max(seconds, EARLIEST_S), LATEST_S) * 1_000_000_000 + nanoseconds
+    """As timestamp_truncate() of Linux: at the ends of what can be stored there are no nanoseconds."""
+    seconds = min(max(seconds, EARLIEST_S), LATEST_S)
+    return seconds * 1_000_000_000 + (nanoseconds if EARLIEST_S < seconds < LATEST_S else 0)
 
 
 # ---- PAX records
@@ -276,7 +287,7 @@ def _time(text: bytes) -> int:
 # ---- sparse files
 
 
-def _sparse(stream: Stream, header: tuple[bytes, ...], extended: _Extended, entry: Entry) -> None:
+def _sparse(stream: Source, header: tuple[bytes, ...], extended: _Extended, entry: Entry) -> None:
     """GNU's four forms: the old header, and PAX 0.0 (pairs), 0.1 (a list), 1.0 (a list before the data)."""
     pax = extended.pax
     if header[7] == b"S":
@@ -295,7 +306,7 @@ def _sparse(stream: Stream, header: tuple[bytes, ...], extended: _Extended, entr
         _check_sparse(entry)
 
 
-def _old_sparse(stream: Stream, header: tuple[bytes, ...]) -> tuple[list[tuple[int, int]], int]:
+def _old_sparse(stream: Source, header: tuple[bytes, ...]) -> tuple[list[tuple[int, int]], int]:
     raw = header[15] + header[16]  # from offset 345: 41 bytes of old times, 4 pairs, a flag, the real size
     pairs = _old_pairs(raw[41 : 41 + 96])
     size = _number(raw[138:150], "sparse size")
@@ -322,7 +333,7 @@ def _old_pairs(raw: bytes) -> list[tuple[int, int]]:
     return pairs
 
 
-def _sparse_list_before_data(stream: Stream, entry: Entry) -> list[tuple[int, int]]:
+def _sparse_list_before_data(stream: Source, entry: Entry) -> list[tuple[int, int]]:
     data = b""
 
     def line() -> int:
