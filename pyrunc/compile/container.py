@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
+    from pyrunc.compile.image_mount import Image
     from pyrunc.compile.sources import Directory, Overlay
     from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.model import Findings, LoadFilter, Plan
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 
 _NO_MOUNTS: Mapping[str, int] = {}
+_NO_IMAGES: Mapping[str, Image] = {}
 
 
 class CreateRequest(Value):
@@ -58,7 +60,8 @@ class CreateRequest(Value):
     of them will be null devices. `settled`: sources of binds that the caller has looked up, so that a link in their paths now is an error.
     `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `record`: puts the
     process into the container's state on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder`
-    attached the mounts of `mount_fds`, for kernels that cannot clone them detached. `pivot` False:
+    attached the mounts of `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the caller holds,
+    by the paths of their indexes; `image_volumes`: what `pyrunc:NAME` as the source of a bind means. `pivot` False:
     the root covers the host's, `keep_groups`: the caller's groups stay, see `plan.build`.
     `trace`: called with the plan and its times (`launch.run.launch_steps`). `timed`: the program tells when each operation is
     done.
@@ -75,6 +78,8 @@ class CreateRequest(Value):
     mount_fds: Mapping[str, int] = _NO_MOUNTS
     pinned: tuple[str, ...] = ()
     mount_namespace: str = ""
+    images: Mapping[str, int] = _NO_MOUNTS
+    image_volumes: Mapping[str, Image] = _NO_IMAGES
     settled: tuple[str, ...] = ()
     start_immediately: bool = True
     record: Callable[[ChildProcess], object] | None = None

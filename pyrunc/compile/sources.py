@@ -22,6 +22,7 @@ from pyrunc.compile import host as facts
 from pyrunc.compile import rootfs_probe as findings
 from pyrunc.compile.copyup import open_copy
 from pyrunc.compile.idmaps import open_user_namespace
+from pyrunc.compile.image_mount import Image, open_image, open_overlay_of
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch import pinned
@@ -47,19 +48,24 @@ class Directory(Value):
 
 
 class Overlay(Value):
-    """The container's root is an overlay; `lower` top first. Without `upper` it is read-only."""
+    """The container's root is an overlay; `lower` top first, or `image` in place of it. Without `upper` it is read-only."""
 
-    lower: tuple[str, ...]
+    lower: tuple[str, ...] = ()
     upper: str = ""
     work: str = ""
     volatile: bool = False
+    image: Image | None = None
 
 
 def open_root(request: CreateRequest, descriptors: Descriptors) -> None:
     """The root as a detached mount, which the container attaches in its own mount namespace."""
     rootfs = request.rootfs
     if isinstance(rootfs, Overlay):
-        descriptors.take("root", open_overlay(rootfs, request.spec.linux, descriptors))
+        if rootfs.image is not None:
+            root = _open_overlay_of_image(rootfs, rootfs.image, request, descriptors)
+        else:
+            root = open_overlay(rootfs, request.spec.linux, descriptors)
+        descriptors.take("root", root)
         return
     path = os.path.join(request.bundle, rootfs.path)
     if not os.path.isdir(path):
@@ -82,6 +88,23 @@ def open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> int
     if len(rootfs.lower) == 1 and not rootfs.upper:  # overlayfs wants two layers, or one to write to
         return _open_read_only(rootfs.lower[0])
     return open_layers(rootfs.lower, rootfs.upper, rootfs.work, options)
+
+
+def _open_overlay_of_image(
+    rootfs: Overlay, image: Image, request: CreateRequest, descriptors: Descriptors
+) -> int:
+    """As `open_overlay`, over the one mount that the image is."""
+    linux = request.spec.linux
+    lower = open_image(image, request.images)
+    try:
+        if linux.namespace("user") is not None:
+            owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
+            _map(lower, owner, image.index, recursive=False)
+            _give_to_root(rootfs, linux)
+        options = (("volatile", None),) if rootfs.volatile else ()
+        return open_overlay_of(lower, image.place, rootfs.upper, rootfs.work, options)
+    finally:
+        os.close(lower)
 
 
 def open_layers(
@@ -216,7 +239,11 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Colle
         elif mount.source.startswith(OUR_MOUNTS):
             if _pinned_name(mount) in request.pinned:
                 continue
-            number = _open_clone(mount.source, request, f"mounts[{i}].source")
+            volume = request.image_volumes.get(_pinned_name(mount))
+            if volume is not None:
+                number = open_image(volume, request.images)
+            else:
+                number = _open_clone(mount.source, request, f"mounts[{i}].source")
         else:
             number = _open_bind(mount, os.path.join(request.bundle, mount.source), request.settled)
         descriptors.take(f"tree:{i}", number)

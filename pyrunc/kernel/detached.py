@@ -53,6 +53,16 @@ def open_clone_of(mount_fd: int, namespace: str) -> int:
         return kernel_mount.open_tree(mount_fd, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
 
 
+def open_folder(mount_fd: int, place: str, path: str) -> int:
+    """A detached clone of the directory `path` of a detached mount, which is put on the directory `place` for the moment.
+
+    `path` leads over no link. Raises KernelError.
+    """
+    with _elsewhere():
+        kernel_mount.move_mount(mount_fd, place)
+        return kernel_mount.open_tree(AT_FDCWD, os.path.join(place, path), OPEN_TREE_CLONE)
+
+
 def open_overlay(
     lower: Sequence[str], upper: str, work: str, *, volatile: bool, mapped: Sequence[int] = ()
 ) -> int:

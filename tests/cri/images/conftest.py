@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.inflate import Limits
-from cri_server.images.service import ImageService
+from cri_server.images.service import ImageService, Rootfs
 from cri_server.images.unpack import TREE, Layer, unpack
+from tests.cri.images.puller import STORE
 from tests.support.registry import Registry
 
 Unpack = Callable[[bytes], Path]
@@ -49,6 +50,25 @@ def unpack_bytes(blob: bytes, folder: Path, limits: Limits | None = None) -> Lay
         return unpack(fd, str(folder), None, limits or Limits())
     finally:
         os.close(fd)
+
+
+@pytest.fixture(params=["unpacked", "erofs"])
+def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What image services do with layers that are told nothing else; those of child processes, too."""
+    defaults = ImageService.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "store", request.param)
+    monkeypatch.setenv(STORE, request.param)
+    return str(request.param)
+
+
+only_unpacked = pytest.mark.parametrize("each_store", ["unpacked"], indirect=True)
+only_erofs = pytest.mark.parametrize("each_store", ["erofs"], indirect=True)
+
+
+def texts(rootfs: Rootfs, name: str) -> list[str]:
+    """What `name` has in each layer, top first; of an image that is mounted, what it shows."""
+    return [(folder / name).read_text() for folder in rootfs.lower_dirs]
 
 
 @pytest.fixture

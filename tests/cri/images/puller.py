@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error
 
+STORE = "PYRUNC_TESTS_IMAGE_STORE"
+
 
 async def once(store: str, reference: str) -> None:
     """Pull, then remove; `ok` on stdout, or the error's kind."""
     try:
-        service = ImageService(Path(store))
+        service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"))
         await service.start()
         await service.remove(await service.pull(reference))
         await service.close()
@@ -25,7 +28,7 @@ async def once(store: str, reference: str) -> None:
 
 async def main(store: str, *references: str) -> None:
     """Pull the references one after the other, remove each in between, for ever; stdout has `ready`, then a line per step."""
-    service = ImageService(Path(store))
+    service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"))
     await service.start()
     print("ready", flush=True)
     while True:

@@ -51,7 +51,9 @@ def _walk(top: bytes) -> Iterator[bytes]:
     yield top
     for folder, folders, files in os.walk(top):
         for name in (*folders, *files):
-            yield os.path.join(folder, name)
+            path = os.path.join(folder, name)
+            if os.path.lexists(path):  # overlayfs lists a whiteout in a folder that only one layer has
+                yield path
 
 
 def _content(path: bytes, facts: os.stat_result) -> str:

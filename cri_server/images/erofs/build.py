@@ -1,0 +1,125 @@
+"""The index of an image made from its layers' tars, in an errand: a process that runs no decoder and opens nothing.
+
+Whoever unpacked the tars met hostile bytes; here they are only parsed, in Python, and the index that the kernel will read is made by
+code that has never been in the hands of a layer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from cri_server.images import jail
+from cri_server.images.erofs.layer_tree import read_layer
+from cri_server.images.erofs.merge import merged
+from cri_server.images.erofs.tar_file import TarFile
+from cri_server.images.erofs.write import Device, iterate_pieces
+from cri_server.images.erofs.write import index as make_index
+from cri_server.images.inflate import Limits
+from pyrunc.errors import Error, KernelError, ResourceExhausted
+from pyrunc.kernel.full import FULL, reason
+
+UUID_BYTES = 16
+FILE = "index"
+_COPIED_AT_ONCE = 1 << 20
+
+
+def build(
+    tar_fds: Sequence[int],
+    diff_ids: Sequence[str],
+    chain: Sequence[int],
+    out_fd: int,
+    uuid: bytes,
+    limits: Limits,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Write the index to `out_fd`, an empty file. `tar_fds` are the devices, called by their `diff_ids`; `chain`: for each layer of
+    the image, bottom first, the number of its device from 0 on.
+
+    Raises BadLayer, ResourceExhausted, OSError.
+    """
+    tars = [TarFile(fd) for fd in tar_fds]
+    layers = [read_layer(tar, number, limits, tick) for number, tar in enumerate(tars, 1)]
+    devices = [
+        Device(diff_id.removeprefix("sha256:").encode(), tar.size_bytes)
+        for diff_id, tar in zip(diff_ids, tars, strict=True)
+    ]
+    try:
+        made = make_index(merged(layers[number] for number in chain), devices, uuid)
+    except MemoryError:
+        raise ResourceExhausted("the image has more files than there is memory to index them") from None
+    _write(out_fd, 0, made.content)
+    for file in made.sparse:
+        for target, source, length in iterate_pieces(file):
+            _copy(tars[file.device - 1], source, out_fd, target, length)
+            tick()
+    os.ftruncate(out_fd, made.size_bytes)
+
+
+def _write(fd: int, offset: int, content: bytes | bytearray) -> None:
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _copy(tar: TarFile, source: int, fd: int, target: int, length: int) -> None:
+    while length:
+        part = tar.at(source, min(length, _COPIED_AT_ONCE))
+        _write(fd, target, part)
+        source, target, length = source + len(part), target + len(part), length - len(part)
+
+
+def errand(arguments: dict[str, Any], fds: list[int]) -> int:
+    """What the zygote forks: `fds` is a pipe that gets a byte now and then; the arguments are `build_in`'s."""
+    [progress_fd] = fds
+    os.set_blocking(progress_fd, False)
+
+    def tick() -> None:
+        try:
+            os.write(progress_fd, b".")
+        except BlockingIOError:
+            pass
+
+    folder = arguments["folder"]
+    try:
+        build_in(folder, arguments, tick, jail.enter)
+    except Error:
+        raise
+    except OSError as error:
+        raise to_error(error, folder) from None
+    return 0
+
+
+def build_in(
+    folder: str,
+    arguments: dict[str, Any],
+    tick: Callable[[], None],
+    restrict: Callable[[str], None] = lambda folder: None,
+) -> None:
+    """Write the index to FILE in `folder`, of the tars at the paths `tars`; `restrict` is called with the folder when they are open.
+
+    Raises as `build` does.
+    """
+    with ExitStack() as stack:
+        tars = [_open(path, os.O_RDONLY, stack) for path in arguments["tars"]]
+        restrict(folder)
+        out_fd = _open(os.path.join(folder, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL, stack)
+        uuid, limits = bytes.fromhex(arguments["uuid"]), Limits(**arguments["limits"])
+        build(tars, arguments["diff_ids"], arguments["chain"], out_fd, uuid, limits, tick)
+
+
+def _open(path: str, flags: int, stack: ExitStack) -> int:
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    stack.callback(os.close, fd)
+    return fd
+
+
+def to_error(error: OSError, folder: str, what: str = "indexing the layers of an image") -> Error:
+    """What the kernel refused while something was written in `folder`."""
+    number = error.errno or 0
+    if number in FULL:
+        return ResourceExhausted(f"{what}: {reason(number, folder)}")
+    return KernelError("write", folder, number)

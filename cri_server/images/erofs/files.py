@@ -1,0 +1,128 @@
+"""The layer store on disk: uncompressed tars by diff id, and indexes by the chain id of the image's top layer.
+
+A file is there whole or not at all: it grows in `ingest/` and is renamed. Removing is unlinking: a mount keeps what it uses.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from cri_server.images.content import FOLDER_MODE, DigestMismatch
+from cri_server.images.erofs import build, layer_tar
+from pyrunc import atomic_file
+from pyrunc.errors import NotFound
+
+_DIGITS = frozenset("0123456789abcdef")
+
+
+class LayerFiles:
+    """The tars and indexes below `root`. One caller at a time commits one digest."""
+
+    def __init__(self, root: Path) -> None:
+        self._tars, self._indexes, self._place = root / "tars", root / "indexes", root / "empty"
+        self._sizes: dict[Path, int] = {}
+        self._unsynced: set[Path] = set()
+
+    def prepare(self) -> None:
+        """Make the folders, and see what is there."""
+        self._place.mkdir(exist_ok=True)
+        for folder in (self._tars, self._indexes):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(FOLDER_MODE)
+            for entry in os.scandir(folder):
+                if (
+                    len(entry.name) == 64
+                    and set(entry.name) <= _DIGITS
+                    and entry.is_file(follow_symlinks=False)
+                ):
+                    self._sizes[folder / entry.name] = entry.stat(follow_symlinks=False).st_blocks * 512
+
+    @property
+    def empty(self) -> bool:
+        """Whether no image is here."""
+        return not any(path.parent == self._indexes for path in self._sizes)
+
+    def tar(self, diff_id: str) -> Path:
+        """Where the layer's tar is or will be."""
+        return self._tars / diff_id.removeprefix("sha256:")
+
+    def index(self, chain_id: str) -> Path:
+        """Where the index is or will be of the image whose top layer has that chain id."""
+        return self._indexes / chain_id.removeprefix("sha256:")
+
+    def has_tar(self, diff_id: str) -> bool:
+        return self.tar(diff_id) in self._sizes
+
+    def has_index(self, chain_id: str) -> bool:
+        return self.index(chain_id) in self._sizes
+
+    def has_image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> bool:
+        """Whether an image of these layers can be mounted; one without layers cannot."""
+        return bool(chain) and self.has_index(chain[-1]) and all(self.has_tar(d) for d in diff_ids)
+
+    def record(self, diff_ids: Sequence[str], chain: Sequence[str]) -> dict[str, object]:
+        """What `pyrunc.compile.image_mount.Image` is made from."""
+        devices = [str(self.tar(diff_id)) for diff_id in dict.fromkeys(diff_ids)]
+        return {"index": str(self.index(chain[-1])), "devices": devices, "place": str(self._place)}
+
+    def size(self, diff_ids: Sequence[str], chain: Sequence[str]) -> int:
+        """Bytes on disk of the image's files."""
+        paths = {self.index(chain[-1]), *(self.tar(diff_id) for diff_id in diff_ids)}
+        return sum(self._sizes.get(path, 0) for path in paths)
+
+    def totals(self) -> tuple[int, int]:
+        """Bytes on disk and files of all images."""
+        sizes = list(self._sizes.values())
+        return sum(sizes), len(sizes)
+
+    def commit_tar(self, folder: str, diff_id: str) -> None:
+        """Take what `layer_tar` has written. Raises DigestMismatch when that is no file, OSError."""
+        self._commit(os.path.join(folder, layer_tar.FILE), self.tar(diff_id))
+
+    def commit_index(self, folder: str, chain_id: str) -> None:
+        """Take what `build` has written. Raises as `commit_tar`."""
+        self._commit(os.path.join(folder, build.FILE), self.index(chain_id))
+
+    def _commit(self, made: str, path: Path) -> None:
+        found = os.lstat(made)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise DigestMismatch(f"{made} is not what an errand makes")
+        os.rename(made, path)
+        self._unsynced.add(path)
+        self._sizes[path] = found.st_blocks * 512
+
+    def sync(self, diff_ids: Sequence[str], chain: Sequence[str]) -> None:
+        """Make the image's files durable, before what refers to them becomes visible. Raises OSError."""
+        wanted = [self.index(chain_id) for chain_id in chain[-1:]] + [self.tar(d) for d in diff_ids]
+        pending = [path for path in dict.fromkeys(wanted) if path in self._unsynced]
+        for path in pending:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        for folder in {path.parent for path in pending}:
+            atomic_file.sync_folder(str(folder))
+        self._unsynced.difference_update(pending)
+
+    def collect(self, diff_ids: set[str], chain_ids: set[str]) -> None:
+        """Unlink the tars and indexes that are not among these. Raises OSError."""
+        keep = {self.tar(diff_id) for diff_id in diff_ids} | {self.index(chain_id) for chain_id in chain_ids}
+        for path in [path for path in self._sizes if path not in keep]:
+            self.drop(path)
+
+    def drop(self, path: Path) -> None:
+        """Unlink one; missing is fine."""
+        path.unlink(missing_ok=True)
+        self._unsynced.discard(path)
+        self._sizes.pop(path, None)
+
+    def open_tar(self, diff_id: str) -> int:
+        """A descriptor for reading, which the caller closes. Raises NotFound."""
+        try:
+            return os.open(self.tar(diff_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(f"no tar of layer {diff_id}") from None

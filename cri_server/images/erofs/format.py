@@ -1,0 +1,64 @@
+"""The on-disk format of EROFS, as much of it as an index of tars needs.
+
+Source: Linux, fs/erofs/erofs_fs.h and Documentation/filesystems/erofs.rst. All numbers are little-endian. Blocks are 512 bytes,
+as a tar's are, so that a file's data begins at a block of the tar.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+BLOCK_BITS = 9
+BLOCK = 1 << BLOCK_BITS
+MAGIC = 0xE0F5E1E2
+SUPERBLOCK_OFFSET = 1024
+
+COMPAT_MTIME = 0x2  # inodes have times of modification
+INCOMPAT_CHUNKED_FILE = 0x4
+INCOMPAT_DEVICE_TABLE = 0x8
+
+SUPERBLOCK = Struct("<IIIBBHQQIIII16s16sIHHHBBIQB23x")
+"""magic, checksum, compatible features, block bits, extension slots, root nid, inodes, build time and its nanoseconds, blocks,
+meta_blkaddr, xattr_blkaddr, uuid, volume name, incompatible features, compression algorithms, devices, first device slot,
+directory block bits, xattr prefixes and where they start, packed nid, xattr filter."""
+
+DEVICE_SLOT = Struct("<64sII56x")
+"""tag, blocks, mapped address. The kernel counts devices from 1; 0 is the file with the superblock."""
+
+INODE = Struct("<HHHHQIIIIQII16x")
+"""i_format, i_xattr_icount, i_mode, unused, i_size, i_u, i_ino, i_uid, i_gid, i_mtime, i_mtime_nsec, i_nlink: an extended inode."""
+NID_BITS = 5  # an inode's number is its place after meta_blkaddr, in units of 32 bytes
+NID_UNIT = 1 << NID_BITS
+
+FLAT_PLAIN, FLAT_INLINE, CHUNK_BASED = 0, 2, 4
+CHUNK_INDEXES = 1 << 5  # chunks are listed with their device
+CHUNK_BITS_MAX = 31
+CHUNK_INDEX = Struct("<HHI")
+"""high bits of the block, device, block."""
+NO_BLOCK = 0xFFFFFFFF
+
+DIRENT = Struct("<QHBB")
+"""nid, offset of the name in its block, file type, reserved."""
+FILE_TYPES = {0o100000: 1, 0o040000: 2, 0o020000: 3, 0o060000: 4, 0o010000: 5, 0o120000: 7}
+
+XATTR_HEADER = Struct("<IB7x")
+"""name filter, shared attributes."""
+XATTR_ENTRY = Struct("<BBH")
+"""length of the name after its prefix, prefix, length of the value."""
+XATTR_PREFIXES = {
+    b"user.": 1,
+    b"system.posix_acl_access": 2,
+    b"system.posix_acl_default": 3,
+    b"security.": 6,
+}
+XATTR_COUNT_MAX = 0xFFFF
+
+
+def i_format(layout: int) -> int:
+    """Of an extended inode with that layout of its data."""
+    return 1 | layout << 1
+
+
+def encoded_device(major: int, minor: int) -> int:
+    """A device number as new_encode_dev() of Linux stores it."""
+    return (minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12

@@ -1,0 +1,43 @@
+"""Layers laid over each other as overlayfs would show them: one tree, without whiteouts and opaque directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cri_server.images.erofs.node import Node, directory
+
+
+def merged(layers: Iterable[Node]) -> Node:
+    """The tree that the roots of `layers`, bottom first, make together; theirs are not changed.
+
+    A directory looks as in the topmost layer that describes it. (overlayfs takes the topmost layer that has it: the unpacked
+    store gives that one the attributes of the one below, which is the same.)
+    """
+    root = directory()
+    for layer in layers:
+        if layer.opaque:
+            root = directory()
+        if not layer.implicit:
+            root.take_attributes(layer)
+        _lay_over(root, layer)
+    return root
+
+
+def _lay_over(below: Node, above: Node) -> None:
+    pending = [(below, above)]
+    while pending:
+        target, source = pending.pop()
+        assert target.children is not None and source.children is not None
+        for name, node in source.children.items():
+            if node.children is None:
+                if node.is_whiteout:
+                    target.children.pop(name, None)
+                else:
+                    target.children[name] = node
+                continue
+            there = target.children.get(name)
+            if there is None or there.children is None or node.opaque:
+                there = target.children[name] = directory()
+            if not node.implicit:
+                there.take_attributes(node)
+            pending.append((there, node))

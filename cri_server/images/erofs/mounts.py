@@ -1,0 +1,88 @@
+"""The mounts of images: one for each, made when it is first used and held by descriptor, so that containers share its page cache.
+
+Nothing is mounted anywhere. What is in use outlives us: an overlay has its own hold on the layers below it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from cri_server.images.erofs import format as erofs
+from cri_server.images.erofs.files import LayerFiles
+from pyrunc.atomic_file import DamagedRecord
+from pyrunc.kernel.erofs import open_erofs
+
+
+class ImageMount:
+    """A detached mount, as long as somebody has this object. `record`: see `LayerFiles.record`."""
+
+    def __init__(self, fd: int, record: dict[str, Any]) -> None:
+        self.fd, self.record = fd, record
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    @property
+    def path(self) -> Path:
+        """Its root, for this process."""
+        return Path(f"/proc/self/fd/{self.fd}")
+
+    @property
+    def index(self) -> str:
+        """The path of its index, which names it."""
+        return str(self.record["index"])
+
+
+class Mounts:
+    """The mounts of a store's images. Thread-safe."""
+
+    def __init__(self, files: LayerFiles) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._mounts: dict[str, ImageMount] = {}
+
+    def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
+        """The mount of the image of these layers. Blocking. Raises KernelError, OSError, DamagedRecord."""
+        with self._lock:
+            found = self._mounts.get(chain[-1])
+            if found is None:
+                record = self._files.record(diff_ids, chain)
+                found = self._mounts[chain[-1]] = ImageMount(_open(record), record)
+            return found
+
+    def keep(self, chain_ids: set[str]) -> None:
+        """Let go of the others."""
+        with self._lock:
+            for chain_id in [c for c in self._mounts if c not in chain_ids]:
+                del self._mounts[chain_id]
+
+
+def _open(record: dict[str, Any]) -> int:
+    with ExitStack() as stack:
+        fds = []
+        for path in (record["index"], *record["devices"]):
+            fds.append(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+            stack.callback(os.close, fds[-1])
+        check(fds[0], fds[1:], record)
+        return open_erofs(fds[0], fds[1:])
+
+
+def check(index_fd: int, device_fds: Sequence[int], record: dict[str, Any]) -> None:
+    """Whether the index was made for these devices: the kernel would serve other data. Raises DamagedRecord."""
+    superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)
+    if len(superblock) < erofs.SUPERBLOCK.size:
+        raise DamagedRecord(f"{record['index']} is cut short")
+    fields = erofs.SUPERBLOCK.unpack(superblock)
+    count, first = fields[16], fields[17]
+    slots = os.pread(index_fd, count * erofs.DEVICE_SLOT.size, first * erofs.DEVICE_SLOT.size)
+    wanted = [
+        (Path(path).name.encode(), -(-os.fstat(fd).st_size // erofs.BLOCK))
+        for path, fd in zip(record["devices"], device_fds, strict=True)
+    ]
+    if [slot[:2] for slot in erofs.DEVICE_SLOT.iter_unpack(slots)] != wanted:
+        raise DamagedRecord(f"{record['index']} does not fit the layers' tars")

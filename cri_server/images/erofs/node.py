@@ -1,0 +1,66 @@
+"""Files of an image in memory: what an index is made from."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+
+NO_XATTRS: dict[bytes, bytes] = {}
+Sparse = list[tuple[int, int]]
+
+
+class Node:
+    """A file, whatever its kind; hard links are one node under several names.
+
+    `device`, `block`: where a regular file's data begins, the number of its tar (from 1) and a block in there; `stored` bytes of it,
+    in `sparse` (offset, length) pieces when they are not the whole file. `implicit`: a directory that the layer needed but did not
+    describe; `opaque`: one that hides what the layers below have in it.
+    """
+
+    __slots__ = (
+        "block", "children", "device", "gid", "implicit", "link", "mode", "mtime_ns", "opaque", "rdev", "size", "sparse", "stored",
+        "uid", "xattrs",
+    )  # fmt: skip
+
+    def __init__(self, mode: int, uid: int = 0, gid: int = 0, mtime_ns: int = 0) -> None:
+        self.mode, self.uid, self.gid, self.mtime_ns = mode, uid, gid, mtime_ns
+        self.xattrs = NO_XATTRS  # replaced, never changed
+        self.children: dict[bytes, Node] | None = None
+        self.size = self.stored = self.device = self.block = 0
+        self.sparse: Sparse | None = None
+        self.link = b""
+        self.rdev = (0, 0)
+        self.implicit = self.opaque = False
+
+    @property
+    def is_whiteout(self) -> bool:
+        """overlayfs' form of one: a character device 0:0."""
+        return self.rdev == (0, 0) and stat.S_ISCHR(self.mode)
+
+    def take_attributes(self, other: Node) -> None:
+        """Owner, mode, time and attributes of another directory."""
+        self.mode, self.uid, self.gid, self.mtime_ns = other.mode, other.uid, other.gid, other.mtime_ns
+        self.xattrs = other.xattrs
+
+
+def directory() -> Node:
+    """An empty one that nobody described."""
+    node = Node(stat.S_IFDIR | 0o755)
+    node.children = {}
+    node.implicit = True
+    return node
+
+
+def walk(root: Node) -> Iterator[Node]:
+    """Each node once, directories before what is in them. Without recursion: paths may have thousands of names."""
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        yield node
+        for child in (node.children or {}).values():
+            if child.children is not None:
+                pending.append(child)
+            elif id(child) not in seen:
+                seen.add(id(child))
+                yield child

@@ -1,0 +1,70 @@
+"""Whether images can be mounted here: tried, not concluded from a version.
+
+The kernel needs EROFS from files (Linux 6.12), which the file system of the store must suit as well, and an overlay over such a
+mount, and another overlay over that, for containers that run containers: some kernels count EROFS as a level of stacking, of which
+there are two (FILESYSTEM_MAX_STACK_DEPTH).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+from cri_server.images.erofs.build import build
+from cri_server.images.inflate import Limits
+from pyrunc.compile import host
+from pyrunc.compile.image_mount import Image, open_image, open_overlay_of
+from pyrunc.errors import Error, KernelError
+from pyrunc.kernel.mount import open_overlay
+
+_CONTENT = b"a file in a tar"
+
+
+def why_not(folder: Path) -> str:
+    """Why images in `folder` cannot be mounted; empty when they can. Leaves nothing behind. Raises OSError."""
+    place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder))
+    try:
+        return _try(place)
+    finally:
+        shutil.rmtree(place)
+
+
+def _try(place: Path) -> str:
+    for name in ("empty", "upper", "work", "second-upper", "second-work"):
+        (place / name).mkdir()
+    _make_image(place)
+    try:
+        image = Image(str(place / "index"), (str(place / "tar"),), str(place / "empty"))
+        mount = open_image(image, {})
+        try:
+            overlay = open_overlay_of(mount, image.place, str(place / "upper"), str(place / "work"), ())
+        finally:
+            os.close(mount)
+        try:
+            if Path(f"/proc/self/fd/{overlay}/file").read_bytes() != _CONTENT:
+                return "a file read through EROFS has other content"
+            if host.host().clones_detached:
+                second = open_overlay([overlay], str(place / "second-upper"), str(place / "second-work"))
+                os.close(second)
+        finally:
+            os.close(overlay)
+    except KernelError as error:
+        return error.message
+    except (Error, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _make_image(place: Path) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        member = tarfile.TarInfo("file")
+        member.size = len(_CONTENT)
+        tar.addfile(member, io.BytesIO(_CONTENT))
+    (place / "tar").write_bytes(content.getvalue())
+    with open(place / "tar", "rb") as tar_file, open(place / "index", "wb") as index:
+        build([tar_file.fileno()], ["sha256:probe"], [0], index.fileno(), bytes(16), Limits())

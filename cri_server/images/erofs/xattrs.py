@@ -1,0 +1,80 @@
+"""Extended attributes as setxattr(2) would have left them: those that Linux refuses are not there, an ACL changes the mode.
+
+Source: Linux, security/commoncap.c (cap_convert_nscap) and fs/posix_acl.c (posix_acl_from_xattr, posix_acl_valid,
+posix_acl_equiv_mode).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from struct import Struct
+
+from cri_server.images.inflate import BadLayer
+
+VALUE_LIMIT_BYTES = 0xFFFF  # what an entry of EROFS can say; XATTR_SIZE_MAX is one more
+NAME_LIMIT_BYTES = 255
+ACL_ACCESS, ACL_DEFAULT, CAPABILITY = (
+    b"system.posix_acl_access",
+    b"system.posix_acl_default",
+    b"security.capability",
+)
+_CAPABILITY_SIZES = {0x02000000: 20, 0x03000000: 24}  # revision -> size
+_ACL_VERSION = 2
+_ACL_ENTRY = Struct("<HHI")
+_USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
+
+
+def settle(mode: int, wanted: dict[bytes, bytes]) -> tuple[int, dict[bytes, bytes]]:
+    """The mode and the attributes of a file with this mode that was given `wanted`. Raises BadLayer for what is too long."""
+    kept = {}
+    for name, value in wanted.items():
+        if len(name) > NAME_LIMIT_BYTES:
+            raise BadLayer(f"an attribute: {os.strerror(errno.ERANGE)}")
+        if len(value) > VALUE_LIMIT_BYTES:
+            raise BadLayer(f"an attribute: {os.strerror(errno.E2BIG)}")
+        if name == ACL_ACCESS:
+            mode, acl = _access_list(mode, value)
+            if acl:
+                kept[name] = value
+        elif name == ACL_DEFAULT:
+            if stat.S_ISDIR(mode) and _entries(value):
+                kept[name] = value
+        elif name == CAPABILITY:
+            if _CAPABILITY_SIZES.get(int.from_bytes(value[:4], "little") & 0xFF000000) == len(value):
+                kept[name] = value
+        elif name != b"user." and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            kept[name] = value
+    return mode, kept
+
+
+def _access_list(mode: int, value: bytes) -> tuple[int, bool]:
+    """The mode that the list gives the file, and whether it says more than a mode."""
+    entries = _entries(value)
+    if not entries or stat.S_ISLNK(mode):
+        return mode, False
+    rights = {tag: perm for tag, perm, _ in entries}
+    group = rights.get(_MASK, rights[_GROUP_OBJ])
+    bits = rights[_USER_OBJ] << 6 | group << 3 | rights[_OTHER]
+    return mode & ~0o777 | bits, len(entries) > 3
+
+
+def _entries(value: bytes) -> list[tuple[int, int, int]]:
+    """(tag, rights, id) of a well-formed list; empty for any other, which Linux refuses."""
+    if len(value) < 4 or int.from_bytes(value[:4], "little") != _ACL_VERSION or (len(value) - 4) % 8:
+        return []
+    entries = list(_ACL_ENTRY.iter_unpack(value[4:]))
+    tags = [tag for tag, _, _ in entries]
+    named = _USER in tags or _GROUP in tags
+    single = (_USER_OBJ, _GROUP_OBJ, _OTHER)
+    fine = (
+        tags == sorted(tags)
+        and all(tags.count(tag) == 1 for tag in single)
+        and tags.count(_MASK) <= 1
+        and (not named or _MASK in tags)
+        and set(tags) <= {*single, _USER, _GROUP, _MASK}
+        and all(perm <= 7 for _, perm, _ in entries)
+        and all(owner != 0xFFFFFFFF for tag, _, owner in entries if tag in (_USER, _GROUP))
+    )
+    return entries if fine else []

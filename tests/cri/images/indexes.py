@@ -1,0 +1,49 @@
+"""Images made of tars and mounted, for tests: the index written and mounted as the server does it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cri_server.images.build import _digest
+from cri_server.images.erofs.build import build
+from cri_server.images.inflate import Limits
+from pyrunc.kernel.erofs import open_paths
+
+
+def write_index(folder: Path, tars: Sequence[bytes], limits: Limits | None = None) -> tuple[Path, list[Path]]:
+    """The index of the image of these layers, bottom first, and its devices. Raises what indexing raises."""
+    different = list(dict.fromkeys(tars))
+    devices = [folder / f"tar-{number}" for number in range(len(different))]
+    for path, content in zip(devices, different, strict=True):
+        path.write_bytes(content)
+    fds = [os.open(path, os.O_RDONLY) for path in devices]
+    index = folder / "index"
+    try:
+        with open(index, "wb") as file:
+            build(
+                fds,
+                [_digest(tar) for tar in different],
+                [different.index(tar) for tar in tars],
+                file.fileno(),
+                bytes(range(16)),
+                limits or Limits(),
+            )
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return index, devices
+
+
+@contextmanager
+def mounted(folder: Path, tars: Sequence[bytes], limits: Limits | None = None) -> Iterator[Path]:
+    """The files of the image, for a block."""
+    folder.mkdir(exist_ok=True)
+    index, devices = write_index(folder, tars, limits)
+    mount = open_paths(str(index), [str(path) for path in devices])
+    try:
+        yield Path(f"/proc/self/fd/{mount}")
+    finally:
+        os.close(mount)

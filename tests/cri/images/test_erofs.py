@@ -1,0 +1,355 @@
+"""An image that is mounted is the image unpacked, inode by inode, and a tar that one store refuses the other refuses, too."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from cri_server.images.build import Node, directory, layer, symlink
+from cri_server.images.inflate import BadLayer, Limits
+from cri_server.images.layers import chain_ids
+from pyrunc.errors import Error, ResourceExhausted
+from tests.cri.images.conftest import unpack_bytes
+from tests.cri.images.indexes import mounted
+from tests.cri.images.test_hostile import (
+    CONTAINED,
+    EXAMPLES,
+    NAMES,
+    NODES,
+    OPAQUE,
+    RAW,
+    REFUSED,
+    WHOLE,
+    hardlink,
+    header,
+    repaired,
+)
+from tests.cri.images.test_unpack import BASE, Stack, make_everything, raw_tar
+from tests.cri.images.trees import Facts, snapshot
+
+LIMITS = Limits(size_bytes=64 << 20, entries=50_000)
+ACL_HEAD = b"\x02\0\0\0"
+
+
+def shown(root: Path) -> dict[bytes, Facts]:
+    """What a container sees of a folder of files: whiteouts are none, nor are the orders to overlayfs."""
+    return {
+        name: replace(facts, xattrs=frozenset(x for x in facts.xattrs if not x[0].startswith("trusted.")))
+        for name, facts in snapshot(os.fsencode(root) + b"/.").items()  # a descriptor's name is a link
+        if not (facts.kind == "c" and facts.device == 0)
+    }
+
+
+def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
+    """What the mounted image shows, or that it is refused."""
+    try:
+        with mounted(folder, tars, LIMITS) as root:
+            return "files", shown(root)
+    except (BadLayer, ResourceExhausted):
+        return "refused", None
+
+
+def unpacked(tar: bytes, folder: Path) -> tuple[str, object]:
+    """The same of the unpacked layer."""
+    folder.mkdir()
+    try:
+        unpack_bytes(tar, folder, LIMITS)
+    except (BadLayer, ResourceExhausted):
+        return "refused", None
+    return "files", shown(folder / "tree")
+
+
+def same(tar: bytes, folder: Path) -> tuple[str, object]:
+    """That both stores agree about a layer; what they say."""
+    expected, found = unpacked(tar, folder / "unpacked"), outcome([tar], folder / "mounted")
+    assert found == expected
+    return found
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_unpacking_refuses_is_refused(tmp_path: Path, case: str) -> None:
+    assert same(raw_tar(*REFUSED[case]), tmp_path)[0] == "refused"
+
+
+@pytest.mark.parametrize("case", RAW)
+def test_raw_headers_that_unpacking_refuses_are_refused(tmp_path: Path, case: str) -> None:
+    assert same(RAW[case], tmp_path)[0] == "refused"
+
+
+@pytest.mark.parametrize("case", CONTAINED)
+def test_what_unpacking_contains_looks_the_same(tmp_path: Path, case: str) -> None:
+    assert same(raw_tar(*CONTAINED[case][0]), tmp_path)[0] == "files"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format=posix", "--xattrs", "--xattrs-include=*"],
+        ["--format=posix", "--xattrs", "--xattrs-include=*", "--sparse", "--sparse-version=1.0"],
+        ["--format=posix", "--xattrs", "--xattrs-include=*", "--sparse", "--sparse-version=0.0"],
+        ["--format=gnu", "--sparse"],
+    ],
+    ids=lambda options: " ".join(o.removeprefix("--") for o in options if "xattrs" not in o),
+)
+def test_every_kind_of_file_with_every_attribute(tmp_path: Path, options: list[str]) -> None:
+    make_everything(tmp_path / "everything")
+    made = subprocess.run(
+        ["tar", "-C", tmp_path / "everything", *options, "-c", "."], check=True, capture_output=True
+    )
+    kind, found = same(made.stdout, tmp_path)
+    assert kind == "files"
+    if "--format=posix" in options:
+        assert found == snapshot(tmp_path / "everything")
+
+
+def test_names_and_links_of_every_length(tmp_path: Path) -> None:
+    """Directories of one block and of many, links inside an inode's block and in one of their own."""
+    members = [(f"{'d' * length}/{'n' * length}", Node(b"x" * length)) for length in range(1, 256, 13)]
+    members += [(f"many/{number:03}{'m' * (number % 250)}", Node()) for number in range(700)]
+    members += [(f"links/{length}", symlink("l" * length)) for length in (1, 59, 447, 448, 449, 511, 512, 513, 4000, 4095)]  # fmt: skip
+    members += [("-before-dot", Node()), ("a-file-of-a-block", Node(b"x" * 512)), ("and-one-more", Node(b"x" * 513))]  # fmt: skip
+    kind, found = same(raw_tar(*members), tmp_path)
+    assert kind == "files" and isinstance(found, dict) and len(found) > 700
+
+
+def acl(*entries: tuple[int, int, int]) -> str:
+    """A POSIX ACL as it is in a tar, of (tag, rights, id)."""
+    content = ACL_HEAD + b"".join(
+        tag.to_bytes(2, "little") + rights.to_bytes(2, "little") + owner.to_bytes(4, "little")
+        for tag, rights, owner in entries
+    )
+    return content.decode("latin-1")
+
+
+NOBODY = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"user.a": "x", "user.b": "y" * 3000, "user.": "nameless", f"user.{'n' * 250}": "long"},
+        {"security.capability": "\x01\0\0\x02\0\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0"},
+        {"security.capability": "not one"},
+        {"system.posix_acl_access": acl((1, 7, NOBODY), (2, 5, 1000), (4, 1, NOBODY), (16, 5, NOBODY), (32, 0, NOBODY))},
+        {"system.posix_acl_access": acl((1, 6, NOBODY), (4, 4, NOBODY), (32, 0, NOBODY))},
+        {"system.posix_acl_access": acl((1, 6, NOBODY), (2, 4, 5), (4, 4, NOBODY), (32, 0, NOBODY))},
+        {"system.posix_acl_access": "not one"},
+        {"user.overlay.opaque": "y", "trusted.overlay.opaque": "y", "security.selinux": "z", "user.ok": "1"},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("what", ["file", "directory", "link", "fifo"])
+def test_attributes(tmp_path: Path, attributes: dict[str, str], what: str) -> None:
+    pax = {f"SCHILY.xattr.{name}": value for name, value in attributes.items()}
+    kinds = {
+        "file": Node(b"x", pax=pax),
+        "directory": directory(pax=pax),
+        "link": replace(symlink("x"), pax=pax),
+        "fifo": replace(Node(kind=b"6"), pax=pax),
+    }
+    tar = raw_tar(("a", kinds[what]))
+    try:
+        expected = unpacked(tar, tmp_path / "unpacked")
+    except Error as error:
+        pytest.fail(f"unpacking ends with {error}")
+    assert outcome([tar], tmp_path / "mounted") == expected
+
+
+def test_more_attributes_than_an_inode_can_say(tmp_path: Path) -> None:
+    """Others take less: ext4 has a block of 4 KiB for them."""
+    large = {f"SCHILY.xattr.user.{name}": name * 60_000 for name in "abcd"}
+    with mounted(tmp_path / "four", [raw_tar(("f", Node(pax=large)))]) as root:
+        assert {n: len(os.getxattr(root / "f", n)) for n in os.listxattr(root / "f")} == dict.fromkeys(
+            [f"user.{name}" for name in "abcd"], 60_000
+        )
+    assert outcome([raw_tar(("f", Node(pax=large | {"SCHILY.xattr.user.e": "e" * 60_000})))], tmp_path / "five") == ("refused", None)  # fmt: skip
+
+
+def test_a_hard_link_into_a_folder_that_gives_way(tmp_path: Path) -> None:
+    assert same(raw_tar(("d/f", Node(b"x")), ("d", hardlink("d/f"))), tmp_path)[0] == "refused"
+
+
+def test_content_that_no_block_is_shared_with(tmp_path: Path) -> None:
+    """The last block of a file in a tar is padded; a file that ends there has nothing of the padding."""
+    chance = random.Random(4)
+    tar = layer(
+        {f"f{size}": chance.randbytes(size) for size in (0, 1, 511, 512, 513, 4095, 4096, 4097, 70_000)}
+    )
+    padded = tar.replace(bytes(300), b"P" * 300)
+    assert same(tar, tmp_path)[0] == "files"
+    assert padded  # another tar: only the first one's bytes are read
+    with mounted(tmp_path / "again", [tar]) as root:
+        assert (root / "f513").read_bytes()[512:] == (root / "f513").read_bytes()[-1:]
+
+
+# ---- layers over each other
+
+STACKS = {
+    "a whiteout": [BASE, raw_tar(("etc/.wh.shadow", Node()), ("opt/.wh.old", Node()))],
+    "an opaque directory": [BASE, raw_tar(("opt", directory()), (f"opt/{OPAQUE}", Node()), ("opt/new", Node(b"n")))],
+    "a whiteout before its name": [BASE, raw_tar(("opt/.wh.old", Node()), ("opt/old/new", Node(b"n")))],
+    "a whiteout after its name": [BASE, raw_tar(("opt/old", directory()), ("opt/old/new", Node(b"n")), ("opt/.wh.old", Node()))],
+    "a whiteout beside a file": [BASE, raw_tar(("opt/old", Node(b"a file")), ("opt/.wh.old", Node()))],
+    "an opaque root": [BASE, raw_tar((OPAQUE, Node()), ("only", Node(b"x")))],
+    "an opaque root with its own looks": [BASE, raw_tar((".", directory(0o700, uid=5)), (OPAQUE, Node()), ("etc/x", Node()))],
+    "undescribed directories": [BASE, raw_tar(("tmp/x", Node(b"x")), ("opt/y/z", Node(b"y"))), raw_tar(("opt/w", Node()))],
+    "undescribed, below a whiteout": [BASE, raw_tar((".wh.opt", Node())), raw_tar(("opt/new", Node(b"n")))],
+    "described twice": [BASE, raw_tar(("opt", directory(0o711, uid=3))), raw_tar(("opt/x", Node()))],
+    "a file over a directory": [BASE, raw_tar(("opt", Node(b"now a file")))],
+    "a directory over a file": [BASE, raw_tar(("etc/passwd/new", Node(b"n")))],
+    "a link over a directory": [BASE, raw_tar(("opt", symlink("etc")), ("opt/through", Node(b"x")))],
+    "the root's looks": [raw_tar((".", directory(0o750, uid=9))), raw_tar(("x", Node()))],
+    "a fake whiteout": [BASE, raw_tar(("etc/passwd", Node(kind=b"3", device=(0, 0))))],
+    "one layer twice": [BASE, raw_tar(("opt/.wh.old", Node())), BASE],
+    "hard links, of which one is hidden": [
+        raw_tar(("a", Node(b"x")), ("b", hardlink("a")), ("c", hardlink("a"))), raw_tar((".wh.b", Node())),
+    ],
+    "nothing at all": [layer({}), layer({})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STACKS)
+def test_layers_look_as_overlayfs_shows_them(tmp_path: Path, case: str) -> None:
+    assert_same_stack(tmp_path, STACKS[case])
+
+
+def assert_same_stack(folder: Path, tars: Sequence[bytes]) -> None:
+    (folder / "stack").mkdir()
+    stack = Stack(folder / "stack")
+    try:
+        expected = shown(stack.mount(tars))
+    finally:
+        stack.unmount()
+    with mounted(folder / "mounted", tars) as root:
+        found = shown(root)
+    # overlayfs has the size of a layer's directory, and a number of links of its own
+    assert found == expected
+
+
+def test_many_random_layers_look_as_overlayfs_shows_them(tmp_path: Path) -> None:
+    chance = random.Random(6)
+    for number in range(12):
+        tars = []
+        for _ in range(chance.randrange(2, 7)):
+            files: list[tuple[str, Node]] = []
+            for _ in range(chance.randrange(1, 14)):
+                place = "/".join(f"d{chance.randrange(2)}" for _ in range(chance.randrange(0, 3)))
+                name = chance.choice(["f0", "f1", "d0", "d1"])
+                path = f"{place}/{name}".lstrip("/")
+                kind = chance.randrange(6)
+                if kind == 0:
+                    files.append((f"{place}/.wh.{name}".lstrip("/"), Node()))
+                elif kind == 1:
+                    files.append((f"{place}/{OPAQUE}".lstrip("/"), Node()))
+                elif kind == 2:
+                    files.append((path, directory(chance.choice([0o700, 0o755]), uid=chance.randrange(9))))
+                else:
+                    files.append((f"{path}x", Node(chance.randbytes(5), uid=chance.randrange(9))))
+            tars.append(raw_tar(*files))
+        assert chain_ids([str(n) for n in range(len(tars))])
+        (tmp_path / str(number)).mkdir()
+        try:
+            assert_same_stack(tmp_path / str(number), tars)
+        except BadLayer:
+            continue  # a file where another entry wants a folder: both refuse, see above
+
+
+# ---- chance
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scratch")
+
+
+def agree(folder: Path, blob: bytes) -> None:
+    place = folder / "case"
+    place.mkdir()
+    try:
+        try:
+            expected = unpacked(blob, place / "unpacked")
+        except Error:  # a kernel's refusal that is nobody's fault: nothing to compare
+            return
+        assert outcome([blob], place / "mounted") == expected
+    finally:
+        subprocess.run(["rm", "-rf", place], check=True)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(members=some.lists(some.tuples(NAMES, NODES), max_size=12))
+def test_any_sequence_of_members(scratch: Path, members: list[tuple[str, Node]]) -> None:
+    agree(scratch, raw_tar(*members))
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    changes=some.lists(
+        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)), min_size=1, max_size=12
+    )
+)
+def test_changed_bytes(scratch: Path, changes: list[tuple[int, int]]) -> None:
+    blob = bytearray(WHOLE)
+    for at, value in changes:
+        blob[at] = value
+    agree(scratch, repaired(blob))
+
+
+# ---- bounds
+
+
+def test_more_entries_than_allowed(tmp_path: Path) -> None:
+    tar = layer({f"f{number}": "" for number in range(60)})
+    with (
+        pytest.raises(ResourceExhausted, match="more than 50 entries"),
+        mounted(tmp_path, [tar], Limits(entries=50)),
+    ):
+        pass
+
+
+def test_folders_that_nobody_described_count(tmp_path: Path) -> None:
+    tar = raw_tar(("/".join("abcdefghij" * 10), Node()))
+    with (
+        pytest.raises(ResourceExhausted, match="more than 50 entries"),
+        mounted(tmp_path, [tar], Limits(entries=50)),
+    ):
+        pass
+
+
+def test_a_huge_sparse_file_takes_no_room(tmp_path: Path) -> None:
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(8 << 30)
+        file.seek(5 << 30)
+        file.write(b"data")
+    tar = subprocess.run(
+        ["tar", "-C", tmp_path, "--sparse", "-c", "huge"], check=True, capture_output=True
+    ).stdout
+    with mounted(tmp_path / "mounted", [tar]) as root:
+        assert (root / "huge").stat().st_size == 8 << 30
+        with open(root / "huge", "rb") as file:
+            file.seek((5 << 30) - 2)
+            assert file.read(8) == b"\0\0data\0\0"
+    assert (tmp_path / "mounted" / "index").stat().st_blocks < 100
+
+
+def test_an_end_without_padding(tmp_path: Path) -> None:
+    """Both read the same of a tar that is cut after its last file."""
+    for blob in (header() + b"x".ljust(512, b"\0"), header() + b"x"):
+        (tmp_path / str(len(blob))).mkdir()
+        same(blob, tmp_path / str(len(blob)))
+
+
+def test_a_device_node_of_every_number(tmp_path: Path) -> None:
+    numbers = [(0, 1), (1, 0), (255, 255), (256, 256), (4095, (1 << 20) - 1)]
+    members = [(f"{kind}{n}", Node(kind=kind.encode(), device=number)) for n, number in enumerate(numbers) for kind in "34"]  # fmt: skip
+    kind, found = same(raw_tar(*members), tmp_path)
+    assert kind == "files" and isinstance(found, dict)
+    assert {f.device for f in found.values() if f.kind in "bc"} == {os.makedev(*n) for n in numbers}
+    assert stat.S_ISCHR(0o020000)
