@@ -57,6 +57,8 @@ ERRAND_MODULES = [
     "pyrunc.compiler.service",
     "pyrunc.accelerate.compiler_rehearsal",
     "cri_server.errands",
+    "cri_server.images.erofs.build",
+    "cri_server.images.erofs.layer_tar",
     "cri_server.images.unpack",
     "cni_plugins.errand",
 ]
@@ -177,6 +179,8 @@ async def _open_images(
         errands,
         no_progress_timeout_s=config.registry.no_progress_timeout_s,
         in_use=index.users_of,
+        store=config.images.store,
+        keep_blobs=config.images.keep_blobs,
     )
     images.policy = config.registry.signature_policy
     await images.start()

@@ -142,6 +142,21 @@ class Registry(Table):
 class Images(Table):
     """What is kept of images."""
 
+    store: Annotated[
+        Literal["auto", "unpacked", "erofs"],
+        explained(
+            "erofs: layers are kept as tars and mounted (Linux 6.12, CONFIG_EROFS_FS_BACKED_BY_FILE). unpacked: every file is written. "
+            "auto: erofs where it works. Images that are here stay as they are.",
+            reloads=False,
+        ),
+    ] = "unpacked"
+    keep_blobs: Annotated[
+        bool,
+        explained(
+            "Compressed layers are kept beside their tars: for skopeo, which reads them, and to push the same bytes again.",
+            reloads=False,
+        ),
+    ] = False
     pinned: Annotated[
         list[str], explained("References of images that kubelet's garbage collection must leave alone.")
     ] = []

@@ -271,7 +271,7 @@ def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
     os.mkdir(root, 0o700)
     os.mkdir(f"{root}/work", 0o700)
     os.mkdir(f"{root}/upper", 0o755)
-    facts = os.stat(top_layer, follow_symlinks=False)
+    facts = os.stat(top_layer)
     os.chown(f"{root}/upper", facts.st_uid, facts.st_gid)
     os.chmod(f"{root}/upper", facts.st_mode & 0o7777)
 
@@ -288,7 +288,7 @@ async def write_bundle(work: Work) -> None:
     asked = {
         "sandbox": work.sandbox.id,
         "rootfs": {
-            "lower": [str(p) for p in work.rootfs.lower_dirs],
+            **_lower(work.rootfs),
             "upper": str(root / "upper"),
             "work": str(root / "work"),
             "volatile": settings.containers.volatile,
@@ -298,6 +298,11 @@ async def write_bundle(work: Work) -> None:
         "stdin_once": bool(work.config.stdin_once),
         "log_path": work.container.log_path or None,
         "log_directory": work.sandbox.config.log_directory,
+        "image_volumes": {
+            mount.source.removeprefix(mounts.OUR_MOUNTS): mount.image
+            for mount in work.wanted
+            if mount.image is not None
+        },
         "settled": [mount.source for mount in work.wanted if mount.request.host_path],
         "cgroup": {
             "driver": groups.driver_of(work.container.cgroups_path),
@@ -309,6 +314,12 @@ async def write_bundle(work: Work) -> None:
         atomic_file.write_json(str(folder / "launch.json"), asked)
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
+
+
+def _lower(rootfs: Rootfs) -> dict[str, Any]:
+    if rootfs.mount is not None:
+        return {"image": rootfs.mount.record}
+    return {"lower": [str(path) for path in rootfs.lower_dirs]}
 
 
 async def save(work: Work) -> None:

@@ -1,4 +1,4 @@
-"""Image volumes: a mount whose source is a local image's unpacked tree, or a folder of it. Nothing is pulled here."""
+"""Image volumes: a mount whose source is a local image's files, or a folder of them. Nothing is pulled here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 
 from cri_server.images.merged import merged
 from cri_server.services import Services
-from cri_server.spec.mounts import Asked
+from cri_server.spec.mounts import OUR_MOUNTS, Asked
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound
 from pyrunc.kernel import path as paths
 
@@ -34,8 +34,14 @@ async def _resolve(services: Services, mount: Asked) -> str:
     image = await services.images.status(reference)
     if image is None:
         raise NotFound(f"image {reference[:200]!r} is not on this node")
-    layers = [str(p) for p in (await services.images.rootfs(image.id)).lower_dirs]
+    rootfs = await services.images.rootfs(image.id)
+    layers = [str(p) for p in rootfs.lower_dirs]
     sub_path = mount.request.image_sub_path
+    if rootfs.mount is not None:
+        folder = await asyncio.to_thread(_folder, rootfs.mount.fd, sub_path)
+        mount.image = {**rootfs.mount.record, "folder": folder}
+        mount.source = f"{OUR_MOUNTS}image:{mount.destination}"
+        return image.id
     if sub_path:
         layers = await asyncio.to_thread(_folders, layers, sub_path)
     if len(layers) == 1:
@@ -43,6 +49,21 @@ async def _resolve(services: Services, mount: Asked) -> str:
     else:
         mount.overlay_lower = layers
     return image.id
+
+
+def _folder(root: int, sub_path: str) -> str:
+    """The folder's path in the image without links; empty for the image itself. Raises InvalidArgument."""
+    try:
+        parts = paths.components(paths.resolve(root, sub_path)) if sub_path else []
+        found = "/".join(parts)
+        is_folder = stat.S_ISDIR(os.stat(found or ".", dir_fd=root, follow_symlinks=False).st_mode)
+    except KernelError as error:
+        raise InvalidArgument(f"image_sub_path {sub_path!r}: {os.strerror(error.errno)}") from None
+    except OSError as error:
+        raise InvalidArgument(f"image_sub_path {sub_path!r}: {error.strerror}") from None
+    if not is_folder:
+        raise InvalidArgument(f"image_sub_path {sub_path!r} is not a folder of the image")
+    return found
 
 
 def _folders(layers: list[str], sub_path: str) -> list[str]:

@@ -18,8 +18,10 @@ TIMEOUT_S = 60.0
 async def prepare(services: Services, container: Container) -> None:
     """Make the launch, and with it the container's cgroup. Raises Error."""
     folder = str(services.paths.container_state(container.id))
+    mounts = await services.images.mounts([container.image_id, *container.mounted_images.values()])
+    images = {mount.index: mount.fd for mount in mounts}
     with span("compile"):
-        container.launch = await services.compilers.container(container.id, folder, TIMEOUT_S)
+        container.launch = await services.compilers.container(container.id, folder, TIMEOUT_S, images)
         graft(container.launch.parts)
 
 

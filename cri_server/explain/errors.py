@@ -136,7 +136,7 @@ ERRORS = (
     ),
     Page(
         "not-unpacked", "errors", "A layer of an image is not unpacked",
-        "Its blobs are here, but a folder below layers/ is gone. A server that starts unpacks it again.",
+        "Its content is here, but a folder below layers/ or an index is gone, or this kernel cannot mount it. A server that starts makes it again.",
         "Restart the server, or pull the image again. Nothing but the server writes below its root.",
         "the node's owner", "NOT_FOUND", ("cri_server.images.catalog.NotUnpacked",),
     ),

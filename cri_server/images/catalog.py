@@ -13,12 +13,13 @@ import logging
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cri_server.images import manifest as manifests
 from cri_server.images.content import Blobs
+from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.model import Image
@@ -34,7 +35,17 @@ _NAMES = "names.json"
 
 
 class NotUnpacked(NotFound):
-    """All blobs of the image are here, but a layer is not unpacked."""
+    """Everything that the image is made from is here, but it can neither be mounted nor is each layer unpacked."""
+
+
+@dataclass(slots=True)
+class Policy:
+    """What the store does with layers. `erofs`: images that come are mounted, not unpacked; `mounts`: this kernel can mount those
+    that are here; `keep_blobs`: compressed layers are kept beside the tars."""
+
+    erofs: bool = False
+    mounts: bool = False
+    keep_blobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +70,35 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What an image is made of. `blobs`: digest -> size of everything in the layout that it needs."""
+    """What an image is made of. `blobs`: digest -> size of everything in the layout that it needs; `mounted`: its layers are tars
+    with an index, else they are unpacked."""
 
     image_id: str
     manifest: Manifest
     config: Config
     chain: list[str]
     blobs: dict[str, int]
+    mounted: bool = False
+
+    @property
+    def diff_ids(self) -> list[str]:
+        """The layers' uncompressed digests, bottom first."""
+        return self.config.diff_ids
 
 
 class Catalog:
     """All images of a store. Reading is from memory; `add`, `remove` and `load` write files: one caller at a time."""
 
-    def __init__(self, root: Path, blobs: Blobs, layers: Layers, pinned: Iterable[str] = ()) -> None:
-        self._root, self._blobs, self._layers = root, blobs, layers
+    def __init__(
+        self,
+        root: Path,
+        blobs: Blobs,
+        layers: Layers,
+        files: LayerFiles,
+        policy: Policy,
+        pinned: Iterable[str] = (),
+    ) -> None:
+        self._root, self._blobs, self._layers, self._files, self._policy = root, blobs, layers, files, policy
         self._platform = manifests.host_platform()
         self._pinned = {pin(text) for text in pinned}
         self._names: list[Name] = []
@@ -125,8 +151,22 @@ class Catalog:
         return {digest: size for content in self._contents.values() for digest, size in content.blobs.items()}
 
     def used_chain_ids(self) -> set[str]:
-        """All layers that some image needs."""
-        return {chain_id for content in self._contents.values() for chain_id in content.chain}
+        """All unpacked layers that some image needs."""
+        contents = self._contents.values()
+        return {chain_id for content in contents if not content.mounted for chain_id in content.chain}
+
+    def used_indexes(self) -> set[str]:
+        """The top chain ids of all images that are mounted."""
+        return {content.chain[-1] for content in self._contents.values() if content.mounted}
+
+    def used_tars(self) -> set[str]:
+        """The diff ids of all tars that some image needs: to be mounted, or because their blobs are gone."""
+        return {
+            diff_id
+            for content in self._contents.values()
+            for diff_id, layer in zip(content.diff_ids, content.manifest.layers, strict=True)
+            if content.mounted or layer.digest not in content.blobs
+        }
 
     # ---- writing
 
@@ -156,15 +196,25 @@ class Catalog:
         return not_unpacked
 
     def examine(self, target: Descriptor) -> Content:
-        """What the blobs say about a target: everything must be here and unpacked. Raises Error, NotUnpacked."""
+        """What the blobs say about a target: everything must be here, and mountable or unpacked. Raises Error, NotUnpacked."""
         content = self.read(target)
-        for chain_id in content.chain:
-            if self._layers.get(chain_id) is None:
-                raise NotUnpacked(f"layer {chain_id} is not unpacked")
+        mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
+        missing = next((c for c in content.chain if self._layers.get(c) is None), None)
+        if mountable and (self._policy.erofs or missing is not None):
+            return replace(content, blobs=self._blobs_of_mounted(content), mounted=True)
+        if missing is not None:
+            raise NotUnpacked(f"layer {missing} is not unpacked")
         return content
 
+    def _blobs_of_mounted(self, content: Content) -> dict[str, int]:
+        """Without those that its tars replace."""
+        if self._policy.keep_blobs:
+            return content.blobs
+        layers = {layer.digest for layer in content.manifest.layers}
+        return {digest: size for digest, size in content.blobs.items() if digest not in layers}
+
     def read(self, target: Descriptor) -> Content:
-        """What the blobs say about a target; all of them must be here. Raises Error."""
+        """What the blobs say about a target; all of them must be here, or of a layer its tar. Raises Error."""
         data = self._blobs.read(target.digest, manifests.LIMIT_BYTES)
         found = manifests.parse(data, target.media_type)
         blobs = {target.digest: len(data)}
@@ -180,8 +230,8 @@ class Catalog:
         config_data = self._blobs.read(found.config.digest, manifests.LIMIT_BYTES)
         config = manifests.parse_config(config_data)
         chain = chain_ids(config.diff_ids)
-        self._check_blobs(found, chain)
-        blobs |= {found.config.digest: len(config_data), **{d.digest: d.size for d in found.layers}}
+        blobs[found.config.digest] = len(config_data)
+        blobs |= self._layer_blobs(found, config)
         return Content(found.config.digest, found, config, chain, blobs)
 
     def add(self, names: Iterable[Name]) -> None:
@@ -216,12 +266,17 @@ class Catalog:
         """All names of an image."""
         return [n for n in self._names if self._contents[n.target.digest].image_id == image_id]
 
-    def _check_blobs(self, manifest: Manifest, chain: list[str]) -> None:
-        if len(manifest.layers) != len(chain):
-            raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(chain)} diff ids")
-        for layer in manifest.layers:
-            if self._blobs.size(layer.digest) != layer.size:
+    def _layer_blobs(self, manifest: Manifest, config: Config) -> dict[str, int]:
+        """Those that are here. Raises NotFound for one that is not, when its tar is not either."""
+        if len(manifest.layers) != len(config.diff_ids):
+            raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
+        found = {}
+        for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True):
+            if self._blobs.size(layer.digest) == layer.size:
+                found[layer.digest] = layer.size
+            elif not self._files.has_tar(diff_id):
                 raise NotFound(f"layer blob {layer.digest} is missing or has another size")
+        return found
 
     def _take(self, names: list[Name], contents: dict[str, Content]) -> None:
         """What readers in other threads see is replaced, never changed."""
@@ -241,15 +296,20 @@ class Catalog:
         names = self.names_of(content.image_id)
         tags = sorted({n.tagged for n in names if n.tagged})
         digests = sorted({n.by_digest for n in names if n.by_digest})
-        unpacked = [self._layers.get(chain_id) for chain_id in dict.fromkeys(content.chain)]
         return Image(
             id=content.image_id,
             repo_tags=tags,
             repo_digests=digests,
-            size_bytes=sum(content.blobs.values()) + sum(layer.size_bytes for layer in unpacked if layer),
+            size_bytes=sum(content.blobs.values()) + self._layers_size(content),
             user=content.config.image.user,
             pinned=bool(self._pinned & {content.image_id, *tags, *digests}),
         )
+
+    def _layers_size(self, content: Content) -> int:
+        if content.mounted:
+            return self._files.size(content.diff_ids, content.chain)
+        unpacked = [self._layers.get(chain_id) for chain_id in dict.fromkeys(content.chain)]
+        return sum(layer.size_bytes for layer in unpacked if layer)
 
     # ---- the files
 

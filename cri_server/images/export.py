@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cri_server.images import manifest as manifests
-from cri_server.images.content import LAYOUT, Blobs
+from cri_server.images.content import LAYOUT
+from cri_server.images.layer_blobs import BlobSource
 from cri_server.images.manifest import Descriptor, Index, Manifest
 
 CHUNK_BYTES = 1 << 20
@@ -28,7 +29,7 @@ class Exported:
     tags: Sequence[str]
 
 
-def platform_manifest(blobs: Blobs, target: Descriptor) -> tuple[Descriptor, Manifest]:
+def platform_manifest(blobs: BlobSource, target: Descriptor) -> tuple[Descriptor, Manifest]:
     """The manifest for this machine that a target is or leads to. Raises BadManifest, NotFound."""
     for _ in range(manifests.DEPTH_LIMIT):
         found = manifests.parse(blobs.read(target.digest, manifests.LIMIT_BYTES), target.media_type)
@@ -38,7 +39,7 @@ def platform_manifest(blobs: Blobs, target: Descriptor) -> tuple[Descriptor, Man
     raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
 
 
-def archive(blobs: Blobs, images: Sequence[Exported]) -> Iterator[bytes]:
+def archive(blobs: BlobSource, images: Sequence[Exported]) -> Iterator[bytes]:
     """The archive, part by part; blocking. The caller keeps the blobs from being collected. Raises Error, OSError."""
     index, legacy = [], []
     needed: dict[str, None] = {}
@@ -63,7 +64,7 @@ def archive(blobs: Blobs, images: Sequence[Exported]) -> Iterator[bytes]:
     yield b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
-def _entry(blobs: Blobs, target: Descriptor, tag: str) -> dict[str, object]:
+def _entry(blobs: BlobSource, target: Descriptor, tag: str) -> dict[str, object]:
     entry: dict[str, object] = {
         "mediaType": target.media_type or manifests.OCI_MANIFEST,
         "digest": target.digest,
@@ -92,7 +93,7 @@ def _file(name: str, content: bytes) -> Iterator[bytes]:
     yield _head(name, len(content)) + content + _padding(len(content))
 
 
-def _blob(blobs: Blobs, digest: str) -> Iterator[bytes]:
+def _blob(blobs: BlobSource, digest: str) -> Iterator[bytes]:
     size = blobs.size(digest) or 0
     with io.FileIO(blobs.open_blob(digest)) as file:
         yield _head(_place(digest), size)

@@ -219,7 +219,7 @@ def _from_docker(blobs: Blobs, archive: _Archive, item: Any, parsed: _Parsed) ->
     layers = [_layer(blobs, _need(archive, str(layer))) for layer in item["Layers"]]
     size = blobs.size(config_digest) or 0
     manifest = Manifest(Descriptor(manifests.OCI_CONFIG, config_digest, size), layers)
-    data = _encoded(manifest)
+    data = manifests.encoded(manifest)
     target = Descriptor(manifests.OCI_MANIFEST, blobs.put(data), len(data))
     return Loaded(target, manifest, _config(blobs, manifest, parsed), _references(_repo_tags(item)))
 
@@ -239,21 +239,6 @@ def _layer(blobs: Blobs, digest: str) -> Descriptor:
         os.close(fd)
     suffix = "+gzip" if magic.startswith(GZIP_MAGIC) else "+zstd" if magic == ZSTD_MAGIC else ""
     return Descriptor(manifests.OCI_LAYER + suffix, digest, blobs.size(digest) or 0)
-
-
-def _encoded(manifest: Manifest) -> bytes:
-    """The same image gives the same manifest, and so the same digest."""
-
-    def plain(descriptor: Descriptor) -> dict[str, object]:
-        return {"mediaType": descriptor.media_type, "digest": descriptor.digest, "size": descriptor.size}
-
-    document = {
-        "schemaVersion": 2,
-        "mediaType": manifests.OCI_MANIFEST,
-        "config": plain(manifest.config),
-        "layers": [plain(layer) for layer in manifest.layers],
-    }
-    return json.dumps(document, separators=(",", ":")).encode()
 
 
 # ---- both

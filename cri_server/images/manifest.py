@@ -151,6 +151,32 @@ def parse(data: bytes, media_type: str = "") -> Manifest | Index:
     raise Unsupported(f"manifest: media type {kind[:100]!r} is not supported")
 
 
+def encoded(manifest: Manifest) -> bytes:
+    """An OCI manifest. The same image gives the same bytes, and so the same digest."""
+
+    def plain(descriptor: Descriptor) -> dict[str, object]:
+        return {"mediaType": descriptor.media_type, "digest": descriptor.digest, "size": descriptor.size}
+
+    document = {
+        "schemaVersion": 2,
+        "mediaType": OCI_MANIFEST,
+        "config": plain(manifest.config),
+        "layers": [plain(layer) for layer in manifest.layers],
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
+    """The same image with its layers in other forms; everything else in OCI's words, which mean the same as Docker's."""
+
+    def layer_in_oci(layer: Descriptor) -> Descriptor:
+        form = next((f for f in ("gzip", "zstd") if layer.media_type.endswith(f)), "")
+        return Descriptor(OCI_LAYER + ("+" + form if form else ""), layer.digest, layer.size)
+
+    config = Descriptor(OCI_CONFIG, manifest.config.digest, manifest.config.size)
+    return Manifest(config, [layer_in_oci(layer) for layer in layers])
+
+
 def media_type(data: bytes) -> str:
     """What a manifest calls itself; "" if nothing."""
     return str(_document(data, "manifest").get("mediaType", ""))

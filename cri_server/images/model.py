@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cri_server.images.erofs.mounts import ImageMount
+
 HIGHEST_ID = 2**31 - 1
 
 
@@ -48,10 +50,12 @@ class ImageConfig:
 
 @dataclass(frozen=True, slots=True)
 class Rootfs:
-    """Where an image's unpacked layers are, top first (at least one), and its configuration."""
+    """Where an image's unpacked layers are, top first (at least one), and its configuration. An image that is mounted has one,
+    which this process can use as long as it has this object."""
 
     lower_dirs: list[Path]
     config: ImageConfig
+    mount: ImageMount | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A pull: resolve, choose the platform, fetch and unpack the layers side by side, and only then a name.
+"""A pull: resolve, choose the platform, fetch and unpack or index the layers side by side, and only then a name.
 
 Until the last step nothing can be seen; what a failed or cancelled pull leaves is collected.
 """
@@ -82,12 +82,11 @@ class Pull:
         needed = [*blobs, manifest.config.digest, *(d.digest for d in manifest.layers)]
         async with self._store.holding(needed):
             config = await self._config(registry, manifest)
-            chain = chain_ids(config.diff_ids)
-            async with self._store.holding(chain):
+            async with self._store.holding([*chain_ids(config.diff_ids), *config.diff_ids]):
                 await self._keep(blobs)
                 await self._layers(registry, manifest, config)
                 with self._watch.paused():
-                    await self._store.publish([self._name(target)], chain)
+                    await self._store.publish([self._name(target)], config.diff_ids)
         self._tell("done")
         return manifest.config.digest
 
@@ -145,12 +144,16 @@ class Pull:
             await self._thread(partial(self._store.blobs.put, data))
 
     async def _layers(self, registry: Registry, manifest: Manifest, config: Config) -> None:
-        missing = {d.digest: d.size for d in manifest.layers if self._store.blobs.size(d.digest) != d.size}
+        missing = {
+            layer.digest: layer.size
+            for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
+            if self._store.needs_blob(layer, diff_id)
+        }
         self._total = sum(missing.values())
         if self._total > self._store.free_bytes():
             raise ResourceExhausted(f"{self._total} bytes of layers: {self._store.full()}")
         self._tell("fetching")
-        await self._store.unpack_all(
+        await self._store.make_all(
             manifest, config.diff_ids, lambda layer: self._fetch(registry, layer), self._watch
         )
 

@@ -13,8 +13,10 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 from cri_server.images import manifest as manifests
 from cri_server.images.client import origin_of
 from cri_server.images.content import Blobs
+from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.export import platform_manifest
 from cri_server.images.hosts import Host
+from cri_server.images.layer_blobs import compressed
 from cri_server.images.manifest import Descriptor
 from cri_server.images.model import Progress
 from cri_server.images.reference import Reference
@@ -28,12 +30,31 @@ def push(
     registry: Registry,
     host: Host,
     blobs: Blobs,
+    files: LayerFiles,
     target: Descriptor,
     reference: Reference,
     report: Callable[[Progress], None],
 ) -> str:
-    """Send an image; the digest of its manifest. Raises Unauthorized, PeerError, NotFound."""
+    """Send an image; the digest of its manifest, which is another one when layers are compressed again.
+
+    The caller keeps everything from being collected. Raises Unauthorized, PeerError, NotFound.
+    """
     target, manifest = platform_manifest(blobs, target)
+    config = manifests.parse_config(blobs.read(manifest.config.digest, manifests.LIMIT_BYTES))
+
+    def compressing() -> None:
+        report(Progress(str(reference), "compressing"))
+
+    layers = [
+        layer
+        if blobs.size(layer.digest) is not None or has_blob(registry, host, layer)
+        else compressed(blobs, files, diff_id, compressing)
+        for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
+    ]
+    if layers != manifest.layers:
+        manifest = manifests.with_layers(manifest, layers)
+        data = manifests.encoded(manifest)
+        target = Descriptor(manifests.OCI_MANIFEST, blobs.put(data), len(data))
     wanted = list({d.digest: d for d in (manifest.config, *manifest.layers)}.values())
     total, done = sum(d.size for d in wanted), 0
     for descriptor in wanted:

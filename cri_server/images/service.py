@@ -17,7 +17,8 @@ from cri_server.images import export as exports
 from cri_server.images import load as archives
 from cri_server.images.catalog import Name
 from cri_server.images.content import store_errors
-from cri_server.images.layers import chain_ids
+from cri_server.images.erofs.mounts import ImageMount
+from cri_server.images.layer_blobs import PlainLayers
 from cri_server.images.manifest import LIMIT_BYTES, Descriptor
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.reference import Reference
@@ -39,7 +40,7 @@ Outcome = TypeVar("Outcome")
 
 
 class ImageService:
-    """Images below `root` (an OCI image layout beside unpacked layers).
+    """Images below `root` (an OCI image layout beside what is made of the layers).
 
     `certs_dirs`: folders of HOST/hosts.toml; the first that has one for a host is asked. `pinned`: references that status and list mark as pinned.
     `errands`: the zygote that unpacks layers (it should preload `cri_server.images.unpack`); None unpacks in threads.
@@ -55,9 +56,12 @@ class ImageService:
         *,
         no_progress_timeout_s: float = 300.0,
         in_use: Callable[[str], Sequence[str]] = lambda image_id: (),
+        store: str = "unpacked",
+        keep_blobs: bool = False,
     ) -> None:
+        """`store`, `keep_blobs`: as in `[images]`."""
         self.in_use = in_use
-        self._store = Store(root, pinned, errands)
+        self._store = Store(root, pinned, errands, store, keep_blobs)
         self._certs_dirs = tuple(certs_dirs)
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _Running] = {}
@@ -74,7 +78,7 @@ class ImageService:
     async def start(self) -> None:
         """Make the folders, read what is there, drop what no image needs. Call once, before anything else.
 
-        Raises ResourceExhausted, KernelError.
+        Raises ResourceExhausted, KernelError, Unsupported (images cannot be mounted, as they are to be).
         """
         with store_errors(self._store.root):
             await self._store.open()
@@ -116,10 +120,13 @@ class ImageService:
         puller = await in_thread(_puller)
         pull = puller(self._store, self._certs_dirs, reference, auth, watch, running.report, self.policy)
         try:
-            return await watch.guard(asyncio.create_task(pull.run()))
+            image_id = await watch.guard(asyncio.create_task(pull.run()))
         except BaseException:
             await self._store.collect()
             raise
+        if self._store.policy.erofs:
+            await self._store.collect()  # blobs whose tars are here
+        return image_id
 
     async def status(self, reference: str) -> Image | None:
         """The image by id (with or without `sha256:`, unique prefix), tag or digest; None if absent."""
@@ -161,9 +168,19 @@ class ImageService:
         return names
 
     async def rootfs(self, image_id: str) -> Rootfs:
-        """The unpacked layers and the configuration. NotFound if there is no such image."""
+        """The unpacked layers or the mount, and the configuration. Raises NotFound if there is no such image, KernelError."""
         content = self._store.catalog.content(image_id)
-        return Rootfs(self._store.layers.lower_dirs(content.chain), content.config.image)
+        if not content.mounted:
+            return Rootfs(self._store.layers.lower_dirs(content.chain), content.config.image)
+        with store_errors(self._store.root):
+            mount = await in_thread(lambda: self._store.mount(content))
+        assert mount is not None
+        return Rootfs([mount.path], content.config.image, mount)
+
+    async def mounts(self, image_ids: Sequence[str]) -> builtins.list[ImageMount]:
+        """Of those of these images that are mounted. Raises NotFound, KernelError."""
+        found = [(await self.rootfs(image_id)).mount for image_id in dict.fromkeys(image_ids)]
+        return [mount for mount in found if mount is not None]
 
     async def details(self, image_id: str) -> dict[str, Any]:
         """For people: labels, the image's configuration, and its layers as they were fetched. Raises NotFound."""
@@ -185,9 +202,9 @@ class ImageService:
             raise InvalidArgument(f"{target}: a tag is a name without a digest")
         found, name = self._named(source)
         with store_errors(self._store.root):
-            chain = self._store.catalog.content(found.id).chain
+            diff_ids = self._store.catalog.content(found.id).diff_ids
             async with self._store.loading():
-                await self._store.publish([Name(reference.name, reference.tag, name.target)], chain)
+                await self._store.publish([Name(reference.name, reference.tag, name.target)], diff_ids)
 
     def _named(self, reference: str) -> tuple[Image, Name]:
         """The image and the name that leads to its content. Raises NotFound."""
@@ -207,10 +224,15 @@ class ImageService:
             tags = image.repo_tags if is_id else [name.tagged] if name.tagged else []
             wanted.setdefault(image.id, []).extend(tag for tag in tags if tag not in wanted.get(image.id, []))
             targets.setdefault(image.id, name.target)
-        blobs = [d for i in wanted for d in self._store.catalog.content(i).blobs]
-        async with self._store.holding(blobs):
-            images = [exports.Exported(targets[i], tags) for i, tags in wanted.items()]
-            parts = exports.archive(self._store.blobs, images)
+        contents = {i: self._store.catalog.content(i) for i in wanted}
+        held = [digest for c in contents.values() for digest in (*c.blobs, *c.diff_ids)]
+        async with self._store.holding(held):
+            blobs = PlainLayers(self._store.blobs, self._store.files)
+            images = [
+                exports.Exported(blobs.add(targets[i], contents[i].manifest, contents[i].diff_ids), tags)
+                for i, tags in wanted.items()
+            ]
+            parts = exports.archive(blobs, images)
             while (part := await in_thread(lambda: next(parts, None))) is not None:
                 yield part
 
@@ -221,7 +243,7 @@ class ImageService:
 
         Raises NotFound, InvalidArgument, PeerError.
         """
-        image, name = self._named(source)
+        _, name = self._named(source)
         reference = Reference.parse(target)
         loop = asyncio.get_running_loop()
 
@@ -231,10 +253,15 @@ class ImageService:
         def send(registry: Registry, host: Host) -> str:
             from cri_server.images.push import push
 
-            return push(registry, host, self._store.blobs, name.target, reference, report)
+            return push(registry, host, self._store.blobs, self._store.files, name.target, reference, report)
 
-        async with self._store.holding(self._store.catalog.content(image.id).blobs):
-            return await self._at_registry(reference, auth, send)
+        try:
+            async with (
+                self._store.loading()
+            ):  # blobs that are made on the way have digests that nobody knows yet
+                return await self._at_registry(reference, auth, send)
+        finally:
+            await self._store.collect()
 
     async def check_login(self, domain: str, auth: Auth) -> None:
         """Whether a registry takes this login. Raises PeerError, InvalidArgument."""
@@ -283,10 +310,9 @@ class ImageService:
         return [await self._finish(image, watch) for image in loaded]
 
     async def _finish(self, image: archives.Loaded, watch: Watch) -> Image:
-        chain = chain_ids(image.config.diff_ids)
-        await self._store.unpack_all(image.manifest, image.config.diff_ids, is_here, watch)
+        await self._store.make_all(image.manifest, image.config.diff_ids, is_here, watch)
         names = [Name(r.name, r.tag if not r.digest else None, image.target) for r in image.references]
-        await self._store.publish(names or [Name("", None, image.target)], chain)
+        await self._store.publish(names or [Name("", None, image.target)], image.config.diff_ids)
         found = self._store.catalog.find(image.manifest.config.digest)
         if found is None:
             raise NotFound(f"image {image.manifest.config.digest} was removed while it was loaded")

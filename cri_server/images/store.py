@@ -13,16 +13,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cri_server.images import unpack
-from cri_server.images.catalog import Catalog, Name
+from cri_server.images.catalog import Catalog, Content, Name, Policy
 from cri_server.images.content import Blobs
+from cri_server.images.erofs import build as index_builder
+from cri_server.images.erofs import layer_tar
+from cri_server.images.erofs.files import LayerFiles
+from cri_server.images.erofs.mounts import ImageMount, Mounts
+from cri_server.images.erofs.probe import why_not
 from cri_server.images.inflate import Limits
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
 from cri_server.images.unused import Entry, unused
 from cri_server.images.waiting import Abandoned, KeyedLock, Watch, first_error, in_thread
-from pyrunc.errors import Error, PeerError, ResourceExhausted
+from pyrunc.errors import Error, PeerError, ResourceExhausted, Unsupported
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.tree import remove_path
 from pyrunc.zygote.client import Zygote
@@ -33,6 +39,8 @@ RESERVE_LIMIT_BYTES = 512 << 20
 _EVERYTHING = "everything"  # a key that is held as digests are
 _ERRAND_END_S = 10.0
 _UNPACK_ERRAND = "cri_server.images.unpack:errand"
+_TAR_ERRAND = "cri_server.images.erofs.layer_tar:errand"
+_INDEX_ERRAND = "cri_server.images.erofs.build:errand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +57,23 @@ class _Wanted:
 class Store:
     """Everything below `root`. Methods that are coroutines run on one event loop."""
 
-    def __init__(self, root: Path, pinned: Iterable[str], errands: Zygote | None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        pinned: Iterable[str],
+        errands: Zygote | None,
+        kind: str = "unpacked",
+        keep_blobs: bool = False,
+    ) -> None:
+        """`kind` and `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`."""
         self.root = root
         self.blobs = Blobs(root)
         self.layers = Layers(root)
-        self.catalog = Catalog(root, self.blobs, self.layers, pinned)
+        self.files = LayerFiles(root)
+        self._mounts = Mounts(self.files)
+        self._kind = kind
+        self.policy = Policy(keep_blobs=keep_blobs)
+        self.catalog = Catalog(root, self.blobs, self.layers, self.files, self.policy, pinned)
         self._errands = errands
         self._held: Counter[str] = Counter()
         self._collecting = threading.Lock()  # held while what nobody needs is deleted
@@ -65,10 +85,13 @@ class Store:
         self._emptying: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Make or read the store; layers that are lost are unpacked again, what no image needs is dropped."""
+        """Make or read the store; layers that are lost are made again, what no image needs is dropped.
+
+        Raises Unsupported when images are to be mounted and this kernel cannot.
+        """
         for name in await in_thread(self._open):
             try:
-                await self._unpack_again(name)
+                await self._make_again(name)
             except Error as error:
                 log.warning("image %s is dropped: %s", name.tagged or name.target.digest, error)
         await self.collect()
@@ -76,18 +99,33 @@ class Store:
     def _open(self) -> list[Name]:
         self.blobs.prepare()
         self.layers.prepare()
+        self.files.prepare()
+        self._choose()
         return self.catalog.load()
 
-    async def _unpack_again(self, name: Name) -> None:
-        log.warning("image %s: unpacking its layers again", name.tagged or name.target.digest)
+    def _choose(self) -> None:
+        if self._kind == "unpacked" and self.files.empty:
+            return
+        why = why_not(self.root)
+        self.policy.mounts = not why
+        self.policy.erofs = self.policy.mounts and self._kind != "unpacked"
+        if why and self._kind == "erofs":
+            raise Unsupported(f'[images] store = "erofs": images cannot be mounted here: {why}')
+        if why:
+            log.info("images are unpacked, since they cannot be mounted here: %s", why)
+
+    async def _make_again(self, name: Name) -> None:
+        what = "indexing" if self.policy.erofs else "unpacking"
+        log.warning("image %s: %s its layers again", name.tagged or name.target.digest, what)
         content = await in_thread(lambda: self.catalog.read(name.target))
         watch = Watch(math.inf, "")
         async with self.loading():
-            await self.unpack_all(content.manifest, content.config.diff_ids, is_here, watch)
-            await self.publish([name], content.chain)
+            await self.make_all(content.manifest, content.diff_ids, is_here, watch)
+            await self.publish([name], content.diff_ids)
 
     async def close(self) -> None:
         await self.emptied()
+        self._mounts.keep(set())
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
@@ -122,15 +160,17 @@ class Store:
             self._held.subtract(keys)
             self._held += Counter()  # drops the zeros
 
-    async def publish(self, names: Sequence[Name], chain: Sequence[str]) -> None:
+    async def publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
         """List an image whose blobs and layers are all here: everything it needs reaches the disk first."""
         async with self._changing:
-            await in_thread(lambda: self._publish(names, chain), abandon_s=None)
+            await in_thread(lambda: self._publish(names, diff_ids), abandon_s=None)
 
-    def _publish(self, names: Sequence[Name], chain: Sequence[str]) -> None:
+    def _publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
+        chain = chain_ids(diff_ids)
         if pending := self._unsynced & set(chain):
             self.layers.sync([str(self.layers.tree(chain[-1]))])
             self._unsynced -= pending
+        self.files.sync(diff_ids, chain)
         self.blobs.sync_folder()
         self.catalog.add(names)
         self._collect()
@@ -178,6 +218,8 @@ class Store:
             if digest not in used and digest not in held:
                 self.blobs.remove(digest)
         self.layers.collect(self.catalog.used_chain_ids() | held)
+        self.files.collect(self.catalog.used_tars() | held, self.catalog.used_indexes() | held)
+        self._mounts.keep(self.catalog.used_indexes())
 
     async def emptied(self) -> None:
         """Wait for deletions that are under way."""
@@ -186,7 +228,13 @@ class Store:
 
     def unused(self) -> list[Entry]:
         """What no image needs, also what pulls hold. Slow: run it in a thread."""
-        return list(unused(self.root, set(self.catalog.used_blobs()), self.catalog.used_chain_ids()))
+        used = {
+            "blob": set(self.catalog.used_blobs()),
+            "layer": self.catalog.used_chain_ids(),
+            "tar": self.catalog.used_tars(),
+            "index": self.catalog.used_indexes(),
+        }
+        return list(unused(self.root, used))
 
     def discard(self, entry: Entry) -> bool:
         """Remove one of `unused`; whether it is gone: not when a pull needs it or may need it. Raises OSError."""
@@ -195,6 +243,7 @@ class Store:
                 held = set(self._held)
             digest = f"sha256:{entry.path.name}"
             used = held | set(self.catalog.used_blobs()) | self.catalog.used_chain_ids()
+            used |= self.catalog.used_tars() | self.catalog.used_indexes()
             if _EVERYTHING in held or digest in used or (held and entry.kind == "download"):
                 return False
             if entry.kind == "blob":
@@ -202,6 +251,8 @@ class Store:
             elif entry.kind == "layer":
                 self.layers.drop(digest)
                 self.layers.empty_trash()
+            elif entry.kind in ("tar", "index"):
+                self.files.drop(entry.path)
             else:
                 remove_path(entry.path)
             return True
@@ -212,8 +263,12 @@ class Store:
 
     def totals(self) -> tuple[int, int]:
         """Bytes and inodes of what the images have on disk."""
-        layers, blobs = self.layers.totals(), self.catalog.used_blobs()
-        return layers[0] + sum(blobs.values()), layers[1] + len(blobs)
+        layers, files, blobs = self.layers.totals(), self.files.totals(), self.catalog.used_blobs()
+        return layers[0] + files[0] + sum(blobs.values()), layers[1] + files[1] + len(blobs)
+
+    def mount(self, content: Content) -> ImageMount | None:
+        """The image's mount; None for one that is unpacked. Blocking. Raises Error, OSError."""
+        return self._mounts.get(content.diff_ids, content.chain) if content.mounted else None
 
     def free_bytes(self) -> int:
         """What may still be written, with a reserve left for the node to go on."""
@@ -243,29 +298,126 @@ class Store:
 
     # ---- layers
 
-    async def unpack_all(
+    async def make_all(
         self,
         manifest: Manifest,
         diff_ids: Sequence[str],
         fetch: Callable[[Descriptor], Awaitable[None]],
         watch: Watch,
     ) -> None:
-        """Have all layers unpacked and their blobs here; `fetch` sees to a blob. In parallel, committed bottom first.
+        """Have all layers here, as tars with an index or unpacked with their blobs; `fetch` sees to a blob. In parallel.
 
         Cancels what is left when one fails. Raises what failed.
         """
-        chain = chain_ids(diff_ids)
-        committed = [asyncio.Event() for _ in chain]
         try:
-            async with asyncio.TaskGroup() as group:
-                for number, descriptor in enumerate(manifest.layers):
-                    below = committed[number - 1] if number else None
-                    layer = _Wanted(
-                        chain[: number + 1], diff_ids[number], descriptor, below, committed[number]
-                    )
-                    group.create_task(self._unpack_layer(layer, fetch, watch))
+            if self.policy.erofs and diff_ids:
+                await self._index_all(manifest, diff_ids, fetch, watch)
+            else:
+                await self._unpack_all(manifest, diff_ids, fetch, watch)
         except BaseExceptionGroup as problems:
             raise first_error(problems) from None
+
+    def needs_blob(self, layer: Descriptor, diff_id: str) -> bool:
+        """Whether the layer's blob must be fetched before `make_all` can have the layer."""
+        if self.policy.erofs and not self.policy.keep_blobs and self.files.has_tar(diff_id):
+            return False
+        return self.blobs.size(layer.digest) != layer.size
+
+    # ---- tars and their index
+
+    async def _index_all(
+        self,
+        manifest: Manifest,
+        diff_ids: Sequence[str],
+        fetch: Callable[[Descriptor], Awaitable[None]],
+        watch: Watch,
+    ) -> None:
+        layers = dict(zip(reversed(diff_ids), reversed(manifest.layers), strict=True))
+        async with asyncio.TaskGroup() as group:
+            for diff_id in dict.fromkeys(diff_ids):
+                group.create_task(self._have_tar(diff_id, layers[diff_id], fetch, watch))
+        chain = chain_ids(diff_ids)
+        async with self.turns.of(f"index {chain[-1]}", watch):
+            if not self.files.has_index(chain[-1]):
+                await self._make_index(diff_ids, chain[-1], watch)
+
+    async def _have_tar(
+        self,
+        diff_id: str,
+        descriptor: Descriptor,
+        fetch: Callable[[Descriptor], Awaitable[None]],
+        watch: Watch,
+    ) -> None:
+        """Somebody who does the same already is waited for."""
+        async with self.turns.of(f"tar {diff_id}", watch):
+            here = self.files.has_tar(diff_id)
+            if not here or self.policy.keep_blobs:
+                await fetch(descriptor)
+            if not here:
+                await self._make_tar(diff_id, descriptor, watch)
+                self._drop_blob(descriptor.digest)
+
+    def _drop_blob(self, digest: str) -> None:
+        """The tar has taken its place, unless somebody else wants it: then it is collected later."""
+        with self._counting:
+            held = self._held[digest] > 1 or _EVERYTHING in self._held
+        if not held and not self.policy.keep_blobs and digest not in self.catalog.used_blobs():
+            self.blobs.remove(digest)
+
+    async def _make_tar(self, diff_id: str, descriptor: Descriptor, watch: Watch) -> None:
+        limits = self._limits_of_layer()
+        blob_fd = self.blobs.open_blob(descriptor.digest)
+        try:
+            async with self._work_folder() as folder:
+                arguments = {"folder": folder, "diff_id": diff_id, "limits": asdict(limits)}
+                await self._perform(
+                    _TAR_ERRAND,
+                    arguments,
+                    [blob_fd],
+                    lambda tick: layer_tar.write_tar(blob_fd, folder, diff_id, limits, tick),
+                    watch,
+                )
+                await in_thread(lambda: self.files.commit_tar(folder, diff_id))
+        finally:
+            os.close(blob_fd)
+
+    async def _make_index(self, diff_ids: Sequence[str], chain_id: str, watch: Watch) -> None:
+        devices = list(dict.fromkeys(diff_ids))
+        async with self._work_folder() as folder:
+            arguments = {
+                "folder": folder,
+                "tars": [str(self.files.tar(diff_id)) for diff_id in devices],
+                "diff_ids": devices,
+                "chain": [devices.index(diff_id) for diff_id in diff_ids],
+                "uuid": chain_id.removeprefix("sha256:")[: 2 * index_builder.UUID_BYTES],
+                "limits": asdict(self._limits_of_layer()),
+            }
+            await self._perform(
+                _INDEX_ERRAND,
+                arguments,
+                [],
+                lambda tick: index_builder.build_in(folder, arguments, tick),
+                watch,
+            )
+            await in_thread(lambda: self.files.commit_index(folder, chain_id))
+
+    # ---- unpacked layers
+
+    async def _unpack_all(
+        self,
+        manifest: Manifest,
+        diff_ids: Sequence[str],
+        fetch: Callable[[Descriptor], Awaitable[None]],
+        watch: Watch,
+    ) -> None:
+        """Committed bottom first."""
+        chain = chain_ids(diff_ids)
+        committed = [asyncio.Event() for _ in chain]
+        async with asyncio.TaskGroup() as group:
+            for number, descriptor in enumerate(manifest.layers):
+                below = committed[number - 1] if number else None
+                layer = _Wanted(chain[: number + 1], diff_ids[number], descriptor, below, committed[number])
+                group.create_task(self._unpack_layer(layer, fetch, watch))
 
     async def _unpack_layer(
         self, layer: _Wanted, fetch: Callable[[Descriptor], Awaitable[None]], watch: Watch
@@ -279,37 +431,66 @@ class Store:
 
     async def _unpack(self, layer: _Wanted, watch: Watch) -> None:
         limits = self._limits_of_layer()
+        fd = self._open_layer(layer)
+        try:
+            async with self._work_folder() as folder:
+                arguments = {"folder": folder, "diff_id": layer.diff_id, "limits": asdict(limits)}
+                await self._perform(
+                    _UNPACK_ERRAND,
+                    arguments,
+                    [fd],
+                    lambda tick: unpack.unpack(fd, folder, layer.diff_id, limits, tick),
+                    watch,
+                )
+                if layer.below is not None:
+                    await layer.below.wait()
+                self._unsynced.add(layer.chain[-1])
+                await in_thread(lambda: self.layers.commit(folder, layer.chain))
+        finally:
+            os.close(fd)
+
+    def _open_layer(self, layer: _Wanted) -> int:
+        """Its blob, or the tar that has taken its place."""
+        if self.blobs.size(layer.descriptor.digest) is None and self.files.has_tar(layer.diff_id):
+            return self.files.open_tar(layer.diff_id)
+        return self.blobs.open_blob(layer.descriptor.digest)
+
+    # ---- work in errands
+
+    @asynccontextmanager
+    async def _work_folder(self) -> AsyncIterator[str]:
+        """A fresh folder, which is gone at the end, unless it was committed."""
         folder = self.layers.new_folder()
         try:
-            with watch.paused():
-                await self._cores.acquire()
-            try:
-                await self._run(folder, layer, limits, watch)
-            finally:
-                self._cores.release()
-            if layer.below is not None:
-                await layer.below.wait()
-            self._unsynced.add(layer.chain[-1])
-            await in_thread(lambda: self.layers.commit(folder, layer.chain))
+            yield folder
         finally:
             await in_thread(lambda: self.layers.discard(folder))
 
-    async def _run(self, folder: str, layer: _Wanted, limits: Limits, watch: Watch) -> None:
-        blob_fd = self.blobs.open_blob(layer.descriptor.digest)
+    async def _perform(
+        self,
+        function: str,
+        arguments: dict[str, Any],
+        fds: list[int],
+        here: Callable[[Callable[[], None]], object],
+        watch: Watch,
+    ) -> None:
+        """`function` in an errand with a pipe for its progress, or without errands `here` in a thread, when it is our turn."""
+        with watch.paused():
+            await self._cores.acquire()
         try:
             if self._errands is None:
-                await _unpack_in_thread(blob_fd, folder, layer.diff_id, limits, watch)
+                await _in_thread_with_ticks(here, watch)
             else:
-                await _unpack_in_errand(self._errands, blob_fd, folder, layer.diff_id, limits, watch)
+                await _in_errand(self._errands, function, arguments, fds, watch)
         finally:
-            os.close(blob_fd)
+            self._cores.release()
 
 
 async def is_here(descriptor: Descriptor) -> None:
-    """A `fetch` for `unpack_all` when all blobs are in the layout already."""
+    """A `fetch` for `make_all` when all blobs are in the layout already, or have been replaced by tars."""
 
 
-async def _unpack_in_thread(blob_fd: int, folder: str, diff_id: str, limits: Limits, watch: Watch) -> None:
+async def _in_thread_with_ticks(work: Callable[[Callable[[], None]], object], watch: Watch) -> None:
     abandoned = threading.Event()
 
     def tick() -> None:
@@ -317,11 +498,11 @@ async def _unpack_in_thread(blob_fd: int, folder: str, diff_id: str, limits: Lim
         if abandoned.is_set():
             raise Abandoned
 
-    await in_thread(lambda: unpack.unpack(blob_fd, folder, diff_id, limits, tick), abandoned.set)
+    await in_thread(lambda: work(tick), abandoned.set)
 
 
-async def _unpack_in_errand(
-    errands: Zygote, blob_fd: int, folder: str, diff_id: str, limits: Limits, watch: Watch
+async def _in_errand(
+    errands: Zygote, function: str, arguments: dict[str, Any], fds: list[int], watch: Watch
 ) -> None:
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     loop = asyncio.get_running_loop()
@@ -334,15 +515,14 @@ async def _unpack_in_errand(
             ended.set()
 
     loop.add_reader(reading, ticked)
-    arguments = {"folder": folder, "diff_id": diff_id, "limits": asdict(limits)}
     try:
-        result = await errands.run(_UNPACK_ERRAND, arguments, [blob_fd, writing])
+        result = await errands.run(function, arguments, [*fds, writing])
     finally:
         os.close(writing)
         try:
             await asyncio.wait_for(ended.wait(), _ERRAND_END_S)
         except TimeoutError:
-            log.warning("a process that unpacks a layer does not end")
+            log.warning("a process that works on a layer does not end")
         finally:
             loop.remove_reader(reading)
             os.close(reading)

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyrunc.kernel.usage import usage
 
-KNOWN = {"oci-layout", "index.json", "names.json", "blobs", "layers", "ingest", "trash", "empty"}
+KNOWN = {
+    "oci-layout",
+    "index.json",
+    "names.json",
+    "blobs",
+    "layers",
+    "tars",
+    "indexes",
+    "ingest",
+    "trash",
+    "empty",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or folder: `kind` is blob, layer, download, trash or unknown."""
+    """A file or folder: `kind` is blob, layer (unpacked), tar, index, download, trash or unknown."""
 
     kind: str
     path: Path
     size_bytes: int
 
 
-def unused(root: Path, blobs: set[str], chains: set[str]) -> Iterator[Entry]:
-    """Everything below `root` but the blobs and layers of images, given as digests. Slow: run it in a thread."""
-    yield from _entries("blob", root / "blobs" / "sha256", {d.removeprefix("sha256:") for d in blobs})
-    yield from _entries("layer", root / "layers", {c.removeprefix("sha256:") for c in chains})
+FOLDERS = {"blob": "blobs/sha256", "layer": "layers", "tar": "tars", "index": "indexes"}
+
+
+def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[Entry]:
+    """Everything below `root` but what images use, given as digests by kind. Slow: run it in a thread."""
+    for kind, folder in FOLDERS.items():
+        yield from _entries(kind, root / folder, {digest.removeprefix("sha256:") for digest in used[kind]})
     yield from _entries("download", root / "ingest", ())
     yield from _entries("trash", root / "trash", ())
     yield from _entries("unknown", root, KNOWN)

@@ -17,7 +17,8 @@ from pyrunc.errors import InvalidArgument
 Mount = dict[str, Any]
 
 SHM_SIZE_BYTES = 64 << 20
-POD_SHM = "pyrunc:shm"  # the shim holds the pod's detached tmpfs under this name
+OUR_MOUNTS = "pyrunc:"  # sources that the compiler and the shim know by name
+POD_SHM = f"{OUR_MOUNTS}shm"  # the shim holds the pod's detached tmpfs under this name
 MOUNT_OPTIONS = ("noexec", "nodev", "nosuid")
 
 PROPAGATION = {
@@ -44,6 +45,9 @@ class Asked:
     destination: str
     source: str = ""
     overlay_lower: list[str] = field(default_factory=list)  # an image volume of several layers, top first
+    image: dict[str, Any] | None = (
+        None  # one that is mounted: `pyrunc.compile.image_mount.Image`, `source` is its name
+    )
 
 
 def asked(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[Asked]:
@@ -151,6 +155,8 @@ def to_oci(wanted: Asked) -> Mount:
             f"lowerdir+={path}" for path in wanted.overlay_lower
         ]  # an image chooses its names: never joined
         return _fs(wanted.destination, "overlay", [*layers, "ro", "nosuid", "nodev", *extra])
+    if wanted.image is not None:
+        return bind(wanted.source, wanted.destination, ["bind", "rprivate", "ro", "nosuid", "nodev", *extra])
     access = "ro" if request.readonly else "rw"
     options = [
         "rbind",

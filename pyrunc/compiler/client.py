@@ -55,11 +55,14 @@ class Compilers:
         """Hang up; they end by themselves."""
         self._workers.close()
 
-    async def container(self, container: str, directory: str, timeout_s: float) -> CompiledLaunch:
-        """The launch of the container whose configuration is in `directory`; its cgroup exists from here on. Raises Error."""
-        return await self._ask(
-            {"call": "container", "container": container, "directory": directory}, timeout_s
-        )
+    async def container(
+        self, container: str, directory: str, timeout_s: float, images: Mapping[str, int] | None = None
+    ) -> CompiledLaunch:
+        """The launch of the container whose configuration is in `directory`; its cgroup exists from here on. `images`: mounts of
+        images by the paths of their indexes, which stay the caller's. Raises Error."""
+        held = images or {}
+        wanted = {"call": "container", "container": container, "directory": directory, "images": list(held)}
+        return await self._ask(wanted, timeout_s, list(held.values()))
 
     async def pause(self, sandbox_dir: str, timeout_s: float) -> CompiledLaunch:
         """The launch of the pause process that `sandbox_dir` describes; its cgroup exists from here on. Raises Error."""
@@ -72,7 +75,9 @@ class Compilers:
         wanted = {"call": "exec", "directory": directory, "pid": pid, "process": dict(process), "tty": tty}
         return await self._ask(wanted, timeout_s)
 
-    async def _ask(self, question: Mapping[str, Any], timeout_s: float) -> CompiledLaunch:
+    async def _ask(
+        self, question: Mapping[str, Any], timeout_s: float, fds: Sequence[int] = ()
+    ) -> CompiledLaunch:
         if self.timed:
             question = {**question, "timed": True}
-        return CompiledLaunch(*await self._workers.ask(question, timeout_s))
+        return CompiledLaunch(*await self._workers.ask(question, timeout_s, fds))

@@ -7,7 +7,7 @@ Request {"id": n, "call": name, …} -> {"id": n, "ok": fields} + descriptors, o
 
 | call | parameters (and timed: the launch's operations are to be timed) | answer (and parts: where the time went) |
 |---|---|---|
-| container | container, directory (config.json and launch.json are read there) | launch, state, io, poststart, poststop, warnings |
+| container | container, directory (config.json and launch.json are read there), images (paths of their indexes) + their mounts | launch, state, io, poststart, poststop, warnings |
 | pause | sandbox_dir (holder.json is read there) | launch, pins, network, warnings; the pinned mounts come last |
 | exec | directory, pid, process, tty | launch, warnings |
 
@@ -27,6 +27,7 @@ from pyrunc.cgroups.group import Cgroup
 from pyrunc.compile.container import CreateRequest, compile_container
 from pyrunc.compile.descriptors import CgroupChoice, Descriptors
 from pyrunc.compile.exec import ExecRequest, compile_exec, merged
+from pyrunc.compile.image_mount import Image
 from pyrunc.compile.pause import PauseRequest, compile_pause
 from pyrunc.compile.sources import Overlay
 from pyrunc.container import state as states
@@ -61,9 +62,8 @@ def serve(arguments: dict[str, Any], fds: list[int]) -> int:
     requests = socket(fileno=fds[0])
     while (received := ipc.receive(requests)) is not None:
         request, given = received
-        ipc.close_all(given)
         try:
-            fields, made = _answer(request)
+            fields, made = _answer(request, given)
         except Error as error:
             ipc.send(requests, {"id": request.get("id"), "error": error.to_wire()})
         else:
@@ -71,16 +71,18 @@ def serve(arguments: dict[str, Any], fds: list[int]) -> int:
                 ipc.send(requests, {"id": request.get("id"), "ok": fields}, made)
             finally:
                 ipc.close_all(made)
+        finally:
+            ipc.close_all(given)
         _reap()
     return 0
 
 
-def _answer(request: Mapping[str, Any]) -> Answer:
+def _answer(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     call = CALLS.get(str(request.get("call")))
     if call is None:
         raise InvalidArgument(f"a compiler has no call {request.get('call')!r}")
     try:
-        return call(request)
+        return call(request, given)
     except OSError as error:
         raise KernelError("compile", error.filename or "", error.errno or 0, error.strerror or "") from None
     except Error:
@@ -99,7 +101,7 @@ def _reap() -> None:
         pass
 
 
-def _container(request: Mapping[str, Any]) -> Answer:
+def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     identifier, directory, parts = str(request["container"]), str(request["directory"]), Parts()
     asked = atomic_file.read_json(f"{directory}/{LAUNCH}")
     spec = _with_oom_score(_spec(directory))
@@ -115,7 +117,7 @@ def _container(request: Mapping[str, Any]) -> Answer:
                 id=identifier,
                 bundle=directory,
                 spec=spec,
-                rootfs=Overlay(**{**rootfs, "lower": tuple(rootfs["lower"])}),
+                rootfs=_overlay(rootfs),
                 stdio=None,
                 nulls=() if asked.get("tty") or asked.get("stdin") else (0,),
                 state_dir=directory,
@@ -123,6 +125,10 @@ def _container(request: Mapping[str, Any]) -> Answer:
                 pinned=("shm",),
                 settled=tuple(asked.get("settled", ())),
                 timed=bool(request.get("timed")),
+                images=dict(zip(request.get("images", ()), given, strict=False)),
+                image_volumes={
+                    name: Image.from_record(image) for name, image in asked.get("image_volumes", {}).items()
+                },
             ),
             descriptors,
             undo,
@@ -144,6 +150,17 @@ def _container(request: Mapping[str, Any]) -> Answer:
     return fields, fds
 
 
+def _overlay(record: Mapping[str, Any]) -> Overlay:
+    image = record.get("image")
+    return Overlay(
+        tuple(record.get("lower", ())),
+        record.get("upper", ""),
+        record.get("work", ""),
+        record.get("volatile", False),
+        Image.from_record(image) if image else None,
+    )
+
+
 def _forget_earlier_mount(work: str) -> None:
     """The container's overlay may have been mounted by an earlier launch that was never carried out. A volatile overlay is refused
     a second time, for what was written might be torn (Linux, Documentation/filesystems/overlayfs.rst, "Volatile mount"): here
@@ -158,7 +175,7 @@ def _forget_earlier_mount(work: str) -> None:
             pass
 
 
-def _pause(request: Mapping[str, Any]) -> Answer:
+def _pause(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     directory = str(request["sandbox_dir"])
     asked, parts = atomic_file.read_json(f"{directory}/{PAUSE}"), Parts()
     pins: dict[str, int] = {}
@@ -202,7 +219,7 @@ def _pause(request: Mapping[str, Any]) -> Answer:
     return fields, [*fds, *pins.values()]
 
 
-def _exec(request: Mapping[str, Any]) -> Answer:
+def _exec(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     directory, tty, parts = str(request["directory"]), bool(request["tty"]), Parts()
     spec, state = _with_oom_score(_spec(directory)), atomic_file.read_json(f"{directory}/{states.STATE}")
     if state.get("pid") != request["pid"]:

@@ -59,12 +59,12 @@ class Workers:
         while self._idle:
             self._retire(self._idle.pop())
 
-    async def ask(self, question: Mapping[str, Any], timeout_s: float) -> Answer:
-        """The answer to `question`. Raises DeadlineExceeded, Unavailable when the worker dies before it answers, and the error that
+    async def ask(self, question: Mapping[str, Any], timeout_s: float, fds: Sequence[int] = ()) -> Answer:
+        """The answer to `question`, which goes with `fds`; they stay the caller's, open until there is one. Raises DeadlineExceeded, Unavailable when the worker dies before it answers, and the error that
         was answered. `timeout_s` includes the wait for a turn."""
         try:
             async with asyncio.timeout(timeout_s), self._turn():
-                return await self._ask(question)
+                return await self._ask(question, fds)
         except TimeoutError:
             raise DeadlineExceeded(f"{self._name} took longer than {timeout_s:g} s") from None
 
@@ -92,10 +92,10 @@ class Workers:
             else:
                 self._places.release()
 
-    async def _ask(self, question: Mapping[str, Any]) -> Answer:
+    async def _ask(self, question: Mapping[str, Any], fds: Sequence[int]) -> Answer:
         worker = self._take()
         try:
-            answer = await worker.ask(question)
+            answer = await worker.ask(question, fds)
         except asyncio.CancelledError:
             await worker.kill()
             raise
@@ -145,9 +145,9 @@ class _Worker:
     def alive(self) -> bool:
         return not self._peer.lost and not self.ending.done()
 
-    async def ask(self, question: Mapping[str, Any]) -> Answer:
+    async def ask(self, question: Mapping[str, Any], fds: Sequence[int]) -> Answer:
         self.questions += 1
-        _, answer = self._peer.ask(question)
+        _, answer = self._peer.ask(question, fds)
         try:
             return await answer
         except Unavailable:

@@ -19,6 +19,8 @@ from cri_server.images.service import ImageService
 from tests.cri.images.trees import names
 from tests.support.registry import Registry
 
+pytestmark = pytest.mark.usefixtures("each_store")
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -52,21 +54,29 @@ def pulling(store: Path, registry: Registry) -> Iterator[subprocess.Popen[bytes]
 async def check(store: Path, built: dict[str, BuiltImage]) -> int:
     """Everything listed must be whole, and nothing else be there; how many images are listed."""
     service = ImageService(store)
+    mounts = ImageService.__init__.__kwdefaults__["store"] == "erofs"  # type: ignore[index]
     await service.start()
     by_id = {b.id: b for b in built.values()}
     listed = await service.list()
-    blobs, layers = set(), set()
+    blobs, layers, tars = set[str](), set[str](), set[str]()
     for found in listed:
-        rootfs = await service.rootfs(found.id)
-        for tree, tar in zip(reversed(rootfs.lower_dirs), by_id[found.id].layers, strict=True):
+        rootfs, wanted = await service.rootfs(found.id), [content(tar) for tar in by_id[found.id].layers]
+        assert bool(rootfs.mount) == mounts
+        if mounts:
+            wanted = [{name: data for files in wanted for name, data in files.items()}]
+        for tree, expected in zip(reversed(rootfs.lower_dirs), wanted, strict=True):
             files = {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*") if p.is_file()}
-            assert files == content(tar), f"{tree} is not what its layer has"
+            assert files == expected, f"{tree} is not what its layer has"
             layers.add(tree.parent.name)
-        blobs |= set(service._store.catalog.content(found.id).blobs)
+        found_content = service._store.catalog.content(found.id)
+        blobs |= set(found_content.blobs)
+        tars |= {digest.removeprefix("sha256:") for digest in found_content.diff_ids}
     assert {f"sha256:{n}" for n in names(store / "blobs/sha256")} == blobs | {
         n.target.digest for n in service._store.catalog._names
     }
-    assert {p.name for p in (store / "layers").iterdir()} == layers and names(store / "ingest") == set()
+    assert names(store / "tars") == (tars if mounts else set()) and names(store / "ingest") == set()
+    assert len(names(store / "indexes")) == (len(listed) if mounts else 0)
+    assert {p.name for p in (store / "layers").iterdir()} == (set() if mounts else layers)
     await service.close()
     return len(listed)
 

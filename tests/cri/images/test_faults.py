@@ -29,6 +29,8 @@ from tests.cri.images.test_pull import hosts_toml, left_over, make
 from tests.kernel.cni.harness import open_new_namespace
 from tests.support.registry import Fault, Registry
 
+pytestmark = pytest.mark.usefixtures("each_store")
+
 PASSWORD = "s3cret-w0rd"
 
 

@@ -20,10 +20,13 @@ from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, NotFound, PeerError
 from pyrunc.zygote.client import Zygote
+from tests.cri.images.conftest import only_unpacked, texts
 from tests.cri.images.test_hostile import device, hardlink
 from tests.cri.images.test_unpack import make_everything, raw_tar
 from tests.cri.images.trees import names, snapshot
 from tests.support.registry import Registry, wait_for
+
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 def make(seed: int = 0, layers: int = 3, size: int = 200_000, **config: object) -> BuiltImage:
@@ -43,7 +46,9 @@ def hosts_toml(tmp_path: Path, domain: str, text: str) -> None:
 def left_over(tmp_path: Path) -> set[str]:
     """Blobs, layers and temporary files in the store."""
     store = tmp_path / "images"
-    return {n for part in ("blobs/sha256", "layers", "ingest") for n in names(store / part)}
+    return {
+        n for part in ("blobs/sha256", "layers", "tars", "indexes", "ingest") for n in names(store / part)
+    }
 
 
 @pytest.mark.parametrize("docker", [False, True])
@@ -60,8 +65,8 @@ async def test_a_pull_makes_a_whole_image(
     assert (found.id, found.repo_tags, found.repo_digests) == (built.id, [f"{name}:v1"], [f"{name}@{digest}"])
     assert found.size_bytes > 600_000 and (found.uid, found.username) == (1002, "")
     rootfs = await service.rootfs(built.id)
-    assert len(rootfs.lower_dirs) == 3 and rootfs.config.cmd == ["/layer-0"]
-    assert [(d / "top").read_text() for d in rootfs.lower_dirs] == ["2", "1", "0"]
+    assert rootfs.config.cmd == ["/layer-0"]
+    assert texts(rootfs, "top") == (["2"] if rootfs.mount else ["2", "1", "0"])
     assert seen[0].stage == "resolving" and seen[-1].stage == "done"
     assert seen[-1].fetched_bytes == seen[-1].total_bytes > 600_000
 
@@ -97,6 +102,7 @@ async def test_every_way_to_name_an_image_finds_it(registry: Registry, service: 
     assert (await service.list("nothing")) == []
 
 
+@only_unpacked
 async def test_the_layout_is_one_that_others_read(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
@@ -191,8 +197,8 @@ async def test_different_pulls_fetch_a_common_layer_once(registry: Registry, ser
     blobs = [r.path for r in registry.asked("GET /v2/app/blobs/")]
     assert len(blobs) == len(set(blobs)) == 8 + 8 + 1
     assert len(await service.list()) == 8
-    roots = [(await service.rootfs(i.id)).lower_dirs[-1] for i in await service.list()]
-    assert len(set(roots)) == 1
+    chains = [service._store.catalog.content(i.id).chain for i in await service.list()]
+    assert len({chain[0] for chain in chains}) == 1 and len({chain[1] for chain in chains}) == 8
 
 
 async def test_the_same_layer_twice_in_one_image(registry: Registry, service: ImageService) -> None:
@@ -200,7 +206,9 @@ async def test_the_same_layer_twice_in_one_image(registry: Registry, service: Im
     built = image([same, layer({"other": "y"}), same])
     registry.push("app:v1", built)
     await service.pull(f"{registry.host}/app:v1")
-    assert len(set((await service.rootfs(built.id)).lower_dirs)) == 3
+    rootfs = await service.rootfs(built.id)
+    assert len(set(rootfs.lower_dirs)) == (1 if rootfs.mount else 3)
+    assert names(rootfs.lower_dirs[0]) == ({"same", "other"} if rootfs.mount else {"same"})
 
 
 async def test_a_second_pull_fetches_nothing_but_the_manifest(
@@ -285,13 +293,14 @@ async def test_what_is_collected_is_not_taken_for_here(tmp_path: Path, service: 
 
 
 async def test_a_cancelled_unpack_leaves_nothing(
-    tmp_path: Path, registry: Registry, errand_service: ImageService
+    tmp_path: Path, registry: Registry, errand_service: ImageService, each_store: str
 ) -> None:
     many = layer({f"folder-{n % 50}/file-{n}": str(n) for n in range(30_000)})
     registry.push("app:v1", image([many]))
     pull = asyncio.create_task(errand_service.pull(f"{registry.host}/app:v1"))
     ingest = tmp_path / "images" / "ingest"
-    assert await asyncio.to_thread(wait_for, lambda: any(ingest.glob("layer-*/tree/folder-9")), 60)
+    begun = "layer-*/tree/folder-9" if each_store == "unpacked" else "layer-*/tar"
+    assert await asyncio.to_thread(wait_for, lambda: any(ingest.glob(begun)), 60)
     pull.cancel()
     await asyncio.wait([pull], timeout=60)
     assert pull.cancelled() and left_over(tmp_path) == set()
@@ -300,7 +309,9 @@ async def test_a_cancelled_unpack_leaves_nothing(
 @pytest.fixture
 async def errand_service(tmp_path: Path):  # type: ignore[no-untyped-def]
     """An image service that unpacks in errands of a zygote, as the server's does."""
-    zygote = await Zygote.start(["cri_server.images.unpack"])
+    zygote = await Zygote.start(
+        ["cri_server.images.unpack", "cri_server.images.erofs.build", "cri_server.images.erofs.layer_tar"]
+    )
     made = ImageService(
         tmp_path / "images", [tmp_path / "certs.d"], errands=zygote, no_progress_timeout_s=20.0
     )
@@ -314,11 +325,11 @@ async def test_layers_unpack_in_errands(registry: Registry, errand_service: Imag
     built = make(layers=6)
     registry.push("app:v1", built)
     assert await errand_service.pull(f"{registry.host}/app:v1") == built.id
-    assert [(d / "top").read_text() for d in (await errand_service.rootfs(built.id)).lower_dirs] == list(
-        "543210"
-    )
+    rootfs = await errand_service.rootfs(built.id)
+    assert texts(rootfs, "top") == (["5"] if rootfs.mount else list("543210"))
 
 
+@only_unpacked
 async def test_an_errand_gives_the_same_tree_as_a_thread(
     tmp_path: Path, registry: Registry, errand_service: ImageService
 ) -> None:

@@ -9,7 +9,7 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,13 @@ from cri_server.images import build
 from cri_server.images.build import BuiltImage, docker_archive, image, layer, oci_archive
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, InvalidArgument, NotFound, ResourceExhausted, WrongState
+from tests.cri.images.conftest import only_unpacked, texts
 from tests.cri.images.test_pull import left_over, make
 from tests.cri.images.trees import names, snapshot
 from tests.support import images
 from tests.support.registry import Registry, wait_for
+
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 def archive(tmp_path: Path, data: bytes) -> Path:
@@ -34,7 +37,18 @@ async def reopened(tmp_path: Path, **options: object) -> ImageService:
     """The service after a restart."""
     again = ImageService(tmp_path / "images", **options)  # type: ignore[arg-type]
     await again.start()
+    OPENED.append(again)
     return again
+
+
+OPENED: list[ImageService] = []
+
+
+@pytest.fixture(autouse=True)
+async def reopened_services_are_closed() -> AsyncIterator[None]:
+    yield
+    while OPENED:
+        await OPENED.pop().close()
 
 
 # ---- load
@@ -52,7 +66,7 @@ async def test_archives_keep_their_names(
     assert {i.id: i.repo_tags for i in found} == {b.id: [n] for n, b in wanted.items()}
     assert [i.id for i in await service.list("one:v1")] == [one.id]
     rootfs = await service.rootfs(one.id)
-    assert [(d / "top").read_text() for d in rootfs.lower_dirs] == ["2", "1", "0"]
+    assert texts(rootfs, "top") == (["2"] if rootfs.mount else ["2", "1", "0"])
     again = await reopened(tmp_path)
     assert sorted(await again.list(), key=lambda i: i.id) == sorted(found, key=lambda i: i.id)
 
@@ -82,7 +96,8 @@ def both(wanted: dict[str, BuiltImage]) -> bytes:
 async def test_the_machines_busybox_loads_and_has_what_it_should(service: ImageService) -> None:
     [found] = await service.load(images.busybox())
     assert found.repo_tags == ["docker.io/library/busybox:latest"]
-    [root] = (await service.rootfs(found.id)).lower_dirs
+    rootfs = await service.rootfs(found.id)
+    root = Path(str(rootfs.lower_dirs[0]).replace("self", str(os.getpid())))  # for child processes as well
     listed = subprocess.run(
         ["/bin/busybox", "--list"], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -209,16 +224,19 @@ async def test_an_image_in_use_stays(tmp_path: Path, service: ImageService) -> N
     assert await service.list() == []
 
 
-async def test_images_share_layers_until_the_last_goes(tmp_path: Path, service: ImageService) -> None:
+async def test_images_share_layers_until_the_last_goes(
+    tmp_path: Path, service: ImageService, each_store: str
+) -> None:
     common = layer({"common": "x"})
     one, two = image([common, layer({"one": "1"})]), image([common, layer({"two": "2"})])
     await service.load(archive(tmp_path, docker_archive({"one:1": one, "two:2": two})))
-    shared = (await service.rootfs(one.id)).lower_dirs[-1]
-    assert (await service.rootfs(two.id)).lower_dirs[-1] == shared
+    folder = tmp_path / "images" / ("layers" if each_store == "unpacked" else "tars")
+    assert len(list(folder.iterdir())) == 3
     await service.remove("one:1")
-    assert (shared / "common").read_text() == "x" and len(list((tmp_path / "images/layers").iterdir())) == 2
+    assert len(list(folder.iterdir())) == 2
+    assert (await service.rootfs(two.id)).lower_dirs[-1].joinpath("common").read_text() == "x"
     await service.remove("two:2")
-    assert not shared.exists()
+    assert list(folder.iterdir()) == []
 
 
 async def test_removing_while_the_same_is_pulled_leaves_a_whole_image_or_none(
@@ -233,7 +251,7 @@ async def test_removing_while_the_same_is_pulled_leaves_a_whole_image_or_none(
             await service.remove(built.id)
         await pull
         if await service.status(built.id):
-            assert all((d / "top").exists() for d in (await service.rootfs(built.id)).lower_dirs)
+            assert texts(await service.rootfs(built.id), "top")[0] == "3"
 
 
 async def test_pinned_images_say_so(tmp_path: Path) -> None:
@@ -243,12 +261,13 @@ async def test_pinned_images_say_so(tmp_path: Path) -> None:
     assert [i.pinned for i in await (await reopened(tmp_path)).list()] == [False]
 
 
-async def test_the_usage_follows(tmp_path: Path, service: ImageService) -> None:
+async def test_the_usage_follows(tmp_path: Path, service: ImageService, each_store: str) -> None:
     before = await service.fs_info()
     await loaded(tmp_path, service, "a:1")
     after = await service.fs_info()
     assert after.mountpoint == tmp_path / "images" and after.mountpoint.is_dir()
-    assert after.used_bytes - before.used_bytes > 1_200_000 and after.inodes_used > before.inodes_used >= 1
+    least = 600_000 if each_store == "erofs" else 1_200_000  # the tar, or the blob and the files
+    assert after.used_bytes - before.used_bytes > least and after.inodes_used > before.inodes_used >= 1
     [found] = await service.list()
     assert after.used_bytes >= found.size_bytes > 600_000
     await service.remove("a:1")
@@ -263,7 +282,7 @@ async def test_a_restart_finds_the_same(tmp_path: Path, service: ImageService) -
     before = await service.list()
     again = await reopened(tmp_path)
     assert await again.list() == before
-    assert (await again.rootfs(built.id)) == (await service.rootfs(built.id))
+    assert texts(await again.rootfs(built.id), "top") == texts(await service.rootfs(built.id), "top")
 
 
 async def test_what_a_crash_left_is_cleared(tmp_path: Path, service: ImageService) -> None:
@@ -276,6 +295,8 @@ async def test_what_a_crash_left_is_cleared(tmp_path: Path, service: ImageServic
     (store / "blobs/sha256" / ("1" * 64)).write_bytes(b"nobody's")
     (store / "layers" / ("2" * 64) / "tree").mkdir(parents=True)
     (store / "layers" / ("3" * 64)).write_bytes(b"no folder")
+    (store / "tars" / ("4" * 64)).write_bytes(b"nobody's")
+    (store / "indexes" / ("5" * 64)).write_bytes(b"nobody's")
     await (await reopened(tmp_path)).close()
     assert left_over(tmp_path) == kept and names(store / "trash") == set()
 
@@ -305,6 +326,7 @@ async def test_a_damaged_index_is_repaired(
     assert json.loads((tmp_path / "images/index.json").read_text())["manifests"]
 
 
+@only_unpacked
 @pytest.mark.parametrize("what", ["manifest", "config", "layer"])
 async def test_a_damaged_image_is_dropped_alone(tmp_path: Path, service: ImageService, what: str) -> None:
     good, bad = make(1), make(2, layers=1)
@@ -319,6 +341,7 @@ async def test_a_damaged_image_is_dropped_alone(tmp_path: Path, service: ImageSe
     assert len(await again.list()) == 2
 
 
+@only_unpacked
 @pytest.mark.parametrize("what", ["one record", "one layer", "all layers"])
 async def test_lost_layers_are_unpacked_again(tmp_path: Path, service: ImageService, what: str) -> None:
     built = await loaded(tmp_path, service, "a:1", "b:2")
@@ -372,7 +395,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,nr_inodes=400", "tmpfs", str(folder)], check=True)
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    # the files that a mount has used are closed a moment after it is gone
+    assert wait_for(lambda: subprocess.run(["umount", str(folder)], check=False).returncode == 0)
 
 
 TOO_BIG = pytest.mark.parametrize(
@@ -388,8 +412,10 @@ TOO_BIG = pytest.mark.parametrize(
 
 @TOO_BIG
 async def test_a_full_disk_is_said_and_nothing_stays(
-    tmp_path: Path, registry: Registry, small_disk: Path, built: BuiltImage, what: str
+    tmp_path: Path, registry: Registry, small_disk: Path, built: BuiltImage, what: str, each_store: str
 ) -> None:
+    if what == "no inodes" and each_store == "erofs":
+        return  # a layer takes one, whatever is in it
     service = await reopened(tmp_path)
     good = make(1, layers=1, size=100_000)
     registry.push("good:1", good)
@@ -413,8 +439,10 @@ async def test_a_full_disk_is_said_and_nothing_stays(
 @TOO_BIG
 @pytest.mark.parametrize("packed", [False, True])
 async def test_an_archive_that_does_not_fit_names_what_is_full(
-    tmp_path: Path, small_disk: Path, built: BuiltImage, what: str, packed: bool
+    tmp_path: Path, small_disk: Path, built: BuiltImage, what: str, packed: bool, each_store: str
 ) -> None:
+    if what == "no inodes" and each_store == "erofs":
+        return  # a layer takes one, whatever is in it
     service = await reopened(tmp_path)
     data = docker_archive({"a.example/b:c": built})
     path = archive(tmp_path, gzip.compress(data, 1) if packed else data)

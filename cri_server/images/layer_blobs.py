@@ -1,0 +1,87 @@
+"""The layers of an image as blobs again, when only their tars are here: plain for an archive, compressed for a registry."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from isal import isal_zlib
+
+from cri_server.images import manifest as manifests
+from cri_server.images.content import Blobs, DigestMismatch, Ingest
+from cri_server.images.erofs.files import LayerFiles
+from cri_server.images.manifest import Descriptor, Manifest
+
+_READ_BYTES = 1 << 20
+_GZIP = 31  # zlib's window bits for a gzip member, which has no time in it
+
+
+class BlobSource(Protocol):
+    """Where an image's blobs are read from."""
+
+    def read(self, digest: str, limit_bytes: int) -> bytes:
+        """The content, verified. Raises NotFound, DigestMismatch."""
+
+    def size(self, digest: str) -> int | None:
+        """None if it is not there."""
+
+    def open_blob(self, digest: str) -> int:
+        """A descriptor for reading, which the caller closes. Raises NotFound."""
+
+
+class PlainLayers:
+    """A layout's blobs, and beside them the tars of images that have no others for their layers. A BlobSource."""
+
+    def __init__(self, blobs: Blobs, files: LayerFiles) -> None:
+        self._blobs, self._files = blobs, files
+        self._documents: dict[str, bytes] = {}
+        self._tars: dict[str, int] = {}
+
+    def add(self, target: Descriptor, manifest: Manifest, diff_ids: Sequence[str]) -> Descriptor:
+        """What stands for the image: its own target, or a manifest with plain layers. `target` has or leads to `manifest`."""
+        layers = [self._layer(layer, d) for layer, d in zip(manifest.layers, diff_ids, strict=True)]
+        if layers == manifest.layers:
+            return target
+        data = manifests.encoded(manifests.with_layers(manifest, layers))
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        self._documents[digest] = data
+        return Descriptor(manifests.OCI_MANIFEST, digest, len(data))
+
+    def _layer(self, layer: Descriptor, diff_id: str) -> Descriptor:
+        if self._blobs.size(layer.digest) is not None:
+            return layer
+        size = self._tars[diff_id] = os.stat(self._files.tar(diff_id)).st_size
+        return Descriptor(manifests.OCI_LAYER, diff_id, size)
+
+    def read(self, digest: str, limit_bytes: int) -> bytes:
+        return self._documents[digest] if digest in self._documents else self._blobs.read(digest, limit_bytes)
+
+    def size(self, digest: str) -> int | None:
+        if digest in self._documents:
+            return len(self._documents[digest])
+        return self._tars.get(digest, self._blobs.size(digest))
+
+    def open_blob(self, digest: str) -> int:
+        if digest in self._documents:
+            fd = os.memfd_create("manifest", os.MFD_CLOEXEC)
+            os.pwrite(fd, self._documents[digest], 0)
+            return fd
+        return self._files.open_tar(digest) if digest in self._tars else self._blobs.open_blob(digest)
+
+
+def compressed(blobs: Blobs, files: LayerFiles, diff_id: str, tick: Callable[[], None]) -> Descriptor:
+    """The layer as a gzip blob in the layout, which the caller holds. Raises NotFound, DigestMismatch (a tar that has changed),
+    ResourceExhausted, OSError."""
+    compressor, content = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP), hashlib.sha256()
+    with Ingest(blobs) as ingest, io.FileIO(files.open_tar(diff_id)) as tar:
+        while part := tar.read(_READ_BYTES):
+            content.update(part)
+            ingest.write(compressor.compress(part))
+            tick()
+        ingest.write(compressor.flush())
+        if f"sha256:{content.hexdigest()}" != diff_id:
+            raise DigestMismatch(f"the tar of layer {diff_id} is damaged on disk")
+        return Descriptor(f"{manifests.OCI_LAYER}+gzip", ingest.commit(), ingest.size)

@@ -1,0 +1,176 @@
+"""The store of images that are mounted: what it keeps, what it gives back, and what becomes of it under another setting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server.images import store as stores
+from cri_server.images.build import BuiltImage, directory, image, layer, oci_archive
+from cri_server.images.service import ImageService
+from pyrunc.errors import Unsupported
+from tests.cri.images.conftest import texts
+from tests.cri.images.test_pull import make
+from tests.cri.images.trees import names
+from tests.support.registry import Registry
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[list[ImageService]]:
+    """Services that are closed at the end."""
+    services: list[ImageService] = []
+    yield services
+    for service in services:
+        await service.close()
+
+
+async def serve(opened: list[ImageService], folder: Path, **options: Any) -> ImageService:
+    service = ImageService(folder, **{"store": "erofs", **options})
+    opened.append(service)
+    await service.start()
+    return service
+
+
+async def pulled(service: ImageService, registry: Registry, built: BuiltImage) -> str:
+    registry.push("team/app:v1", built)
+    name = f"{registry.host}/team/app:v1"
+    assert await service.pull(name) == built.id
+    return name
+
+
+def layer_blobs(store: Path) -> set[str]:
+    """Blobs of the layout that are as large as a layer."""
+    blobs = (store / "blobs/sha256").iterdir()
+    return {path.name for path in blobs if path.stat().st_size > 50_000}
+
+
+async def test_a_tar_takes_the_place_of_its_blob(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    service, built = await serve(opened, tmp_path / "images"), make()
+    name = await pulled(service, registry, built)
+    assert layer_blobs(tmp_path / "images") == set()
+    assert len(names(tmp_path / "images/tars")) == 3 and names(tmp_path / "images/layers") == set()
+    registry.requests.clear()
+    assert await service.pull(name) == built.id
+    assert len(registry.requests) == 1, "what is here is not fetched again"
+    await service.remove(built.id)
+    await service.close()
+    for folder in ("tars", "indexes", "blobs/sha256", "ingest"):
+        assert names(tmp_path / "images" / folder) == set()
+
+
+async def test_blobs_are_kept_where_they_are_wanted(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    service, built = await serve(opened, tmp_path / "images", keep_blobs=True), make()
+    await pulled(service, registry, built)
+    assert len(layer_blobs(tmp_path / "images")) == 3
+    again = await serve(opened, tmp_path / "images")
+    assert layer_blobs(tmp_path / "images") == set(), "a server that is not to keep them drops them"
+    assert texts(await again.rootfs(built.id), "top") == ["2"]
+
+
+async def test_an_archive_has_plain_layers_and_the_same_image(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    service, built = await serve(opened, tmp_path / "images"), make()
+    name = await pulled(service, registry, built)
+    archive = tmp_path / "archive.tar"
+    with open(archive, "wb") as file:
+        async for part in service.save([name]):
+            file.write(part)
+    for number, store in enumerate(("unpacked", "erofs")):
+        other = await serve(opened, tmp_path / str(number), store=store)
+        [found] = await other.load(archive)
+        assert (found.id, found.repo_tags) == (built.id, [name])
+        assert texts(await other.rootfs(built.id), "top")[0] == "2"
+
+
+async def test_a_push_sends_what_the_registry_lacks_compressed(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    service, built = await serve(opened, tmp_path / "images"), make()
+    name = await pulled(service, registry, built)
+    digest = (await service.list())[0].repo_digests[0].partition("@")[2]
+    same = await service.push(name, f"{registry.host}/team/app:v2", None, lambda progress: None)
+    assert same == digest, "the registry has every blob of it"
+    with Registry(tmp_path / "other") as other:
+        target = f"{other.host}/copied/app:v1"
+        assert await service.push(name, target, None, lambda progress: None) != digest
+        assert layer_blobs(tmp_path / "images") == set()
+        fresh = await serve(opened, tmp_path / "fresh", store="unpacked")
+        assert await fresh.pull(target) == built.id
+        assert texts(await fresh.rootfs(built.id), "top") == ["2", "1", "0"]
+
+
+@pytest.mark.parametrize("setting", ["auto", "unpacked"])
+async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars(
+    tmp_path: Path,
+    registry: Registry,
+    opened: list[ImageService],
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+) -> None:
+    """As when a disk moves to a node with another kernel, and back."""
+    service, built = await serve(opened, tmp_path / "images"), make()
+    name = await pulled(service, registry, built)
+    await service.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(stores, "why_not", lambda folder: "no such kernel")
+        for _ in range(2):
+            other = await serve(opened, tmp_path / "images", store=setting)
+            [found] = await other.list()
+            assert (found.id, found.repo_tags) == (built.id, [name])
+            assert texts(await other.rootfs(built.id), "top") == ["2", "1", "0"]
+            await other.close()
+        with pytest.raises(Unsupported, match="no such kernel"):
+            await serve(opened, tmp_path / "images", store="erofs")
+    back = await serve(opened, tmp_path / "images")
+    assert [found.id for found in await back.list()] == [built.id]
+
+
+async def test_a_lost_index_is_made_again(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    service, built = await serve(opened, tmp_path / "images"), make()
+    await pulled(service, registry, built)
+    await service.close()
+    [index] = (tmp_path / "images/indexes").iterdir()
+    content = index.read_bytes()
+    index.unlink()
+    again = await serve(opened, tmp_path / "images")
+    assert texts(await again.rootfs(built.id), "top") == ["2"]
+    assert index.read_bytes() == content, "the same layers give the same index"
+
+
+async def test_a_lost_tar_is_a_lost_image(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    service, built = await serve(opened, tmp_path / "images"), make()
+    name = await pulled(service, registry, built)
+    await service.close()
+    next((tmp_path / "images/tars").iterdir()).unlink()
+    again = await serve(opened, tmp_path / "images")
+    assert await again.list() == []
+    assert await again.pull(name) == built.id
+
+
+async def test_images_with_the_same_layers_share_an_index(tmp_path: Path, opened: list[ImageService]) -> None:
+    service = await serve(opened, tmp_path / "images")
+    layers = [layer({"a": "1", "d": directory()}), layer({"d/.wh..wh..opq": "", "d/b": "2"})]
+    one, two = image(layers, {"Cmd": ["1"]}), image(layers, {"Cmd": ["2"]})
+    (tmp_path / "archive.tar").write_bytes(oci_archive({"x/one:1": one, "x/two:1": two}))
+    assert len(await service.load(tmp_path / "archive.tar")) == 2
+    assert len(names(tmp_path / "images/indexes")) == 1
+    first, second = await service.rootfs(one.id), await service.rootfs(two.id)
+    assert first.mount is second.mount and names(first.lower_dirs[0]) == {"a", "d", "d/b"}
+    await service.remove(one.id)
+    assert (second.lower_dirs[0] / "d/b").read_text() == "2"
+    await service.remove(two.id)
+    assert names(tmp_path / "images/indexes") == set()
+    assert json.loads((tmp_path / "images/index.json").read_text())["manifests"] == []

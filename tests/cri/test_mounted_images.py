@@ -1,0 +1,176 @@
+"""Containers whose images are mounted and not unpacked: `[images] store = "erofs"`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import IMAGE, Server, image_archive
+
+EROFS = {"images": {"store": "erofs"}}
+
+
+@pytest.fixture(scope="module")
+def mounting_server() -> Iterator[Server]:
+    with Server(settings=EROFS) as server:
+        server.load_image()
+        yield server
+
+
+@pytest.fixture
+def server(mounting_server: Server) -> Iterator[Server]:
+    yield mounting_server
+    mounting_server.remove_all()
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """One that may be restarted."""
+    with Server(settings=EROFS) as server:
+        server.load_image()
+        yield server
+
+
+def files(server: Server, folder: str) -> list[Path]:
+    return list((server.root / "images" / folder).iterdir())
+
+
+def mounts_of(server: Server) -> list[str]:
+    """What the server has mounted where it could be seen."""
+    lines = Path(f"/proc/{server.pid}/mountinfo").read_text().splitlines()
+    return [line for line in lines if " - erofs " in line or str(server.folder) in line]
+
+
+def held_mounts(server: Server) -> int:
+    """Descriptors of mounts of images that the server holds."""
+    folder = Path(f"/proc/{server.pid}/fdinfo")
+    found = 0
+    for name in os.listdir(folder):
+        try:
+            target = os.stat(f"/proc/{server.pid}/fd/{name}/bin/busybox")
+        except OSError:
+            continue
+        found += bool(target.st_size) and os.readlink(f"/proc/{server.pid}/fd/{name}") == "/"
+    return found
+
+
+def test_no_file_of_a_layer_is_written_and_nothing_is_mounted(server: Server) -> None:
+    pod = server.run_pod(host_network=True)
+    containers = []
+    for number in range(3):
+        config = server.container_config()
+        config.metadata.name = f"c{number}"
+        containers.append(server.launch(pod, config))
+    for container in containers:
+        assert "www:x:33" in server.output(container, "cat", "/etc/passwd")
+    assert files(server, "layers") == [] and len(files(server, "indexes")) == 1
+    assert mounts_of(server) == []
+    assert held_mounts(server) == 1, "the containers of an image share one mount"
+
+
+def test_a_container_writes_to_its_own_layer(server: Server) -> None:
+    pod = server.run_pod(host_network=True)
+    one = server.launch(pod)
+    second = server.container_config()
+    second.metadata.name = "d"
+    two = server.launch(pod, second)
+    server.output(
+        one, "sh", "-c", "echo new >> /etc/passwd; rm /etc/group; mkdir /made; mv /bin /bin2; mv /bin2 /bin"
+    )
+    assert server.output(one, "tail", "-n1", "/etc/passwd") == "new\n"
+    assert server.exec(one, "ls", "/etc/group").exit_code == 1
+    assert "new" not in server.output(two, "cat", "/etc/passwd")
+    assert server.output(two, "cat", "/etc/group").startswith("root")
+
+
+def test_a_container_that_was_created_before_a_crash_starts_after_it(own_server: Server) -> None:
+    server = own_server
+    pod = server.run_pod(host_network=True)
+    running = server.launch(pod)
+    config = server.container_config()
+    config.metadata.name = "later"
+    config.mounts.append(api.Mount(container_path="/v", readonly=True, image=api.ImageSpec(image=IMAGE), image_sub_path="etc"))  # fmt: skip
+    created = server.create(pod, config)
+    server.restart()
+    assert "www" in server.output(running, "cat", "/etc/passwd")
+    server.start_container(created)
+    assert server.output(created, "ls", "/v").split() == ["group", "passwd"]
+    assert server.exec(created, "touch", "/v/x").exit_code == 1
+
+
+def test_a_pod_with_users_of_its_own(server: Server) -> None:
+    mapping = api.IDMapping(host_id=100_000, container_id=0, length=65_536)
+    users = api.UserNamespace(mode=api.POD, uids=[mapping], gids=[mapping])
+    pod_config, config = server.pod_config(), server.container_config()
+    for options in (
+        pod_config.linux.security_context.namespace_options,
+        config.linux.security_context.namespace_options,
+    ):
+        options.userns_options.CopyFrom(users)
+    container = server.launch(server.run_pod(pod_config), config)
+    assert server.output(container, "stat", "-c", "%u %g", "/etc/passwd").split() == ["0", "0"]
+    server.output(container, "sh", "-c", "echo x >> /etc/passwd")
+
+
+def test_an_image_goes_with_its_files(server: Server) -> None:
+    before = len(files(server, "tars")), held_mounts(server)
+    server.load_image(image_archive("registry.test/data:1", {"f": b"x" * 100_000}))
+    assert (len(files(server, "tars")), held_mounts(server)) == (before[0] + 1, before[1])
+    pod = server.run_pod(host_network=True)
+    config = server.container_config()
+    volume = api.Mount(container_path="/v", readonly=True, image=api.ImageSpec(image="registry.test/data:1"))
+    config.mounts.append(volume)
+    container = server.launch(pod, config)
+    assert server.output(container, "wc", "-c", "/v/f").split() == ["100000", "/v/f"]
+    removal = api.RemoveImageRequest(image=api.ImageSpec(image="registry.test/data:1"))
+    with pytest.raises(grpc.RpcError, match="in use"):
+        server.image.RemoveImage(removal)
+    server.stop_pod(pod)
+    server.remove_pod(pod)
+    server.image.RemoveImage(removal)
+    assert len(files(server, "tars")) == before[0]
+
+
+def test_the_store_may_change_at_a_restart(own_server: Server) -> None:
+    """Images that are here stay as they are; those that come are what the configuration says."""
+    server = own_server
+    pod = server.run_pod(host_network=True)
+    container = server.launch(pod)
+    server._settings = {"images": {"store": "unpacked"}}
+    server._write_config()
+    try:
+        server.restart(Server.stop)
+        second = server.container_config()
+        second.metadata.name = "second"
+        assert "www" in server.output(server.launch(pod, second), "cat", "/etc/passwd")
+        server.load_image(image_archive("registry.test/data:1", {"f": b"x"}))
+        assert len(files(server, "layers")) == 1
+    finally:
+        server._settings = EROFS
+        server._write_config()
+        server.restart(Server.stop)
+    config = server.container_config()
+    config.metadata.name = "third"
+    config.mounts.append(api.Mount(container_path="/v", readonly=True, image=api.ImageSpec(image="registry.test/data:1")))  # fmt: skip
+    assert server.output(server.launch(pod, config), "cat", "/v/f") == "x"
+    assert "www" in server.output(container, "cat", "/etc/passwd")
+    server.stop_pod(pod)
+    server.remove_pod(pod)
+    server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image="registry.test/data:1")))
+
+
+def test_a_file_that_was_changed_by_others_is_not_run(server: Server) -> None:
+    """A tar of another length is not what the index was made for."""
+    server.load_image(image_archive("registry.test/cut:1", {"f": b"x" * 10_000}))
+    tar = max(files(server, "tars"), key=os.path.getmtime)
+    os.truncate(tar, 1024)
+    pod = server.run_pod(host_network=True)
+    config = server.container_config(image=api.ImageSpec(image="registry.test/cut:1"))
+    with pytest.raises(grpc.RpcError, match="does not fit the layers' tars"):
+        server.create(pod, config)
+    server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image="registry.test/cut:1")))
