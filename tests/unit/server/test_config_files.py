@@ -95,7 +95,8 @@ def test_a_wrong_drop_in_is_named_with_its_line(tmp_path: Path) -> None:
         ("[server]\nrlimits = []", ["x:2: server.rlimits: no such key; [containers] has it"]),
         ("volatile = true", ["x:1: volatile: no such table; [containers] has it"]),
         ("[images]\nzzz = 1\nqqq = 2", [
-            "x:2: images.zzz: no such key; there is pinned", "x:3: images.qqq: no such key; there is pinned"]),
+            "x:2: images.zzz: no such key; there are keep_blobs, pinned, store",
+            "x:3: images.qqq: no such key; there are keep_blobs, pinned, store"]),
         ("[streaming]\nhost = 'h'\nport = 'x'", ["x:3: streaming.port: expected `int`, got `str`"]),
         ("[containers]\nrlimits = [\n'a',\n3]", ["x:2: containers.rlimits[1]: expected `str`, got `int`"]),
     ],
