@@ -1,6 +1,6 @@
 """Logins at registries, where podman and docker keep them: `auth.json`, an object per registry with base64 of USER:PASSWORD.
 
-Read: $REGISTRY_AUTH_FILE, else podman's files and docker's, the first that knows the registry. Written: the first of these,
+Where none of them knows the registry, credential providers are asked. Read: $REGISTRY_AUTH_FILE, else podman's files and docker's, the first that knows the registry. Written: the first of these,
 closed to others. Sources: containers-auth.json(5), docker's config.json.
 """
 
@@ -10,14 +10,23 @@ import base64
 import binascii
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli import credential_helpers
 from cri_server.images.reference import DOCKER, Reference
 from pyrunc.errors import InvalidArgument, NotFound
 
 DOCKERS_NAME = "https://index.docker.io/v1/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Helper:
+    """Stands for a login that a program has."""
+
+    name: str
 
 
 def files(chosen: Path | None = None) -> list[Path]:
@@ -41,13 +50,22 @@ def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
     """The login for an image: of its repository or what that lies in, as containers-auth.json(5) says, else of its registry.
     Raises InvalidArgument."""
     found = _entry(reference, chosen)
-    return None if found is None else _config(found[2], found[3], found[0])
+    if found is None:
+        return credential_helpers.from_provider(reference)
+    path, key, login, server = found
+    if isinstance(login, _Helper):
+        return credential_helpers.from_helper(login.name, key, server)
+    return _config(login, server, path)
 
 
 def source(reference: str, chosen: Path | None = None) -> str:
     """Where `find` takes the login from, `FILE: KEY`; empty for none. Raises InvalidArgument."""
     found = _entry(reference, chosen)
-    return "" if found is None else f"{found[0]}: {found[1]}"
+    if found is None:
+        programs = credential_helpers.providers(reference)
+        return f"{programs[0].file}: provider {programs[0].provider.name}" if programs else ""
+    path, key, login, _ = found
+    return f"{path}: helper {login.name}" if isinstance(login, _Helper) else f"{path}: {key}"
 
 
 def _entry(reference: str, chosen: Path | None) -> tuple[Path, str, Any, str] | None:
@@ -59,8 +77,13 @@ def _entry(reference: str, chosen: Path | None) -> tuple[Path, str, Any, str] | 
     if keys[-1] == DOCKER:
         keys += [DOCKERS_NAME, "index.docker.io"]
     for path in files(chosen):
-        auths = _read(path).get("auths") or {}
+        document = _read(path)
+        auths = document.get("auths") or {}
+        helpers = document.get("credHelpers") or {}
         for key in keys:
+            if isinstance(helpers, dict) and isinstance(helpers.get(key), str):
+                server = keys[-1] if keys[-1] != "index.docker.io" else DOCKER
+                return path, key, _Helper(helpers[key]), server
             for written in (key, f"https://{key}", f"http://{key}"):
                 if written in auths:
                     server = keys[-1] if keys[-1] != "index.docker.io" else DOCKER

@@ -1,0 +1,120 @@
+"""Logins from programs: kubelet's providers and docker's helpers, whom they are for, and what fails."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cri_server.cli import credential_helpers as helpers
+from cri_server.cli import credentials
+from pyrunc.errors import PeerError, WrongState
+
+CONFIG = """
+apiVersion: kubelet.config.k8s.io/v1
+kind: CredentialProviderConfig
+providers:
+  - name: cloud
+    matchImages: ["*.cloud.example", "r.example:5000/team"]
+    defaultCacheDuration: "0"
+    apiVersion: credentialprovider.kubelet.k8s.io/v1
+    args: [get]
+    env: [{name: WHO, value: robot}]
+"""
+PROVIDER = """#!/bin/sh
+cat > "$0.request"
+echo '{"kind": "CredentialProviderResponse", "cacheKeyType": "Image", "auth": {
+  "*.cloud.example": {"username": "wide", "password": "w"},
+  "a.cloud.example/team": {"username": "'$WHO-$1'", "password": "narrow"}}}'
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "providers"
+    (made / "bin").mkdir(parents=True)
+    (made / "1.yaml").write_text(CONFIG)
+    program(made / "bin" / "cloud", PROVIDER)
+    monkeypatch.setenv(helpers.FOLDER_VARIABLE, str(made))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return made
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "same"),
+    [
+        ("r.example", "r.example/a", True), ("*.io", "k8s.io/a", True), ("*.io", "a.k8s.io/a", False),
+        ("app*.k8s.io", "app1.k8s.io/a", True), ("r.example/a", "r.example/ab", True), ("r.example/b", "r.example/a", False),
+        ("r.example:5000", "r.example/a", False), ("r.example", "r.example:5000/a", True),
+        ("https://r.example", "r.example/a", True), ("r.*", "r.example/a", True),
+    ],
+)  # fmt: skip
+def test_which_images_a_pattern_means(pattern: str, name: str, same: bool) -> None:
+    assert helpers.matches(pattern, name) == same
+
+
+def test_a_provider_is_asked_in_kubelets_words(folder: Path) -> None:
+    found = credentials.find("a.cloud.example/team/app:v1")
+    assert found is not None
+    assert (found.username, found.password, found.server_address) == (
+        "robot-get",
+        "narrow",
+        "a.cloud.example",
+    )
+    assert json.loads((folder / "bin" / "cloud.request").read_text()) == {
+        "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+        "kind": "CredentialProviderRequest",
+        "image": "a.cloud.example/team/app:v1",
+    }
+    wide = credentials.find("b.cloud.example/x")
+    assert wide is not None and wide.username == "wide"
+    assert credentials.find("other.example/x") is None
+    assert credentials.source("a.cloud.example/x") == f"{folder}/1.yaml: provider cloud"
+
+
+def test_a_helper_of_dockers_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "auth.json").write_text(
+        json.dumps({"credHelpers": {"r.example": "box", "t.example": "token"}})
+    )
+    program(
+        tmp_path / "docker-credential-box",
+        '#!/bin/sh\necho "{\\"Username\\": \\"$1\\", \\"Secret\\": \\"$(cat)\\"}"\n',
+    )
+    program(
+        tmp_path / "docker-credential-token", '#!/bin/sh\necho \'{"Username": "<token>", "Secret": "t"}\'\n'
+    )
+    found = credentials.find("r.example/a")
+    assert found is not None and (found.username, found.password) == ("get", "r.example")
+    token = credentials.find("t.example/a")
+    assert token is not None and token.identity_token == "t" and not token.username
+    assert credentials.source("r.example/a") == f"{tmp_path}/auth.json: helper box"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("#!/bin/sh\necho broken >&2; exit 3\n", "ended with 3: broken"),
+        ("#!/bin/sh\necho hidden-secret\n", "its answer cannot be read"),
+        ("", "Exec format error"),
+    ],
+)
+def test_a_program_that_fails_is_named_and_its_answer_is_not_shown(folder: Path, text: str, why: str) -> None:
+    program(folder / "bin" / "cloud", text)
+    with pytest.raises(PeerError) as caught:
+        credentials.find("a.cloud.example/x")
+    assert "bin/cloud" in str(caught.value) and why in str(caught.value)
+    assert "hidden-secret" not in str(caught.value)
+
+
+def test_a_file_that_is_wrong_is_named(folder: Path) -> None:
+    (folder / "2.yaml").write_text("providers: [{name: ../x, matchImages: [], apiVersion: v1}]")
+    with pytest.raises(WrongState, match=r"2\.yaml"):
+        credentials.find("a.cloud.example/x")
