@@ -96,12 +96,32 @@ quiet_option = click.option(
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=completion.both)
 @click.option("--type", "kind", type=click.Choice(list(KINDS)), help="Only one of this kind.")
+@click.option("--origins", is_flag=True, help="A table: where the values of containers come from.")
 @quiet_option
 @output.options(FORMATS, listing=False)
 @click.pass_obj
-def inspect(address: str, names: tuple[str, ...], kind: str | None, quiet: bool, how: Output) -> None:
+def inspect(
+    address: str, names: tuple[str, ...], kind: str | None, origins: bool, quiet: bool, how: Output
+) -> None:
     """Show all about containers, pods or images, whatever has the NAME."""
+    if origins:
+        _show_origins(address, names)
+        return
     show(address, names, KINDS[kind] if kind else anything, quiet, how)
+
+
+def _show_origins(address: str, names: Sequence[str]) -> None:
+    from cri_server.cli.origins import origins  # for few
+
+    with Client(address) as client:
+        for name in names:
+            identifier = client.container(name).id
+            found = container(client, identifier, True)
+            made_from = image(client, found["status"]["imageId"] or found["status"]["imageRef"], True)
+            config, pod_config = client.container_config(identifier)
+            of_image = (made_from["info"].get("imageSpec") or {}).get("config") or {}
+            rows = origins(config, pod_config, of_image, found["info"].get("runtimeSpec") or {})
+            output.say(output.table(("VALUE OF", "VALUE", "FROM"), rows))
 
 
 @click.command()

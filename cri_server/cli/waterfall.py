@@ -18,9 +18,10 @@ def lines(call: Call, first_ns: int, width: int = 0) -> list[str]:
     the names of parts are cut."""
     since_s = (call["started_at_ns"] - first_ns) / 1e9
     error = f": {call['error']}" if call.get("error") else ""
-    total_ms = duration_ms(call)
+    # What a caller that gave up had begun goes on beyond the call.
+    total_ms = max([duration_ms(call), *(s["offset_ms"] + s["duration_ms"] for s in call.get("spans", ()))])
     found = [
-        f"{clock(call)} {since_s:+9.3f} s {total_ms:>10.2f} ms  {call['call']} {printable(subject(call))} "
+        f"{clock(call)} {since_s:+9.3f} s {duration_ms(call):>10.2f} ms  {call['call']} {printable(subject(call))} "
         f"{outcome(call)}{printable(error)}"
     ]
     for depth, span in tree(call.get("spans", ())):

@@ -388,6 +388,24 @@ def test_the_image_is_shown_as_it_was_asked_for(web: Server) -> None:
     web.remove_pod(pod)
 
 
+def test_inspect_says_where_values_come_from(web: Server) -> None:
+    config = web.container_config(["sleep", "3600"])
+    config.metadata.name = "origins"
+    config.envs.add(key="FROM_IMAGE", value=b"/secret")
+    config.linux.security_context.run_as_user.value = 1000
+    pod = web.run_pod(web.pod_config("origins"))
+    web.launch(pod, config)
+    lines = ok(web, "inspect", "--origins", "origins").lines
+    found = {line[:23].strip(): re.split(r"  +", line[24:].strip()) for line in lines[1:]}
+    assert found["argument 0"] == ["sleep", "request: command"]
+    assert found["env FROM_IMAGE"] == ["(not shown)", "request: envs (instead of the image's)"]
+    assert found["env PATH"] == ["/bin", "image: Env"]
+    assert found["user"][0].startswith("1000:") and found["user"][1] == "request: run_as_user"
+    assert found["mount /etc/hosts"][1] == "pod" and found["mount /proc"] == ["proc", "default"]
+    assert found["namespace network"][1] == "pod" and "secret" not in "".join(lines)
+    web.remove_pod(pod)
+
+
 def test_help_has_every_verb_once() -> None:
     text = ok("unix:///nowhere.sock", "--help").out
     listed = re.findall(r"^  ([a-z][a-z-]+)  ", text, re.MULTILINE)

@@ -46,6 +46,10 @@ def test_text() -> None:
         and bars[1] == "·" * 8 + "█" * 32
         and bars[4] == "·" * 20 + "█" * 10 + "·" * 10
     )
+    beyond = lines(call(duration_ms=50.0), 10**18)  # the caller gave up half-way
+    assert " 50.00 ms  StartContainer" in beyond[0] and [line[40:] for line in beyond[1:]] == [
+        p[40:] for p in parts
+    ]
     narrow = lines(call(), 10**18, width=100)
     assert all(len(line) <= 100 for line in narrow[1:]) and "…" in narrow[4]
     assert len(lines(call(spans=[{"name": "old", "offset_ms": 0.0, "duration_ms": 1.0}]), 0)) == 2

@@ -1,0 +1,162 @@
+"""Where the values of a container come from: its request (kubelet's, or a manifest's), its pod, its image, the server's
+configuration or a default. Pure: what a container runs with, held against what each of them says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from cri_server.api import api_pb2 as api
+
+REQUEST, POD, IMAGE, DEFAULT = "request", "pod", "image", "default"
+OF_THE_POD = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm")
+HIDDEN = "(not shown)"
+LIMITS = {
+    "memory": ("limit", "memory_limit_in_bytes"),
+    "cpu": ("quota", "cpu_quota"),
+}
+
+
+class Origin(NamedTuple):
+    """A value, in words, and where it comes from."""
+
+    item: str
+    value: str
+    origin: str
+
+
+def origins(
+    config: api.ContainerConfig, pod: api.PodSandboxConfig, image: Mapping[str, Any], spec: Mapping[str, Any]
+) -> list[Origin]:
+    """Of what a container was made from: its request, its pod's, its image's OCI configuration (`config` of it), and the runtime
+    spec that it runs with, without environment."""
+    process = spec.get("process") or {}
+    return [
+        *_arguments(config, process),
+        *_environment(config, image),
+        _cwd(config, image, process),
+        _user(config, image, process),
+        _hostname(pod, spec),
+        *_security(config, process, spec),
+        *_mounts(config, image, spec),
+        *_namespaces(spec),
+        *_resources(config, spec),
+        Origin("limits of processes", f"{len(process.get('rlimits') or ())}", "server: [containers] rlimits, or its own"),
+        Origin("cgroup", str((spec.get("linux") or {}).get("cgroupsPath", "")), f"{POD}: cgroup_parent" if pod.linux.cgroup_parent else "server: [cgroup]"),
+    ]  # fmt: skip
+
+
+def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Iterator[Origin]:
+    """A command of the request hides the image's command and arguments (CRI, `ContainerConfig.command`)."""
+    args = list(map(str, process.get("args") or ()))
+    first = len(config.command)
+    for number, word in enumerate(args):
+        if config.command:
+            origin = f"{REQUEST}: command" if number < first else f"{REQUEST}: args"
+        else:
+            own = number >= len(args) - len(config.args)
+            origin = f"{REQUEST}: args" if own else f"{IMAGE}: Entrypoint or Cmd"
+        yield Origin(f"argument {number}", word, origin)
+
+
+def _environment(config: api.ContainerConfig, image: Mapping[str, Any]) -> Iterator[Origin]:
+    """Values of the request may be secrets."""
+    found = {}
+    for line in image.get("Env") or ():
+        name, _, value = str(line).partition("=")
+        found[name] = Origin(f"env {name}", value, f"{IMAGE}: Env")
+    for each in config.envs:
+        before = " (instead of the image's)" if each.key in found else ""
+        found[each.key] = Origin(f"env {each.key}", HIDDEN, f"{REQUEST}: envs{before}")
+    yield from found.values()
+
+
+def _cwd(config: api.ContainerConfig, image: Mapping[str, Any], process: Mapping[str, Any]) -> Origin:
+    origin = DEFAULT
+    if config.working_dir:
+        origin = f"{REQUEST}: working_dir"
+    elif image.get("WorkingDir"):
+        origin = f"{IMAGE}: WorkingDir"
+    return Origin("folder", str(process.get("cwd", "/")), origin)
+
+
+def _user(config: api.ContainerConfig, image: Mapping[str, Any], process: Mapping[str, Any]) -> Origin:
+    context, user = config.linux.security_context, process.get("user") or {}
+    origin = DEFAULT
+    if context.HasField("run_as_user") or context.run_as_username:
+        origin = f"{REQUEST}: run_as_user"
+    elif image.get("User"):
+        origin = f"{IMAGE}: User"
+    return Origin("user", f"{user.get('uid', 0)}:{user.get('gid', 0)}", origin)
+
+
+def _hostname(pod: api.PodSandboxConfig, spec: Mapping[str, Any]) -> Origin:
+    shared = pod.linux.security_context.namespace_options.network == api.NODE
+    if shared:
+        return Origin("hostname", "the host's", f"{POD}: namespace_options")
+    value = str(spec.get("hostname") or pod.hostname)
+    return Origin("hostname", value or "of the pod", f"{POD}: hostname" if pod.hostname else POD)
+
+
+def _security(
+    config: api.ContainerConfig, process: Mapping[str, Any], spec: Mapping[str, Any]
+) -> Iterator[Origin]:
+    context = config.linux.security_context
+    held = (process.get("capabilities") or {}).get("effective") or ()
+    changes = [f"+{name}" for name in context.capabilities.add_capabilities]
+    changes += [f"-{name}" for name in context.capabilities.drop_capabilities]
+    origin = f"{DEFAULT}, {REQUEST}: {' '.join(changes)}" if changes else DEFAULT
+    yield Origin("capabilities", f"{len(held)}", f"{REQUEST}: privileged" if context.privileged else origin)
+    if context.HasField("seccomp"):
+        profile = api.SecurityProfile.ProfileType.Name(context.seccomp.profile_type)
+        yield Origin("seccomp", profile, f"{REQUEST}: seccomp")
+    else:
+        filtered = bool((spec.get("linux") or {}).get("seccomp"))
+        yield Origin("seccomp", "RuntimeDefault" if filtered else "Unconfined", DEFAULT)
+    readonly = bool((spec.get("root") or {}).get("readonly"))
+    yield Origin(
+        "read-only root", str(readonly).lower(), f"{REQUEST}: readonly_rootfs" if readonly else DEFAULT
+    )
+    privileges = bool(process.get("noNewPrivileges"))
+    yield Origin("no new privileges", str(privileges).lower(), f"{REQUEST}: no_new_privs" if privileges else DEFAULT)  # fmt: skip
+
+
+def _mounts(
+    config: api.ContainerConfig, image: Mapping[str, Any], spec: Mapping[str, Any]
+) -> Iterator[Origin]:
+    asked = {mount.container_path.rstrip("/") or "/": mount for mount in config.mounts}
+    volumes = {str(path).rstrip("/") or "/" for path in image.get("Volumes") or ()}
+    for mount in spec.get("mounts") or ():
+        place = str(mount.get("destination", ""))
+        found = asked.get(place.rstrip("/") or "/")
+        origin = DEFAULT
+        if found is not None:
+            origin = f"{REQUEST}: mounts"
+        elif place in volumes:
+            origin = f"{IMAGE}: Volumes"
+        elif place in OF_THE_POD:
+            origin = POD
+        source = (
+            found.host_path or found.image.image if found is not None else str(mount.get("type") or "bind")
+        )
+        yield Origin(f"mount {place}", source, origin)
+
+
+def _namespaces(spec: Mapping[str, Any]) -> Iterator[Origin]:
+    own = {
+        entry.get("type"): entry.get("path") for entry in (spec.get("linux") or {}).get("namespaces") or ()
+    }
+    for kind in ("network", "ipc", "uts", "pid", "user", "cgroup", "mount"):
+        if kind not in own:
+            yield Origin(f"namespace {kind}", "the host's", f"{REQUEST}: namespace_options" if kind in ("network", "ipc", "pid") else DEFAULT)  # fmt: skip
+        else:
+            yield Origin(f"namespace {kind}", str(own[kind] or "its own"), POD if own[kind] else DEFAULT)
+
+
+def _resources(config: api.ContainerConfig, spec: Mapping[str, Any]) -> Iterator[Origin]:
+    given = (spec.get("linux") or {}).get("resources") or {}
+    for group, (key, name) in LIMITS.items():
+        value = (given.get(group) or {}).get(key)
+        wanted = getattr(config.linux.resources, name)
+        yield Origin(f"{group} {key}", str(value or "none"), f"{REQUEST}: resources" if wanted else DEFAULT)
