@@ -10,6 +10,8 @@ are messages of pyrunc.ipc with an `id`; an answer's `ok` holds:
 
     {"do": "chain", "environment", "loopback", "inputs", "previous"}   -> {"result"} | {"error", "plugin", "trace"}
     {"do": "restore", "attachments": [{"environment", "inputs"}]}      -> {"restored": number of elements} | {"error", …}
+
+An answer with `last` is the worker's last one: it has grown.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from cni_plugins.protocol.result import Result
 from cni_plugins.skel import perform, refusal
 from pyrunc import ipc
 
+LARGE = "pyroute2"  # 20 MiB, see `net.inventory`
 PLUGINS = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
 
 
@@ -49,7 +52,10 @@ def serve(arguments: dict[str, Any], fds: Sequence[int]) -> int:
     with socket.socket(fileno=fds[0]) as link:
         while (received := ipc.receive(link)) is not None:
             request, _ = received
-            ipc.send(link, {"id": request["id"], "ok": answer(request)})
+            answered = answer(request)
+            if LARGE in sys.modules:  # it came with CHECK, GC or the flows of a UDP port
+                answered["last"] = True
+            ipc.send(link, {"id": request["id"], "ok": answered})
             if netns.identity() != home:
                 return 1
     return 0

@@ -20,6 +20,7 @@ from pyrunc.peer import Answer, Peer
 LONG_S = 1.0
 MOST_LONG = 4
 MOST_QUESTIONS = 1000  # of one worker: whatever it has heaped up goes with it
+LAST = "last"  # in an answer: the worker has grown by the question and is not asked again
 KILLED_S = 2.0  # a process that waits for a disk may take for ever
 
 
@@ -102,7 +103,7 @@ class Workers:
         except Error:
             self._put_back(worker)
             raise
-        self._put_back(worker)
+        self._put_back(worker, last=bool(answer[0].get(LAST)))
         return answer
 
     def _take(self) -> _Worker:
@@ -113,8 +114,13 @@ class Workers:
             self._retire(worker)
         return self._start()
 
-    def _put_back(self, worker: _Worker) -> None:
-        if worker.alive and worker.questions < MOST_QUESTIONS and len(self._idle) < self._most_idle:
+    def _put_back(self, worker: _Worker, *, last: bool = False) -> None:
+        if (
+            not last
+            and worker.alive
+            and worker.questions < MOST_QUESTIONS
+            and len(self._idle) < self._most_idle
+        ):
             self._idle.append(worker)
         else:
             self._retire(worker)

@@ -9,6 +9,8 @@ import pytest
 from cri_server.network.model import PortMapping
 from pyrunc.errors import PeerError
 from pyrunc.zygote import workers
+from pyrunc.zygote.descendants import below
+from tests.bench import memory
 from tests.cri.network.conftest import ADD_ONLY, Node, clean, until
 
 
@@ -54,3 +56,16 @@ async def test_pods_that_wait_for_a_slow_address_plugin_hold_up_nobody(node: Nod
     assert not any(task.done() for task in slow)
     (node.folder / "go").touch()
     assert all(isinstance(found, PeerError) for found in await asyncio.gather(*slow, return_exceptions=True))
+
+
+async def test_a_worker_that_has_grown_is_not_kept(node: Node) -> None:
+    """GC and CHECK look through pyroute2, 20 MiB that no other question needs."""
+    pod = node.host.pod()
+    await node.attach(pod)
+    await node.network.reconcile([pod.id])  # the first one collects
+    await node.network.check(pod.id)
+    assert node.zygote.pid is not None
+    await until(lambda: all(memory.private_kib([pid]) < 8 * 1024 for pid in below(node.zygote.pid or 0)))
+    await node.network.detach(pod.id, pod.path)
+    pod.close()
+    await until(lambda: clean(node))
