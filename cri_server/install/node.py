@@ -30,6 +30,10 @@ PACKAGE = "/usr/lib/pyrunc"
 PACKAGED_PLUGINS = f"{PACKAGE}/cni"
 PLUGINS = "/opt/cni/bin"
 FOLDERS = {"/var/lib/pyrunc": 0o700, "/etc/cni/net.d": 0o755, PLUGINS: 0o755}
+FILTERS = "/run/pyrunc/.seccomp"
+"""Where the OCI runtime keeps seccomp filters that it has compiled."""
+FIREWALL = "pyrunc_cni"
+"""The nftables table of our network plugins: `TABLE` of cni_plugins/net/host_rules.py."""
 SYSTEMD = Path("/run/systemd/system")
 
 
@@ -97,6 +101,8 @@ def uninstall_actions(request: Request, purge: bool) -> list[Action]:
     actions.append(Remove(RECORD))
     if purge:
         actions += _data(request.root)
+        if request.is_live:
+            actions.append(Run(("nft", "delete", "table", "inet", FIREWALL), may_fail=True))
     actions += [Remove(path) for path in sorted(record.folders, reverse=True)]
     if request.is_live:
         actions.append(Run(("systemctl", "daemon-reload")))
@@ -215,10 +221,11 @@ def _take_back(root: Path, path: str, digest: str, keep_changes: bool) -> Action
 
 
 def _data(root: Path) -> list[Action]:
-    """/run/pyrunc is the OCI runtime's root as well: it goes when nothing is in it."""
+    """/run/pyrunc is the OCI runtime's root as well: it goes when nothing is in it but compiled filters."""
     settings = _settings(root)
     socket = str(settings.socket_path)
-    whole = [Remove(path, whole=True) for path in (settings.server.state, settings.server.root)]
+    folders = (settings.server.state, settings.server.root, FILTERS)
+    whole = [Remove(path, whole=True) for path in folders]
     return [*whole, Remove(socket), Remove(os.path.dirname(socket))]
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cni_plugins.net import host_rules
 from cni_plugins.protocol import builtin
-from cri_server.install import config_file
+from cri_server.install import config_file, node
 from tests.support.tree import listing
 
 PROGRAM = Path(sys.executable).parent / "pyrunc-cri"
@@ -130,6 +131,12 @@ def test_purge_takes_images_records_and_a_changed_configuration(root: Path) -> N
     (root / "var/lib/pyrunc/images/blobs/x").write_text("x")
     run(root, "--uninstall", "--purge")
     assert listing(root) == before
+
+
+def test_the_table_that_a_purge_removes_is_that_of_our_plugins() -> None:
+    script = (Path(__file__).parents[2] / "debian/postrm").read_text()
+    assert node.FIREWALL == host_rules.TABLE
+    assert f"nft delete table inet {host_rules.TABLE} " in script and f" {node.FILTERS}\n" in script
 
 
 def test_nothing_is_taken_back_while_there_are_pods(root: Path) -> None:
