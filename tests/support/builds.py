@@ -36,6 +36,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("vm/test_oci", "tests.support.toolchain:peer"),
     ("vm/", "tests.support.guest:build"),
     ("vm/test_debian12", "tests.support.guest:build_bookworm"),
+    ("vm/test_tasks", "tests.support.guest_disk:kubeadm"),
     ("vm/test_two_guests", "tests.support.guest_disk:flannel"),
     ("vm/", "tests.support.guest_disk:kubernetes"),
 )

@@ -32,13 +32,9 @@ def flannel() -> Path:
     return of_files("flannel", {name: folder / name for name in ("flanneld", "flannel")})
 
 
-def containerd() -> Path:
-    """The disk with kubeadm, containerd and the programs that containerd needs."""
-    programs = ("containerd", "ctr", "containerd-shim-runc-v2", "runc")
-    folder = toolchain.peer() / "bin"
-    return of_files(
-        "containerd", {name: folder / name for name in programs} | {"kubeadm": toolchain.kubeadm()}
-    )
+def kubeadm() -> Path:
+    """The disk with kubeadm."""
+    return of_files("kubeadm", {"kubeadm": toolchain.kubeadm()})
 
 
 def of_files(name: str, files: Mapping[str, Path]) -> Path:

@@ -1,0 +1,173 @@
+"""Who has nothing but docs/: a guest and its cluster's control plane, where the blocks of a page are typed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support import documents, guest_disk, images, kubeadm
+from tests.support.guest import SERVICES, Guest
+from tests.support.guest_control import GuestControlPlane
+from tests.support.kubeadm import Cluster
+from tests.support.processes import wait_until
+from tests.vm.conftest import Boots
+
+PATIENCE_S = 400.0  # emulated processors that others use too
+NODE = "guest"
+READY = "kubectl get nodes -o 'jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}'"
+# Packages' records and caches, logs, what the tests bring, and what `kubeadm reset` keeps.
+NOT_COUNTED = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/root", "/tmp", "/var/tmp", "/mnt", "/var/lib/systemd/timers", "/var/lib/kubelet", "/etc/kubernetes")  # fmt: skip
+DISK = (
+    "find / -xdev \\( " + " -o ".join(f"-path {path}" for path in NOT_COUNTED) + " \\) -prune"
+    " -o -type d -printf '%p/ %M %U:%G\\n' -o -printf '%p %M %U:%G %s %l\\n'"
+)
+# Files of this boot by their names, what the kernel has for us, and units that systemd knows.
+BOOT = (
+    "find /run -name '*pyrunc*'; ls /sys/class/net; nft list tables; findmnt -rn -o TARGET,FSTYPE; pgrep -a pyrunc; pgrep -a pause; ls /run/netns 2>/dev/null; "
+    "find /sys/fs/cgroup -name '*pyrunc*'; systemctl list-units --all --plain --no-legend '*pyrunc*' | cut -d' ' -f1"
+)
+# A person would answer apt's question.
+ANSWERS = "echo 'APT::Get::Assume-Yes \"true\";' >/etc/apt/apt.conf.d/99yes; mkdir -p /root/later"
+CLOCK = {
+    "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "clock"},
+    "spec": {
+        "selector": {"matchLabels": {"app": "clock"}},
+        "template": {
+            "metadata": {"labels": {"app": "clock"}},
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{
+                    "name": "main", "image": "busybox", "imagePullPolicy": "Never",
+                    "command": ["sh", "-c", "n=0; while true; do n=$((n+1)); echo $n; sleep 1; done"],
+                }],
+            },
+        },
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A pod of CLOCK: `identity` is its container with the number of restarts and its process' start time, `count` the last line
+    of its log.
+    """
+
+    pod: str
+    identity: tuple[str, int, str]
+    count: int
+
+
+class Newcomer:
+    """Types what the docs say."""
+
+    def __init__(self, guest: Guest, cluster: Cluster) -> None:
+        self.guest, self.cluster = guest, cluster
+        self.profile = "cd /root"
+
+    def types(self, block: str, *, timeout_s: float = 900, **words: str) -> str:
+        """A block on the machine, in /root; what it printed. Raises RuntimeError when it fails."""
+        script = f"{self.profile}\nset -e\n{documents.filled(block, **words)}"
+        done = self.guest.ssh(script, timeout_s=timeout_s)
+        return (done.stdout + done.stderr).decode(errors="replace")
+
+    def types_on_the_control_plane(self, block: str, **words: str) -> str:
+        """A block there; what it printed."""
+        return self.cluster.run(documents.filled(block, **words))
+
+    def joins(self, block: str, command: str) -> str:
+        """The join of the docs, with the token and the hash of what `kubeadm token create` has printed."""
+        token = re.search(r"--token (\S+)", command)
+        digest = re.search(r"--discovery-token-ca-cert-hash (\S+)", command)
+        assert token and digest, command
+        return self.types(block, CONTROL_PLANE=SERVICES, TOKEN=token[1], HASH=digest[1])
+
+    def until(self, question: str, answer: str, what: str) -> str:
+        """Ask the control plane until its answer has `answer` in it."""
+        said = [""]
+
+        def ask() -> bool:
+            said[0] = self.cluster.run(question)
+            return answer in said[0]
+
+        if not wait_until(ask, PATIENCE_S, 2):
+            journal = self.guest.ssh(
+                "journalctl --no-pager -o cat -n 60 -u kubelet -u pyrunc-cri", check=False
+            )
+            events = self.cluster.run("kubectl get events -A")
+            raise AssertionError(
+                f"{what}: not within {PATIENCE_S:.0f} s: {said[0]}\n{events}\n{journal.stdout.decode()}"
+            )
+        return said[0]
+
+    def runs_clock(self) -> None:
+        """Make the Deployment and wait for its pod."""
+        manifest = self.cluster.folder / "clock.json"
+        manifest.write_text(json.dumps(CLOCK))
+        self.cluster.run(f"kubectl apply -f {manifest}")
+        self.rolled_out()
+
+    def restarts_clock(self) -> None:
+        """Another pod, and the end of the one before on the node too."""
+        self.cluster.run("kubectl rollout restart deployment clock")
+        self.rolled_out()
+
+    def rolled_out(self) -> None:
+        """Wait until the Deployment has one pod, which is of its newest template and runs."""
+        said = self.cluster.run(
+            f"kubectl rollout status deployment clock --timeout={PATIENCE_S:.0f}s || kubectl get events"
+        )
+        assert "successfully rolled out" in said, said
+        self.until("kubectl get pods -l app=clock -o name | wc -l", "1", "the end of the pod before")
+
+    def pod(self) -> dict[str, Any]:
+        """The Deployment's only pod."""
+        found = json.loads(self.cluster.run("kubectl get pods -l app=clock -o json"))["items"]
+        assert len(found) == 1, found
+        return dict(found[0])
+
+    def clock(self) -> Clock:
+        """The pod on our server."""
+        pod = self.pod()
+        name, (status,) = pod["metadata"]["name"], pod["status"]["containerStatuses"]
+        said = self.types(f"pyrunc-cri exec {name} cat /proc/1/stat; pyrunc-cri logs --tail 1 {name}").split(
+            "\n"
+        )
+        identity = status["containerID"], int(status["restartCount"]), said[0].split()[21]
+        return Clock(name, identity, int(said[1]))
+
+    def left(self) -> set[str]:
+        """What is on the disk, and what of this boot bears our name or that pods leave."""
+        return set(
+            self.guest.ssh(f"{DISK}; {{ {BOOT}; }} 2>/dev/null | sort -u; true").stdout.decode().splitlines()
+        )
+
+
+@contextlib.contextmanager
+def at_a_new_machine(boots: Boots, folder: Path) -> Iterator[Newcomer]:
+    """A guest just booted, with Kubernetes' packages, whose cluster has its control plane below `folder`. It is powered off
+    afterwards.
+    """
+    control = GuestControlPlane(folder, boots.api_port, joining=True)
+    boots.stop()
+    try:
+        guest = boots.guest("trixie", [guest_disk.kubernetes(), guest_disk.kubeadm()])
+        control.start()
+        cluster = Cluster(control)
+        cluster.prepare()
+        kubeadm.install_packages(guest)
+        guest.ssh(ANSWERS)
+        push(guest, images.busybox(), "/root/busybox.tar")
+        yield Newcomer(guest, cluster)
+    finally:
+        control.stop()
+        boots.stop()
+
+
+def push(guest: Guest, file: Path, target: str) -> None:
+    """Copy a file to the guest."""
+    guest.ssh(f"mkdir -p $(dirname {target}) && cat > {target}", stdin=file.read_bytes())

@@ -1,0 +1,128 @@
+"""The first two tasks of docs/tasks.md on a machine that has never seen us, and what the Debian package does under systemd and a
+kubelet meanwhile.
+
+The machine is a guest with what Kubernetes' packages install; its cluster's control plane is on this side. Every block of those
+tasks is typed here, in the page's order.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import documents, package
+from tests.support.chroot import build_package
+from tests.support.debian import suite
+from tests.support.processes import wait_until
+from tests.vm import newcomer
+from tests.vm.conftest import Boots
+from tests.vm.newcomer import NODE, PATIENCE_S, READY, Newcomer
+
+pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+RELEASE, LATER = "trixie", "99.0-1"
+# A plugin in the chain that does nothing but take its time.
+SLOW_S = 5
+SLOW_PLUGIN = f"""#!/bin/sh
+[ "$CNI_COMMAND" != ADD ] || sleep {SLOW_S}
+exec python3 -c 'import json, sys; print(json.dumps(json.load(sys.stdin).get("prevResult", {{}})))'
+"""
+NETWORK = "/etc/cni/net.d/10-pyrunc.conflist"
+
+
+@pytest.fixture(scope="module")
+def debs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The package of this tree for the guest's Debian, and the same as a later version."""
+    folder = tmp_path_factory.mktemp("packages")
+    own = package.build() if suite() == RELEASE else build_package(RELEASE, folder)
+    return own, package.as_version(own, LATER, folder)
+
+
+@pytest.fixture(scope="module")
+def person(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
+    """A fresh guest that no test of others has seen, and that none sees afterwards."""
+    with newcomer.at_a_new_machine(boots, tmp_path_factory.mktemp("control")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def clean(person: Newcomer, debs: tuple[Path, Path]) -> set[str]:
+    """What is on the machine before; the packages are in /root, where nothing is counted."""
+    newcomer.push(person.guest, debs[0], "/root/pyrunc_own.deb")
+    newcomer.push(person.guest, debs[1], "/root/later/pyrunc_later.deb")
+    return person.left()
+
+
+@pytest.fixture(scope="module")
+def node(person: Newcomer, clean: set[str]) -> Newcomer:
+    """The page's first task, block by block, and a pod."""
+    install, token, join, nodes, look = documents.blocks("tasks.md", "Join a node to a cluster")
+    said = person.types(install)
+    assert "active (running)" in said and "serving at unix:///run/pyrunc/cri.sock" in said
+    assert "WRONG" not in said and "kubelet waits for kubeadm" in said
+    assert "This node has joined the cluster" in person.joins(join, person.types_on_the_control_plane(token))
+    person.until(READY, "True", "the node Ready")
+    assert re.search(rf"{NODE} +Ready .*pyrunc://", person.types_on_the_control_plane(nodes))
+    person.types("pyrunc-cri load /root/busybox.tar")
+    person.runs_clock()
+    said = person.types(look)
+    assert re.search(r"default +clock-\S+ +ready", said) and re.search(r"clock-\S+ +main +running", said)
+    return person
+
+
+def test_the_unit_is_enabled_and_says_when_it_is_ready(node: Newcomer) -> None:
+    shown = node.types("systemctl show -p Type -p UnitFileState -p NotifyAccess -p NRestarts pyrunc-cri")
+    assert {"Type=notify", "UnitFileState=enabled", "NotifyAccess=main", "NRestarts=0"} <= set(shown.split())
+
+
+def test_the_journal_has_a_pods_calls(node: Newcomer) -> None:
+    records = node.types("journalctl -u pyrunc-cri -o cat --no-pager")
+    assert re.search(r"RunPodSandbox .*pod=default/clock-\S+ .*outcome=OK", records), records[-3000:]
+    assert "Traceback" not in records
+
+
+def test_pods_live_through_an_upgrade_and_a_downgrade(node: Newcomer) -> None:
+    before = node.clock()
+    for packet, version in (("./later/pyrunc_later.deb", LATER), ("./pyrunc_own.deb", "0.1.0")):
+        node.types(f"apt-get install -y --allow-downgrades {packet}")
+        assert f"RuntimeVersion:     {version}" in node.types(
+            "pyrunc-cri version; systemctl is-active pyrunc-cri"
+        )
+        after = node.clock()
+        assert after.identity == before.identity, "the same process, and kubelet has not restarted it"
+        assert wait_until(lambda: node.clock().count > after.count, PATIENCE_S, 2)  # noqa: B023
+
+
+def test_the_docs_find_out_why_a_pod_is_slow(node: Newcomer) -> None:
+    slowest, one, log, explain = documents.blocks("tasks.md", "Find out why a pod is slow")
+    chain = json.loads(node.types(f"cat {NETWORK}"))
+    slow = {**chain, "plugins": [*chain["plugins"], {"type": "slow"}]}
+    node.types(
+        f"cat >/opt/cni/bin/slow <<'E'\n{SLOW_PLUGIN}E\nchmod +x /opt/cni/bin/slow\ncat >{NETWORK} <<'E'\n{json.dumps(slow)}\nE\n"
+    )
+    node.restarts_clock()
+    pod = node.clock().pod
+    node.types(f"cat >{NETWORK} <<'E'\n{json.dumps(chain)}\nE\n")
+    node.restarts_clock()  # the end of a pod needs the plugins of its beginning
+    node.types("rm /opt/cni/bin/slow")
+    assert f"RunPodSandbox default/{pod}" in node.types(slowest)
+    said = node.types(one, NAMESPACE="default", POD=pod)
+    took_ms = {
+        name: float(ms)
+        for ms, name in re.findall(r"^ +([\d.]+) ms +[█·]+ +(.*?)(?: !)?$", said, re.MULTILINE)
+    }
+    assert took_ms["plugin slow"] > SLOW_S * 1000, said
+    said = node.types(log, NAMESPACE="default", POD=pod)
+    assert re.search(rf"RunPodSandbox .*pod=default/{pod}", said)
+    finding = re.findall(r"^(?:note|warning|WRONG) +([\w-]+):", said, re.MULTILINE)[0]
+    assert finding in node.types(explain, WORD=finding)
+
+
+def test_remove_is_refused_while_there_are_pods(node: Newcomer) -> None:
+    with pytest.raises(RuntimeError, match=r"still there: stop kubelet"):
+        node.types("apt-get remove -y pyrunc")
+    assert "active" in node.types("systemctl is-active pyrunc-cri; pyrunc-cri ps -q")
