@@ -35,7 +35,7 @@ ERRORS = (
         "wrong-state", "errors", "The thing exists, but not in the state that the operation needs",
         "Such as a container that was started already, an exec in one that does not run, an image that is in use, a second server on the same folders.",
         "`pyrunc-cri ps -a` and `inspect` show the state; the text names what is in the way.",
-        "the caller", "FAILED_PRECONDITION", (_E + "WrongState",),
+        "the caller", "FAILED_PRECONDITION", (_E + "WrongState", "cri_server.nri.owners.Conflict"),
     ),
     Page(
         "kernel", "errors", "A system call failed",
