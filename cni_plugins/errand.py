@@ -39,6 +39,7 @@ from cni_plugins.protocol.errors import INTERNAL
 from cni_plugins.protocol.result import Result
 from cni_plugins.skel import perform, refusal
 from pyrunc import ipc
+from pyrunc.kernel import reaper
 
 LARGE = "pyroute2"  # 20 MiB, see `net.inventory`
 PLUGINS = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
@@ -46,6 +47,7 @@ PLUGINS = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORT
 
 def serve(arguments: dict[str, Any], fds: Sequence[int]) -> int:
     """Answer requests on the packet socket `fds[0]`; ends with it, or when it finds itself in another namespace."""
+    reaper.set_name("pyrunc-cni")
     home = netns.identity()
     for part in (netns, nfnetlink, rtnetlink):
         part.keep_open()
