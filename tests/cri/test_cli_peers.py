@@ -14,6 +14,7 @@ from tests.bench.peer import Containerd, pause_archive
 from tests.cri.client_verbs import call, ok
 from tests.cri.server_harness import IMAGE, Server, busybox_archive
 from tests.support import session, toolchain
+from tests.support.processes import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,8 @@ def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         try:
             peer.start([pause_archive(folder), folder / "busybox.tar"])
             address = f"unix://{peer.socket}"
+            # what is imported beside the CRI is in its list of images a moment later, by an event
+            assert wait_until(lambda: len(ok(address, "images", "-q").lines) == 2, 30)
             ok(address, "run", "--folder", str(folder / "pods"), str(folder / "pod.yaml"))
             yield address
             ok(address, "rm", "-f", "--folder", str(folder / "pods"), "web")

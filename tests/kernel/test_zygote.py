@@ -364,7 +364,7 @@ def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
 async def test_a_zygote_that_is_killed_in_its_rehearsal_leaves_no_process(tmp_path: Path) -> None:
     """The process that it has started waits for a signal, which nobody else would send."""
     script = (
-        "import os, signal, sys; from pyrunc.shim import rehearse; stage = rehearse._Stage(sys.argv[1]); "
+        "import os, signal, sys; from pyrunc.accelerate import shim_rehearsal as rehearse; stage = rehearse._Stage(sys.argv[1]); "
         "print(stage.start('c0'), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     # The folder holds a socket, whose path must be short.

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kube.pods import pod, shell
+from tests.support.processes import wait_until
 from tests.vm.kubelet.api import Json
 from tests.vm.kubelet.node import CGROUPS, KUBELET_DROP_IN, PODS, Node, fact, systemctl
 
@@ -85,7 +86,10 @@ def test_a_pod_sits_where_its_class_says(placed: Placed, name: str) -> None:
     assert placed.pods[name]["status"]["qosClass"] == CLASS[name]
     group = placed.group(name)
     pid = placed.node.main_pid(placed.pods[name])
-    assert Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x003600\x00"
+    command = Path(
+        f"/proc/{pid}/cmdline"
+    )  # execve(2) closes the start's socket before it has set the arguments' place
+    assert wait_until(lambda: command.read_bytes() == b"sleep\x003600\x00", 30), command.read_bytes()
     assert Path(f"/proc/{pid}/cgroup").read_text() == f"0::/{group.relative_to(CGROUPS)}\n"
     assert not fact(placed.pod_group(name), "cgroup.procs"), "a pod's own group holds no process"
 
