@@ -50,11 +50,12 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A thing on disk. `action`: `keep`, `remove` (it would go), `removed`, or `failed`; `why` says it in words."""
+    """A thing on disk. `action`: `keep`, `remove` and `convert` (it would be), `removed`, `converted`, or `failed`; `why` says it in
+    words."""
 
     kind: str
     name: str
-    action: Literal["keep", "remove", "removed", "failed"]
+    action: Literal["keep", "remove", "removed", "convert", "converted", "failed"]
     why: str
     size_bytes: int = 0
 
@@ -98,7 +99,9 @@ class _Collector:
         for image in await self._services.images.list():
             name = ", ".join(image.repo_tags or image.repo_digests or [image.id])
             why = self._image_is_kept(image)
-            if why or not unused:
+            if (why or not unused) and self._services.images.to_convert(image.id):
+                await self._convert(image, name)
+            elif why or not unused:
                 self._keep(
                     "image", name, why or "no container uses it; --images removes it", image.size_bytes
                 )
@@ -107,6 +110,22 @@ class _Collector:
                     "image", name, "no container uses it", image.size_bytes,
                     partial(self._services.images.remove, image.id),
                 )  # fmt: skip
+
+    async def _convert(self, image: Image, name: str) -> None:
+        """An image of the other store: what new ones are, when no container needs its files."""
+        images, index = self._services.images, self._services.index
+        why = f"{images.to_convert(image.id)} as [images] store says"
+        try:
+            done = not index.users_of(image.id) and (self._dry_run or await images.convert(image.id))
+        except (Error, OSError) as error:
+            self.items.append(Item("image", name, "failed", f"to be {why}, but {error}", image.size_bytes))
+            return
+        if done:
+            action: Literal["convert", "converted"] = "convert" if self._dry_run else "converted"
+            self.items.append(Item("image", name, action, why, image.size_bytes))
+        else:
+            kept = self._image_is_kept(image) or "a container is being made of it"
+            self._keep("image", name, f"{kept}; to be {why} when it is not used", image.size_bytes)
 
     def _image_is_kept(self, image: Image) -> str:
         users = self._services.index.users_of(image.id)
@@ -239,6 +258,8 @@ class _Collector:
 _WHY = {
     "blob": "no image needs it",
     "layer": "no image needs it",
+    "tar": "no image needs it",
+    "index": "no image needs it",
     "download": "its pull has ended",
     "trash": "it was removed before",
 }

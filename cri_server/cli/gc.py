@@ -11,7 +11,7 @@ from cri_server.cli.client import Client
 from cri_server.cli.show import size
 from cri_server.rpc import private
 
-ORDER = ("failed", "removed", "remove", "keep")
+ORDER = ("failed", "removed", "remove", "converted", "convert", "keep")
 
 
 @click.command()
@@ -22,6 +22,7 @@ ORDER = ("failed", "removed", "remove", "keep")
 def gc(context: click.Context, dry_run: bool, images: bool, as_json: bool) -> None:
     """Remove what nobody needs from the server's disk, and say of everything else why it is kept.
 
+    Images that are not as [images] store says, and that no container uses, are converted: no registry is asked.
     Pods, containers and, without --images, images are kept in any case. Exit code 1 when something could not be removed.
     """
     with Client(context.obj) as client:

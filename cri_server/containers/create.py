@@ -39,7 +39,7 @@ class Work:
     rootfs: Rootfs | None = None
     accounts: Accounts = field(default_factory=Accounts)
     wanted: list[mounts.Asked] = field(default_factory=list)
-    mounted_images: dict[str, str] = field(default_factory=dict)
+    mounted_images: dict[str, Rootfs] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
     edits: list[cdi.Edits] = field(default_factory=list)
     hooks: list[hooks.Hook] = field(default_factory=list)
@@ -242,7 +242,7 @@ def _container(work: Work, image_signal: str) -> Container:
         log_path=log_path(work.sandbox.config, work.config),
         cgroups_path=work.built.spec["linux"]["cgroupsPath"],
         resources=resources,
-        mounted_images=work.mounted_images,
+        mounted_images={path: root.image_id for path, root in work.mounted_images.items()},
     )
 
 

@@ -7,6 +7,7 @@ import os
 import stat
 
 from cri_server.images.merged import merged
+from cri_server.images.service import Rootfs
 from cri_server.services import Services
 from cri_server.spec.mounts import OUR_MOUNTS, Asked
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound
@@ -16,9 +17,9 @@ OPAQUE = "trusted.overlay.opaque"
 PREFIX = "ImageVolumeMountFailed"  # kubelet looks for this word
 
 
-async def resolve(services: Services, wanted: list[Asked]) -> dict[str, str]:
-    """Fill in the source of each image volume; container path -> image id. Raises InvalidArgument, NotFound,
-    all beginning with ImageVolumeMountFailed."""
+async def resolve(services: Services, wanted: list[Asked]) -> dict[str, Rootfs]:
+    """Fill in the source of each image volume; container path -> image, which is the caller's to hold until a container is known to
+    use it. Raises InvalidArgument, NotFound, all beginning with ImageVolumeMountFailed."""
     found = {}
     for mount in wanted:
         if mount.request.HasField("image") and mount.request.image.image:
@@ -29,7 +30,7 @@ async def resolve(services: Services, wanted: list[Asked]) -> dict[str, str]:
     return found
 
 
-async def _resolve(services: Services, mount: Asked) -> str:
+async def _resolve(services: Services, mount: Asked) -> Rootfs:
     reference = mount.request.image.image
     image = await services.images.status(reference)
     if image is None:
@@ -41,14 +42,14 @@ async def _resolve(services: Services, mount: Asked) -> str:
         folder = await asyncio.to_thread(_folder, rootfs.mount.fd, sub_path)
         mount.image = {**rootfs.mount.record, "folder": folder}
         mount.source = f"{OUR_MOUNTS}image:{mount.destination}"
-        return image.id
+        return rootfs
     if sub_path:
         layers = await asyncio.to_thread(_folders, layers, sub_path)
     if len(layers) == 1:
         mount.source = layers[0]
     else:
         mount.overlay_lower = layers
-    return image.id
+    return rootfs
 
 
 def _folder(root: int, sub_path: str) -> str:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 REF_NAME = "org.opencontainers.image.ref.name"
 REPOSITORY = "org.pyrunc.image.repository"
+FORM = "org.pyrunc.image.form"  # MOUNTED, or absent: its layers are unpacked
+MOUNTED = "mounted"
 _NAMES = "names.json"
 
 
@@ -103,6 +105,7 @@ class Catalog:
         self._pinned = {pin(text) for text in pinned}
         self._names: list[Name] = []
         self._contents: dict[str, Content] = {}  # target digest -> content
+        self._were_mounted: set[str] = set()  # target digests, as the index said that was read
         self._images: dict[str, Image] = {}
 
     # ---- reading
@@ -140,6 +143,12 @@ class Catalog:
             if content.image_id == image_id:
                 return content
         raise NotFound(f"no image {image_id}")
+
+    def is_mounted(self, image_id: str) -> bool:
+        """Whether the image is mounted, for one that is not here: whether it will be. One that is listed stays as it is, for
+        containers use its files; `convert` changes it."""
+        found = next((c for c in self._contents.values() if c.image_id == image_id), None)
+        return self._policy.erofs if found is None else found.mounted
 
     def pin(self, references: Iterable[str]) -> None:
         """Mark the images of these references as pinned, and no others. Raises InvalidArgument."""
@@ -179,7 +188,7 @@ class Catalog:
         kept, contents, not_unpacked = [], {}, []
         for name in names:
             try:
-                content = self.examine(name.target)
+                content = self.examine(name.target, name.target.digest in self._were_mounted)
             except NotUnpacked:
                 not_unpacked.append(name)
                 continue
@@ -191,16 +200,19 @@ class Catalog:
             kept.append(name)
             contents[name.target.digest] = content
         if names != kept or not self._is_written():
-            self._write(kept)
+            self._write(kept, contents)
         self._take(kept, contents)
         return not_unpacked
 
-    def examine(self, target: Descriptor) -> Content:
-        """What the blobs say about a target: everything must be here, and mountable or unpacked. Raises Error, NotUnpacked."""
+    def examine(self, target: Descriptor, mounted: bool | None = None) -> Content:
+        """What the blobs say about a target: everything must be here, and mountable or unpacked. Where it is both, `mounted` says
+        which is meant; None: as `is_mounted` does. Raises Error, NotUnpacked."""
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
         missing = next((c for c in content.chain if self._layers.get(c) is None), None)
-        if mountable and (self._policy.erofs or missing is not None):
+        if mounted is None:
+            mounted = self.is_mounted(content.image_id)
+        if mountable and (mounted or missing is not None):
             return replace(content, blobs=self._blobs_of_mounted(content), mounted=True)
         if missing is not None:
             raise NotUnpacked(f"layer {missing} is not unpacked")
@@ -244,14 +256,14 @@ class Catalog:
             contents[name.target.digest] = self.examine(name.target)
             kept = [_demoted(n, name) for n in after]
             after = list(dict.fromkeys([*filter(None, kept), name]))
-        self._write(after)
+        self._write(after, contents)
         self._take(after, contents)
 
     def remove(self, names: Iterable[Name]) -> None:
         """Take names back, durably. Images without names are gone. Raises OSError, and nothing has changed then."""
         gone = set(names)
         after = [name for name in self._names if name not in gone]
-        self._write(after)
+        self._write(after, self._contents)
         self._take(after, self._contents)
 
     def forget(self, names: Iterable[Name]) -> None:
@@ -261,6 +273,14 @@ class Catalog:
         """
         gone = set(names)
         self._take([name for name in self._names if name not in gone], self._contents)
+
+    def convert(self, image_id: str, mounted: bool) -> None:
+        """Take the image's other form from now on, durably; both are here. Raises Error, OSError, and nothing has changed then."""
+        contents = dict(self._contents)
+        for name in self.names_of(image_id):
+            contents[name.target.digest] = self.examine(name.target, mounted)
+        self._write(self._names, contents)
+        self._take(self._names, contents)
 
     def names_of(self, image_id: str) -> list[Name]:
         """All names of an image."""
@@ -313,8 +333,8 @@ class Catalog:
 
     # ---- the files
 
-    def _write(self, names: list[Name]) -> None:
-        entries = [_descriptor(name) for name in names]
+    def _write(self, names: list[Name], contents: dict[str, Content]) -> None:
+        entries = [_descriptor(name, contents[name.target.digest].mounted) for name in names]
         index = {"schemaVersion": 2, "mediaType": manifests.OCI_INDEX, "manifests": entries}
         data = json.dumps(index, indent=1).encode()
         atomic_file.write_bytes(str(self._root / "index.json"), data, durable=True)
@@ -332,11 +352,17 @@ class Catalog:
             return self._scan()
         for path in (index, self._root / _NAMES):
             try:
-                return [_name(entry) for entry in json.loads(path.read_bytes())["manifests"]]
+                return self._parsed(json.loads(path.read_bytes())["manifests"])
             except (OSError, ValueError, LookupError, TypeError, RecursionError, Error) as error:
                 log.warning("%s is damaged and set aside: %s: %s", path, type(error).__name__, error)
                 _set_aside(path)
         return self._scan()
+
+    def _parsed(self, entries: list[dict[str, Any]]) -> list[Name]:
+        names = [_name(entry) for entry in entries]
+        forms = [(entry.get("annotations") or {}).get(FORM) for entry in entries]
+        self._were_mounted = {n.target.digest for n, f in zip(names, forms, strict=True) if f == MOUNTED}
+        return names
 
     def _scan(self) -> list[Name]:
         """Every complete image among the blobs, without a name."""
@@ -380,8 +406,10 @@ def pin(text: str) -> str:
     return str(Reference.parse(text))
 
 
-def _descriptor(name: Name) -> dict[str, Any]:
+def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
     annotations = {REF_NAME: name.tagged} if name.tagged else {REPOSITORY: name.repository}
+    if mounted:
+        annotations[FORM] = MOUNTED
     target = name.target
     return {
         "mediaType": target.media_type,

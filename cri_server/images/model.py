@@ -48,11 +48,12 @@ class ImageConfig:
     volumes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Rootfs:
     """Where an image's unpacked layers are, top first (at least one), and its configuration. An image that is mounted has one,
-    which this process can use as long as it has this object."""
+    which this process can use as long as it has this object. An image is not converted while somebody has its object."""
 
+    image_id: str
     lower_dirs: list[Path]
     config: ImageConfig
     mount: ImageMount | None = None

@@ -147,7 +147,7 @@ class Pull:
         missing = {
             layer.digest: layer.size
             for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
-            if self._store.needs_blob(layer, diff_id)
+            if self._store.needs_blob(manifest.config.digest, layer, diff_id)
         }
         self._total = sum(missing.values())
         if self._total > self._store.free_bytes():

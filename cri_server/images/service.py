@@ -8,6 +8,7 @@ import hashlib
 import json
 import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class ImageService:
         self._pulls: dict[str, _Running] = {}
         self.policy = ""  # the file that says which signatures an image needs
         self._tasks: set[asyncio.Task[str]] = set()  # also of pulls that were given up and clean up
+        self._roots: weakref.WeakSet[Rootfs] = weakref.WeakSet()  # of containers that are being made
 
     def reconfigure(
         self, certs_dirs: Sequence[Path], pinned: Sequence[str], no_progress_timeout_s: float
@@ -171,11 +173,36 @@ class ImageService:
         """The unpacked layers or the mount, and the configuration. Raises NotFound if there is no such image, KernelError."""
         content = self._store.catalog.content(image_id)
         if not content.mounted:
-            return Rootfs(self._store.layers.lower_dirs(content.chain), content.config.image)
+            layers = self._store.layers.lower_dirs(content.chain)
+            found = Rootfs(image_id, layers, content.config.image)
+        else:
+            with store_errors(self._store.root):
+                mount = await in_thread(lambda: self._store.mount(content))
+            assert mount is not None
+            if self._store.catalog.content(image_id) is not content:  # it was converted meanwhile
+                return await self.rootfs(image_id)
+            found = Rootfs(image_id, [mount.path], content.config.image, mount)
+        self._roots.add(found)
+        return found
+
+    def to_convert(self, image_id: str) -> str:
+        """What `convert` would make of the image: "mounted", "unpacked", or nothing as it is that already. Raises NotFound."""
+        content = self._store.catalog.content(image_id)
+        if content.mounted == self._store.policy.erofs or not content.diff_ids:
+            return ""
+        return "mounted" if self._store.policy.erofs else "unpacked"
+
+    async def convert(self, image_id: str) -> bool:
+        """Make an image what `[images] store` says, from what is here; False when a container uses it, which needs its files.
+
+        Raises NotFound, ResourceExhausted, KernelError.
+        """
+
+        def is_used() -> bool:
+            return bool(self.in_use(image_id)) or any(root.image_id == image_id for root in self._roots)
+
         with store_errors(self._store.root):
-            mount = await in_thread(lambda: self._store.mount(content))
-        assert mount is not None
-        return Rootfs([mount.path], content.config.image, mount)
+            return await self._store.convert(image_id, is_used)
 
     async def mounts(self, image_ids: Sequence[str]) -> builtins.list[ImageMount]:
         """Of those of these images that are mounted. Raises NotFound, KernelError."""
@@ -190,6 +217,7 @@ class ImageService:
         labels = content.config.image.labels
         return {
             "chainID": content.chain[-1],
+            "store": "mounted" if content.mounted else "unpacked",
             "labels": labels,
             "imageSpec": json.loads(data),
             "layers": layers,

@@ -112,7 +112,10 @@ class Store:
         if why and self._kind == "erofs":
             raise Unsupported(f'[images] store = "erofs": images cannot be mounted here: {why}')
         if why:
-            log.info("images are unpacked, since they cannot be mounted here: %s", why)
+            level = (
+                logging.INFO if self.files.empty else logging.WARNING
+            )  # those that are here need room then
+            log.log(level, "images are unpacked, since they cannot be mounted here: %s", why)
 
     async def _make_again(self, name: Name) -> None:
         what = "indexing" if self.policy.erofs else "unpacking"
@@ -166,14 +169,17 @@ class Store:
             await in_thread(lambda: self._publish(names, diff_ids), abandon_s=None)
 
     def _publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
+        self._sync(diff_ids)
+        self.catalog.add(names)
+        self._collect()
+
+    def _sync(self, diff_ids: Sequence[str]) -> None:
         chain = chain_ids(diff_ids)
         if pending := self._unsynced & set(chain):
             self.layers.sync([str(self.layers.tree(chain[-1]))])
             self._unsynced -= pending
         self.files.sync(diff_ids, chain)
         self.blobs.sync_folder()
-        self.catalog.add(names)
-        self._collect()
 
     async def withdraw(self, choose: Callable[[], Sequence[Name]]) -> None:
         """Take back the names that `choose` answers when it is this caller's turn, and what nobody needs then."""
@@ -310,18 +316,45 @@ class Store:
         Cancels what is left when one fails. Raises what failed.
         """
         try:
-            if self.policy.erofs and diff_ids:
+            if diff_ids and self.catalog.is_mounted(manifest.config.digest):
                 await self._index_all(manifest, diff_ids, fetch, watch)
             else:
                 await self._unpack_all(manifest, diff_ids, fetch, watch)
         except BaseExceptionGroup as problems:
             raise first_error(problems) from None
 
-    def needs_blob(self, layer: Descriptor, diff_id: str) -> bool:
-        """Whether the layer's blob must be fetched before `make_all` can have the layer."""
-        if self.policy.erofs and not self.policy.keep_blobs and self.files.has_tar(diff_id):
+    def needs_blob(self, image_id: str, layer: Descriptor, diff_id: str) -> bool:
+        """Whether the layer's blob must be fetched before `make_all` can have the layer of that image."""
+        if self.catalog.is_mounted(image_id) and not self.policy.keep_blobs and self.files.has_tar(diff_id):
             return False
         return self.blobs.size(layer.digest) != layer.size
+
+    async def convert(self, image_id: str, in_use: Callable[[], bool]) -> bool:
+        """Bring a listed image to the form that new ones get; False when it is in use. Nothing is fetched.
+
+        Raises NotFound, WrongState (a blob of it is gone), ResourceExhausted, KernelError.
+        """
+        content = self.catalog.content(image_id)
+        mounted = self.policy.erofs
+        if in_use():
+            return False
+        watch = Watch(math.inf, "")
+        async with self.holding([*content.blobs, *content.chain, *content.diff_ids]):
+            make = self._index_all if mounted else self._unpack_all
+            try:
+                await make(content.manifest, content.diff_ids, is_here, watch)
+            except BaseExceptionGroup as problems:
+                raise first_error(problems) from None
+            async with self._changing:
+                if in_use():
+                    return False
+                await in_thread(lambda: self._convert(content, mounted), abandon_s=None)
+        await self.collect()
+        return True
+
+    def _convert(self, content: Content, mounted: bool) -> None:
+        self._sync(content.diff_ids)
+        self.catalog.convert(content.image_id, mounted)
 
     # ---- tars and their index
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import IMAGE, Server, image_archive
+from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive
 
 EROFS = {"images": {"store": "erofs"}}
 
@@ -162,6 +166,59 @@ def test_the_store_may_change_at_a_restart(own_server: Server) -> None:
     server.stop_pod(pod)
     server.remove_pod(pod)
     server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image="registry.test/data:1")))
+
+
+def test_gc_converts_what_no_container_uses() -> None:
+    """A node whose server unpacked images and is now told to mount them: running containers keep their files."""
+    with Server(settings={"images": {"store": "unpacked"}}) as server:
+        server.load_image()
+        pod = server.run_pod(host_network=True)
+        container = server.launch(pod)
+        server._settings = {"images": {"store": "auto"}}
+        server._write_config()
+        server.restart(Server.stop)
+        assert "www" in server.output(container, "cat", "/etc/passwd")
+        [item] = [item for item in collect_garbage(server) if item["kind"] == "image"]
+        assert item["action"] == "keep", item
+        assert (
+            item["why"]
+            == f"used by {container[:12]}; to be mounted as [images] store says when it is not used"
+        )
+        assert "www" in server.output(container, "cat", "/etc/passwd")
+        server.remove_all()
+        [item] = [item for item in collect_garbage(server, dry_run=True) if item["kind"] == "image"]
+        assert item["action"] == "convert" and files(server, "tars") == []
+        [item] = [item for item in collect_garbage(server) if item["kind"] == "image"]
+        assert (item["action"], item["why"]) == ("converted", "mounted as [images] store says")
+        assert files(server, "layers") == [] and files(server, "tars") != []
+        [item] = [item for item in collect_garbage(server) if item["kind"] == "image"]
+        assert item["action"] == "keep"
+        container = server.launch(server.run_pod(host_network=True))
+        assert "www" in server.output(container, "cat", "/etc/passwd")
+
+
+def collect_garbage(server: Server, dry_run: bool = False) -> list[dict[str, Any]]:
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "--address",
+        f"unix://{server.socket}",
+        "gc",
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, *["--dry-run"] * dry_run], capture_output=True, cwd=REPOSITORY, check=True
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_a_tar_that_nobody_needs_goes(server: Server) -> None:
+    for folder in ("tars", "indexes"):
+        (server.root / "images" / folder / ("4" * 64)).write_bytes(b"x" * 10_000)
+    found = {(i["kind"], i["name"]) for i in collect_garbage(server) if i["action"] == "removed"}
+    assert found == {("tar", "4" * 64), ("index", "4" * 64)}
 
 
 def test_a_file_that_was_changed_by_others_is_not_run(server: Server) -> None:

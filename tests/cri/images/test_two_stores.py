@@ -1,0 +1,202 @@
+"""An image stays as its store made it until `convert`, whatever the configuration says: containers use its files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from cri_server.images.build import BuiltImage, image, oci_archive
+from cri_server.images.erofs.files import LayerFiles
+from cri_server.images.service import ImageService
+from pyrunc.errors import ResourceExhausted
+from tests.cri.images.conftest import texts
+from tests.cri.images.test_erofs_store import layer_blobs, opened, pulled, serve
+from tests.cri.images.test_pull import make
+from tests.cri.images.trees import names
+from tests.support.registry import Registry
+
+__all__ = ["opened"]
+
+TOPS = {"unpacked": ["2", "1", "0"], "erofs": ["2"]}
+STORES = pytest.mark.parametrize(("before", "after"), [("unpacked", "erofs"), ("erofs", "unpacked")])
+
+
+def folders(store: Path) -> dict[str, int]:
+    return {folder: len(list((store / folder).iterdir())) for folder in ("layers", "tars", "indexes")}
+
+
+MADE = {
+    "unpacked": {"layers": 3, "tars": 0, "indexes": 0},
+    "erofs": {"layers": 0, "tars": 3, "indexes": 1},
+}
+
+
+@STORES
+async def test_what_is_here_stays_and_is_not_fetched_again(
+    tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
+) -> None:
+    store, built = tmp_path / "images", make()
+    service = await serve(opened, store, store=before)
+    name = await pulled(service, registry, built)
+    await service.close()
+    for _ in range(2):
+        service = await serve(opened, store, store=after)
+        [found] = await service.list()
+        assert (found.id, found.repo_tags) == (built.id, [name])
+        root = await service.rootfs(built.id)
+        assert texts(root, "top") == TOPS[before] and folders(store) == MADE[before]
+        registry.requests.clear()
+        assert await service.pull(name) == built.id, "which changes nothing"
+        assert texts(root, "top") == TOPS[before] and folders(store) == MADE[before]
+        assert [r for r in registry.requests if "/blobs/" in r.path] == []
+        await service.close()
+
+
+@STORES
+async def test_an_image_is_converted_where_it_is(
+    tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
+) -> None:
+    store, built = tmp_path / "images", make()
+    service = await serve(opened, store, store=before)
+    name = await pulled(service, registry, built)
+    await service.close()
+    service = await serve(opened, store, store=after)
+    registry.requests.clear()
+    assert service.to_convert(built.id) == {"erofs": "mounted", "unpacked": "unpacked"}[after]
+    assert await service.convert(built.id) and service.to_convert(built.id) == ""
+    await service.close()
+    for _ in range(2):
+        [found] = await service.list()
+        assert (found.id, found.repo_tags) == (built.id, [name])
+        assert texts(await service.rootfs(built.id), "top") == TOPS[after]
+        if after == "erofs":
+            assert folders(store) == MADE[after] and layer_blobs(store) == set()
+        else:  # blobs that are gone are not made again
+            assert folders(store) == {**MADE["unpacked"], "tars": 3}
+        service = await serve(opened, store, store=after)
+    assert registry.requests == []
+    await service.remove(built.id)
+    assert folders(store) == dict.fromkeys(MADE["erofs"], 0)
+
+
+@STORES
+async def test_one_that_is_used_is_not_converted(
+    tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
+) -> None:
+    """By a container, or by one that is being made."""
+    store, built, users = tmp_path / "images", make(), ["c1"]
+    await pulled(await serve(opened, store, store=before), registry, built)
+    await opened.pop().close()
+    service = await serve(opened, store, store=after, in_use=lambda image_id: users)
+    assert not await service.convert(built.id)
+    users.clear()
+    root = await service.rootfs(built.id)
+    assert not await service.convert(built.id) and texts(root, "top") == TOPS[before]
+    del root
+    assert await service.convert(built.id)
+    assert texts(await service.rootfs(built.id), "top") == TOPS[after]
+
+
+@STORES
+async def test_one_that_comes_into_use_meanwhile_is_left(
+    tmp_path: Path,
+    registry: Registry,
+    opened: list[ImageService],
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    after: str,
+) -> None:
+    store, built = tmp_path / "images", make()
+    service = await serve(opened, store, store=before)
+    await pulled(service, registry, built)
+    await service.close()
+    calls = 0
+
+    def in_use(image_id: str) -> list[str]:
+        nonlocal calls
+        calls += 1
+        return ["c1"] if calls > 1 else []
+
+    service = await serve(opened, store, store=after, in_use=in_use)
+    assert not await service.convert(built.id)
+    await service.close()
+    service = await serve(opened, store, store=after)
+    assert texts(await service.rootfs(built.id), "top") == TOPS[before]
+    if before == "unpacked":
+        assert folders(store) == MADE[before], "what was made for nothing is collected"
+
+
+async def test_no_room_to_convert_leaves_the_image(
+    tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, built = tmp_path / "images", make()
+    service = await serve(opened, store, store="unpacked")
+    await pulled(service, registry, built)
+    await service.close()
+    service = await serve(opened, store)
+
+    def full(self: LayerFiles, folder: str, chain_id: str) -> None:
+        raise ResourceExhausted("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerFiles, "commit_index", full)
+        with pytest.raises(ResourceExhausted, match="no space left"):
+            await service.convert(built.id)
+    assert texts(await service.rootfs(built.id), "top") == TOPS["unpacked"]
+    assert await service.convert(built.id)
+
+
+async def test_images_of_the_same_layers_keep_each_its_form(
+    tmp_path: Path, opened: list[ImageService]
+) -> None:
+    """Both forms are here then, and an index says which is whose."""
+    store, tars = tmp_path / "images", make().layers
+    one, two = image(tars, {"Cmd": ["1"]}), image(tars, {"Cmd": ["2"]})
+
+    async def load(kind: str, name: str, built: BuiltImage) -> None:
+        service = await serve(opened, store, store=kind)
+        archive = tmp_path / "archive.tar"
+        archive.write_bytes(oci_archive({name: built}))
+        await service.load(archive)
+        await service.close()
+
+    await load("unpacked", "x/one:1", one)
+    await load("erofs", "x/two:1", two)
+    for kind in ("erofs", "unpacked", "erofs"):
+        service = await serve(opened, store, store=kind)
+        assert texts(await service.rootfs(one.id), "top") == TOPS["unpacked"]
+        assert texts(await service.rootfs(two.id), "top") == TOPS["erofs"]
+        await service.close()
+    service = await serve(opened, store)
+    await service.remove(two.id)
+    assert texts(await service.rootfs(one.id), "top") == TOPS["unpacked"]
+    assert folders(store) == MADE["unpacked"]
+
+
+async def test_two_that_convert_at_once(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    store, built = tmp_path / "images", make()
+    await pulled(await serve(opened, store, store="unpacked"), registry, built)
+    await opened.pop().close()
+    service = await serve(opened, store)
+    assert await asyncio.gather(service.convert(built.id), service.convert(built.id)) == [True, True]
+    assert folders(store) == MADE["erofs"] and names(store / "ingest") == set()
+
+
+async def test_an_index_without_forms_is_read(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    """As other programs write it: what is here says what the image is."""
+    store, built = tmp_path / "images", make()
+    await pulled(await serve(opened, store), registry, built)
+    await opened.pop().close()
+    for name in ("index.json", "names.json"):
+        found = json.loads((store / name).read_text())
+        assert [e["annotations"].pop("org.pyrunc.image.form") for e in found["manifests"]] == ["mounted"]
+        (store / name).write_text(json.dumps(found))
+    service = await serve(opened, store)
+    assert texts(await service.rootfs(built.id), "top") == TOPS["erofs"]
