@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeVar
-from urllib.parse import unquote
 
 from cri_server.http2 import frames, hpack
 from cri_server.http2.frames import Setting
@@ -341,6 +340,8 @@ def _check_status(fields: dict[bytes, bytes], rest: bytearray) -> None:
     if not re.fullmatch(rb"[0-9]{1,2}", status):
         raise _not_grpc(fields)
     if int(status):
+        from urllib.parse import unquote  # 3 ms that a call that succeeds does not pay
+
         code = Code(int(status)) if int(status) in Code._value2member_map_ else Code.UNKNOWN
         raise CallError(code, unquote(fields.get(b"grpc-message", b"").decode("ascii", "replace")))
     if rest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import re
@@ -109,6 +108,8 @@ class Client:
 
     def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:
         """What a container was made from, secrets included."""
+        import base64
+
         found = self.admin(private.CONTAINER_CONFIG, {"id": container})
         return (
             api.ContainerConfig.FromString(base64.b64decode(found["container"])),

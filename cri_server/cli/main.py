@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -261,5 +260,5 @@ def _open_standard_streams() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[2])
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     main()

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from cri_server.api import api_pb2 as api
@@ -65,14 +64,19 @@ def _info(info: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def processes(named: Sequence[tuple[str, int]]) -> list[str]:
     """`shim 12, pause 14, c: sleep 3600 (20)` as lines: what each pid runs, with its resident memory."""
     lines = []
     for name, pid in named:
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+            words = _read(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ")
             command = printable(words.decode(errors="replace")[:60])
-            resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            resident = int(_read(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except OSError:
             command, resident = "(gone)", 0
         lines.append(f"{pid:>8}  {name:<20} {size(resident):>7}  {command}")
@@ -94,7 +98,7 @@ def namespaces(pid: int) -> str:
 def cgroup(pid: int) -> str:
     """The v2 group of a process."""
     try:
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        for line in _read(f"/proc/{pid}/cgroup").decode().splitlines():
             if line.startswith("0::"):
                 return line[3:]
     except OSError:

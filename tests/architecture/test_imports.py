@@ -206,3 +206,25 @@ def test_the_server_does_without_grpcs_library() -> None:
 def test_the_server_loads_nothing_of_nri_unless_it_is_enabled() -> None:
     found = loaded_by("cri_server.app")
     assert not [name for name in found if name.startswith("cri_server.nri") or name.endswith("nri_pb2")]
+
+
+def test_a_verb_that_lists_pays_for_click_and_protobuf_only() -> None:
+    """These two are most of what `ps` takes; what it does not need comes with the verb, the option or the error that needs it."""
+    found = {
+        name.split(".")[0] for name in loaded_by("cri_server.cli.main") | loaded_by("cri_server.cli.listing")
+    }
+    unwanted = {
+        "grpc",
+        "asyncio",
+        "subprocess",
+        "logging",
+        "urllib",
+        "ssl",
+        "ipaddress",
+        "pathlib",
+        "tempfile",
+        "shutil",
+        "yaml",
+        "msgspec",
+    }
+    assert {"click", "google"} <= found and not found & unwanted
