@@ -134,11 +134,7 @@ def _install_dependencies(root: Path) -> None:
     ).stdout.strip()
     wheels = root / "opt" / "wheels"
     wheels.mkdir(parents=True)
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "-d", str(wheels)]
-    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 28, 34)] + [
-        "--platform=manylinux2014_x86_64"
-    ]
-    _run(*pip, "--only-binary=:all:", f"--python-version={version}", *platforms, *dependencies())
+    download_wheels(wheels, version, dependencies())
     inside = ["chroot", str(root)]
     _run(*inside, "python3", "-m", "venv", "/opt/venv")
     install = ["/opt/venv/bin/pip", "install", "-q", "--no-index", "--find-links=/opt/wheels"]
@@ -146,6 +142,15 @@ def _install_dependencies(root: Path) -> None:
     site = next((root / "opt/venv/lib").glob("python3.*/site-packages"))
     (site / "project.pth").write_text("/root/project\n")
     shutil.rmtree(wheels)
+
+
+def download_wheels(folder: Path, version: str, names: Sequence[str]) -> None:
+    """Wheels of `names` and what they depend on, for Python `version` on an x86-64 machine."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "-d", str(folder)]
+    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 28, 34)] + [
+        "--platform=manylinux2014_x86_64"
+    ]
+    _run(*pip, "--only-binary=:all:", f"--python-version={version}", *platforms, *names)
 
 
 def _configure(root: Path, work: Path) -> None:

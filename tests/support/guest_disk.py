@@ -37,6 +37,13 @@ def kubeadm() -> Path:
     return of_files("kubeadm", {"kubeadm": toolchain.kubeadm()})
 
 
+def containerd() -> Path:
+    """The disk with containerd, ctr, its shim and runc in bin/, and the reference CNI plugins in cni/."""
+    folder = toolchain.peer()
+    files = [file for part in ("bin", "cni") for file in (folder / part).iterdir()]
+    return of_files("containerd", {str(file.relative_to(folder)): file for file in files})
+
+
 def of_files(name: str, files: Mapping[str, Path]) -> Path:
     """The disk called `name` with `files` (path on the disk -> file here)."""
     facts = [(target, str(source), source.stat()) for target, source in sorted(files.items())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,12 @@ from tests.vm.conftest import Boots
 PATIENCE_S = 400.0  # emulated processors that others use too
 NODE = "guest"
 READY = "kubectl get nodes -o 'jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}'"
-# Packages' records and caches, logs, what the tests bring, and what `kubeadm reset` keeps.
-NOT_COUNTED = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/root", "/tmp", "/var/tmp", "/mnt", "/var/lib/systemd/timers", "/var/lib/kubelet", "/etc/kubernetes")  # fmt: skip
-DISK = (
-    "find / -xdev \\( " + " -o ".join(f"-path {path}" for path in NOT_COUNTED) + " \\) -prune"
-    " -o -type d -printf '%p/ %M %U:%G\\n' -o -printf '%p %M %U:%G %s %l\\n'"
-)
-# Files of this boot by their names, what the kernel has for us, and units that systemd knows.
+# Packages' records and caches, logs, what the tests bring, and what kubelet makes and `kubeadm reset` keeps.
+NOT_COUNTED = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/root", "/tmp", "/var/tmp", "/mnt", "/var/lib/systemd/timers", "/var/lib/kubelet", "/etc/kubernetes", "/usr/libexec/kubernetes")  # fmt: skip
+FACTS = "-type d -printf '%p/ %M %U:%G\\n' -o -printf '%p %M %U:%G %s %l\\n'"
+# Files of this boot by their names (kubelet's tables, which it leaves, are of ip and ip6), what the kernel has for us, and units that systemd knows.
 BOOT = (
-    "find /run -name '*pyrunc*'; ls /sys/class/net; nft list tables; findmnt -rn -o TARGET,FSTYPE; pgrep -a pyrunc; pgrep -a pause; ls /run/netns 2>/dev/null; "
+    "find /run -name '*pyrunc*'; ls /sys/class/net; nft list tables | grep -v -E '^table (ip|ip6) '; findmnt -rn -o TARGET,FSTYPE; pgrep -a pyrunc; pgrep -a pause; ls /run/netns 2>/dev/null; "
     "find /sys/fs/cgroup -name '*pyrunc*'; systemctl list-units --all --plain --no-legend '*pyrunc*' | cut -d' ' -f1"
 )
 # A person would answer apt's question.
@@ -140,22 +137,24 @@ class Newcomer:
         identity = status["containerID"], int(status["restartCount"]), said[0].split()[21]
         return Clock(name, identity, int(said[1]))
 
-    def left(self) -> set[str]:
-        """What is on the disk, and what of this boot bears our name or that pods leave."""
+    def left(self, *not_counted: str) -> set[str]:
+        """What is on the disk but below these paths, and what of this boot bears our name or that pods leave."""
+        skipped = " -o ".join(f"-path {path}" for path in (*NOT_COUNTED, *not_counted))
+        disk = f"find / -xdev \\( {skipped} \\) -prune -o {FACTS}"
         return set(
-            self.guest.ssh(f"{DISK}; {{ {BOOT}; }} 2>/dev/null | sort -u; true").stdout.decode().splitlines()
+            self.guest.ssh(f"{disk}; {{ {BOOT}; }} 2>/dev/null | sort -u; true").stdout.decode().splitlines()
         )
 
 
 @contextlib.contextmanager
-def at_a_new_machine(boots: Boots, folder: Path) -> Iterator[Newcomer]:
-    """A guest just booted, with Kubernetes' packages, whose cluster has its control plane below `folder`. It is powered off
-    afterwards.
+def at_a_new_machine(boots: Boots, folder: Path, disks: Sequence[Path] = ()) -> Iterator[Newcomer]:
+    """A guest just booted, with Kubernetes' packages and more `disks`, whose cluster has its control plane below `folder`. It is
+    powered off afterwards.
     """
     control = GuestControlPlane(folder, boots.api_port, joining=True)
     boots.stop()
     try:
-        guest = boots.guest("trixie", [guest_disk.kubernetes(), guest_disk.kubeadm()])
+        guest = boots.guest("trixie", [guest_disk.kubernetes(), guest_disk.kubeadm(), *disks])
         control.start()
         cluster = Cluster(control)
         cluster.prepare()
