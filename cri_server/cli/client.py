@@ -116,6 +116,13 @@ class Client:
             api.PodSandboxConfig.FromString(base64.b64decode(found["sandbox"])),
         )
 
+    def paused(self) -> frozenset[str]:
+        """The ids of paused containers; none of a server that has no such state."""
+        try:
+            return frozenset(self.admin(private.PAUSED_CONTAINERS, {})["ids"])
+        except Unsupported:
+            return frozenset()
+
     def _call(self, service: str, call: str, request: Any, timeout_s: float | None) -> Any:
         path, decode = _method(service, call)
         return decode(self._unary(path, request.SerializeToString(), timeout_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import click
@@ -33,6 +34,7 @@ def ps(address: str, everything: bool, selection: Selection, how: Output, watchi
 
 def _containers(client: Client, how: Output) -> Listing[api.Container]:
     pods = {p.id: p for p in client.pods()}
+    paused = functools.cache(client.paused)
 
     def pod(container: api.Container) -> str:
         found = pods.get(container.pod_sandbox_id)
@@ -40,6 +42,8 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
 
     def state(container: api.Container) -> str:
         name = STATES.get(container.state, "?")
+        if container.state == api.CONTAINER_RUNNING and container.id in paused():
+            return "paused"
         if container.state != api.CONTAINER_EXITED:
             return name
         request = api.ContainerStatusRequest(container_id=container.id)

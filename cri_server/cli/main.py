@@ -37,6 +37,8 @@ COMMANDS = {
     "rm": ("stop", "rm"),
     "rmp": ("stop", "rmp"),
     "restart": ("restart", "restart"),
+    "pause": ("freeze", "pause"),
+    "unpause": ("freeze", "unpause"),
     "update": ("update", "update"),
     "inspect": ("inspect", "inspect"),
     "inspectp": ("inspect", "inspectp"),
@@ -74,7 +76,7 @@ COMMANDS = {
     "completion": ("completion", "command"),
 }
 # other tools' names for ours, which help does not list
-ALIASES = {"imagefsinfo": "images-fs", "img": "images"}
+ALIASES = {"imagefsinfo": "images-fs", "img": "images", "resume": "unpause"}
 
 _GROUP = "the verbs stand by themselves: ps, images, inspect, prune, …"
 # other tools' verbs that we do not have -> what there is instead
@@ -83,7 +85,7 @@ INSTEAD = {
     **dict.fromkeys(("container", "pod", "system"), _GROUP),
     **dict.fromkeys(("build", "commit"), "images are built elsewhere, such as with buildah; load and pull bring them here"),
     **dict.fromkeys(("network", "volume"), "networks are CNI's, volumes a Pod's: see run"),
-    **dict.fromkeys(("pause", "unpause", "checkpoint"), "CRI has no such call; of containers that pyrunc itself has made: pyrunc pause, resume, checkpoint"),
+    "checkpoint": "the server has no such call yet; of containers that pyrunc itself has made: pyrunc checkpoint",
     **dict.fromkeys(("rename", "wait", "diff", "export"), "ps, events --pod and cp tell what there is"),
     "apply": "run POD.YAML",
     "delete": "rm",
@@ -105,6 +107,8 @@ SECTIONS = {
         "rm",
         "rmp",
         "restart",
+        "pause",
+        "unpause",
         "update",
     ],
     "What is there": [

@@ -32,6 +32,7 @@ COLOURS = {
     "running": "green",
     "ready": "green",
     "created": "yellow",
+    "paused": "yellow",
     "not ready": "yellow",
     "unknown": "red",
     "exited": "bright_black",

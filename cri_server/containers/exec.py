@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cri_server.containers import pause
 from cri_server.services import Services
 from cri_server.spec import process
 from cri_server.store.model import Container, Sandbox
@@ -225,6 +226,7 @@ async def begin(
     services: Services, container: Container, described: dict[str, Any], *, tty: bool = False, **streams: bool
 ) -> ExecSession:
     """Start the process. A program that is not there is the caller's mistake, not a container that is not there."""
+    pause.refuse_paused(container)
     try:
         folder = str(services.paths.container_state(container.id))
         assert container.process is not None

@@ -7,6 +7,7 @@ import socket
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import exec as execution
+from cri_server.containers import pause
 from cri_server.errands import DIAL
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
@@ -23,6 +24,7 @@ def check_exec(services: Services, request: api.ExecRequest) -> ExecOptions:
     _, container, _ = execution.running(services, request.container_id)
     if not request.cmd:
         raise InvalidArgument("no command to execute")
+    pause.refuse_paused(container)
     return ExecOptions(
         container.id, tuple(request.cmd), request.stdin, request.stdout, request.stderr, request.tty
     )

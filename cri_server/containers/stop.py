@@ -9,6 +9,7 @@ import asyncio
 import logging
 
 from cri_server.api import api_pb2 as api
+from cri_server.containers import pause
 from cri_server.services import Services
 from cri_server.shims import of_shim
 from cri_server.spec import signals
@@ -47,6 +48,7 @@ async def end(services: Services, container: Container, signal: int, timeout_s: 
     sandbox = services.index.sandboxes.find(container.sandbox_id)
     if sandbox is None:
         return
+    pause.thaw(container)  # it could not hear the signal
     if not await services.shims.reach(sandbox):
         await services.shims.give_up(sandbox)
         return

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from cri_server import debug
+from cri_server.containers import pause
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
+from cri_server.status.paused import is_paused
 from cri_server.timeline.choose import choose
 from pyrunc.errors import InvalidArgument, WrongState
 
@@ -39,6 +41,20 @@ class Admin:
         sandbox = self._services.index.sandboxes.get(container.sandbox_id)
         found = {"container": container.config, "sandbox": sandbox.config}
         return {name: base64.b64encode(each.SerializeToString()).decode() for name, each in found.items()}
+
+    async def pause_container(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{"id"} -> {}. Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
+        await pause.pause(self._services, str(request.get("id", "")))
+        return {}
+
+    async def unpause_container(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{"id"} -> {}. Raises NotFound, WrongState, KernelError."""
+        await pause.unpause(self._services, str(request.get("id", "")))
+        return {}
+
+    def paused_containers(self, request: dict[str, Any]) -> dict[str, Any]:
+        """{} -> {"ids"} of those that are paused."""
+        return {"ids": [c.id for c in self._services.index.select_containers() if is_paused(c)]}
 
     async def timeline(self, request: dict[str, Any]) -> dict[str, Any]:
         """{"pod": reference or "", "last", "slowest": numbers or 0} -> {"calls": [see `timeline.ring.Entry`]}."""
@@ -90,6 +106,9 @@ class Admin:
         calls: dict[str, Callable[[dict[str, Any]], Any]] = {
             private.LOAD_IMAGE: self.load_image,
             private.CONTAINER_CONFIG: self.container_config,
+            private.PAUSE_CONTAINER: self.pause_container,
+            private.UNPAUSE_CONTAINER: self.unpause_container,
+            private.PAUSED_CONTAINERS: self.paused_containers,
             private.TIMELINE: self.timeline,
             private.FOLLOW_TIMELINE: self.follow_timeline,
             private.COLLECT_GARBAGE: self.collect_garbage,

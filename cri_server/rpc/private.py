@@ -18,6 +18,9 @@ CHECK_LOGIN = "CheckLogin"
 DEBUG_STACKS = "DebugStacks"
 DEBUG_PROFILE = "DebugProfile"
 CONTAINER_CONFIG = "ContainerConfig"
+PAUSE_CONTAINER = "PauseContainer"
+UNPAUSE_CONTAINER = "UnpauseContainer"
+PAUSED_CONTAINERS = "PausedContainers"
 
 
 def path(call: str) -> str:

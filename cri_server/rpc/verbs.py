@@ -227,6 +227,17 @@ def _stop(services: Services, request: Any) -> Described:
     return {**_container(services, request)[0], "timeout_s": request.timeout}, runs
 
 
+def _named(services: Services, request: Any) -> Described:
+    """Of a private call, whose request is an object."""
+    identifier = str(request.get("id", ""))
+    container = services.index.containers.find(identifier)
+    return (
+        ({"container_id": identifier[:64]}, False)
+        if container is None
+        else (of_container(services, container), True)
+    )
+
+
 def _image(services: Services, request: Any) -> Described:
     return {"image": request.image.image}, True
 
@@ -261,6 +272,8 @@ DESCRIBE: dict[str, Describe] = {
     "PullImage": _image,
     "RemoveImage": _image,
     "UpdateRuntimeConfig": _ranges,
+    private.PAUSE_CONTAINER: _named,
+    private.UNPAUSE_CONTAINER: _named,
     private.LOAD_IMAGE: _archive,
     private.COLLECT_GARBAGE: _garbage,
 }

@@ -9,6 +9,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.encoded import entry, tag
 from cri_server.services import Services
 from cri_server.spec import signals
+from cri_server.status.paused import is_paused
 from cri_server.store.model import Container
 from pyrunc import atomic_file
 from pyrunc.errors import Error
@@ -111,6 +112,7 @@ def _info(services: Services, container: Container) -> dict[str, Any]:
     return {
         "sandboxID": container.sandbox_id,
         "pid": container.process.pid if container.process else 0,
+        "paused": is_paused(container),
         "cgroupsPath": container.cgroups_path,
         "runtimeSpec": spec,
     }

@@ -1,0 +1,42 @@
+"""`pyrunc-cri pause` and `unpause`: the processes of containers stand still, and go on."""
+
+from __future__ import annotations
+
+import click
+
+from cri_server.cli import completion, ownership, stop
+from cri_server.cli.client import Client
+from cri_server.cli.complaint import each
+from cri_server.rpc import private
+from pyrunc.errors import WrongState
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@click.option("-f", "--force", is_flag=True, help="Do not ask about kubelet's.")
+@click.pass_obj
+def pause(address: str, names: tuple[str, ...], force: bool) -> None:
+    """Let the processes of containers, or of all containers of pods, stand still. Their memory stays; stop ends them."""
+    with Client(address) as client:
+        each(names, lambda name: _call(client, name, private.PAUSE_CONTAINER, force))
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@click.pass_obj
+def unpause(address: str, names: tuple[str, ...]) -> None:
+    """Let paused containers, or those of pods, go on."""
+    with Client(address) as client:
+        each(names, lambda name: _call(client, name, private.UNPAUSE_CONTAINER, True))
+
+
+def _call(client: Client, name: str, call: str, force: bool) -> None:
+    target = stop.find(client, name)
+    ownership.permit(call.removesuffix("Container").lower(), name, target.labels, force=force)
+    if not target.running:
+        raise WrongState(f"{name} does not run")
+    paused = client.paused() if target.is_pod else frozenset()
+    for container in target.running:
+        if not target.is_pod or (container.id in paused) == (call == private.UNPAUSE_CONTAINER):
+            client.admin(call, {"id": container.id})
+    click.echo(name)
