@@ -22,10 +22,11 @@ from cni_plugins.protocol.errors import (
     INTERNAL,
     INVALID_CONFIG,
     IO_FAILURE,
+    TAKEN,
     CniError,
 )
 from cni_plugins.protocol.result import Result
-from pyrunc.errors import Error, InvalidArgument
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument
 
 Verb = Callable[[Call, PluginConfig], None]
 
@@ -74,6 +75,8 @@ def refusal(name: str, error: Exception) -> CniError:
         return CniError(error.code, f"{name}: {error.message}", error.details)
     if isinstance(error, InvalidArgument):
         return CniError(INVALID_CONFIG, f"{name}: {error.message}")
+    if isinstance(error, AlreadyExists):
+        return CniError(TAKEN, f"{name}: {error.message}")
     if isinstance(error, Error):
         return CniError(IO_FAILURE, f"{name}: {error.message}")
     if isinstance(error, OSError):

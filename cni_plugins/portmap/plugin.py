@@ -47,7 +47,7 @@ def delete(call: Call, config: PluginConfig) -> None:
 
     Our own server says at DEL what it said at ADD: without ports there is nothing to look for among all pods' elements.
     """
-    if config.scope() and not settings_of.parse(config).mappings:
+    if config.scope() and not config.capability("portMappings"):
         return
     owned = host_rules.owned(host_rules.PORT_SETS, _tag(call, config))
     host_rules.retract(owned)

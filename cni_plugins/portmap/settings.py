@@ -9,7 +9,7 @@ from typing import Any
 
 from cni_plugins.net.host_rules import PROTOCOLS
 from cni_plugins.protocol.config import PluginConfig
-from cni_plugins.protocol.errors import INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
+from cni_plugins.protocol.errors import IMPOSSIBLE, INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
 
 _NOT_BUILT = ("conditionsV4", "conditionsV6", "externalSetMarkChain")
 _MOST_MAPPINGS = 4096
@@ -36,7 +36,7 @@ class Settings:
 
 
 def parse(config: PluginConfig) -> Settings:
-    """Raises CniError 2 or 7."""
+    """Raises CniError 2, 7 or 112."""
     for key in _NOT_BUILT:
         if config.raw.get(key):
             raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this portmap plugin")
@@ -63,7 +63,7 @@ def _mapping(value: object, where: str) -> Mapping | None:
         return None
     address = _address(value.get("hostIP"), f"{where}.hostIP")
     if address is not None and address.version == 6 and address.is_loopback:
-        raise CniError(UNSUPPORTED_FIELD, f"{where}.hostIP: the kernel routes no packets from ::1 to a pod")
+        raise CniError(IMPOSSIBLE, f"{where}.hostIP: the kernel routes no packets from ::1 to a pod")
     return Mapping(
         protocol=protocol.lower(),
         host_port=host_port,

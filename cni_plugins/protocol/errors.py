@@ -22,6 +22,12 @@ INTERNAL = 999
 NO_ADDRESS_LEFT = 110
 """Ours: host-local has handed out every address of a range."""
 
+TAKEN = 111
+"""Ours: another pod has what is asked for, such as a host port."""
+
+IMPOSSIBLE = 112
+"""Ours: nobody could do what is asked for a pod, such as a host port on ::1."""
+
 DAMAGED = 120
 """Ours: CHECK found that something is not as ADD left it."""
 

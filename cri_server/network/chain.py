@@ -20,18 +20,31 @@ from cni_plugins.protocol import version
 from cni_plugins.protocol.builtin import HEAD_BYTES, MODULES, is_ours
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import LIMIT_BYTES, NetworkList, decode_object, plugin_input
-from cni_plugins.protocol.errors import INVALID_ENVIRONMENT, NO_ADDRESS_LEFT, CniError, from_json
+from cni_plugins.protocol.errors import (
+    IMPOSSIBLE,
+    INVALID_ENVIRONMENT,
+    NO_ADDRESS_LEFT,
+    TAKEN,
+    CniError,
+    from_json,
+)
 from cni_plugins.protocol.result import Result
 from cri_server.network.attachments import Attachment
 from cri_server.network.model import ErrandOutcome, Errands
 from cri_server.network.workers import Workers
 from cri_server.timeline.trace import span
-from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted
+from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted, WrongState
 
 IFNAME = "eth0"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _WORDS_LIMIT = 500
 _OUTPUT_LIMIT_BYTES = LIMIT_BYTES + 1
+_REFUSALS: dict[int, type[Error]] = {
+    NO_ADDRESS_LEFT: ResourceExhausted,
+    TAKEN: WrongState,
+    IMPOSSIBLE: InvalidArgument,
+}
+"""What codes that only our plugins use mean to the caller."""
 _HOUSEKEEPING_TIMEOUT_S = 30.0
 """For what runs while no pod can be attached; an emulated node with its first pods took more than ten seconds."""
 
@@ -348,7 +361,7 @@ def _judge(value: object, names: str, network: NetworkList) -> Result:
 def _refused(kind: str, command: str, error: CniError) -> Error:
     words = error.message if error.message.startswith(f"{kind}:") else f"{kind}: {error.message}"
     text = f"CNI {command} failed in {words}" + (f" ({error.details})" if error.details else "")
-    return ResourceExhausted(text) if error.code == NO_ADDRESS_LEFT else PeerError(text)
+    return _REFUSALS.get(error.code, PeerError)(text)
 
 
 def _words(output: bytes) -> str:
