@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from pyrunc.cgroups.convert import CORE_LIMITS
 from pyrunc.errors import InvalidArgument
 
 OOM_SCORE_RANGE = range(-1000, 1001)
@@ -71,6 +72,8 @@ def check(asked: api.LinuxContainerResources) -> None:
     for key, text in asked.unified.items():
         if not CGROUP_FILE.fullmatch(key):
             raise InvalidArgument(f"linux.resources.unified: {key[:80]!r} is not a cgroup file name")
+        if key.startswith("cgroup.") and key not in CORE_LIMITS:
+            raise InvalidArgument(f"linux.resources.unified: {key} is no limit: the runtime alone writes it")
         if "\0" in text:
             raise InvalidArgument(f"linux.resources.unified: the value of {key} holds a NUL byte")
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 DEFAULT_PERIOD_US = 100_000
 DEFAULT_WEIGHT = 100  # what a group has when nobody asks, so a missing file holds nothing back
 RESOURCES = "linux.resources"
+# cgroup.procs moves processes, cgroup.kill ends them, cgroup.freeze holds them: of these files only what limits or measures.
+CORE = "cgroup"
+CORE_LIMITS = ("cgroup.max.depth", "cgroup.max.descendants", "cgroup.pressure")
 V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useHierarchy")
 
 
@@ -216,6 +219,8 @@ def _unified(unified: Mapping[str, Any]) -> Iterator[Setting]:
         controller, dot, parameter = file.partition(".")
         if "/" in file or "\0" in file or not controller or not dot or not parameter:
             raise InvalidSpec(f"{RESOURCES}.unified", f"{file!r} is not of the form controller.parameter")
+        if controller == CORE and file not in CORE_LIMITS:
+            raise InvalidSpec(f"{RESOURCES}.unified", f"{file!r} is no limit: the runtime alone writes it")
         for line in str(content).split("\n"):
             if line or content == "":
                 yield Setting(file, line)

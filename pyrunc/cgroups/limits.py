@@ -7,6 +7,7 @@ work is the caller's decision, made per call.
 from __future__ import annotations
 
 import errno
+import os
 
 from pyrunc.cgroups import convert
 from pyrunc.errors import InvalidArgument, KernelError, Unsupported
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.cgroups.convert import Setting
+
+# What the kernel says about a value: not one of this file's, out of its range, a device that is not there.
+NOT_A_VALUE = (errno.EINVAL, errno.ERANGE, errno.EDOM, errno.E2BIG, errno.EOVERFLOW, errno.ENODEV)
 
 # Per-device files: writing one line leaves the other lines as they are; what stands for "no limit" there.
 NO_LIMIT = {
@@ -46,7 +50,7 @@ def replace(
     """Like `write`, and `then` after it; a failure of either first puts back what was there before."""
     _check_choice(missing_controllers)
     wanted = convert.settings(resources, lambda file: tree.read(directory, file))
-    old = [(setting, tree.read(directory, setting.file)) for setting in wanted]
+    old = [(setting, _content(directory, setting.file)) for setting in wanted]
     try:
         notes = write(directory, resources, missing_controllers)
         if then is not None:
@@ -56,6 +60,16 @@ def replace(
             _put_back(directory, setting, content, error)
         raise
     return notes
+
+
+def _content(directory: str, file: str) -> str | None:
+    """What to put back; None for what cannot be read, such as memory.reclaim."""
+    try:
+        return tree.read(directory, file)
+    except KernelError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
 
 
 def _check_choice(missing_controllers: str) -> None:
@@ -73,6 +87,8 @@ def _write_or_note(directory: str, setting: Setting, missing_controllers: str) -
             error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM)
             or tree.read(directory, setting.file) is not None
         ):
+            if error.errno in NOT_A_VALUE:
+                raise InvalidArgument(f"{error.message} ({os.strerror(error.errno).lower()})") from None
             raise
         return _missing(directory, setting, missing_controllers)
     return []

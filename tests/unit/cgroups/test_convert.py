@@ -133,6 +133,19 @@ def test_unified_keys_cannot_leave_the_group(key: str) -> None:
         written({"unified": {key: "1"}})
 
 
+@pytest.mark.parametrize(
+    "key", ["cgroup.procs", "cgroup.threads", "cgroup.kill", "cgroup.freeze", "cgroup.type"]
+)
+def test_unified_limits_and_moves_no_processes(key: str) -> None:
+    """`cgroup.procs = "1"` would take the machine's init into the group, and stopping the container would end it."""
+    with pytest.raises(InvalidSpec, match=key):
+        written({"unified": {key: "1"}})
+
+
+def test_unified_may_limit_the_groups_below() -> None:
+    assert written({"unified": {"cgroup.max.depth": "2"}}) == [("cgroup.max.depth", "2")]
+
+
 def test_unified_values_are_written_line_by_line() -> None:
     assert written({"unified": {"io.max": "8:0 rbps=1\n8:16 rbps=2\n"}}) == [
         ("io.max", "8:0 rbps=1"),

@@ -107,6 +107,7 @@ def test_resources() -> None:
         {"cpu_shares": -1},
         {"memory_limit_in_bytes": 100, "memory_swap_limit_in_bytes": 99},
         {"unified": {"../x": "1"}},
+        {"unified": {"cgroup.procs": "1"}},
     ],
 )
 def test_resources_that_are_refused(fields: dict[str, object]) -> None:
