@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from cri_server.steps import Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.timeline.trace import graft
-from pyrunc.errors import Error, InvalidArgument, NotFound, WrongState
+from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
 
 START_ERROR, START_ERROR_CODE = "StartError", 128
 
@@ -100,11 +101,20 @@ async def execute(work: Work) -> None:
         if container.exit is None:
             message = error.message
             container.ended(Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message))
-        if isinstance(error, NotFound) or files.is_bad_log_path(error):  # the program, not the container
+        # NotFound is about the program, not about the container.
+        if isinstance(error, NotFound) or files.is_bad_log_path(error) or is_bad_place(error):
             raise InvalidArgument(error.message) from None
         raise
     container.process = Process(started.pid, started.start_time)
     container.started_at_ns = started.started_at_ns
+
+
+def is_bad_place(error: Error) -> bool:
+    """Whether a start failed because the image has a file, or a loop of links, on the way to the working directory, a mount's
+    place or a device: what is asked for cannot be there."""
+    if not isinstance(error, KernelError) or error.call not in ("mkdir", "chdir", "mknod", "attach"):
+        return False
+    return error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 async def end(work: Work) -> None:

@@ -10,7 +10,19 @@ from __future__ import annotations
 import os
 import time
 from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
-from errno import EACCES, EISDIR, ELIBACC, ENOENT, ENOTDIR
+from errno import (
+    E2BIG,
+    EACCES,
+    EINVAL,
+    EISDIR,
+    ELIBACC,
+    ELIBBAD,
+    ELOOP,
+    ENAMETOOLONG,
+    ENOENT,
+    ENOEXEC,
+    ENOTDIR,
+)
 
 from pyrunc import debug
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, ResourceExhausted
@@ -36,6 +48,8 @@ if TYPE_CHECKING:
     Times = list[tuple[str, int]]
 
 SIGKILL = 9
+# What execve says about the program that the caller named, or about its arguments.
+NOT_EXECUTABLE = (E2BIG, EINVAL, ELIBBAD, ELOOP, ENAMETOOLONG, ENOEXEC)
 PID_TIMEOUT_S = 1.0
 HOOK_WORDS_BYTES = 4096
 OOM_KILLED = "container init was OOM-killed (memory limit too low?)"
@@ -322,4 +336,5 @@ def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
         )
     if error.errno in (EACCES, EISDIR):
         return InvalidArgument(f'exec: "{name}": {os.strerror(error.errno).lower()}')
-    return KernelError("exec", f'"{name}"', error.errno, os.strerror(error.errno).lower())
+    failure = KernelError("exec", f'"{name}"', error.errno, os.strerror(error.errno).lower())
+    return InvalidArgument(failure.message) if error.errno in NOT_EXECUTABLE else failure

@@ -167,6 +167,37 @@ def test_streams_are_checked_before_a_url_is_given(server: Server, pod: str) -> 
         server.remove_container(container)
 
 
+def test_what_only_the_kernel_can_refuse(server: Server, pod: str) -> None:
+    """Names and values that look right, until a path is walked or a limit is written."""
+    container = server.launch(pod)
+    below_a_file = server.create(
+        pod, server.container_config(working_dir="/etc/passwd/x", metadata={"name": "w"})
+    )
+    no_format = api.LinuxContainerResources(unified={"cgroup.max.depth": "deep"})
+    update = api.UpdateContainerResourcesRequest(container_id=container, linux=no_format)
+    try:
+        assert code_of(lambda: server.exec(container, "x" * 5000)) == INVALID
+        assert code_of(lambda: server.exec(container, "/etc/passwd/x")) == INVALID
+        assert code_of(lambda: server.start_container(below_a_file)) == INVALID
+        assert code_of(lambda: server.runtime.UpdateContainerResources(update)) == INVALID
+        assert not server.status(container).resources.linux.unified
+    finally:
+        server.remove_container(container)
+        server.remove_container(below_a_file)
+
+
+def test_a_host_port_that_another_pod_has(server: Server, pod: str) -> None:
+    mapping = api.PortMapping(container_port=80, host_port=18081)
+    server.run_pod(server.pod_config("first", port_mappings=[mapping]))
+    second = server.pod_config("second", port_mappings=[mapping])
+    try:
+        assert code_of(lambda: server.run_pod(second)) == grpc.StatusCode.FAILED_PRECONDITION
+    finally:
+        for found in server.pods():
+            if found.id != pod:
+                server.remove_pod(found.id)
+
+
 # No hexadecimal text: it would be the prefix of an id, and mean it.
 TEXTS = ["", "zz", "/", "..", "../../x", "\0", "x" * 300, "/etc/passwd", "é", "a\nb", UNKNOWN_ID, "-1"]
 NUMBERS = [0, 1, -1, 2**31 - 1, -(2**31)]
