@@ -176,6 +176,12 @@ class Server:
             self._channel = None
 
     @property
+    def channel(self) -> grpc.Channel:
+        """To call what no stub would send."""
+        assert self._channel is not None
+        return self._channel
+
+    @property
     def pid(self) -> int:
         """The server's pid (nsenter execs)."""
         assert self._process is not None
