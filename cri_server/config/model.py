@@ -146,10 +146,10 @@ class Images(Table):
         Literal["auto", "unpacked", "erofs"],
         explained(
             "erofs: layers are kept as tars and mounted (Linux 6.12, CONFIG_EROFS_FS_BACKED_BY_FILE). unpacked: every file is written. "
-            "auto: erofs where it works. Images that are here stay as they are.",
+            "auto: erofs where it works and an image's containers share its page cache (Linux 6.15). Images that are here stay as they are until `pyrunc-cri gc` converts those that are not used.",
             reloads=False,
         ),
-    ] = "unpacked"
+    ] = "auto"
     keep_blobs: Annotated[
         bool,
         explained(

@@ -18,7 +18,7 @@ PASSIVE: tuple[Check, ...] = (
 )  # fmt: skip
 # Those that try something out, start a program, or look for what only a server that runs can tell.
 ACTIVE: tuple[Check, ...] = (
-    limits.privilege, file_systems.overlay, network.firewall, leftovers.server, leftovers.pods, leftovers.mounts,
+    limits.privilege, file_systems.overlay, file_systems.images, network.firewall, leftovers.server, leftovers.pods, leftovers.mounts,
     leftovers.groups, leftovers.records,
 )  # fmt: skip
 

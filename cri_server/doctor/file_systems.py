@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.images.erofs.probe import why_not, why_not_shared
 from cri_server.store import file_system
 from cri_server.store.paths import Paths
 from pyrunc.errors import Error
@@ -36,6 +37,38 @@ def overlay(host: Host) -> Iterator[Finding]:
         )
     else:
         yield fine("overlay-on-root", f"works on {file_system.described(root)}, with d_type")
+
+
+def images(host: Host) -> Iterator[Finding]:
+    """Mounts an image there, as the server will; needs root."""
+    store = host.config.images.store
+    if os.geteuid():
+        return
+    if store == "unpacked":
+        yield fine("images", 'unpacked, as [images] store = "unpacked" says')
+        return
+    try:
+        why = why_not(nearest(host.path(host.config.root)))
+    except OSError as error:
+        why = str(error)
+    if not why and store == "auto" and (why_each := why_not_shared()):
+        follows, mend = (
+            "they are unpacked, file by file: pulls take longer, and inodes",
+            "boot Linux 6.15 or later",
+        )
+        yield Finding("images", Level.NOTE, f"if images were mounted, {why_each}", follows, mend)
+    elif not why:
+        yield fine("images", "mounted: this kernel has EROFS from files")
+    elif store == "erofs":
+        follows, mend = (
+            'the server does not start with [images] store = "erofs"',
+            'set [images] store = "auto"',
+        )
+        yield Finding("images", Level.WRONG, f"images cannot be mounted: {why}", follows, mend)
+    else:
+        follows = "they are unpacked, file by file: pulls take longer, and inodes"
+        mend = "boot Linux 6.15 or later; what is here stays usable, and `pyrunc-cri gc` converts it then"
+        yield Finding("images", Level.NOTE, f"images cannot be mounted: {why}", follows, mend)
 
 
 def disk(host: Host) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ _TEXTS = {
     "doctor": ("A check that failed itself", "What it was to look at is not known; --json and a report help."),
     "firewall": ("nft, and chains that drop what is forwarded", "Masquerade and host ports are an nftables table of ours; another table's policy can still drop the packets."),
     "ip-forward": ("Forwarding of IPv4", "The kernel routes packets of pods only with net.ipv4.ip_forward=1."),
+    "images": ("Whether images are mounted", "Tried for real, on the root directory: an EROFS index over a tar, an overlay over it, and one over that. Where it fails, [images] store = \"auto\" unpacks images."),
     "kernel-calls": ("Newer system calls", "A container's start is made of them: mounts by descriptors, clone3, pidfds."),
     "kernel-version": ("The kernel's version", "Features are probed; the version only says whether anybody has tried."),
     "kubelet": ("kubelet's endpoint", "Its --container-runtime-endpoint or containerRuntimeEndpoint must be our [server] listen."),

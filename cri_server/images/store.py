@@ -22,7 +22,7 @@ from cri_server.images.erofs import build as index_builder
 from cri_server.images.erofs import layer_tar
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.erofs.mounts import ImageMount, Mounts
-from cri_server.images.erofs.probe import why_not
+from cri_server.images.erofs.probe import why_not, why_not_shared
 from cri_server.images.inflate import Limits
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
@@ -109,8 +109,13 @@ class Store:
         why = why_not(self.root)
         self.policy.mounts = not why
         self.policy.erofs = self.policy.mounts and self._kind != "unpacked"
+        if self.policy.erofs and self._kind == "auto" and (why_each := why_not_shared()):
+            self.policy.erofs = False
+            log.info("images are unpacked: if they were mounted, %s", why_each)
         if why and self._kind == "erofs":
-            raise Unsupported(f'[images] store = "erofs": images cannot be mounted here: {why}')
+            raise Unsupported(
+                f'[images] store = "erofs": images cannot be mounted here: {why}; "auto" unpacks them'
+            )
         if why:
             level = (
                 logging.INFO if self.files.empty else logging.WARNING

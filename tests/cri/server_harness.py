@@ -114,7 +114,7 @@ class Server:
                 "missing_controllers": "warn",
                 "default_parent": f"/{self.folder.name}",
             },
-            "images": {"store": os.environ.get("PYRUNC_TESTS_IMAGE_STORE", "unpacked")},
+            "images": {"store": os.environ.get("PYRUNC_TESTS_IMAGE_STORE", "auto")},
             **self._settings,
         }
         lines = []

@@ -86,7 +86,7 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | S-13, tokens | test_server.py::test_tokens_of_streams | 256 bits, once, bound to kind and container |
 | CVE-2021-32760, CVE-2025-47290, layers | tests/cri/images/test_hostile.py::test_refused | unpacked beneath one folder by descriptors |
 | | tests/cri/images/test_jail.py::test_what_a_taken_over_unpacker_leaves_is_not_trusted | no links where the server opens by name |
-| S-01 | tests/cri/images/test_hostile.py::test_any_sequence_of_members | the same, random archives |
+| S-01 | tests/cri/images/test_hostile_random.py::test_any_sequence_of_members | the same, random archives |
 | GHSA-5j5w-g665-5m35, ambiguous manifests | tests/cri/images/test_faults.py::test_a_wrong_manifest | refused |
 | CVE-2021-20206, plugin types | tests/unit/cni/test_protocol.py::test_a_list_that_makes_no_sense | bare names |
 | CVE-2020-10749, router advertisements | tests/kernel/cni/test_bridge.py::test_forwarding_is_switched_on_for_a_gateway_only | accept_ra = 0 |

@@ -12,6 +12,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+from errno import ENODEV, ENOTBLK
 from pathlib import Path
 
 from cri_server.images.erofs.build import build
@@ -22,6 +23,10 @@ from pyrunc.errors import Error, KernelError
 from pyrunc.kernel.mount import open_overlay
 
 _CONTENT = b"a file in a tar"
+_REASONS = {
+    ENODEV: "the kernel has no EROFS (CONFIG_EROFS_FS)",
+    ENOTBLK: "the kernel mounts EROFS from block devices alone (Linux 6.12 and CONFIG_EROFS_FS_BACKED_BY_FILE take files)",
+}
 
 
 def why_not(folder: Path) -> str:
@@ -31,6 +36,14 @@ def why_not(folder: Path) -> str:
         return _try(place)
     finally:
         shutil.rmtree(place)
+
+
+def why_not_shared() -> str:
+    """Why the containers of an image that is mounted do not share its page cache; empty when they do. What each reads is then in
+    memory once for each of them, which an unpacked image's files are not."""
+    if host.host().clones_detached:
+        return ""
+    return "each container would have a mount of its own and a page cache of its own (Linux 6.15 clones detached mounts)"
 
 
 def _try(place: Path) -> str:
@@ -53,7 +66,7 @@ def _try(place: Path) -> str:
         finally:
             os.close(overlay)
     except KernelError as error:
-        return error.message
+        return _REASONS.get(error.errno, error.message)
     except (Error, OSError) as error:
         return str(error)
     return ""

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as some
 
 from cri_server.images.build import Node, directory, layer, symlink
 from cri_server.images.inflate import BadLayer, Limits
@@ -22,16 +20,11 @@ from tests.cri.images.conftest import unpack_bytes
 from tests.cri.images.indexes import mounted
 from tests.cri.images.test_hostile import (
     CONTAINED,
-    EXAMPLES,
-    NAMES,
-    NODES,
     OPAQUE,
     RAW,
     REFUSED,
-    WHOLE,
     hardlink,
     header,
-    repaired,
 )
 from tests.cri.images.test_unpack import BASE, Stack, make_everything, raw_tar
 from tests.cri.images.trees import Facts, snapshot
@@ -260,46 +253,6 @@ def test_many_random_layers_look_as_overlayfs_shows_them(tmp_path: Path) -> None
             assert_same_stack(tmp_path / str(number), tars)
         except BadLayer:
             continue  # a file where another entry wants a folder: both refuse, see above
-
-
-# ---- chance
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("scratch")
-
-
-def agree(folder: Path, blob: bytes) -> None:
-    place = folder / "case"
-    place.mkdir()
-    try:
-        try:
-            expected = unpacked(blob, place / "unpacked")
-        except Error:  # a kernel's refusal that is nobody's fault: nothing to compare
-            return
-        assert outcome([blob], place / "mounted") == expected
-    finally:
-        subprocess.run(["rm", "-rf", place], check=True)
-
-
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(members=some.lists(some.tuples(NAMES, NODES), max_size=12))
-def test_any_sequence_of_members(scratch: Path, members: list[tuple[str, Node]]) -> None:
-    agree(scratch, raw_tar(*members))
-
-
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    changes=some.lists(
-        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)), min_size=1, max_size=12
-    )
-)
-def test_changed_bytes(scratch: Path, changes: list[tuple[int, int]]) -> None:
-    blob = bytearray(WHOLE)
-    for at, value in changes:
-        blob[at] = value
-    agree(scratch, repaired(blob))
 
 
 # ---- bounds

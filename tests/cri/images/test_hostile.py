@@ -6,7 +6,6 @@ either refused (BadLayer, with a reason) or contained; which of the two is part 
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import stat
@@ -16,13 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as some
 
-from cri_server.images import build
 from cri_server.images.build import Node, directory, symlink
 from cri_server.images.inflate import BadLayer, Limits
-from pyrunc.errors import Error, KernelError, ResourceExhausted
+from pyrunc.errors import Error, ResourceExhausted
 from pyrunc.kernel.tree import remove_tree
 from tests.cri.images.conftest import unpack_bytes
 from tests.cri.images.test_unpack import raw_tar
@@ -321,89 +317,6 @@ def test_many_pax_records_do_not_take_long(jail: Jail) -> None:
     records = b"6 a=b\n" * 170_000
     pax = header(kind=b"x", size=b"%011o\0" % len(records)) + records + bytes(-len(records) % 512)
     assert names(jail.unpack(pax + header() + DATA + END)) == {"a"}
-
-
-# ---- chance
-
-
-def interesting() -> bytes:
-    """An archive with everything in it, to be broken."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        members = [
-            ("d", directory(0o1777)), ("d/f", Node(b"content" * 50, pax={"SCHILY.xattr.user.a": "b", "mtime": "1.5"})),
-            ("l", symlink("../../canary")), ("l/x", Node(b"1")), ("h", hardlink("d/f")), ("d/.wh.gone", Node()),
-            (f"d/{OPAQUE}", Node()), ("fifo", fifo()), ("null", device(1, 3)), ("d", Node(b"replaced")),
-            ("n" * 150, Node(b"long")), ("sparse", Node(b"xx", pax={"GNU.sparse.map": "0,1,5,1", "GNU.sparse.size": "9"})),
-        ]  # fmt: skip
-        for name, node in members:
-            build._add(tar, name, node)
-    return buffer.getvalue()
-
-
-WHOLE = interesting()
-EXAMPLES = int(os.environ.get("PYRUNC_HOSTILE_EXAMPLES", "400"))
-
-
-def attempt(jail: Jail, blob: bytes) -> None:
-    """Unpacks or is refused with an error of ours; the jail holds either way."""
-    try:
-        jail.unpack(blob)
-    except (BadLayer, ResourceExhausted, KernelError):
-        pass
-    finally:
-        jail.clean()
-
-
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    changes=some.lists(
-        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)), min_size=1, max_size=12
-    )
-)
-def test_changed_bytes(shared_jail: Jail, changes: list[tuple[int, int]]) -> None:
-    blob = bytearray(WHOLE)
-    for at, value in changes:
-        blob[at] = value
-    attempt(shared_jail, repaired(blob))
-
-
-@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    start=some.integers(0, len(WHOLE) // 512),
-    count=some.integers(1, 20),
-    to=some.integers(0, len(WHOLE) // 512),
-)
-def test_moved_blocks(shared_jail: Jail, start: int, count: int, to: int) -> None:
-    cut = WHOLE[start * 512 : (start + count) * 512]
-    rest = WHOLE[: start * 512] + WHOLE[(start + count) * 512 :]
-    attempt(shared_jail, rest[: to * 512] + cut + rest[to * 512 :])
-
-
-NAMES = some.sampled_from(
-    ["a", "b", "a/b", "a/b/c", ".", "..", "a/..", "/a", "../canary/file", "l", "l/x", ".wh.a", "a/.wh.b", OPAQUE, f"a/{OPAQUE}", "ä", "a" * 200]
-)  # fmt: skip
-NODES = some.one_of(
-    some.binary(max_size=20).map(Node),
-    some.sampled_from([directory(), directory(0), fifo(), device(0, 0), device(1, 3)]),
-    some.sampled_from(["a", "..", "/", "../../canary", "/proc/self/cwd", "a/b"]).map(symlink),
-    NAMES.map(hardlink),
-)
-
-
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(members=some.lists(some.tuples(NAMES, NODES), max_size=12))
-def test_any_sequence_of_members(shared_jail: Jail, members: list[tuple[str, Node]]) -> None:
-    attempt(shared_jail, raw_tar(*members))
-
-
-def repaired(blob: bytearray) -> bytes:
-    """With right checksums again where a header seems to be, so that the change gets beyond them."""
-    for at in range(0, len(blob) - 511, 512):
-        if blob[at + 257 : at + 262] == b"ustar":
-            block = bytes(blob[at : at + 148]) + b" " * 8 + bytes(blob[at + 156 : at + 512])
-            blob[at + 148 : at + 156] = b"%06o\0 " % sum(block)
-    return bytes(blob)
 
 
 @pytest.fixture(autouse=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
+from cri_server.images import store as stores
 from cri_server.images.build import BuiltImage, image, oci_archive
+from cri_server.images.erofs import probe
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.service import ImageService
-from pyrunc.errors import ResourceExhausted
+from pyrunc.errors import KernelError, ResourceExhausted
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_erofs_store import layer_blobs, opened, pulled, serve
 from tests.cri.images.test_pull import make
@@ -200,3 +203,45 @@ async def test_an_index_without_forms_is_read(
         (store / name).write_text(json.dumps(found))
     service = await serve(opened, store)
     assert texts(await service.rootfs(built.id), "top") == TOPS["erofs"]
+
+
+async def test_auto_mounts_only_what_containers_share(
+    tmp_path: Path,
+    registry: Registry,
+    opened: list[ImageService],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As Linux 6.12: it mounts, but each container for itself. Images that are mounted already stay so."""
+    caplog.set_level("INFO")
+    store, built, more = tmp_path / "images", make(), make(seed=1)
+    await pulled(await serve(opened, store), registry, built)
+    await opened.pop().close()
+    monkeypatch.setattr(stores, "why_not_shared", lambda: "each has its own")
+    service = await serve(opened, store, store="auto")
+    assert "images are unpacked: if they were mounted, each has its own" in caplog.text
+    await pulled(service, registry, more)
+    assert texts(await service.rootfs(built.id), "top") == TOPS["erofs"]
+    assert texts(await service.rootfs(more.id), "top") == TOPS["unpacked"]
+    service = await serve(opened, tmp_path / "told", store="erofs")
+    await pulled(service, registry, more)
+    assert texts(await service.rootfs(more.id), "top") == TOPS["erofs"]
+
+
+def test_the_reason_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel says that has no EROFS, or none from files."""
+
+    def refuse(number: int) -> None:
+        def open_image(image: object, held: object) -> int:
+            raise KernelError("fsconfig", "erofs", number)
+
+        monkeypatch.setattr(probe, "open_image", open_image)
+
+    for number, words in (
+        (errno.ENODEV, "the kernel has no EROFS"),
+        (errno.ENOTBLK, "from block devices alone"),
+        (errno.EIO, "fsconfig erofs: EIO"),
+    ):
+        refuse(number)
+        assert words in probe.why_not(tmp_path)
+    assert list(tmp_path.iterdir()) == []

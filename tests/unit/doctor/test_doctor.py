@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cri_server.config import Config
-from cri_server.doctor import cgroups, examine, kernel, kubelet, limits, network
+from cri_server.doctor import cgroups, examine, file_systems, kernel, kubelet, limits, network
 from cri_server.doctor.model import Check, Finding, Host, Level
 
 FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""
@@ -173,3 +173,32 @@ def test_at_start_only_what_is_wrong_is_said(tmp_path: Path, caplog: pytest.LogC
     said = {r.getMessage().split(":")[0]: r.levelname for r in caplog.records}
     assert said["module-overlay"] == "WARNING" and said["sysctls"] == "INFO"
     assert not {"swap", "kernel-version", "cgroup-v2", "seccomp"} & set(said)
+
+
+@pytest.mark.parametrize(
+    ("store", "why", "why_each", "level", "says"),
+    [
+        ("auto", "", "", Level.FINE, "mounted"),
+        ("auto", "no EROFS", "", Level.NOTE, "cannot be mounted: no EROFS"),
+        ("auto", "", "each has its own", Level.NOTE, "if images were mounted, each has its own"),
+        ("erofs", "", "each has its own", Level.FINE, "mounted"),
+        ("erofs", "no EROFS", "", Level.WRONG, "cannot be mounted: no EROFS"),
+        ("unpacked", "no EROFS", "", Level.FINE, "unpacked"),
+    ],
+)
+def test_whether_images_are_mounted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    store: str,
+    why: str,
+    why_each: str,
+    level: Level,
+    says: str,
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(file_systems, "why_not", lambda folder: why)
+    monkeypatch.setattr(file_systems, "why_not_shared", lambda: why_each)
+    host = machine(tmp_path, images__store=store)
+    (found,) = examine.examine(host, (file_systems.images,))
+    assert (found.code, found.level) == ("images", level) and says in found.found
+    assert bool(found.follows and found.mend) == (level > Level.FINE)

@@ -1,0 +1,51 @@
+"""Layers made by chance, for both stores: what hypothesis draws, and a whole archive to be broken."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+
+from hypothesis import strategies as some
+
+from cri_server.images import build
+from cri_server.images.build import Node, directory, symlink
+from tests.cri.images.test_hostile import OPAQUE, device, fifo, hardlink
+
+EXAMPLES = int(os.environ.get("PYRUNC_HOSTILE_EXAMPLES", "400"))
+NAMES = some.sampled_from(
+    ["a", "b", "a/b", "a/b/c", ".", "..", "a/..", "/a", "../canary/file", "l", "l/x", ".wh.a", "a/.wh.b", OPAQUE, f"a/{OPAQUE}", "ä", "a" * 200]
+)  # fmt: skip
+NODES = some.one_of(
+    some.binary(max_size=20).map(Node),
+    some.sampled_from([directory(), directory(0), fifo(), device(0, 0), device(1, 3)]),
+    some.sampled_from(["a", "..", "/", "../../canary", "/proc/self/cwd", "a/b"]).map(symlink),
+    NAMES.map(hardlink),
+)
+
+
+def interesting() -> bytes:
+    """An archive with everything in it, to be broken."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        members = [
+            ("d", directory(0o1777)), ("d/f", Node(b"content" * 50, pax={"SCHILY.xattr.user.a": "b", "mtime": "1.5"})),
+            ("l", symlink("../../canary")), ("l/x", Node(b"1")), ("h", hardlink("d/f")), ("d/.wh.gone", Node()),
+            (f"d/{OPAQUE}", Node()), ("fifo", fifo()), ("null", device(1, 3)), ("d", Node(b"replaced")),
+            ("n" * 150, Node(b"long")), ("sparse", Node(b"xx", pax={"GNU.sparse.map": "0,1,5,1", "GNU.sparse.size": "9"})),
+        ]  # fmt: skip
+        for name, node in members:
+            build._add(tar, name, node)
+    return buffer.getvalue()
+
+
+WHOLE = interesting()
+
+
+def repaired(blob: bytearray) -> bytes:
+    """With right checksums again where a header seems to be, so that the change gets beyond them."""
+    for at in range(0, len(blob) - 511, 512):
+        if blob[at + 257 : at + 262] == b"ustar":
+            block = bytes(blob[at : at + 148]) + b" " * 8 + bytes(blob[at + 156 : at + 512])
+            blob[at + 148 : at + 156] = b"%06o\0 " % sum(block)
+    return bytes(blob)

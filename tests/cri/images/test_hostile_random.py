@@ -1,0 +1,56 @@
+"""Layers made to break out, by chance: as test_hostile.py, whose cases were thought of."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from cri_server.images.build import Node
+from cri_server.images.inflate import BadLayer
+from pyrunc.errors import KernelError, ResourceExhausted
+from tests.cri.images.chance import EXAMPLES, NAMES, NODES, WHOLE, repaired
+from tests.cri.images.test_hostile import Jail, nothing_was_left_on_the_host, shared_jail
+from tests.cri.images.test_unpack import raw_tar
+
+__all__ = ["nothing_was_left_on_the_host", "shared_jail"]
+
+
+def attempt(jail: Jail, blob: bytes) -> None:
+    """Unpacks or is refused with an error of ours; the jail holds either way."""
+    try:
+        jail.unpack(blob)
+    except (BadLayer, ResourceExhausted, KernelError):
+        pass
+    finally:
+        jail.clean()
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    changes=some.lists(
+        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)), min_size=1, max_size=12
+    )
+)
+def test_changed_bytes(shared_jail: Jail, changes: list[tuple[int, int]]) -> None:
+    blob = bytearray(WHOLE)
+    for at, value in changes:
+        blob[at] = value
+    attempt(shared_jail, repaired(blob))
+
+
+@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    start=some.integers(0, len(WHOLE) // 512),
+    count=some.integers(1, 20),
+    to=some.integers(0, len(WHOLE) // 512),
+)
+def test_moved_blocks(shared_jail: Jail, start: int, count: int, to: int) -> None:
+    cut = WHOLE[start * 512 : (start + count) * 512]
+    rest = WHOLE[: start * 512] + WHOLE[(start + count) * 512 :]
+    attempt(shared_jail, rest[: to * 512] + cut + rest[to * 512 :])
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(members=some.lists(some.tuples(NAMES, NODES), max_size=12))
+def test_any_sequence_of_members(shared_jail: Jail, members: list[tuple[str, Node]]) -> None:
+    attempt(shared_jail, raw_tar(*members))
