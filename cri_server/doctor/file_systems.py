@@ -47,17 +47,16 @@ def images(host: Host) -> Iterator[Finding]:
     if store == "unpacked":
         yield fine("images", 'unpacked, as [images] store = "unpacked" says')
         return
+    follows = "they are unpacked, file by file: pulls take longer, and inodes"
+    mend = "boot Linux 6.15 or later; what is here stays usable, and `pyrunc-cri gc` converts it then"
+    if store == "auto" and (why_each := why_not_shared()):
+        yield Finding("images", Level.NOTE, f"if images were mounted, {why_each}", follows, mend)
+        return
     try:
         why = why_not(nearest(host.path(host.config.root)))
     except OSError as error:
         why = str(error)
-    if not why and store == "auto" and (why_each := why_not_shared()):
-        follows, mend = (
-            "they are unpacked, file by file: pulls take longer, and inodes",
-            "boot Linux 6.15 or later",
-        )
-        yield Finding("images", Level.NOTE, f"if images were mounted, {why_each}", follows, mend)
-    elif not why:
+    if not why:
         yield fine("images", "mounted: this kernel has EROFS from files")
     elif store == "erofs":
         follows, mend = (
@@ -66,8 +65,6 @@ def images(host: Host) -> Iterator[Finding]:
         )
         yield Finding("images", Level.WRONG, f"images cannot be mounted: {why}", follows, mend)
     else:
-        follows = "they are unpacked, file by file: pulls take longer, and inodes"
-        mend = "boot Linux 6.15 or later; what is here stays usable, and `pyrunc-cri gc` converts it then"
         yield Finding("images", Level.NOTE, f"images cannot be mounted: {why}", follows, mend)
 
 

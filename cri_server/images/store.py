@@ -104,14 +104,15 @@ class Store:
         return self.catalog.load()
 
     def _choose(self) -> None:
-        if self._kind == "unpacked" and self.files.empty:
+        why_each = why_not_shared() if self._kind == "auto" else ""
+        if why_each:
+            log.info("images are unpacked: if they were mounted, %s", why_each)
+        unpacks = self._kind == "unpacked" or bool(why_each)
+        if unpacks and self.files.empty:
             return
         why = why_not(self.root)
         self.policy.mounts = not why
-        self.policy.erofs = self.policy.mounts and self._kind != "unpacked"
-        if self.policy.erofs and self._kind == "auto" and (why_each := why_not_shared()):
-            self.policy.erofs = False
-            log.info("images are unpacked: if they were mounted, %s", why_each)
+        self.policy.erofs = self.policy.mounts and not unpacks
         if why and self._kind == "erofs":
             raise Unsupported(
                 f'[images] store = "erofs": images cannot be mounted here: {why}; "auto" unpacks them'
