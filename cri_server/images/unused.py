@@ -17,6 +17,7 @@ KNOWN = {
     "layers",
     "tars",
     "indexes",
+    "verity",
     "ingest",
     "trash",
     "empty",

@@ -20,17 +20,20 @@ if TYPE_CHECKING:
 
 class Image(Value):
     """The paths of an image's index and of its devices in their order; `place`: an empty directory to put its mount on for a
-    moment, in a mount namespace of our own; `folder`: which directory of it, over no link."""
+    moment, in a mount namespace of our own; `folder`: which directory of it, over no link; `digests`: of fs-verity, of the index and
+    of each device, where the files are sealed."""
 
     index: str
     devices: tuple[str, ...]
     place: str
     folder: str = ""
+    digests: tuple[str, ...] = ()
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Image:
         """What the caller has written into launch.json."""
-        return cls(**{**record, "devices": tuple(record["devices"])})  # type: ignore[arg-type]
+        lists = {name: tuple(record.get(name, ())) for name in ("devices", "digests")}  # type: ignore[arg-type, var-annotated]
+        return cls(**{**record, **lists})  # type: ignore[arg-type]
 
 
 def open_image(image: Image, held: Mapping[str, int]) -> int:
@@ -41,7 +44,7 @@ def open_image(image: Image, held: Mapping[str, int]) -> int:
         tree = kernel_mount.open_tree(shared, image.folder, OPEN_TREE_CLONE | AT_EMPTY_PATH)
         kernel_mount.mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY, propagation=MS_PRIVATE)
         return tree
-    own = erofs.open_paths(image.index, image.devices)
+    own = erofs.open_paths(image.index, image.devices, image.digests)
     if not image.folder:
         return own
     from os import close

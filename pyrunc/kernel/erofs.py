@@ -6,8 +6,10 @@ import os
 from errno import ENOTBLK, ENXIO
 
 from pyrunc.abi.mount import MOUNT_ATTR_RDONLY
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel import verity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,13 +80,25 @@ def _name(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def open_paths(source: str, devices: Sequence[str]) -> int:
-    """`open_erofs` of files by their paths, which are no links. Raises KernelError, OSError."""
+def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ()) -> int:
+    """`open_erofs` of files by their paths, which are no links; `digests`: as `check_digests` has them. Raises KernelError, OSError,
+    DamagedRecord."""
     fds: list[int] = []
     try:
         for path in (source, *devices):
             fds.append(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        check_digests(fds, digests)
         return open_erofs(fds[0], fds[1:])
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:
+    """Whether files are sealed with these digests of fs-verity, in their order; no digests, or an empty one: it is not asked. Blocks
+    that differ from what was sealed fail when they are read. Raises DamagedRecord, KernelError."""
+    for fd, digest in zip(fds, digests, strict=bool(digests)):
+        if digest and (found := verity.measure(fd)) != digest:
+            name = os.readlink(_name(fd))
+            has = f"has {found}" if found else "is not sealed any more"
+            raise DamagedRecord(f"{name} is not what was written: fs-verity had {digest}, and it {has}")

@@ -1,6 +1,8 @@
 """The layer store on disk: uncompressed tars by diff id, and indexes by the chain id of the image's top layer.
 
 A file is there whole or not at all: it grows in `ingest/` and is renamed. Removing is unlinking: a mount keeps what it uses.
+Where the file system has fs-verity each is sealed before, and its digest kept in `verity/`, to be compared at each mount: a block
+that has changed since cannot be read, and a file that was replaced is not mounted.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from cri_server.images.content import FOLDER_MODE, DigestMismatch
 from cri_server.images.erofs import build, layer_tar
 from pyrunc import atomic_file
 from pyrunc.errors import NotFound
+from pyrunc.kernel import verity
 
 _DIGITS = frozenset("0123456789abcdef")
 
@@ -23,7 +26,9 @@ class LayerFiles:
 
     def __init__(self, root: Path) -> None:
         self._tars, self._indexes, self._place = root / "tars", root / "indexes", root / "empty"
+        self._verity = root / "verity"
         self._sizes: dict[Path, int] = {}
+        self._digests: dict[Path, str] = {}
         self._unsynced: set[Path] = set()
 
     def prepare(self) -> None:
@@ -39,6 +44,22 @@ class LayerFiles:
                     and entry.is_file(follow_symlinks=False)
                 ):
                     self._sizes[folder / entry.name] = entry.stat(follow_symlinks=False).st_blocks * 512
+        self._read_digests()
+
+    def _read_digests(self) -> None:
+        if not self._verity.is_dir():
+            return
+        atomic_file.remove_leftovers(str(self._verity))
+        names = {self._name(path): path for path in self._sizes}
+        for kept in list(self._verity.iterdir()):
+            if kept.name in names:
+                self._digests[names[kept.name]] = kept.read_text()
+            else:
+                kept.unlink()
+
+    @staticmethod
+    def _name(path: Path) -> str:
+        return f"{path.parent.name}-{path.name}"
 
     @property
     def empty(self) -> bool:
@@ -65,8 +86,13 @@ class LayerFiles:
 
     def record(self, diff_ids: Sequence[str], chain: Sequence[str]) -> dict[str, object]:
         """What `pyrunc.compile.image_mount.Image` is made from."""
-        devices = [str(self.tar(diff_id)) for diff_id in dict.fromkeys(diff_ids)]
-        return {"index": str(self.index(chain[-1])), "devices": devices, "place": str(self._place)}
+        devices = [self.tar(diff_id) for diff_id in dict.fromkeys(diff_ids)]
+        index = self.index(chain[-1])
+        found: dict[str, object] = {
+            "index": str(index), "devices": [str(path) for path in devices], "place": str(self._place)
+        }  # fmt: skip
+        digests = [self._digests.get(path, "") for path in (index, *devices)]
+        return {**found, "digests": digests} if any(digests) else found
 
     def size(self, diff_ids: Sequence[str], chain: Sequence[str]) -> int:
         """Bytes on disk of the image's files."""
@@ -90,9 +116,23 @@ class LayerFiles:
         found = os.lstat(made)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise DigestMismatch(f"{made} is not what an errand makes")
+        self._seal(made, path)
         os.rename(made, path)
         self._unsynced.add(path)
-        self._sizes[path] = found.st_blocks * 512
+        self._sizes[path] = os.lstat(path).st_blocks * 512
+
+    def _seal(self, made: str, path: Path) -> None:
+        """With fs-verity, where the file system has it. The digest is on the disk before the file has its name."""
+        fd = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not verity.enable(fd):
+                return
+            digest = verity.measure(fd)
+        finally:
+            os.close(fd)
+        self._verity.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        atomic_file.write_bytes(str(self._verity / self._name(path)), digest.encode(), durable=True)
+        self._digests[path] = digest
 
     def sync(self, diff_ids: Sequence[str], chain: Sequence[str]) -> None:
         """Make the image's files durable, before what refers to them becomes visible. Raises OSError."""
@@ -117,6 +157,8 @@ class LayerFiles:
     def drop(self, path: Path) -> None:
         """Unlink one; missing is fine."""
         path.unlink(missing_ok=True)
+        if self._digests.pop(path, ""):
+            (self._verity / self._name(path)).unlink(missing_ok=True)
         self._unsynced.discard(path)
         self._sizes.pop(path, None)
 

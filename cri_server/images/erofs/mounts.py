@@ -15,7 +15,7 @@ from typing import Any
 from cri_server.images.erofs import format as erofs
 from cri_server.images.erofs.files import LayerFiles
 from pyrunc.atomic_file import DamagedRecord
-from pyrunc.kernel.erofs import open_erofs
+from pyrunc.kernel.erofs import check_digests, open_erofs
 
 
 class ImageMount:
@@ -52,7 +52,7 @@ class Mounts:
             found = self._mounts.get(chain[-1])
             if found is None:
                 record = self._files.record(diff_ids, chain)
-                found = self._mounts[chain[-1]] = ImageMount(_open(record), record)
+                found = self._mounts[chain[-1]] = ImageMount(open_image(record), record)
             return found
 
     def keep(self, chain_ids: set[str]) -> None:
@@ -62,13 +62,15 @@ class Mounts:
                 del self._mounts[chain_id]
 
 
-def _open(record: dict[str, Any]) -> int:
+def open_image(record: dict[str, Any]) -> int:
+    """A detached mount of the image of a `LayerFiles.record`. Raises KernelError, OSError, DamagedRecord."""
     with ExitStack() as stack:
         fds = []
         for path in (record["index"], *record["devices"]):
             fds.append(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
             stack.callback(os.close, fds[-1])
         check(fds[0], fds[1:], record)
+        check_digests(fds, record.get("digests", ()))
         return open_erofs(fds[0], fds[1:])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from cri_server.images import store as stores
 from cri_server.images.build import BuiltImage, directory, image, layer, oci_archive
 from cri_server.images.service import ImageService
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import Unsupported
+from pyrunc.kernel import verity
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import make
 from tests.cri.images.trees import names
@@ -174,3 +177,32 @@ async def test_images_with_the_same_layers_share_an_index(tmp_path: Path, opened
     await service.remove(two.id)
     assert names(tmp_path / "images/indexes") == set()
     assert json.loads((tmp_path / "images/index.json").read_text())["manifests"] == []
+
+
+async def test_files_that_are_sealed_are_measured_at_each_mount(
+    tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without fs-verity here: what the store asks of it. tests/vm/inside has a file system that answers."""
+    answers: dict[int, str] = {}
+    monkeypatch.setattr(verity, "enable", lambda fd: True)
+    monkeypatch.setattr(
+        verity, "measure", lambda fd: answers.get(os.fstat(fd).st_ino, f"sha256:{os.fstat(fd).st_ino}")
+    )
+    service, built = await serve(opened, tmp_path / "images"), make()
+    await pulled(service, registry, built)
+    assert len(names(tmp_path / "images/verity")) == 4, "three tars and an index"
+    await service.close()
+    service = await serve(opened, tmp_path / "images")
+    assert texts(await service.rootfs(built.id), "top") == ["2"]
+    await service.close()
+    for folder in ("tars", "indexes"):
+        path = next((tmp_path / "images" / folder).iterdir())
+        answers = {path.stat().st_ino: "sha256:other"}
+        service = await serve(opened, tmp_path / "images")
+        with pytest.raises(DamagedRecord, match=f"{path.name} is not what was written"):
+            await service.rootfs(built.id)
+        await service.close()
+    answers = {}
+    service = await serve(opened, tmp_path / "images")
+    await service.remove(built.id)
+    assert names(tmp_path / "images/verity") == set()
