@@ -7,7 +7,7 @@ import fnmatch
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import clean, completion, output, transfer
+from cri_server.cli import clean, completion, image_mount, output, transfer
 from cri_server.cli.client import Client
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.show import size
@@ -129,6 +129,8 @@ for _name, _command in (
     ("push", transfer.push),
     ("save", transfer.save),
     ("tag", transfer.tag),
+    ("mount", image_mount.mount),
+    ("umount", image_mount.umount),
     ("remove", clean.rmi),
     ("prune", clean.prune),
     ("history", clean.history),

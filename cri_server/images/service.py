@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cri_server.images import export as exports
 from cri_server.images import load as archives
-from cri_server.images.catalog import Name
+from cri_server.images.catalog import Content, Name
 from cri_server.images.content import store_errors
 from cri_server.images.erofs.mounts import ImageMount
 from cri_server.images.layer_blobs import PlainLayers
@@ -218,10 +218,18 @@ class ImageService:
         return {
             "chainID": content.chain[-1],
             "store": "mounted" if content.mounted else "unpacked",
+            "files": self._files_of(content),
             "labels": labels,
             "imageSpec": json.loads(data),
             "layers": layers,
         }
+
+    def _files_of(self, content: Content) -> dict[str, Any]:
+        """Their places, for `image mount` on this machine."""
+        if content.mounted:
+            return {"image": self._store.files.record(content.diff_ids, content.chain)}
+        layers = [str(path) for path in self._store.layers.lower_dirs(content.chain)]
+        return {"lower": layers, "place": str(self._store.files.place)}
 
     async def tag(self, source: str, target: str) -> None:
         """Give an image another name; one that the name had before loses it. Raises NotFound, InvalidArgument."""

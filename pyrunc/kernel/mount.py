@@ -53,6 +53,11 @@ def mount(
     )
 
 
+def umount2(path: Path, flags: int = 0) -> None:
+    """umount2(2)."""
+    syscall("umount2", quoted(path), path_bytes(path), flags)
+
+
 def open_fs(fstype: str, flags: int = FSOPEN_CLOEXEC) -> int:
     """fsopen(2): the configuration of a file system that is to be made."""
     return syscall("fsopen", f"'{fstype}'", fstype.encode(), flags | FSOPEN_CLOEXEC)

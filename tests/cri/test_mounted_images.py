@@ -14,6 +14,8 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.images.build import Node, docker_archive, image, layer
+from tests.cri.client_verbs import call, ok
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive
 
 EROFS = {"images": {"store": "erofs"}}
@@ -231,3 +233,51 @@ def test_a_file_that_was_changed_by_others_is_not_run(server: Server) -> None:
     with pytest.raises(grpc.RpcError, match="does not fit the layers' tars"):
         server.create(pod, config)
     server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image="registry.test/cut:1")))
+
+
+@pytest.mark.parametrize("store", ["erofs", "unpacked"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_an_image_is_mounted_for_a_person(tmp_path: Path, store: str, layers: int) -> None:
+    name = "registry.test/files:1"
+    tars = [
+        layer({f"f{number}": f"{number}", "top": f"{number}", "set": Node(b"x", mode=0o4755)})
+        for number in range(layers)
+    ]
+    place = tmp_path / "a place"
+    place.mkdir()
+    with Server(network=False, settings={"images": {"store": store}}) as server:
+        server.load_image(docker_archive({name: image(tars)}))
+        ok(server, "image", "mount", name, str(place))
+        try:
+            assert {path.name for path in place.iterdir()} == {
+                "top",
+                "set",
+                *(f"f{n}" for n in range(layers)),
+            }
+            assert (place / "top").read_text() == f"{layers - 1}"
+            with pytest.raises(OSError, match="Read-only"):
+                (place / "new").touch()
+            flags = os.statvfs(place).f_flag
+            assert flags & os.ST_NOSUID and flags & os.ST_NODEV
+            with open(place / "top"):
+                done = call(server, "image", "umount", str(place))
+                assert done.code == 1 and "EBUSY" in done.error
+            if store == "erofs":
+                server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image=name)))
+                assert (place / "f0").read_text() == "0"
+        finally:
+            ok(server, "image", "umount", str(place))
+        assert list(place.iterdir()) == []
+
+
+def test_what_is_no_image_is_not_unmounted(server: Server, tmp_path: Path) -> None:
+    for folder, words in ((tmp_path, "nothing is mounted at"), (Path("/proc"), "is no image: proc")):
+        done = call(server, "image", "umount", str(folder))
+        assert done.code == 1 and words in done.error
+    for words, said in (
+        ((IMAGE, str(tmp_path / "none")), "is no directory"),
+        (("registry.test/none:1", str(tmp_path)), "no such image"),
+    ):
+        done = call(server, "image", "mount", *words)
+        assert done.code == 1 and said in done.error
+    assert not os.path.ismount(tmp_path)

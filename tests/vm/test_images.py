@@ -1,5 +1,5 @@
 """Images on Linux 6.12, the first kernel that mounts EROFS from files, and each container its own mount: the tests of tests/cri/images
-in the guest, and of containers over such images.
+in the guest, of containers over such images, and of files that are sealed with fs-verity.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
 STORE = ("erofs", "erofs_store", "two_stores", "hostile", "store", "pull", "faults", "crash")
 WHAT = {
-    "store": " ".join(f"tests/cri/images/test_{name}.py" for name in STORE) + " -k 'not unpacked'",
+    "sealed": "tests/vm/inside/test_sealed_images.py",
     "containers": "tests/cri/test_mounted_images.py",
+    "store": " ".join(f"tests/cri/images/test_{name}.py" for name in STORE) + " -k 'not unpacked'",
 }
 
 

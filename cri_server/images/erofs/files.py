@@ -25,7 +25,7 @@ class LayerFiles:
     """The tars and indexes below `root`. One caller at a time commits one digest."""
 
     def __init__(self, root: Path) -> None:
-        self._tars, self._indexes, self._place = root / "tars", root / "indexes", root / "empty"
+        self._tars, self._indexes, self.place = root / "tars", root / "indexes", root / "empty"
         self._verity = root / "verity"
         self._sizes: dict[Path, int] = {}
         self._digests: dict[Path, str] = {}
@@ -33,7 +33,7 @@ class LayerFiles:
 
     def prepare(self) -> None:
         """Make the folders, and see what is there."""
-        self._place.mkdir(exist_ok=True)
+        self.place.mkdir(exist_ok=True)
         for folder in (self._tars, self._indexes):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)
@@ -89,7 +89,7 @@ class LayerFiles:
         devices = [self.tar(diff_id) for diff_id in dict.fromkeys(diff_ids)]
         index = self.index(chain[-1])
         found: dict[str, object] = {
-            "index": str(index), "devices": [str(path) for path in devices], "place": str(self._place)
+            "index": str(index), "devices": [str(path) for path in devices], "place": str(self.place)
         }  # fmt: skip
         digests = [self._digests.get(path, "") for path in (index, *devices)]
         return {**found, "digests": digests} if any(digests) else found

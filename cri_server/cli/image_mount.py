@@ -1,0 +1,77 @@
+"""`pyrunc-cri image mount` and `umount`: an image's files for a person, read-only, without a container.
+
+The server mounts nothing on the host; this command does, in its own mount namespace. Needs root, and a server on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cri_server.cli import completion, inspect
+from cri_server.cli.client import Client, Unsupported
+from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
+from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.mountinfo import MountPoint, mount_points
+
+# What others made may neither give rights nor open devices here.
+ATTRIBUTES = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
+KINDS = ("erofs", "overlay")
+
+folder_argument = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+
+
+@click.command()
+@click.argument("image", shell_complete=completion.images)
+@folder_argument
+@click.pass_obj
+def mount(address: str, image: str, folder: Path) -> None:
+    """Mount the files of IMAGE at FOLDER, read-only, until `image umount FOLDER`.
+
+    Of an image that is removed or converted meanwhile they stay where images are mounted (`[images] store`), and vanish where they
+    are unpacked.
+    """
+    if not folder.is_dir():
+        raise InvalidArgument(f"{folder} is no directory")
+    with Client(address) as client:
+        files = inspect.image(client, image, True).get("info", {}).get("files")
+    if not isinstance(files, dict):
+        raise Unsupported("the server does not tell where an image's files are")
+    tree = _open(files)
+    try:
+        kernel_mount.mount_setattr(tree, attr_set=ATTRIBUTES)
+        kernel_mount.move_mount(tree, os.fspath(folder.absolute()))
+    finally:
+        os.close(tree)
+
+
+def _open(files: dict[str, Any]) -> int:
+    """A detached mount. Raises KernelError, OSError, DamagedRecord."""
+    if "image" in files:
+        from cri_server.images.erofs.mounts import open_image
+
+        return open_image(files["image"])
+    from pyrunc.compile.sources import open_layers
+
+    return open_layers([*files["lower"], files["place"]])  # an empty one, for overlayfs wants two
+
+
+@click.command()
+@folder_argument
+def umount(folder: Path) -> None:
+    """Unmount what `image mount` has mounted at FOLDER."""
+    path = os.path.realpath(folder)
+    mounts = [each for each in mount_points() if each.path == path]
+    if not mounts:
+        raise WrongState(f"nothing is mounted at {folder}")
+    if not _is_ours(mounts[-1]):
+        raise WrongState(f"what is mounted at {folder} is no image: {mounts[-1].kind}")
+    kernel_mount.umount2(path)
+
+
+def _is_ours(each: MountPoint) -> bool:
+    return each.kind in KINDS and bool(os.statvfs(each.path).f_flag & os.ST_RDONLY)
