@@ -329,7 +329,7 @@ class Tracing(Table):
         str,
         explained(
             "The collector, by OTLP over HTTP: http://HOST:4318 or a whole URL; more by OpenTelemetry's own variables, such as "
-            "OTEL_EXPORTER_OTLP_HEADERS. Empty: none. Needs the package's `tracing` dependencies.",
+            "OTEL_EXPORTER_OTLP_HEADERS. Empty: none. Without the Debian package: pip install 'pyrunc[tracing]'.",
             reloads=False,
         ),
     ] = ""
