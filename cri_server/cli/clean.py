@@ -65,7 +65,7 @@ def rmi(address: str, references: tuple[str, ...], everything: bool, prune: bool
             each([i.id for i in found], act)
 
 
-@click.command()
+@click.command(short_help="Remove pods and containers that have ended, and unused images")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also images that have a name.")
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
 @click.option("--images", "only_images", is_flag=True, help="Only images.")

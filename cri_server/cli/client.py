@@ -200,7 +200,12 @@ class Client:
             if len(found) > 1:
                 found = [c for c in found if c.state == api.CONTAINER_RUNNING] or found
             if len(found) > 1:
-                raise ServerError(f"{reference!r} means {len(found)} containers; use POD/NAME or an id")
+                named = ", ".join(
+                    sorted({f"{pods.get(c.pod_sandbox_id, '?')}/{c.metadata.name}" for c in found})
+                )
+                raise ServerError(
+                    f"{reference!r} means {len(found)} containers: {named}; use POD/NAME or an id"
+                )
             if found:
                 return found[0]
         raise NotFound(f"no such container: {reference!r}")

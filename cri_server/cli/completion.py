@@ -68,7 +68,7 @@ def containers(context: click.Context, parameter: click.Parameter, incomplete: s
             }
             for c in client.runtime("ListContainers", api.ListContainersRequest(), TIMEOUT_S).containers:
                 pod = pods.get(c.pod_sandbox_id, "")
-                found += [(c.metadata.name, f"in pod {pod}"), (f"{pod}/{c.metadata.name}", c.image.image), (c.id[:SHORT], f"{pod}/{c.metadata.name}")]  # fmt: skip
+                found += [(c.metadata.name, f"in pod {pod}"), (f"{pod}/{c.metadata.name}", c.image.user_specified_image or c.image.image), (c.id[:SHORT], f"{pod}/{c.metadata.name}")]  # fmt: skip
     except Error:
         pass
     return _offer(found, incomplete)

@@ -16,7 +16,7 @@ from pyrunc.errors import WrongState
 @click.option("-f", "--force", is_flag=True, help="Do not ask about kubelet's.")
 @click.pass_obj
 def pause(address: str, names: tuple[str, ...], force: bool) -> None:
-    """Let the processes of containers, or of all containers of pods, stand still. Their memory stays; stop ends them."""
+    """Freeze containers, or all containers of pods: no process of theirs runs, all keep their memory; stop ends them."""
     with Client(address) as client:
         each(names, lambda name: _call(client, name, private.PAUSE_CONTAINER, force))
 

@@ -93,7 +93,7 @@ quiet_option = click.option(
 )
 
 
-@click.command()
+@click.command(short_help="Show all about containers, pods or images")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=completion.both)
 @click.option("--type", "kind", type=click.Choice(list(KINDS)), help="Only one of this kind.")
 @click.option("--origins", is_flag=True, help="A table: where the values of containers come from.")

@@ -78,6 +78,7 @@ COMMANDS = {
 # other tools' names for ours, which help does not list
 ALIASES = {"imagefsinfo": "images-fs", "img": "images", "resume": "unpause"}
 
+SUMMARY_CHARACTERS = 80 - 6 - max(map(len, COMMANDS))
 _GROUP = "the verbs stand by themselves: ps, images, inspect, prune, …"
 # other tools' verbs that we do not have -> what there is instead
 INSTEAD = {
@@ -172,10 +173,7 @@ class Commands(click.Group):
         rest = [name for name in COMMANDS if name not in grouped]
         for title, names in {**SECTIONS, "Server and node": rest}.items():
             found = [(name, self.get_command(context, name)) for name in names]
-            limit = formatter.width - 6 - max(map(len, COMMANDS))
-            rows = [
-                (name, each.get_short_help_str(limit)) for name, each in found if each and not each.hidden
-            ]
+            rows = [(name, each.get_short_help_str()) for name, each in found if each and not each.hidden]
             with formatter.section(title):
                 formatter.write_dl(rows)
 
@@ -200,6 +198,7 @@ class Commands(click.Group):
             return None
         module, attribute = COMMANDS[name]
         found: click.Command = getattr(importlib.import_module(f"cri_server.cli.{module}"), attribute)
+        found.short_help = found.short_help or summary(found.help or "")
         return found
 
 
@@ -228,6 +227,16 @@ def program(context: click.Context, address: str) -> None:
     context.obj = address
 
 
+def summary(text: str) -> str:
+    """What a command does in the room that a line of 80 columns has: its first sentence, or the part of it that stands alone."""
+    sentence = " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+    for end in ("", "; ", ": ", " (", ", "):
+        short = sentence.partition(end)[0] if end else sentence
+        if len(short) <= SUMMARY_CHARACTERS:
+            return short
+    return sentence
+
+
 def _reader_left() -> int:
     """Nobody reads our output any more: the exit code of a program that SIGPIPE ends."""
     null = os.open(os.devnull, os.O_WRONLY)
@@ -244,6 +253,8 @@ def main() -> None:
         code = program(prog_name="pyrunc-cri", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except (click.Abort, KeyboardInterrupt):
+        if sys.stderr.isatty():
+            click.echo(err=True)  # the question's line ends
         sys.exit(128 + signal.SIGINT)
     except click.ClickException as error:
         error.show()

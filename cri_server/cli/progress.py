@@ -34,6 +34,10 @@ class Progress:
         """`count` bytes more are done."""
         self.set(self._done + count)
 
+    def at(self, stage: str) -> None:
+        """What is done now; for work that says nothing else."""
+        self.set(self._done, stage=stage)
+
     def set(self, done: int, total: int | None = None, stage: str | None = None) -> None:
         """So many are done; what is None stays."""
         changed = stage is not None and stage != self._stage

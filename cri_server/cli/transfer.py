@@ -108,7 +108,7 @@ def tag(address: str, source: str, targets: tuple[str, ...]) -> None:
         each(targets, act)
 
 
-@click.command()
+@click.command(short_help="Write images as an archive for docker, podman, skopeo, load")
 @click.argument("images", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Instead of stdout.")
 @quiet_option
@@ -142,7 +142,7 @@ def _written(path: Path | None) -> Iterator[BinaryIO]:
         growing.unlink(missing_ok=True)
 
 
-@click.command()
+@click.command(short_help="Import an archive of images from FILE or stdin")
 @click.argument("file", required=False, type=click.Path(path_type=Path, readable=False), metavar="[FILE|-]")
 @click.option(
     "-i",
@@ -198,12 +198,13 @@ def _fed(
         pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         thread = threading.Thread(target=call, args=(path,), daemon=True)
         thread.start()
-        try:
-            with progress:
+        with progress:
+            try:
                 _fill(pipe, source, progress, thread.is_alive)
-        finally:
-            os.close(pipe)
-        thread.join()
+            finally:
+                os.close(pipe)
+            progress.at("unpacking")
+            thread.join()
     if isinstance(outcome[0], Error):
         raise outcome[0]
     found: list[dict[str, Any]] = outcome[0]

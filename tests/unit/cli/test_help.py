@@ -1,0 +1,31 @@
+"""What `pyrunc-cri --help` says in 80 columns."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from cri_server.cli.main import COMMANDS, SUMMARY_CHARACTERS, program, summary
+
+
+def test_no_line_of_help_is_cut_in_80_columns() -> None:
+    said = CliRunner().invoke(program, ["--help"], terminal_width=80).output
+    assert not [line for line in said.splitlines() if line.endswith("...") and line.startswith("  ")]
+    assert max(map(len, said.splitlines())) <= 80
+    shown = {line.split()[0] for line in said.splitlines() if line.startswith("  ") and line[2] != " "}
+    assert {name for name in COMMANDS if name != "demo-server"} <= shown
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("List pods.", "List pods"),
+        ("Look for what is wrong. And more.\n\nParagraph.", "Look for what is wrong"),
+        (f"Do this; {'and that ' * 9}", "Do this"),
+        (f"Do this: a, b, {'c ' * 40}", "Do this"),
+        (f"Do this (or {'that ' * 20})", "Do this"),
+        (f"Do this, {'then that ' * 9}", "Do this"),
+    ],
+)
+def test_a_summary_ends_where_a_part_of_the_sentence_does(text: str, short: str) -> None:
+    assert summary(text) == short and len(short) <= SUMMARY_CHARACTERS
