@@ -34,17 +34,17 @@ class GuestControlPlane:
         """`joining`: for nodes that `kubeadm join` brings, not for one whose certificates the test has."""
         self.folder, self.port, self._bin = folder, port, toolchain.kubernetes()
         self._programs = {name: Program(name, folder / "log") for name in (*STORAGE, *CONTROLLERS)}
-        client, peer = free_port(), free_port()
         self._here = {
             "/opt/kubernetes/bin": str(self._bin), "/etc/kubernetes/pki": str(folder), "/etc/kubernetes": str(folder), "/var/lib/etcd": f"{folder}/etcd",
-            "${NODE_ADDRESS}": "127.0.0.1", "--bind-address=0.0.0.0": "--bind-address=127.0.0.1",
-            "=6443": f"={port}", ":2379": f":{client}", ":2380": f":{peer}",
+            "${NODE_ADDRESS}": "127.0.0.1", "--bind-address=0.0.0.0": "--bind-address=127.0.0.1", "=6443": f"={port}",
         }  # fmt: skip
         if joining:
             self._here |= {there: here.format(folder) for there, here in JOINING.items()}
 
     def start(self) -> None:
         """It answers when this returns."""
+        # Chosen now: a guest that boots before this takes minutes, in which others look for free ports, too.
+        self._here |= {":2379": f":{free_port()}", ":2380": f":{free_port()}"}
         authority = Authority(self.folder)
         authority.make()
         authority.sign_for_cluster([f"IP:{SERVICES}"], ["node"])
