@@ -27,7 +27,7 @@ class ProjectCopy:
     """`folder` has the code, `program` is the copy's `pyrunc`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.program = folder, folder / "run-pyrunc"
+        self.folder, self.program = folder, folder / "bin/pyrunc"
         for part in ("pyrunc", "cri_server", "cni_plugins", "tests"):
             shutil.copytree(REPOSITORY / part, folder / part, ignore=_IGNORED)
         shutil.copy(REPOSITORY / "pyproject.toml", folder)
@@ -35,6 +35,7 @@ class ProjectCopy:
             str(folder),
             *dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))),
         ]
+        self.program.parent.mkdir()
         self.program.write_text(_PROGRAM.format(python=os.path.realpath(sys.executable), searched=searched))
         self.program.chmod(0o755)
 

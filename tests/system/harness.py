@@ -56,7 +56,7 @@ class Runtime:
 
     @property
     def is_pyrunc(self) -> bool:
-        return "PYRUNC_RUNTIME" not in os.environ
+        return Path(self.program[0]).name == "pyrunc"
 
     def __call__(
         self,

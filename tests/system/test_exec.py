@@ -173,11 +173,6 @@ def test_the_inits_move_to_a_subgroup_does_not_stop_exec(runtime: Runtime, box: 
 # -- the same again: the second time a program that was kept runs, which must not be seen
 
 
-def kept(box: Box) -> list[str]:
-    folder = box.runtime.root / box.id / "programs"
-    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-
-
 def test_the_same_command_again_does_the_same(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60").up()
     script = "id -u; id -G; pwd; echo $HOME; grep -E 'Cap|Seccomp|NoNew|Umask|Groups' /proc/self/status; cat /proc/self/cgroup"
@@ -185,8 +180,6 @@ def test_the_same_command_again_does_the_same(runtime: Runtime) -> None:
     first, second, third = (box.exec("sh", "-c", script, options=options).ok().out for _ in range(3))
     assert first == second == third and first.splitlines()[::2][:2] == ["7", "/tmp"]
     assert box.exec("sh", "-c", "exit 7").code == box.exec("sh", "-c", "exit 7").code == 7
-    if runtime.is_pyrunc:
-        assert len(kept(box)) == 2
 
 
 def test_what_a_kept_program_was_made_from_may_change(runtime: Runtime, tmp_path: Path) -> None:
@@ -220,17 +213,6 @@ def test_a_kept_program_that_fails_is_worded_as_ever(runtime: Runtime) -> None:
     assert box.exec("/tmp/x").ok().out == box.exec("/tmp/x").ok().out == "ran\n"
     box.exec("rm", "/tmp/x").ok()
     box.exec("/tmp/x").fails("no such file or directory", code=255)
-
-
-def test_kept_programs_are_few_and_go_with_the_container(runtime: Runtime) -> None:
-    if not runtime.is_pyrunc:
-        pytest.skip("a store of ours")
-    box = runtime.box("sleep", "60").up()
-    for number in range(20):
-        box.exec("true", str(number)).ok()
-    assert 1 <= len(kept(box)) <= 16
-    box.delete("--force").ok()
-    assert not (runtime.root / box.id).exists()
 
 
 def test_a_process_from_a_file_is_whole(runtime: Runtime, tmp_path: Path) -> None:

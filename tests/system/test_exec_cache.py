@@ -1,0 +1,35 @@
+"""Programs of `exec` that pyrunc.accelerate keeps with their container; what they do, test_exec.py says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system.harness import Box, Runtime
+
+
+@pytest.fixture
+def box(runtime: Runtime) -> Box:
+    if not runtime.is_pyrunc:
+        pytest.skip("a store of ours")
+    return runtime.box("sleep", "60").up()
+
+
+def kept(box: Box) -> list[str]:
+    folder = box.runtime.root / box.id / "programs"
+    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_the_same_command_is_kept_once(box: Box) -> None:
+    for _ in range(3):
+        box.exec("id", "-u", options=["--user", "7:8"]).ok()
+    assert len(kept(box)) == 1
+    box.exec("id", "-u", options=["--user", "8:8"]).ok()
+    assert len(kept(box)) == 2
+
+
+def test_they_are_few_and_go_with_the_container(box: Box) -> None:
+    for number in range(20):
+        box.exec("true", str(number)).ok()
+    assert 1 <= len(kept(box)) <= 16
+    box.delete("--force").ok()
+    assert not (box.runtime.root / box.id).exists()
