@@ -18,11 +18,13 @@ streams and the log, `network` what holder.json says: host, new (with the proces
 from __future__ import annotations
 
 import os
+import select
 import sys
 from _socket import socket
 
 from pyrunc import atomic_file, ipc, jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
+from pyrunc.cgroups import scope
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compile.container import CreateRequest, compile_container
 from pyrunc.compile.descriptors import CgroupChoice, Descriptors
@@ -60,7 +62,7 @@ def serve(arguments: dict[str, Any], fds: list[int]) -> int:
     reaper.set_name("pyrunc-compile")
     bpf.keep_programs()
     requests = socket(fileno=fds[0])
-    while (received := ipc.receive(requests)) is not None:
+    while (received := next_request(requests)) is not None:
         request, given = received
         try:
             fields, made = _answer(request, given)
@@ -73,8 +75,20 @@ def serve(arguments: dict[str, Any], fds: list[int]) -> int:
                 ipc.close_all(made)
         finally:
             ipc.close_all(given)
-        _reap()
     return 0
+
+
+def next_request(requests: socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Meanwhile the placeholders of scopes whose processes have come are reaped."""
+    fd = requests.fileno()
+    while scope.released:
+        ready, _, _ = select.select([fd, *scope.released], [], [])
+        for pidfd in ready:
+            if pidfd != fd:
+                scope.reap_released(pidfd)
+        if fd in ready:
+            break
+    return ipc.receive(requests)
 
 
 def _answer(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
@@ -90,15 +104,6 @@ def _answer(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     except Exception as error:
         sys.excepthook(*sys.exc_info())
         raise Error(f"{type(error).__name__}: {error}") from None
-
-
-def _reap() -> None:
-    """Placeholders of scopes whose processes have come."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
 
 
 def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
