@@ -75,20 +75,28 @@ def serve(arguments: dict[str, Any], fds: list[int]) -> int:
                 ipc.close_all(made)
         finally:
             ipc.close_all(given)
+    _reap_placeholders(
+        until=None
+    )  # the zygote kills what an errand leaves, and with them scopes of containers to come
     return 0
 
 
 def next_request(requests: socket) -> tuple[dict[str, Any], list[int]] | None:
     """Meanwhile the placeholders of scopes whose processes have come are reaped."""
-    fd = requests.fileno()
-    while scope.released:
-        ready, _, _ = select.select([fd, *scope.released], [], [])
-        for pidfd in ready:
-            if pidfd != fd:
-                scope.reap_released(pidfd)
-        if fd in ready:
-            break
+    _reap_placeholders(requests.fileno())
     return ipc.receive(requests)
+
+
+def _reap_placeholders(until: int | None) -> None:
+    """Returns when there is none, or this descriptor is readable."""
+    while scope.released:
+        watched = list(scope.released) if until is None else [until, *scope.released]
+        ready, _, _ = select.select(watched, [], [])
+        for pidfd in ready:
+            if pidfd != until:
+                scope.reap_released(pidfd)
+        if until in ready:
+            return
 
 
 def _answer(request: Mapping[str, Any], given: Sequence[int]) -> Answer:

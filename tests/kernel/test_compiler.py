@@ -8,7 +8,7 @@ from socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from pyrunc import ipc
 from pyrunc.cgroups import scope
-from pyrunc.compiler.service import next_request
+from pyrunc.compiler.service import next_request, serve
 from tests.system.harness import eventually
 
 
@@ -31,3 +31,19 @@ def test_a_scopes_placeholder_is_reaped_without_another_request() -> None:
         sender.join()
         assert next_request(ours) is None
     assert not scope.released
+
+
+def test_a_compiler_outlives_its_placeholders() -> None:
+    """One that is not needed any more: with its end the zygote would kill them, and systemd remove scopes whose containers were not
+    started yet."""
+    ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+    placeholder = scope.Placeholder()
+    write_end = placeholder.release()
+    compiler = threading.Thread(target=serve, args=({}, [ours.detach()]))
+    compiler.start()
+    theirs.close()
+    compiler.join(0.3)
+    waited = compiler.is_alive()
+    os.close(write_end)
+    compiler.join()
+    assert waited and not scope.released

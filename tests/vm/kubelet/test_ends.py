@@ -36,7 +36,7 @@ def ending(node: Node) -> Iterator[Node]:
 @pytest.mark.parametrize("name", ["oom-main", "oom-child"])
 def test_an_oom_killed_container_says_so(ending: Node, name: str) -> None:
     ended = ending.ended(name)
-    assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137)
+    assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137), ended
 
 
 def test_a_restarted_container_keeps_its_last_oom_kill(ending: Node) -> None:
