@@ -90,6 +90,8 @@ state = "{self.folder}/state"
   runtime_type = "io.containerd.runc.v2"
 [{runtime}.containerd.runtimes.runc.options]
   BinaryName = "{self.built}/bin/runc"
+[{images}.registry]
+  config_path = "{self.folder}/certs.d"
 [{images}.pinned_images]
   sandbox = "{PAUSE}"
 """

@@ -32,7 +32,7 @@ from tests.support.processes import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "registry.test/busybox:1"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0  # an emulated machine whose files are read for the first time
 RPC_TIMEOUT_S = 60.0
 CONFLIST = {
     "cniVersion": "1.0.0",

@@ -96,7 +96,7 @@ def test_a_byte_that_changed_on_the_disk_is_not_read(server: Server) -> None:
     server.start()
     container = server.launch(server.run_pod(host_network=True), with_volume(server))
     done = server.exec(container, "cat", "/v/f")
-    assert done.exit_code == 1 and b"I/O error" in done.stderr
+    assert done.exit_code == 1 and b"Input/output error" in done.stderr
 
 
 def test_a_file_that_was_replaced_is_not_mounted(server: Server) -> None:

@@ -1,0 +1,210 @@
+"""`make bench-images`: images on containerd and on ours in one run: pull, first start, removal, disk, and page cache.
+
+Both pull from a registry on the loopback of their own network namespaces, in turns. BENCH='--tmpfs' has the images on a tmpfs;
+else they are on the disk of the temporary folder. Ratios below 1 mean that ours is faster, or smaller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from cri_server.api import api_pb2 as api
+from cri_server.images import build
+from cri_server.images.build import BuiltImage, Node
+from pyrunc.abi.clone import CLONE_NEWNET
+from pyrunc.kernel.namespace import setns
+from tests.bench.compare import report, rows, servers
+from tests.bench.load import Bench
+from tests.support.registry import Registry
+
+PULL_TIMEOUT_S = 900
+READ_ALL = "cat /data/*/* >/dev/null"
+
+
+def made(files: int, size_bytes: int, layers: int) -> BuiltImage:
+    """busybox and, in `layers` layers, files that compress to about half."""
+    chance = random.Random(f"{files} {layers}")
+    tars = []
+    for number in range(layers):
+        some = range(number, files, layers)
+        names = {f"data/{n % 50}/{n}": Node(chance.randbytes(size_bytes // 2).hex().encode()) for n in some}
+        tars.append(build.layer(names))
+    return build.image([*build.busybox().layers, *tars], {"Cmd": ["sleep", "3600"]})
+
+
+class Side:
+    """A server with a registry that it reaches, and where it keeps images."""
+
+    def __init__(self, name: str, socket: Path, namespace: str, store: Path, folder: Path) -> None:
+        self.bench = Bench(name, socket, "", folder)
+        self.store = store
+        self.registry = _in_namespace(namespace, lambda: Registry(folder / "registry"))
+        hosts = (
+            store.parent / "certs.d" / self.registry.host / "hosts.toml"
+        )  # containerd's, else it asks for TLS
+        hosts.parent.mkdir(parents=True)
+        hosts.write_text(f'server = "{self.registry.url}"\n')
+
+    def pull(self, name: str, step: str) -> None:
+        self.bench.image = f"{self.registry.host}/{name}"
+        before, begin = disk_bytes(self.store), time.perf_counter()
+        request = api.PullImageRequest(image=api.ImageSpec(image=self.bench.image))
+        self.bench.client.image.PullImage(request, timeout=PULL_TIMEOUT_S)
+        self.bench._sample(f"pull, {step}", begin)
+        self.bench.rates[f"MiB on disk, {step}"].append((disk_bytes(self.store) - before) / 2**20)
+
+    def remove(self, step: str) -> None:
+        begin = time.perf_counter()
+        self.bench.client.image.RemoveImage(
+            api.RemoveImageRequest(image=api.ImageSpec(image=self.bench.image)), timeout=PULL_TIMEOUT_S
+        )
+        self.bench._sample(f"removal, {step}", begin)
+
+    def start(self, label: str, step: str) -> tuple[str, str]:
+        """A pod of the image; how long its container took."""
+        bench = self.bench
+        bench.samples.pop("CreateContainer", None), bench.samples.pop("StartContainer", None)
+        pair = bench.up(label)
+        took = bench.samples["CreateContainer"][-1] + bench.samples["StartContainer"][-1]
+        bench.samples[f"create + start, {step}"].append(took)
+        return pair
+
+    def read_all(self, container: str, step: str) -> None:
+        begin = time.perf_counter()
+        request = api.ExecSyncRequest(container_id=container, cmd=["sh", "-c", READ_ALL], timeout=100)
+        assert self.bench.client.runtime.ExecSync(request, timeout=110).exit_code == 0
+        self.bench._sample(f"read all files, {step}", begin)
+
+    def pid(self, container: str) -> int:
+        request = api.ContainerStatusRequest(container_id=container, verbose=True)
+        found = self.bench.client.runtime.ContainerStatus(request, timeout=10)
+        return int(json.loads(found.info["info"])["pid"])
+
+
+def _in_namespace(name: str, make: Callable[[], Registry]) -> Registry:
+    """Sockets belong to the network namespace of the thread that makes them."""
+    found: list[Registry] = []
+
+    def run() -> None:
+        namespace = os.open(f"/run/netns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        setns(namespace, CLONE_NEWNET)
+        os.close(namespace)
+        found.append(make())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def disk_bytes(folder: Path) -> int:
+    done = subprocess.run(
+        ["du", "-sx", "--block-size=1", folder], capture_output=True, text=True, check=False
+    )
+    return int(done.stdout.split()[0])
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+
+
+def cached(files: Sequence[Path]) -> int:
+    """Bytes in the page cache, by mincore(2)."""
+    total = 0
+    for at in range(0, len(files), 500):
+        command = ["fincore", "-b", "-n", "-r", "-o", "RES", *map(str, files[at : at + 500])]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        total += sum(map(int, done.stdout.split()))
+    return total
+
+
+@contextmanager
+def sides(folder: Path) -> Iterator[list[Side]]:
+    with servers(folder) as (peer, ours), ExitStack() as stack:
+        found = [
+            Side("containerd + runc", peer.socket, peer.namespace, folder / "peer/root", folder / "p"),
+            Side("pyrunc", ours.socket, ours.name, folder / "ours/root", folder / "o"),
+        ]
+        for side in found:
+            stack.enter_context(side.registry)
+        yield found
+
+
+def measure(found: list[Side], options: argparse.Namespace) -> None:
+    """All steps, side by side."""
+    for layers in (1, 12):
+        step, built = f"{layers} layer{'s' * (layers > 1)}", made(options.files, options.size, layers)
+        for side in found:
+            side.registry.push("bench:1", built)
+        for number in range(options.rounds):
+            for side in found:
+                side.pull("bench:1", step)
+                if layers == 1:
+                    pair = side.start(f"first-{number}", "first")
+                    side.read_all(pair[1], "first")
+                    side.bench.down(pair)
+                side.remove(step)
+
+
+def share(found: list[Side], containers: int) -> None:
+    """Page cache with many containers of one image that all read all of it. What a container finds in memory before it has read
+    anything, it shares with others."""
+    for side in found:
+        side.pull("bench:1", "shared")
+        pairs = [side.start(f"many-{number}", "many") for number in range(containers)]
+        total = 0
+        for number, (_, container) in enumerate(pairs):
+            files = _files(Path(f"/proc/{side.pid(container)}/root/data"))
+            before = cached(files)
+            side.read_all(container, "many")
+            total += cached(files) - (before if number else 0)
+            if number in (0, containers - 1):
+                below = cached(_files(side.store / "images/tars"))
+                how_many = f"{number + 1} container{'s' * bool(number)}"
+                side.bench.rates[f"MiB of page cache, {how_many}"].append((total + below) / 2**20)
+        for pair in pairs:
+            side.bench.down(pair)
+        side.remove("shared")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", type=int, default=5000)
+    parser.add_argument("--size", type=int, default=30_000, help="bytes of a file")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--containers", type=int, default=30)
+    parser.add_argument("--tmpfs", action="store_true", help="images on a tmpfs")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        if options.tmpfs:
+            subprocess.run(["mount", "-t", "tmpfs", "bench", folder], check=True)
+            stack.callback(subprocess.run, ["umount", "-l", str(folder)], check=False)
+        found = stack.enter_context(sides(folder))
+        measure(found, options)
+        share(found, options.containers)
+        benches = [side.bench for side in found]
+        place = "a tmpfs" if options.tmpfs else "the disk"
+        report(
+            benches,
+            rows(benches),
+            f"{options.files} files of {options.size} bytes on {place}, {options.rounds} rounds",
+        )
+
+
+if __name__ == "__main__":
+    main()
