@@ -108,6 +108,10 @@ bench: build .venv/tested ## compare with containerd and runc in one run, and th
 	@$(BIN)/python -m tests.bench.compare $(BENCH)
 	@$(BIN)/python -m tests.bench.transport
 
+.PHONY: bench-images
+bench-images: build .venv/tested ## compare images with containerd's: pull, first start, removal, disk, page cache; BENCH='--tmpfs'
+	@$(BIN)/python -m tests.bench.pulls $(BENCH)
+
 N ?= 150
 .PHONY: bench-pods
 bench-pods: build .venv/tested ## N=150 idle pods on containerd and on ours: lists, statistics, memory, probes, a killed server

@@ -13,7 +13,7 @@ import pytest
 from tests.support import guest_disk
 from tests.support.guest import Guest, free_port
 
-collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci", "linux_6_1"]
+collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci", "linux_6_1", "images"]
 
 
 class Boots:

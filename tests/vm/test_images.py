@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
 STORE = ("erofs", "erofs_store", "two_stores", "hostile", "store", "pull", "faults", "crash")
 WHAT = {
-    "sealed": "tests/vm/inside/test_sealed_images.py",
+    "sealed": "tests/vm/images",
     "containers": "tests/cri/test_mounted_images.py",
     "store": " ".join(f"tests/cri/images/test_{name}.py" for name in STORE) + " -k 'not unpacked'",
 }

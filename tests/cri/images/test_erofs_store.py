@@ -182,7 +182,7 @@ async def test_images_with_the_same_layers_share_an_index(tmp_path: Path, opened
 async def test_files_that_are_sealed_are_measured_at_each_mount(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without fs-verity here: what the store asks of it. tests/vm/inside has a file system that answers."""
+    """Without fs-verity here: what the store asks of it. tests/vm/images has a file system that answers."""
     answers: dict[int, str] = {}
     monkeypatch.setattr(verity, "enable", lambda fd: True)
     monkeypatch.setattr(
