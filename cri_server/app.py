@@ -35,7 +35,7 @@ from cri_server.rpc.server import Server
 from cri_server.services import Services
 from cri_server.shims import Shims
 from cri_server.status import sandbox as status
-from cri_server.store import file_system
+from cri_server.store import disk, file_system
 from cri_server.store.claim import claimed
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Sandbox
@@ -135,6 +135,7 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
         Events(),
     )
     services.zygotes = {"shims": zygote, "errands": errands}
+    shims.moved = lambda sandbox: _moved(services, sandbox)
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
     stack.callback(services.timeline.flush)
     if config.tracing.endpoint:
@@ -186,6 +187,13 @@ async def _open_images(
     await images.start()
     stack.push_async_callback(images.close)
     return images
+
+
+async def _moved(services: Services, sandbox: Sandbox) -> None:
+    """Another shim has the pod, under another process number: what names it is written anew."""
+    await services.network.moved(sandbox.id, sandbox.netns_path)
+    if services.paths.sandbox_record(sandbox.id).exists():
+        await disk.save_sandbox(services.paths, sandbox)
 
 
 def _told(services: Services, sandbox: Sandbox, container: Container | None) -> None:

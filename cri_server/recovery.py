@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cri_server.services import Services
-from cri_server.shims import ANSWER_S, UNKNOWN_CODE, UNKNOWN_REASON, kill_process
+from cri_server.shims import ANSWER_S, kill_process
 from cri_server.store import disk
 from cri_server.store.facts import Process, boot_time_ns, entries
 from cri_server.store.model import Container, Exit, Sandbox
@@ -100,7 +100,7 @@ def _ended_with_the_boot(services: Services, containers: list[Container]) -> Non
     for container in containers:
         services.shims.read_facts(container)
         if container.exit is None:
-            container.ended(Exit(UNKNOWN_CODE, boot_time_ns(), reason=UNKNOWN_REASON))
+            container.ended(Exit(messages.UNKNOWN_CODE, boot_time_ns(), reason=messages.UNKNOWN_REASON))
 
 
 def half_made_sandboxes(services: Services) -> list[str]:

@@ -1,5 +1,6 @@
-"""The server's shims: one connection per living sandbox, what they tell goes into the index, and what is left of a dead one
-is ended. A container is never said to run when nobody holds its exit any more.
+"""The server's shims: one connection per living sandbox, what they tell goes into the index. When one dies, another takes over
+what is kept of its pod (`kept`); what cannot be taken over is ended. A container is never said to run when nobody holds its exit
+any more.
 
 A shim that lives but does not answer (stopped, starved, waiting for a disk) is waited for as long as it lives. Until then its
 pod is what can be seen from outside: a container runs while its process does, and is unknown afterwards.
@@ -14,9 +15,10 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from cri_server.kept import Keeper
 from cri_server.spec import groups
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
@@ -26,23 +28,24 @@ from pyrunc import atomic_file
 from pyrunc.errors import Error, NotFound, Unavailable, Unsupported
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
+from pyrunc.shim.client import ExecSession, ShimClient, ShimState, start_shim
 from pyrunc.shim.client import Exit as ShimExit
-from pyrunc.shim.client import ShimClient, ShimState, start_shim
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 
 FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
-UNKNOWN_REASON, UNKNOWN_CODE = "Unknown", 255  # containerd's, for an exit that nobody saw
 PROCESS_RECORD = "state.json"
 ANSWER_S = 2.0  # so long a caller waits for a shim that may be silent
 LOOK_S = 1.0  # between two looks at the pod of a silent one
 LOST_S = 0.1  # before a connection that was lost is made again
 Told = Callable[[Sandbox, Container | None], None]
+Moved = Callable[[Sandbox], Awaitable[None]]
 
 
 class Shims:
-    """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted; None: the holder's."""
+    """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted; None: the holder's.
+    `moved(sandbox)` after another shim has taken over, with another `netns_path`."""
 
     def __init__(self, zygote: Zygote, paths: Paths, index: Index, pods_per_shim: int = 1) -> None:
         self._zygote, self._paths, self._index, self._pods_per_shim = zygote, paths, index, pods_per_shim
@@ -52,7 +55,10 @@ class Shims:
         self._awaited: dict[str, asyncio.Task[None]] = {}
         self._placed: dict[str, Sandbox] = {}
         self._placing = asyncio.Lock()
+        self._lost_sessions: dict[str, list[ExecSession]] = {}
+        self.keeper = Keeper()
         self.told: Told = lambda sandbox, container: None
+        self.moved: Moved = _nobody_is_told
 
     def get(self, sandbox: Sandbox) -> ShimClient:
         """The connection. Raises Unavailable when its shim is gone or does not answer."""
@@ -148,7 +154,7 @@ class Shims:
 
     def _take(self, sandbox: Sandbox, client: ShimClient) -> None:
         """The connection is the sandbox's from here on."""
-        client.on_close = lambda: self._closed(sandbox)
+        client.on_close = lambda: self._closed(sandbox, client)
         self._clients[sandbox.id], self._placed[sandbox.id] = client, sandbox
         sandbox.reachable = True
 
@@ -183,9 +189,10 @@ class Shims:
         while True:
             try:
                 client = await self._open(sandbox)
-            except NotFound:
-                self._awaited.pop(sandbox.id, None)  # it does not live
-                await self._end_once(sandbox)
+            except NotFound:  # it does not live
+                if not await self._taken_over(sandbox):
+                    self._awaited.pop(sandbox.id, None)
+                    await self._end_once(sandbox)
                 return
             except Error:  # it accepts nobody at the moment
                 self._look_from_outside(sandbox)
@@ -203,7 +210,37 @@ class Shims:
                 raise
             self._learn(sandbox, state)
             self._take(sandbox, client)
+            self._lost_sessions.pop(sandbox.id, None)  # it has ended them
+            self.keeper.ask(sandbox, self._index.containers_of(sandbox), client)
             return
+
+    async def _taken_over(self, sandbox: Sandbox) -> bool:
+        """Whether another shim goes on with the pod of a dead one, for which something must have been kept."""
+        living = [c for c in self._index.containers_of(sandbox) if c.exit is None]
+        kept = [
+            identifier
+            for identifier in (sandbox.id, *(c.id for c in living))
+            if self.keeper.holds(identifier)
+        ]
+        if not kept or sandbox.phase != "ready":
+            return False
+        with sandbox.gate:
+            await self._end_rest_of_shim(sandbox)
+            for container in living:
+                if not self.keeper.holds(container.id) and (container.running or container.starting):
+                    await self._end_orphan(sandbox, container)
+            try:
+                await self.start(sandbox)
+                client, sessions = self.get(sandbox), self._lost_sessions.pop(sandbox.id, [])
+                await self.keeper.hand_over(sandbox, living, client, sessions)
+                self._learn(sandbox, await client.state())
+                await self.moved(sandbox)
+            except (Error, OSError) as error:
+                log.error("sandbox %s: no other shim can take over: %s", sandbox.id, error)
+                self.drop(sandbox)
+                return False
+        log.warning("sandbox %s: another shim has taken over", sandbox.id)
+        return True
 
     async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> ShimState:
         """What the shim knows, however long it takes; meanwhile the pod is looked at from outside."""
@@ -254,7 +291,9 @@ class Shims:
     def _end_unless_kept(self, container: Container) -> None:
         """One that no shim knows of was never started, or its folder, and with it its end, is lost."""
         if container.exit is None and not self._paths.container_state(container.id).is_dir():
-            container.ended(Exit(UNKNOWN_CODE, container.created_at_ns, reason=UNKNOWN_REASON))
+            container.ended(
+                Exit(messages.UNKNOWN_CODE, container.created_at_ns, reason=messages.UNKNOWN_REASON)
+            )
 
     def _keep_folder(self, container: Container) -> None:
         """Somebody may have deleted the folder, in which the shim is going to write how the container ended."""
@@ -284,6 +323,7 @@ class Shims:
             sandbox.shim = None  # it may live on for other pods
         await self.settle(sandbox)
         self._forget(sandbox)
+        self.keeper.let_go(sandbox.id)
         sandbox.reachable = False
 
     def drop(self, sandbox: Sandbox) -> None:
@@ -305,6 +345,7 @@ class Shims:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+        self.keeper.close()
 
     async def settle(self, sandbox: Sandbox | None = None) -> None:
         """Wait for what is being done about a lost shim, this sandbox's or any."""
@@ -317,15 +358,18 @@ class Shims:
         kind = event.get("event")
         if kind == "holder_exit":
             sandbox.holder_alive = False
+            self.keeper.let_go(sandbox.id)
             self.told(sandbox, None)
         elif kind == "exit":
+            self.keeper.let_go(str(event.get("container")))
             container = self._index.containers.find(str(event.get("container")))
             if container is not None and container.exit is None:
                 container.ended(Exit.from_record(event))
                 self.told(sandbox, container)
 
-    def _closed(self, sandbox: Sandbox) -> None:
+    def _closed(self, sandbox: Sandbox, client: ShimClient) -> None:
         self._forget(sandbox)
+        self._lost_sessions[sandbox.id] = client.lost_sessions
         sandbox.reachable = False
         log.warning("sandbox %s: the connection to its shim is lost", sandbox.id)
         # It is dead, or has hung up on a server that did not read its events.
@@ -349,9 +393,9 @@ class Shims:
         """
         # A container that has ended shows a pod that is not ready.
         sandbox.holder_alive = False
-        if sandbox.shim is not None and not self._is_left(sandbox):
-            kill_process(sandbox.shim)
-        await self.wait_for_forks(sandbox.id)
+        self._lost_sessions.pop(sandbox.id, None)
+        await self._end_rest_of_shim(sandbox)
+        self.keeper.let_go(sandbox.id)
         for container in self._index.containers_of(sandbox):
             await self._end_orphan(sandbox, container)
         if sandbox.holder is not None:
@@ -359,7 +403,13 @@ class Shims:
         await self.kill_group(sandbox.cgroups_path, sandbox.id)
         self.told(sandbox, None)
 
+    async def _end_rest_of_shim(self, sandbox: Sandbox) -> None:
+        if sandbox.shim is not None and not self._is_left(sandbox):
+            kill_process(sandbox.shim)
+        await self.wait_for_forks(sandbox.id)
+
     async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:
+        self.keeper.let_go(container.id)
         if container.exit is not None:  # its group may be left: of a start that failed, or not removed yet
             await self.kill_group(container.cgroups_path, container.id)
             return
@@ -402,7 +452,14 @@ class Shims:
             pass
         except Error as error:
             log.error("container %s: %s", container.id, error)
-            container.ended(Exit(UNKNOWN_CODE, time.time_ns(), reason=UNKNOWN_REASON, message=error.message))
+            container.ended(
+                Exit(
+                    messages.UNKNOWN_CODE,
+                    time.time_ns(),
+                    reason=messages.UNKNOWN_REASON,
+                    message=error.message,
+                )
+            )
         try:
             state = atomic_file.read_json(str(folder / PROCESS_RECORD))
         except Error:
@@ -414,8 +471,8 @@ class Shims:
         if container.process is not None:
             kill_process(container.process)
         await self.kill_group(container.cgroups_path, container.id)
-        message = "the container's shim was lost, and with it the exit code; the container was killed"
-        ended = Exit(UNKNOWN_CODE, time.time_ns(), reason=UNKNOWN_REASON, message=message)
+        message = f"{messages.LOST_CODE}; the container was killed"
+        ended = Exit(messages.UNKNOWN_CODE, time.time_ns(), reason=messages.UNKNOWN_REASON, message=message)
         content = {
             "exit_code": ended.exit_code,
             "signal": None,
@@ -451,6 +508,10 @@ def of_shim(ended: ShimExit) -> Exit:
     return Exit(
         ended.exit_code, ended.finished_at_ns, ended.oom_killed, ended.reason or "", ended.message or ""
     )
+
+
+async def _nobody_is_told(sandbox: Sandbox) -> None:
+    pass
 
 
 def _kill_and_remove(group: Any) -> None:

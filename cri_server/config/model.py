@@ -213,8 +213,8 @@ class Shim(Table):
         int,
         msgspec.Meta(ge=1, le=100),
         explained(
-            "How many pods share one such process. More than 1 saves most of the 2.4 MiB of each further pod; a shim that is killed "
-            "takes all of its pods with it."
+            "How many pods share one such process. More than 1 saves most of the 2.4 MiB of each further pod; with a shim that is "
+            "killed the exec sessions of all its pods end."
         ),
     ] = 1
 

@@ -63,7 +63,7 @@ ERRORS = (
     ),
     Page(
         "unavailable", "errors", "A process of ours is gone",
-        "The shim, a zygote or a worker ended while a request went through it. Pods of a lost shim are ended: nobody holds their exit codes any more.",
+        "The shim, a zygote or a worker ended while a request went through it. Pods of a lost shim go on in another one; what it was doing for this request is ended.",
         "Try again: another process is started. If it comes back, look for the out-of-memory killer in dmesg and for the reason in the server's log.",
         "the node's owner", "UNAVAILABLE", (_E + "Unavailable", "pyrunc.shim.worker.WorkerLost"),
     ),

@@ -16,6 +16,7 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 from cni_plugins.protocol.call import check_identifier
@@ -173,6 +174,14 @@ class Network:
             same = netns_path is not None and _namespace_id(netns_path) == attachment.netns_id
             await self._plugins.delete(attachment, netns_path if same and netns_path else "")
             await asyncio.to_thread(self._attachments.forget, sandbox_id)
+
+    async def moved(self, sandbox_id: str, netns_path: str) -> None:
+        """The sandbox's namespace is found at another path from now on. Raises KernelError."""
+        _check_id(sandbox_id)
+        async with self._turns.of(sandbox_id):
+            attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
+            if attachment is not None:
+                await self._remember(replace(attachment, netns_path=netns_path))
 
     async def check(self, sandbox_id: str) -> None:
         """The chain's CHECK. Raises NotFound, PeerError for the first damage found."""

@@ -5,11 +5,24 @@ Importing this loads nothing else: the fast verbs and the shim's forks only read
 
 from __future__ import annotations
 
+# linux/pidfd.h. struct pidfd_info has 64 bytes at least: u64 mask first, s32 exit_code last.
+_PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
+
 
 class Stat:
-    """Of /proc/PID/stat (proc_pid_stat(5)): `start_time` in clock ticks since boot, memory in pages."""
+    """Of /proc/PID/stat (proc_pid_stat(5)): `start_time` in clock ticks since boot, memory in pages; `wait_status` of a zombie, as
+    of waitpid(2), 0 for who may not ptrace it."""
 
-    __slots__ = ("major_faults", "minor_faults", "parent", "resident", "session", "start_time", "state")
+    __slots__ = (
+        "major_faults",
+        "minor_faults",
+        "parent",
+        "resident",
+        "session",
+        "start_time",
+        "state",
+        "wait_status",
+    )
 
     def __init__(self, text: bytes) -> None:
         # The name is in parentheses and may itself contain parentheses and blanks.
@@ -18,6 +31,7 @@ class Stat:
         self.parent, self.session = int(fields[1]), int(fields[3])
         self.minor_faults, self.major_faults = int(fields[7]), int(fields[9])
         self.start_time, self.resident = int(fields[19]), int(fields[21])
+        self.wait_status = int(fields[49])
 
     @property
     def alive(self) -> bool:
@@ -38,6 +52,23 @@ def alive_since(pid: int) -> int | None:
     """The start time of a living process, which with the pid names it for ever; None for a zombie and for none."""
     found = stat(pid)
     return found.start_time if found is not None and found.alive else None
+
+
+def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
+    """How a process that is no child of ours has ended, as of waitpid(2): from /proc while it is a zombie, from its pidfd once its
+    parent has reaped it (PIDFD_INFO_EXIT, Linux 6.15). None: it runs, or it was reaped and the kernel does not tell."""
+    found = stat(pid)
+    if found is not None and found.start_time == start_time:
+        return None if found.alive else found.wait_status
+    from fcntl import ioctl
+
+    info = bytearray(_PIDFD_INFO_EXIT.to_bytes(8, "little").ljust(_PIDFD_INFO_BYTES, b"\0"))
+    try:
+        ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    is_known = int.from_bytes(info[:8], "little") & _PIDFD_INFO_EXIT
+    return int.from_bytes(info[-4:], "little") if is_known else None
 
 
 def open_from_process(pidfd: int, number: int) -> int:

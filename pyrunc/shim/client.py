@@ -34,6 +34,21 @@ class StartedShim:
     netns_path: str | None
 
 
+class Kept:
+    """What another shim would need to go on with a holder or a container: see `pyrunc.shim.kept`."""
+
+    __slots__ = ("fds", "fields")
+
+    def __init__(self, fields: dict[str, Any], fds: list[int]) -> None:
+        """Owns the descriptors."""
+        self.fields, self.fds = fields, fds
+
+    def close(self) -> None:
+        """It has ended, or another server keeps it."""
+        ipc.close_all(self.fds)
+        self.fds = []
+
+
 @dataclass(frozen=True)
 class Started:
     """A process that runs. `start_time` is field 22 of /proc/PID/stat; `started_at_ns` is wall-clock time.
@@ -44,6 +59,7 @@ class Started:
     pid: int
     start_time: int
     started_at_ns: int
+    kept: Kept = field(compare=False)
     parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
 
 
@@ -54,6 +70,7 @@ class StartedHolder:
     pid: int
     start_time: int
     netns_path: str | None
+    kept: Kept | None = field(default=None, compare=False)
     parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
 
 
@@ -103,7 +120,9 @@ class ExecSession(Streams):
     """A process started by `exec`. `exited` gets its exit code (Unavailable when the shim is lost)."""
 
     exec_id: str = ""
+    container: str = ""
     pid: int = 0
+    start_time: int = 0
     parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
     exited: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -141,7 +160,9 @@ class ShimClient:
     ) -> None:
         self.on_event = on_event
         self.on_close = on_close
-        self._execs: dict[str, asyncio.Future[int]] = {}
+        self._execs: dict[str, ExecSession] = {}
+        self.lost_sessions: list[ExecSession] = []
+        """Those that ran when the shim went, which it has not ended."""
         self._peer = Peer(sock, "the shim", self._event, self._lost)
 
     @property
@@ -185,15 +206,38 @@ class ShimClient:
 
     async def start_holder(self, launch: CompiledLaunch) -> StartedHolder:
         """Start the pod's pause process. The launch stays the caller's to close, here and below."""
-        answer = await self._ask("start_holder", launch)
+        answer, fds = await self._call("start_holder", launch)
+        kept = Kept(answer["kept"], fds)
         return StartedHolder(
-            answer["pid"], answer["start_time"], answer.get("netns_path"), answer.get("parts", ())
+            answer["pid"], answer["start_time"], answer.get("netns_path"), kept, answer.get("parts", ())
         )
 
     async def start_container(self, container: str, launch: CompiledLaunch) -> Started:
         """Start the container; on failure its exit record is written and its cgroup removed."""
-        answer = await self._ask("start_container", launch, container=container)
-        return Started(answer["pid"], answer["start_time"], answer["started_at_ns"], answer.get("parts", ()))
+        answer, fds = await self._call("start_container", launch, container=container)
+        kept = Kept(answer["kept"], fds)
+        return Started(
+            answer["pid"], answer["start_time"], answer["started_at_ns"], kept, answer.get("parts", ())
+        )
+
+    async def keep(self, container: str | None = None) -> Kept:
+        """What another shim would need to go on with this container, or with the holder, which runs. The caller's to close. Raises
+        WrongState, Unsupported (an older shim)."""
+        named = {} if container is None else {"container": container}
+        answer, fds = await self._call("keep", None, **named)
+        return Kept(answer["kept"], fds)
+
+    async def adopt_holder(self, kept: Kept) -> str | None:
+        """Go on with the holder of a shim that was lost; the path of the network namespace that this shim pins from now on. `kept`
+        stays the caller's, here and below."""
+        answer = await self._ask("adopt_holder", kept, kept=kept.fields)
+        found = answer["netns_path"]
+        return None if found is None else str(found)
+
+    async def adopt_container(self, container: str, kept: Kept, sessions: Sequence[ExecSession] = ()) -> None:
+        """Go on with a container of a shim that was lost; `sessions`, which nobody holds, are ended."""
+        ended = [[session.pid, session.start_time] for session in sessions]
+        await self._ask("adopt_container", kept, container=container, kept=kept.fields, sessions=ended)
 
     async def exec(
         self,
@@ -207,8 +251,8 @@ class ShimClient:
         tty: bool = False,
     ) -> ExecSession:
         """Run a process in the container. The session is killed when this connection ends."""
-        session = ExecSession(exec_id=exec_id)
-        self._execs[exec_id] = session.exited
+        session = ExecSession(exec_id=exec_id, container=container)
+        self._execs[exec_id] = session
         try:
             answer, fds = await self._call(
                 "exec",
@@ -226,6 +270,7 @@ class ShimClient:
                 self._peer.tell({"id": 0, "call": "kill_exec", "exec": exec_id})
             raise
         session.pid, session.parts = answer["pid"], answer.get("parts", ())
+        session.start_time = answer.get("start_time", 0)
         if tty:
             session.stdout_fd = fds[0]
             session.stdin_fd = os.dup(fds[0]) if stdin else None
@@ -316,35 +361,37 @@ class ShimClient:
         self._break_sessions(why)
 
     async def _ask(
-        self, call: str, launch: CompiledLaunch | None = None, **parameters: Any
+        self, call: str, sent: CompiledLaunch | Kept | None = None, **parameters: Any
     ) -> dict[str, Any]:
-        answer, fds = await self._call(call, launch, **parameters)
+        answer, fds = await self._call(call, sent, **parameters)
         ipc.close_all(fds)
         return answer
 
-    async def _call(self, call: str, launch: CompiledLaunch | None = None, **parameters: Any) -> Answer:
+    async def _call(self, call: str, sent: CompiledLaunch | Kept | None = None, **parameters: Any) -> Answer:
+        """`sent`: what goes along with its descriptors."""
         question = {"call": call, **parameters}
-        if launch is not None:
-            question["compiled"] = launch.fields
-        _, answer = self._peer.ask(question, launch.fds if launch is not None else ())
+        if isinstance(sent, CompiledLaunch):
+            question["compiled"] = sent.fields
+        _, answer = self._peer.ask(question, sent.fds if sent is not None else ())
         return await answer
 
     def _event(self, event: dict[str, Any]) -> None:
         if event["event"] == "exec_exit":
-            exited = self._execs.pop(event["exec"], None)
-            if exited is not None and not exited.done():
-                exited.set_result(int(event["exit_code"]))
+            session = self._execs.pop(event["exec"], None)
+            if session is not None and not session.exited.done():
+                session.exited.set_result(int(event["exit_code"]))
         if self.on_event:
             self.on_event(event)
 
     def _lost(self) -> None:
+        self.lost_sessions = [session for session in self._execs.values() if session.pid]
         self._break_sessions("the shim is gone")
         if self.on_close:
             self.on_close()
 
     def _break_sessions(self, why: str) -> None:
-        for exited in self._execs.values():
-            fail(exited, why)
+        for session in self._execs.values():
+            fail(session.exited, why)
         self._execs.clear()
 
 

@@ -24,7 +24,7 @@ FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 class LogFile:
     """The open log. Without a path everything is discarded."""
 
-    __slots__ = ("_directory", "_fd", "_held", "_on_waiting", "_reason", "dropped_bytes", "path")
+    __slots__ = ("_fd", "_held", "_on_waiting", "_reason", "directory", "dropped_bytes", "path")
 
     def __init__(
         self, path: str | None, on_waiting: Callable[[], None] | None = None, directory: str = ""
@@ -33,7 +33,7 @@ class LogFile:
 
         `on_waiting()` is called when something had to be held back: `retry` should be called from time to time then.
         """
-        self.path, self._directory = path, directory
+        self.path, self.directory = path, directory
         self._on_waiting = on_waiting
         self.dropped_bytes = 0
         self._held = bytearray()
@@ -72,7 +72,7 @@ class LogFile:
         """From now on write to a file that is at the path now. Raises KernelError, the old file stays in use then."""
         if self.path is None:
             return
-        fresh = open_log(self.path, self._directory)
+        fresh = open_log(self.path, self.directory)
         self.close()
         self._fd = fresh
         if self.waiting:

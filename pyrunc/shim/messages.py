@@ -7,9 +7,11 @@ unknown fields are ignored, an unknown call is `unsupported`, and `state` tells 
 | call | parameters | answer |
 |---|---|---|
 | make_network | | netns_path |
-| start_holder | compiled + descriptors | pid, start_time, netns_path, parts |
-| start_container | container, compiled + descriptors | pid, start_time, started_at_ns, parts |
-| exec | container, exec, compiled + descriptors, stdin, stdout, stderr, tty | pid, parts; tty: [master], else those asked of [stdin, stdout, stderr] |
+| start_holder | compiled + descriptors | pid, start_time, netns_path, parts, kept + descriptors |
+| start_container | container, compiled + descriptors | pid, start_time, started_at_ns, parts, kept + descriptors |
+| keep | container, or none for the holder | kept + descriptors, as from the start |
+| adopt_holder, adopt_container (container, sessions: [[pid, start_time], …]) | kept + descriptors | netns_path of the holder |
+| exec | container, exec, compiled + descriptors, stdin, stdout, stderr, tty | pid, start_time, parts; tty: [master], else those asked of [stdin, stdout, stderr] |
 | kill_exec | exec | |
 | stop | container, signal, timeout_s | the exit, when it has come |
 | signal | container, signal | |
@@ -22,6 +24,8 @@ unknown fields are ignored, an unknown call is `unsupported`, and `state` tells 
 
 Events: exit {container, exit_code, signal, finished_at_ns, oom_killed, reason?, message?}, exec_exit {exec, container,
 exit_code}, holder_exit {}.
+
+`kept` is for a server that outlives this shim: see `pyrunc.shim.kept`.
 
 `parts` are where the time of the start went (`pyrunc.parts`). `compiled` is what a compiler has answered (`compiler.service`), with its descriptors.
 
@@ -44,6 +48,9 @@ PINNED = "pinned"
 """In `holder.json`, namespaces.network: the one that the shim has made, ahead or at `make_network` (pyrunc.shim.network)."""
 
 STREAMS = ("stdin", "stdout", "stderr")
+UNKNOWN_REASON, UNKNOWN_CODE = "Unknown", 255
+"""Containerd's, for an exit that nobody saw."""
+LOST_CODE = "the container's shim was lost, and with it the exit code"
 START_ERROR = "StartError"
 START_ERROR_CODE = 128
 OOM_KILLED = "OOMKilled"

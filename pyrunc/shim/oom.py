@@ -33,7 +33,7 @@ class KillCounts:
             parent = os.path.dirname(group.directory)
             self._explained.setdefault(parent, _in_groups_gone(parent))
 
-    def killed(self, group: Cgroup, exit_code: int) -> bool:
+    def killed(self, group: Cgroup, exit_code: int | None) -> bool:
         """Whether processes of `group` were killed; asked once, at the container's end. Raises KernelError."""
         kills = group.oom_kills()
         if kills is not None:

@@ -10,7 +10,7 @@ from pyrunc import atomic_file, ipc
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.launch.run import drive
 from pyrunc.parts import Parts
-from pyrunc.shim import messages, tree
+from pyrunc.shim import kept, messages, tree
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.serve import Server
@@ -85,6 +85,9 @@ class Pod:
             "forget": self._forget,
             "shutdown": self._shutdown,
             "take_pod": self._pods.take,
+            "keep": self._keep,
+            "adopt_holder": self._adopt_holder,
+            "adopt_container": self._adopt_container,
         }
 
     # -- the network namespace, which is there before the holder
@@ -118,7 +121,8 @@ class Pod:
 
         def done(holder: Holder) -> None:
             self._holder_starting, self._holder_running, self._holder = False, True, holder
-            call.answer(holder.fields())
+            kept_fields, kept_fds = kept.of_holder(holder)
+            call.answer({**holder.fields(), "kept": kept_fields}, kept_fds)
             self._reaper.expect(holder.pid, self._holder_ended)
             if self._holder_waiting:
                 self._kill_holder()
@@ -142,17 +146,31 @@ class Pod:
             call.answer()
             return
         self._holder_waiting.append(call)
-        os.kill(self._holder.pid, signal.SIGTERM)
+        self._holder.send_signal(signal.SIGTERM)
         self.loop.after(HOLDER_GRACE_S, self._kill_holder)
+
+    def _adopt_holder(self, call: Call) -> None:
+        """The holder of a shim that was lost, with the pod's network namespace."""
+        if self._holder or self._holder_starting:
+            raise AlreadyExists("the pod has a holder")
+        self._holder = kept.holder(call.object("kept"), call.take_fds())
+        self._holder_running = True
+        self._drop_network()
+        self._network = self._holder.netns_fd
+        call.answer({"netns_path": None if self._network is None else self._own_network()})
+        if self._holder.group:
+            self._kill_counts.watch(self._holder.group)
+        self._reaper.expect_other(self._holder, self._holder_ended)
 
     def _kill_holder(self) -> None:
         if self._holder and self._holder_running:
-            os.kill(self._holder.pid, signal.SIGKILL)
+            self._holder.send_signal(signal.SIGKILL)
 
     def _holder_ended(self, ended: Ended) -> None:
         self._holder_running = False
         assert self._holder is not None
         self._holder.ended()
+        self._holder.close_pidfd()
         if self._holder.group:
             self._remove(self._holder.group)
         self._server.event({"event": "holder_exit", "exit_code": ended.exit_code})
@@ -196,7 +214,8 @@ class Pod:
             parts.end("record")
             state = container.state()
             told = {name: state[name] for name in ("pid", "start_time", "started_at_ns")}
-            call.answer({**told, "parts": parts.noted})
+            kept_fields, kept_fds = container.keep()
+            call.answer({**told, "parts": parts.noted, "kept": kept_fields}, kept_fds)
             self._reaper.expect(container.pid, container.ended)
 
         def failed(error: Exception) -> None:
@@ -213,6 +232,34 @@ class Pod:
             ipc.close_all(fds)  # the fork has its own
         else:
             container.starting = Steps(self.loop, self._reaper, steps, done, failed)
+
+    def _adopt_container(self, call: Call) -> None:
+        """A container of a shim that was lost. Its sessions, for which nobody waits, are ended."""
+        container_id, sessions = call.text("container"), call.pairs("sessions")
+        if container_id in self._containers:
+            raise AlreadyExists(f"container {container_id} is here already")
+        directory = f"{self._containers_dir}/{container_id}"
+        container = Container(self.loop, container_id, directory, self._kill_counts, self._container_exited)
+        fds = call.take_fds()
+        try:
+            process = container.adopt(call.object("kept"), fds)
+        except BaseException:
+            ipc.close_all(fds)
+            raise
+        self._containers[container_id] = container
+        call.answer()
+        self._reaper.expect_other(process, container.ended)
+        container.kill_sessions(sessions)
+
+    def _keep(self, call: Call) -> None:
+        """Copies for a server that was started again."""
+        if call.has("container"):
+            fields, fds = self._running(call).keep()
+        elif self._holder and self._holder_running:
+            fields, fds = kept.of_holder(self._holder)
+        else:
+            raise WrongState("the pod's holder is not running")
+        call.answer({"kept": fields}, fds)
 
     def _clear_away(self, group: Cgroup | None) -> None:
         """A start has failed: its cgroup was made for it, and what may be left of it is in there."""
@@ -289,7 +336,8 @@ class Pod:
             streams.close_theirs()
             master = [] if started.console_fd is None else [os.dup(started.console_fd)]
             session.started(started)
-            call.answer({"pid": started.pid, "parts": started.parts}, [*master, *streams.ours()])
+            told = {"pid": started.pid, "start_time": started.start_time, "parts": started.parts}
+            call.answer(told, [*master, *streams.ours()])
             self._reaper.expect(started.pid, lambda ended: self._exec_exited(session, ended))
 
         def failed(error: Exception) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from pyrunc.kernel.process import wait_status
 from pyrunc.shim.loop import READABLE
 
 TYPE_CHECKING = False
@@ -12,16 +13,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyrunc.shim.loop import Loop
+    from pyrunc.shim.starter import OfPod
 
     OnExit = Callable[["Ended"], None]
 
 
+LOOK_AGAIN_S, LOOKS = 0.02, 50  # until somebody else's child is reaped
+
+
 class Ended:
-    """A process that has ended: `exit_code` is 128 + n when signal n ended it."""
+    """A process that has ended: `exit_code` is 128 + n when signal n ended it, None when nobody saw it."""
 
     __slots__ = ("exit_code", "pid", "signal")
 
-    def __init__(self, pid: int, exit_code: int, signal: int | None) -> None:
+    def __init__(self, pid: int, exit_code: int | None, signal: int | None) -> None:
         self.pid, self.exit_code, self.signal = pid, exit_code, signal
 
 
@@ -33,6 +38,7 @@ class Reaper:
     """
 
     def __init__(self, loop: Loop) -> None:
+        self._loop = loop
         self._expected: dict[int, OnExit] = {}
         self._holds = 0
         self._notice, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -50,6 +56,23 @@ class Reaper:
         """Call `on_exit` once when our child `pid` has ended; now if it has."""
         self._expected[pid] = on_exit
         self._reap_one(pid)
+
+    def expect_other(self, process: OfPod, on_exit: OnExit) -> None:
+        """Call `on_exit` once when a process has ended that is no child of ours; its pidfd stays the caller's until then."""
+        assert process.pidfd is not None
+        self._loop.watch(process.pidfd, READABLE, lambda events: self._other_ended(process, on_exit, LOOKS))
+
+    def _other_ended(self, process: OfPod, on_exit: OnExit, looks: int) -> None:
+        assert process.pidfd is not None
+        self._loop.unwatch(process.pidfd)
+        status = wait_status(process.pid, process.start_time, process.pidfd)
+        if status is None and looks:
+            self._loop.after(LOOK_AGAIN_S, lambda: self._other_ended(process, on_exit, looks - 1))
+        elif status is None:
+            on_exit(Ended(process.pid, None, None))
+        else:
+            code = os.waitstatus_to_exitcode(status)
+            on_exit(Ended(process.pid, code if code >= 0 else 128 - code, -code if code < 0 else None))
 
     def hold(self) -> None:
         """Something is being started. Nests."""

@@ -61,6 +61,14 @@ class Call:
             raise InvalidArgument(f"{self.name}: {name} is not an object")
         return value
 
+    def pairs(self, name: str) -> list[list[int]]:
+        """A parameter that is a list of two numbers each; absent is empty. Raises InvalidArgument."""
+        value = self._request.get(name, [])
+        try:
+            return [[int(first), int(second)] for first, second in value]
+        except (TypeError, ValueError):
+            raise InvalidArgument(f"{self.name}: {name} is {value!r}, not pairs of numbers") from None
+
     def take_fds(self) -> list[int]:
         """The descriptors that came along, the caller's to close from here on."""
         fds, self._fds = self._fds, []

@@ -14,7 +14,7 @@ import time
 
 from pyrunc.errors import Error, WrongState
 from pyrunc.kernel import terminal
-from pyrunc.shim import messages, tree
+from pyrunc.shim import kept, messages, tree
 from pyrunc.shim.exit import Exit
 from pyrunc.shim.log_file import LogFile
 from pyrunc.shim.stdio import Follower, Input, Output
@@ -22,7 +22,7 @@ from pyrunc.shim.stop import Stop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
@@ -68,6 +68,10 @@ class Container:
         """True until the exit is recorded."""
         return self._process is not None and self.exit is None
 
+    @property
+    def log(self) -> LogFile:
+        return self._log
+
     # -- birth
 
     def open_log(self, path: str | None, directory: str = "") -> None:
@@ -76,27 +80,50 @@ class Container:
 
     def started(self, process: Process, streams: Streams, *, stdin: bool, once: bool) -> None:
         """The process runs, maybe it has ended already: take its streams. `stdin` keeps its input open, `once` only until the first client's ends."""
-        self._process = process
-        self.pid, self.start_time, self.started_at_ns = process.pid, process.start_time, time.time_ns()
+        outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
         if process.console_fd is not None:
-            self.outputs = [
-                Output(self._loop, process.console_fd, "stdout", self._log, self._complete_if_silent)
-            ]
-        else:
-            pairs = ((streams.stdout, "stdout"), (streams.stderr, "stderr"))
-            self.outputs = [
-                Output(self._loop, fd, name, self._log, self._complete_if_silent) for fd, name in pairs
-            ]
-        try:
-            self._kill_counts.watch(process.group)
-        except (Error, OSError) as error:
-            print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
+            outputs = {"stdout": process.console_fd}
+        self._take(process, time.time_ns(), outputs)
         if self._stop:  # asked for when it was on its way already
             self.kill()
         if stdin:
             tty = process.console_fd is not None
             fd = os.dup(process.console_fd) if process.console_fd is not None else streams.stdin
             self.input = Input(self._loop, fd, once and not tty)
+
+    def adopt(self, fields: dict[str, Any], fds: Sequence[int]) -> Process:
+        """Go on with a process whose shim was lost: what `kept.of_container` said, and its descriptors, which belong to this container
+        once this has returned. Raises InvalidArgument, KernelError."""
+        process = kept.process(fields, fds)
+        self.open_log(fields["log_path"], fields["log_directory"])
+        self._take(process, int(fields["started_at_ns"]), dict(zip(fields["outputs"], fds[1:], strict=True)))
+        if fields["stdin"] and process.console_fd is not None:
+            self.input = Input(self._loop, os.dup(process.console_fd), False)
+        return process
+
+    def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> None:
+        """Those of a shim that was lost, by pid and start time of their first processes: nobody has their streams."""
+        for pid, start_time in leaders:
+            found = tree.stat(pid)
+            if found is not None and found.start_time == start_time:
+                tree.kill_session(pid, False, self.processes)
+
+    def _take(self, process: Process, started_at_ns: int, outputs: Mapping[str, int]) -> None:
+        self._process = process
+        self.pid, self.start_time, self.started_at_ns = process.pid, process.start_time, started_at_ns
+        self.outputs = [
+            Output(self._loop, fd, name, self._log, self._complete_if_silent) for name, fd in outputs.items()
+        ]
+        try:
+            self._kill_counts.watch(process.group)
+        except (Error, OSError) as error:
+            print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
+
+    def keep(self) -> kept.Kept:
+        """What another shim would need, see the module. Raises WrongState when its first process has ended."""
+        if self._process is None or self._ended:
+            raise WrongState(f"container {self.id} is not running")
+        return kept.of_container(self, self._process)
 
     def failed(self, error: Exception) -> None:
         """It could not be started: that is its exit."""
@@ -132,9 +159,9 @@ class Container:
         return ends
 
     def send_signal(self, number: int) -> None:
-        """To its first process, which is our child and not reaped, so the number is its own."""
+        """To its first process."""
         if self._process and self._ended is None:
-            os.kill(self.pid, number)
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL to all of it."""
@@ -183,7 +210,7 @@ class Container:
         """Of its first process. Raises WrongState when that has ended, though its output may not be logged yet."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
-        return os.pidfd_open(self.pid)
+        return self._process.open_pidfd()
 
     def processes(self) -> list[int]:
         """All of its processes, by the pids that we see."""
@@ -225,6 +252,8 @@ class Container:
         for output in self.outputs:
             for follower in list(output.followers):
                 follower.close()
+        if self._process:
+            self._process.close_pidfd()
         if self.input:
             self.input.close()
         self._log.close()
@@ -248,9 +277,11 @@ class Container:
         """Everything that it wrote is logged: record, then tell."""
         assert self._ended is not None
         ended, oom_killed = self._ended, self._oom_killed
-        reason = messages.OOM_KILLED if oom_killed else ""
+        code, reason, message = ended.exit_code, messages.OOM_KILLED if oom_killed else "", ""
+        if code is None:
+            code, reason, message = messages.UNKNOWN_CODE, messages.UNKNOWN_REASON, messages.LOST_CODE
         self.exit = Exit(
-            ended.exit_code, ended.signal, self._finished_at_ns, oom_killed=oom_killed, reason=reason
+            code, ended.signal, self._finished_at_ns, oom_killed=oom_killed, reason=reason, message=message
         )
         self.exit.write(self.directory)
         if self.input:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 
 from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
@@ -72,14 +73,46 @@ WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "M
 """Steps of a parent that wait for somebody else, or may take long."""
 
 
-class Process:
-    """A process that was started, our child. `console_fd`, a pty's master, belongs to whoever gets this. `parts`: where the time
-    of its start went."""
+class OfPod:
+    """A process that we wait for: our child, which is not reaped, so the number is its own; or, with a `pidfd`, one whose shim was
+    lost."""
 
-    __slots__ = ("console_fd", "group", "has_poststop", "parts", "pid", "start_time")
+    __slots__ = ("pid", "pidfd", "start_time")
+
+    def __init__(self, pid: int, start_time: int) -> None:
+        self.pid, self.start_time = pid, start_time
+        self.pidfd: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        """Fine when it has ended."""
+        if self.pidfd is None:
+            os.kill(self.pid, number)
+            return
+        try:
+            pidfd_send_signal(self.pidfd, number)
+        except ProcessLookupError:
+            pass
+
+    def open_pidfd(self) -> int:
+        """The caller's to close."""
+        return os.pidfd_open(self.pid) if self.pidfd is None else os.dup(self.pidfd)
+
+    def close_pidfd(self) -> None:
+        """It has ended."""
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class Process(OfPod):
+    """A process that was started. `console_fd`, a pty's master, belongs to whoever gets this. `parts`: where the time of its start
+    went."""
+
+    __slots__ = ("console_fd", "group", "has_poststop", "parts")
 
     def __init__(self, pid: int, start_time: int, group: Cgroup, console_fd: int | None = None) -> None:
-        self.pid, self.start_time, self.group, self.console_fd = pid, start_time, group, console_fd
+        super().__init__(pid, start_time)
+        self.group, self.console_fd = group, console_fd
         self.has_poststop = False
         self.parts: list[Part] = []
 
@@ -103,21 +136,16 @@ class Process:
         return found
 
 
-class Holder:
+class Holder(OfPod):
     """The pod's pause process and what the shim pins for the pod: the network namespace and detached mounts, by name."""
 
-    __slots__ = ("group", "mounts", "netns_fd", "parts", "pid", "start_time")
+    __slots__ = ("group", "mounts", "netns_fd", "parts")
 
     def __init__(
         self, pid: int, start_time: int, netns_fd: int | None, mounts: dict[str, int], group: Cgroup | None
     ) -> None:
-        self.pid, self.start_time, self.netns_fd, self.mounts, self.group = (
-            pid,
-            start_time,
-            netns_fd,
-            mounts,
-            group,
-        )
+        super().__init__(pid, start_time)
+        self.netns_fd, self.mounts, self.group = netns_fd, mounts, group
         self.parts: list[Part] = []
 
     def to_message(self) -> tuple[dict[str, Any], list[int]]:

@@ -30,7 +30,7 @@ class Output:
 
     def __init__(self, loop: Loop, fd: int, stream: str, log: LogFile, on_end: Callable[[], None]) -> None:
         os.set_blocking(fd, False)
-        self.fd = fd
+        self.fd, self.stream = fd, stream
         self.followers: list[Follower] = []
         self._loop, self._log, self._on_end = loop, log, on_end
         self._lines = LogLines(stream)

@@ -67,7 +67,7 @@ CRI_SERVER_ROOMS = (
     ("store",),
     ("config", "network"),
     ("node",),
-    ("spec", "apparmor", "doctor"),
+    ("spec", "apparmor", "doctor", "kept"),
     ("pod_files", "shims", "node_check"),
     ("services",),
     ("status", "recovery"),

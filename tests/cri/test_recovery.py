@@ -108,20 +108,6 @@ def test_updated_limits_survive(server: Server) -> None:
     assert server.status(container).resources.linux.cpu_shares == 512
 
 
-def test_a_dead_shim_ends_its_containers(server: Server) -> None:
-    pod = server.run_pod()
-    container = server.launch(pod)
-    shim = shim_pid(server, pod)
-    os.kill(shim, signal.SIGKILL)
-    status = server.wait_exit(container)
-    assert (status.exit_code, status.reason) == (255, "Unknown")
-    assert "shim was lost" in status.message
-    assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
-    server.stop_pod(pod)
-    server.remove_pod(pod)
-    assert not server.pods() and not server.containers()
-
-
 def test_a_shim_that_died_with_the_server(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
@@ -130,9 +116,11 @@ def test_a_shim_that_died_with_the_server(server: Server) -> None:
     os.kill(shim, signal.SIGKILL)
     server.start()
     status = server.status(container)
-    assert (status.state, status.reason) == (api.CONTAINER_EXITED, "Unknown")
+    assert (status.state, status.exit_code, status.reason) == (api.CONTAINER_EXITED, 255, "Unknown")
+    assert "shim was lost" in status.message
     assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
     server.remove_pod(pod)
+    assert not server.pods() and not server.containers()
 
 
 def test_a_stop_of_a_silent_shims_container_ends_it(server: Server) -> None:
