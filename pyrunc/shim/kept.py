@@ -5,8 +5,8 @@ pinned mounts. Of a container: the pidfd of its first process and what its outpu
 stay open with the server, so that nothing breaks and nothing that is written is lost while no shim lives. A pipe's writing end
 is never kept: its reader would wait for an end that does not come.
 
-What a killed shim takes along: exec sessions, attached clients, the stdin of a container without a terminal, and the beginning
-of a line that it had read to its middle.
+What a killed shim takes along: exec sessions, attached clients, the stdin of a container without a terminal, and what it had read
+of the output but not written: the beginning of an unfinished line, or what came in the 50 microseconds between the two calls.
 """
 
 from __future__ import annotations

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import random
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +21,8 @@ from pyrunc.kernel.process import alive_since
 from tests.cri.server_harness import Server, code_of
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
 from tests.support.processes import wait_until
+
+KILLS = 12
 
 
 def at_the_end(script: str) -> list[str]:
@@ -89,19 +95,31 @@ def test_an_end_by_a_signal(server: Server, end: Callable[[int], None], code: in
     server.remove_all()
 
 
-def test_no_line_of_the_log_is_missing_or_twice(server: Server) -> None:
+def test_what_is_written_while_there_is_no_shim_is_logged(server: Server) -> None:
     pod = server.run_pod()
-    container = server.launch(pod, server.container_config(command=COUNTS))
-    for _ in range(3):
-        so_far = len(server.log_lines(container))
-        assert wait_until(lambda n=so_far: len(server.log_lines(container)) > n + 50, 30)  # type: ignore[misc]
-        lose_shim(server, pod)
-    so_far = len(server.log_lines(container))
-    assert wait_until(lambda: len(server.log_lines(container)) > so_far + 50, 30)
-    server.stop_container(container)
-    lines = server.log_lines(container)
-    assert lines == [str(number) for number in range(len(lines))]
+    counts = "while [ $i -lt 500 ]; do i=$((i+1)); echo $i; done"
+    script = f"i=0; trap '{counts}; echo end; touch /done' USR1; echo ready; while true; do sleep 1000 & wait; done"
+    container = server.launch(pod, server.container_config(["sh", "-c", script]))
+    server.wait_logged(container, "ready")
+    process, log = pid_of(server, container), Path(server.status(container).log_path)
+    with without_shim(server, pod):
+        os.kill(process, signal.SIGUSR1)
+        assert wait_until(Path(f"/proc/{process}/root/done").exists, 30)
+        assert len(log.read_text().splitlines()) == 1
+    server.wait_logged(container, "end")
+    assert server.log_lines(container) == ["ready", *map(str, range(1, 501)), "end"]
     server.remove_all()
+
+
+@contextlib.contextmanager
+def without_shim(server: Server, pod: str) -> Iterator[None]:
+    """The pod's shim is killed, and the server does not notice before the end."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        os.kill(shim_pid(server, pod), signal.SIGKILL)
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
 def test_a_terminal_is_handed_over(server: Server) -> None:
@@ -154,14 +172,10 @@ def test_a_container_that_ends_while_there_is_no_shim(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("echo last; exit 9")))
     server.wait_logged(container, "ready")
-    process, shim = pid_of(server, container), shim_pid(server, pod)
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        os.kill(shim, signal.SIGKILL)
+    process = pid_of(server, container)
+    with without_shim(server, pod):
         os.kill(process, signal.SIGTERM)
         assert wait_until(lambda: alive_since(process) is None, 30)
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
     assert server.wait_exit(container).exit_code == 9
     assert server.log_lines(container) == ["ready", "last"]
     server.remove_all()
@@ -187,8 +201,7 @@ def test_a_restarted_server_can_do_it_too(own_server: Server) -> None:
     server.restart()  # it finds the new shim by the new record
     assert server.status(container).state == api.CONTAINER_RUNNING
     server.stop_container(container)
-    lines = server.log_lines(container)
-    assert lines == [str(number) for number in range(len(lines))]
+    assert server.status(container).exit_code == 137
     server.remove_all()
     nothing_left(server)
 
@@ -225,3 +238,61 @@ def test_all_shims_at_once(server: Server) -> None:
     assert {server.status(container).state for container in containers} == {api.CONTAINER_RUNNING}
     server.remove_all()
     nothing_left(server)
+
+
+def test_shims_killed_while_pods_are_busy(server: Server) -> None:
+    """Lives of other containers go on meanwhile: a call that meets the moment is told UNAVAILABLE, and the next one works."""
+    chance = random.Random(7)
+    pods = [server.run_pod() for _ in range(3)]
+    counting = [server.launch(pod, server.container_config(COUNTS)) for pod in pods]
+    done = threading.Event()
+
+    def lives(pod: str) -> int:
+        for number in itertools.count():
+            if done.is_set():
+                break
+            with contextlib.suppress(grpc.RpcError):
+                life_of(server, pod, f"other{number}")
+        return number
+
+    with ThreadPoolExecutor(len(pods)) as pool:
+        others = [pool.submit(lives, pod) for pod in pods]
+        try:
+            for _ in range(KILLS):
+                shim = shim_pid(server, chance.choice(pods))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(shim, signal.SIGKILL)
+                time.sleep(chance.random() * 0.4)
+        finally:
+            done.set()
+        assert all(other.result(60) for other in others)
+    for pod, container in zip(pods, counting, strict=True):
+        assert wait_until(lambda c=container: executes(server, c), 30), server.tail()  # type: ignore[misc]
+        assert server.status(container).state == api.CONTAINER_RUNNING
+        assert server.pod_status(pod).state == api.SANDBOX_READY
+        server.stop_container(container)
+        numbers = [int(line) for line in server.log_lines(container)]
+        assert numbers == sorted(set(numbers)), "each once, in order"
+        assert numbers[-1] + 1 - len(numbers) <= KILLS, "a shim may have read one that it did not write"
+    server.remove_all()
+    nothing_left(server)
+
+
+def life_of(server: Server, pod: str, name: str) -> None:
+    """A container that is made, started, asked, stopped and removed; however that ends, it is gone."""
+    config = server.container_config(log_path=f"{name}.log")
+    config.metadata.name = name
+    container = server.create(pod, config)
+    try:
+        server.start_container(container)
+        server.output(container, "true")
+        server.stop_container(container)
+    finally:
+        server.remove_container(container)
+
+
+def executes(server: Server, container: str) -> bool:
+    try:
+        return server.output(container, "echo", "here") == "here\n"
+    except grpc.RpcError:
+        return False
