@@ -114,7 +114,11 @@ def images(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
 def states(*kinds: str) -> Completer:
     """The states of containers or pods."""
-    names = ["created", "running", "exited", "unknown"] if "container" in kinds else ["ready", "notready"]
+    names = (
+        ["created", "running", "paused", "exited", "unknown"]
+        if "container" in kinds
+        else ["ready", "notready"]
+    )
     return lambda context, parameter, incomplete: _offer([(name, "") for name in names], incomplete)
 
 

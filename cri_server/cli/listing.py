@@ -12,7 +12,7 @@ from cri_server.cli import output, ownership, selection
 from cri_server.cli.client import Client
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.selection import Selection
-from cri_server.cli.show import POD_STATES, STATES, age
+from cri_server.cli.show import PAUSED, POD_STATES, STATES, age
 
 ID = re.compile("(sha256:)?[0-9a-f]{64}")
 
@@ -43,7 +43,7 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
     def state(container: api.Container) -> str:
         name = STATES.get(container.state, "?")
         if container.state == api.CONTAINER_RUNNING and container.id in paused():
-            return "paused"
+            return PAUSED
         if container.state != api.CONTAINER_EXITED:
             return name
         request = api.ContainerStatusRequest(container_id=container.id)

@@ -13,7 +13,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion
 from cri_server.cli.client import Client
-from cri_server.cli.show import POD_STATES, STATES
+from cri_server.cli.show import PAUSED, POD_STATES, STATES
 from pyrunc.errors import InvalidArgument
 
 Item = TypeVar("Item", api.Container, api.PodSandbox)
@@ -70,7 +70,7 @@ class Selection:
         """Those that match, newest first; without `everything` and a state only the running ones. Raises InvalidArgument."""
         found = client.containers()
         if self.state:
-            found = [c for c in found if c.state == _state(self.state, STATES)]
+            found = _in_state(client, found, self.state)
         elif not everything and not self.last:
             found = [c for c in found if c.state == api.CONTAINER_RUNNING]
         found = self._common(found)
@@ -122,6 +122,15 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise InvalidArgument(f"{text!r} is not a regular expression: {error}") from None
+
+
+def _in_state(client: Client, found: list[api.Container], text: str) -> list[api.Container]:
+    """`paused` is our server's word; to CRI these run."""
+    state = _state(text, {**STATES, PAUSED: PAUSED})
+    if state == PAUSED:
+        paused = client.paused()
+        return [c for c in found if c.id in paused]
+    return [c for c in found if c.state == state]
 
 
 def _state(text: str, names: Mapping[Any, str]) -> Any:

@@ -14,6 +14,7 @@ from pyrunc.errors import VISIBLE
 
 SHORT = 12
 NAMESPACES = ("net", "ipc", "uts", "pid", "mnt", "cgroup", "user")
+PAUSED = "paused"
 POD_STATES = {api.SANDBOX_READY: "ready", api.SANDBOX_NOTREADY: "not ready"}
 STATES = {
     api.CONTAINER_CREATED: "created",

@@ -50,6 +50,7 @@ def test_it_stands_still_and_goes_on(server: Server) -> None:
     ok(server, "pause", "web/c0")
     assert frozen(server, "c0") and not frozen(server, "c1")
     assert states(server) == {"c0": "paused", "c1": "running"}
+    assert ok(server, "ps", "--filter", "status=paused", "-o", "name").lines == ["web/c0"]
     before = ok(server, "logs", "web/c0").out
     assert "is paused" in call(server, "pause", "web/c0").error
     assert b"is paused" in cli(server, "exec", "web/c0", "true", code=1).stderr

@@ -84,7 +84,7 @@ def test_ps_filters(web: Server, words: list[str], names: set[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--state", "asleep"], "--state asleep: expected one of created, running, exited, unknown"),
+        (["--state", "asleep"], "--state asleep: expected one of created, running, exited, unknown, paused"),
         (["--label", "a in b"], "selector 'a in b': 'in b' cannot be read"),
         (["--name", "("], "'(' is not a regular expression"),
         (["--filter", "colour=red"], "--filter colour=red: expected KEY=VALUE with one of name, label"),
