@@ -19,8 +19,8 @@ from pyrunc.errors import Error, InvalidArgument, NotFound
 Item = TypeVar("Item")
 TIMEOUT_S = 120.0
 SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
-UNKNOWN_CALL = re.compile("unknown (service|method)|method not found|there is no call", re.IGNORECASE)
-DEADLINE = re.compile("deadline exceeded", re.IGNORECASE)  # gRPC's own word, when the server said none
+UNKNOWN_CALL = "unknown (service|method)|method not found|there is no call"
+DEADLINE = "deadline exceeded"  # gRPC's own word, when the server said none
 
 
 class ServerError(Error):
@@ -150,9 +150,13 @@ class Client:
             if reason is None and self._answered:
                 reason = f"the connection to {self._address} broke: {details}"
             return ServerError(reason or f"what listens at {self._address} is no CRI server: {details}")
-        if code == Code.UNIMPLEMENTED and UNKNOWN_CALL.match(details):
+        if code == Code.UNIMPLEMENTED and re.match(UNKNOWN_CALL, details, re.IGNORECASE):
             return Unsupported(f"the server at {self._address} cannot do this: {details}{_hint(details)}")
-        if code == Code.DEADLINE_EXCEEDED and timeout_s is not None and DEADLINE.match(details):
+        if (
+            code == Code.DEADLINE_EXCEEDED
+            and timeout_s is not None
+            and re.match(DEADLINE, details, re.IGNORECASE)
+        ):
             return ServerError(f"the server at {self._address} did not answer in {timeout_s:g} s")
         if code == Code.NOT_FOUND:
             return NotFound(details)

@@ -14,7 +14,7 @@ from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.selection import Selection
 from cri_server.cli.show import PAUSED, POD_STATES, STATES, age
 
-ID = re.compile("(sha256:)?[0-9a-f]{64}")
+ID = "(sha256:)?[0-9a-f]{64}"
 
 
 @click.command()
@@ -72,7 +72,7 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
 def _image(container: api.Container, how: Output) -> str:
     """As who made the container called it: a name is whole, an id short."""
     name = container.image.user_specified_image or container.image.image
-    return how.short(name) if ID.fullmatch(name) else name
+    return how.short(name) if re.fullmatch(ID, name) else name
 
 
 @click.command()

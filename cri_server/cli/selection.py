@@ -18,10 +18,17 @@ from pyrunc.errors import InvalidArgument
 
 Item = TypeVar("Item", api.Container, api.PodSandbox)
 Test = Callable[[Mapping[str, str]], bool]
-SET = re.compile(r"([^\s!=,()]+)\s+(in|notin)\s*\(([^()]*)\)")
-EQUALITY = re.compile(r"([^\s!=,()]+)\s*(==|=|!=)\s*([^\s!=,()]*)")
-EXISTS = re.compile(r"(!?)\s*([^\s!=,()]+)")
 FILTERS = {"name": "name", "label": "labels", "status": "state", "state": "state", "pod": "pod", "ancestor": "image", "image": "image", "id": "id", "namespace": "namespace"}  # fmt: skip
+
+
+@functools.cache
+def _grammar() -> tuple[re.Pattern[str], ...]:
+    """What a part of a selector may be: in a set, equal, there; compiled for those who select."""
+    return (
+        re.compile(r"([^\s!=,()]+)\s+(in|notin)\s*\(([^()]*)\)"),
+        re.compile(r"([^\s!=,()]+)\s*(==|=|!=)\s*([^\s!=,()]*)"),
+        re.compile(r"(!?)\s*([^\s!=,()]+)"),
+    )
 
 
 def selector(text: str) -> Test:
@@ -29,7 +36,7 @@ def selector(text: str) -> Test:
     tests: list[Test] = []
     at, text = 0, text.strip()
     while at < len(text):
-        found = SET.match(text, at) or EQUALITY.match(text, at) or EXISTS.match(text, at)
+        found = next((match for part in _grammar() if (match := part.match(text, at))), None)
         if found is None:
             raise InvalidArgument(f"selector {text!r}: {text[at:]!r} cannot be read")
         tests.append(_test(found))
@@ -41,11 +48,12 @@ def selector(text: str) -> Test:
 
 
 def _test(found: re.Match[str]) -> Test:
-    if found.re is EXISTS:
+    _, equality, exists = _grammar()
+    if found.re is exists:
         wanted, name = not found[1], found[2]
         return lambda labels: (name in labels) == wanted
     name, operator = found[1], found[2]
-    if found.re is EQUALITY:
+    if found.re is equality:
         if operator == "!=":
             return lambda labels: labels.get(name) != found[3]
         return lambda labels: labels.get(name) == found[3]
