@@ -176,7 +176,7 @@ def test_gc_converts_what_no_container_uses() -> None:
         server.load_image()
         pod = server.run_pod(host_network=True)
         container = server.launch(pod)
-        server._settings = {"images": {"store": "auto"}}
+        server._settings = {"images": {"store": "erofs"}}
         server._write_config()
         server.restart(Server.stop)
         assert "www" in server.output(container, "cat", "/etc/passwd")
