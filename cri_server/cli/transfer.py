@@ -174,7 +174,7 @@ def _load(client: Client, path: Path, name: str | None, *, quiet: bool) -> list[
         if not sys.stderr.isatty() or quiet:
             return client.load_image(str(path.resolve()), name)
         total = os.fstat(file.fileno()).st_size
-        return _fed(client, file, str(path), name, Progress(f"loading {path}", total))
+        return _fed(client, file, str(path), name, Progress(f"loading {path.name}", total))
 
 
 def _fed(

@@ -174,6 +174,20 @@ def test_a_pull_shows_its_progress_on_a_terminal_only(server: Server, registry: 
     assert ok(server, "pull", "--creds", "user:secret", name).err == ""
 
 
+def test_a_load_shows_its_progress_on_a_terminal_only(server: Server, tmp_path: Path) -> None:
+    archive = tmp_path / "small.tar"
+    archive.write_bytes(small("registry.test/progress:1"))
+    command = f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} load {archive}"
+    done = subprocess.run(
+        ["script", "-qec", command, "/dev/null"], capture_output=True, cwd=REPOSITORY, stdin=subprocess.DEVNULL, timeout=60
+    )  # fmt: skip
+    assert done.returncode == 0 and b"loading small.tar" in done.stdout, done
+    assert b"unpacking" in done.stdout, "the server goes on when it has read all"
+    assert done.stdout.split(b"\x1b[K")[-1].startswith(b"sha256:"), "the line is gone at the end"
+    assert ok(server, "load", str(archive)).err == ""
+    ok(server, "rmi", "registry.test/progress:1")
+
+
 def test_where_logins_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGISTRY_AUTH_FILE")
     for name in ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_CONFIG"):
