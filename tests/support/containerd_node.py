@@ -29,6 +29,7 @@ Delegate=yes
 KillMode=process
 Restart=always
 OOMScoreAdjust=-999
+TimeoutStartSec=600
 
 [Install]
 WantedBy=multi-user.target

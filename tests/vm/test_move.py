@@ -30,7 +30,9 @@ WHEELS = "/root/wheels"
 def node(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     """A node with containerd and a pod, and what a person has downloaded."""
     folder = tmp_path_factory.mktemp("move")
-    with newcomer.at_a_new_machine(boots, folder / "control", [guest_disk.containerd()]) as person:
+    with newcomer.at_a_new_machine(
+        boots, tmp_path_factory.mktemp("control"), [guest_disk.containerd()]
+    ) as person:
         containerd_node.install(person.guest, folder)
         person.guest.ssh("ctr -n k8s.io images import --local -", stdin=images.busybox().read_bytes())
         bring_wheels(person, folder)
