@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from cri_server.kept import Keeper
@@ -39,6 +39,7 @@ PROCESS_RECORD = "state.json"
 ANSWER_S = 2.0  # so long a caller waits for a shim that may be silent
 LOOK_S = 1.0  # between two looks at the pod of a silent one
 LOST_S = 0.1  # before a connection that was lost is made again
+TAKE_OVER_AFTER_S = (0.0, 0.2, 1.0, 3.0)  # the zygote may have been killed too, and be replaced
 Told = Callable[[Sandbox, Container | None], None]
 Moved = Callable[[Sandbox], Awaitable[None]]
 
@@ -224,23 +225,32 @@ class Shims:
         ]
         if not kept or sandbox.phase != "ready":
             return False
+        sessions = self._lost_sessions.pop(sandbox.id, [])
         with sandbox.gate:
-            await self._end_rest_of_shim(sandbox)
-            for container in living:
-                if not self.keeper.holds(container.id) and (container.running or container.starting):
-                    await self._end_orphan(sandbox, container)
-            try:
-                await self.start(sandbox)
-                client, sessions = self.get(sandbox), self._lost_sessions.pop(sandbox.id, [])
-                await self.keeper.hand_over(sandbox, living, client, sessions)
-                self._learn(sandbox, await client.state())
-                await self.moved(sandbox)
-            except (Error, OSError) as error:
-                log.error("sandbox %s: no other shim can take over: %s", sandbox.id, error)
-                self.drop(sandbox)
-                return False
-        log.warning("sandbox %s: another shim has taken over", sandbox.id)
-        return True
+            for delay_s in TAKE_OVER_AFTER_S:
+                await asyncio.sleep(delay_s)
+                await self._end_rest_of_shim(sandbox)
+                try:
+                    await self._hand_over(sandbox, living, sessions)
+                except (Error, OSError) as error:
+                    log.error("sandbox %s: no other shim can take over: %s", sandbox.id, error)
+                    self.drop(sandbox)
+                else:
+                    log.warning("sandbox %s: another shim has taken over", sandbox.id)
+                    return True
+        return False
+
+    async def _hand_over(
+        self, sandbox: Sandbox, living: Sequence[Container], sessions: Sequence[ExecSession]
+    ) -> None:
+        for container in living:
+            if not self.keeper.holds(container.id) and (container.running or container.starting):
+                await self._end_orphan(sandbox, container)
+        await self.start(sandbox)
+        client = self.get(sandbox)
+        await self.keeper.hand_over(sandbox, living, client, sessions)
+        self._learn(sandbox, await client.state())
+        await self.moved(sandbox)
 
     async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> ShimState:
         """What the shim knows, however long it takes; meanwhile the pod is looked at from outside."""

@@ -18,9 +18,10 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from pyrunc.kernel.process import alive_since
+from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
-from tests.support.processes import wait_until
+from tests.support.processes import comm, wait_until
 
 KILLS = 12
 
@@ -202,6 +203,19 @@ def test_a_restarted_server_can_do_it_too(own_server: Server) -> None:
     assert server.status(container).state == api.CONTAINER_RUNNING
     server.stop_container(container)
     assert server.status(container).exit_code == 137
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_zygotes_that_are_killed_as_well(own_server: Server) -> None:
+    server = own_server
+    pod = server.run_pod()
+    container = server.launch(pod)
+    zygotes = [pid for pid in below(server.pid) if comm(pid) == "pyrunc-zygote"]
+    for pid in (*zygotes, shim_pid(server, pod)):
+        os.kill(pid, signal.SIGKILL)
+    wait_for_it(server, pod)
+    assert server.output(container, "echo", "here") == "here\n"
     server.remove_all()
     nothing_left(server)
 
