@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cri_server import orphans
+from cri_server.orphans import kill_process
 from cri_server.services import Services
-from cri_server.shims import ANSWER_S, kill_process
+from cri_server.shims import ANSWER_S
 from cri_server.store import disk
 from cri_server.store.facts import Process, boot_time_ns, entries
 from cri_server.store.model import Container, Exit, Sandbox
@@ -92,13 +94,13 @@ async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
         _ended_with_the_boot(services, containers)
         return
     for container in containers:
-        services.shims.read_facts(container)
+        orphans.read_facts(services.paths, container)
     await services.shims.reach(sandbox)
 
 
 def _ended_with_the_boot(services: Services, containers: list[Container]) -> None:
     for container in containers:
-        services.shims.read_facts(container)
+        orphans.read_facts(services.paths, container)
         if container.exit is None:
             container.ended(Exit(messages.UNKNOWN_CODE, boot_time_ns(), reason=messages.UNKNOWN_REASON))
 
@@ -128,8 +130,8 @@ async def drop_sandbox(services: Services, identifier: str) -> None:
         log.info("sandbox %s, which was never finished: %s", identifier, error or "its shim does not answer")
         await services.network.detach(identifier, None)
         _kill_shim(folder)
-    await services.shims.wait_for_forks(identifier)
-    await services.shims.kill_group(_cgroups_path(folder), identifier)
+    await orphans.wait_for_forks(services.paths, identifier)
+    await orphans.kill_group(_cgroups_path(folder), identifier)
     await disk.delete_sandbox_folders(services.paths, identifier)
     log.info("dropped sandbox %s, which was never finished", identifier)
 
@@ -173,7 +175,7 @@ def _container_cgroups_path(folder: Path) -> str:
 async def drop_container(services: Services, identifier: str) -> None:
     """A container without a record or without a sandbox: it was being made or removed."""
     folder = services.paths.container_state(identifier)
-    await services.shims.kill_group(_container_cgroups_path(folder), identifier)
+    await orphans.kill_group(_container_cgroups_path(folder), identifier)
     await disk.forget(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, identifier)
     log.info("dropped what was left of container %s", identifier)

@@ -9,22 +9,17 @@ pod is what can be seen from outside: a container runs while its process does, a
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
-import signal
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from cri_server import orphans
 from cri_server.kept import Keeper
-from cri_server.spec import groups
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
-from pyrunc import atomic_file
 from pyrunc.errors import Error, NotFound, Unavailable, Unsupported
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
@@ -34,8 +29,6 @@ from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 
-FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
-PROCESS_RECORD = "state.json"
 ANSWER_S = 2.0  # so long a caller waits for a shim that may be silent
 LOOK_S = 1.0  # between two looks at the pod of a silent one
 LOST_S = 0.1  # before a connection that was lost is made again
@@ -269,13 +262,13 @@ class Shims:
         if holder_was_alive and not sandbox.holder_alive:
             self.told(sandbox, None)
         for container in self._index.containers_of(sandbox):
-            self.read_facts(container)
+            orphans.read_facts(self._paths, container)
             process = container.process
             if process is not None:
                 container.lost = container.exit is None and not process.alive()
             else:
                 container.lost = container.exit is None and (
-                    not self._paths.container_state(container.id).is_dir() or self._was_started(container)
+                    not self._paths.container_state(container.id).is_dir() or orphans.was_started(container)
                 )
 
     def _learn(self, sandbox: Sandbox, state: ShimState) -> None:
@@ -409,108 +402,28 @@ class Shims:
         for container in self._index.containers_of(sandbox):
             await self._end_orphan(sandbox, container)
         if sandbox.holder is not None:
-            kill_process(sandbox.holder)
-        await self.kill_group(sandbox.cgroups_path, sandbox.id)
+            orphans.kill_process(sandbox.holder)
+        await orphans.kill_group(sandbox.cgroups_path, sandbox.id)
         self.told(sandbox, None)
 
     async def _end_rest_of_shim(self, sandbox: Sandbox) -> None:
         if sandbox.shim is not None and not self._is_left(sandbox):
-            kill_process(sandbox.shim)
-        await self.wait_for_forks(sandbox.id)
+            orphans.kill_process(sandbox.shim)
+        await orphans.wait_for_forks(self._paths, sandbox.id)
 
     async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:
         self.keeper.let_go(container.id)
         if container.exit is not None:  # its group may be left: of a start that failed, or not removed yet
-            await self.kill_group(container.cgroups_path, container.id)
+            await orphans.kill_group(container.cgroups_path, container.id)
             return
-        self.read_facts(container)
-        if container.exit is None and (container.process or self._was_started(container)):
-            await self._end(container)
+        orphans.read_facts(self._paths, container)
+        if container.exit is None and (container.process or orphans.was_started(container)):
+            await orphans.end_container(self._paths, container)
         else:
-            await self.kill_group(container.cgroups_path, container.id)
+            await orphans.kill_group(container.cgroups_path, container.id)
         self._end_unless_kept(container)
         if container.exit is not None:
             self.told(sandbox, container)
-
-    async def wait_for_forks(self, sandbox_id: str) -> None:
-        """Until the sandbox's shim and all its forks have ended, which share the lock of its log.
-
-        They die with it, but later: one that is making a cgroup would make it after we have looked for it.
-        """
-        try:
-            log_file = os.open(
-                self._paths.sandbox_state(sandbox_id) / messages.LOG, os.O_RDONLY | os.O_CLOEXEC
-            )
-        except FileNotFoundError:
-            return
-        try:
-            deadline = time.monotonic() + FORKS_TIMEOUT_S
-            while not _locked(log_file):
-                if time.monotonic() > deadline:
-                    log.error("sandbox %s: forks of its dead shim do not end", sandbox_id)
-                    return
-                await asyncio.sleep(FORKS_INTERVAL_S)
-        finally:
-            os.close(log_file)
-
-    def read_facts(self, container: Container) -> None:
-        """What was written about the container: its process by us, its exit by the shim."""
-        folder = self._paths.container_state(container.id)
-        try:
-            container.ended(Exit.from_record(atomic_file.read_json(str(folder / messages.EXIT_RECORD))))
-        except NotFound:
-            pass
-        except Error as error:
-            log.error("container %s: %s", container.id, error)
-            container.ended(
-                Exit(
-                    messages.UNKNOWN_CODE,
-                    time.time_ns(),
-                    reason=messages.UNKNOWN_REASON,
-                    message=error.message,
-                )
-            )
-        try:
-            state = atomic_file.read_json(str(folder / PROCESS_RECORD))
-        except Error:
-            return
-        container.process = Process.parse(state)
-        container.started_at_ns = container.started_at_ns or int(state.get("started_at_ns", 0))
-
-    async def _end(self, container: Container) -> None:
-        if container.process is not None:
-            kill_process(container.process)
-        await self.kill_group(container.cgroups_path, container.id)
-        message = f"{messages.LOST_CODE}; the container was killed"
-        ended = Exit(messages.UNKNOWN_CODE, time.time_ns(), reason=messages.UNKNOWN_REASON, message=message)
-        content = {
-            "exit_code": ended.exit_code,
-            "signal": None,
-            "finished_at_ns": ended.finished_at_ns,
-            "oom_killed": False,
-            "reason": ended.reason,
-            "message": ended.message,
-        }
-        path = self._paths.container_state(container.id) / messages.EXIT_RECORD
-        try:
-            atomic_file.write_json(str(path), content)
-        except OSError as error:
-            log.error("container %s: cannot write %s: %s", container.id, path, error)
-        container.ended(ended)
-
-    def _was_started(self, container: Container) -> bool:
-        """Whether its start had begun, though nothing is on record: its cgroup is there from its creation on."""
-        return container.starting or groups.place(container.cgroups_path, container.id).populated()
-
-    async def kill_group(self, cgroups_path: str, identifier: str) -> None:
-        """SIGKILL to all of a cgroup and remove it; what fails is logged."""
-        if not cgroups_path:
-            return
-        try:
-            group = groups.place(cgroups_path, identifier)
-            await asyncio.to_thread(_kill_and_remove, group)
-        except (Error, OSError) as error:
-            log.warning("cgroup %s: %s", cgroups_path, error)
 
 
 def of_shim(ended: ShimExit) -> Exit:
@@ -522,32 +435,3 @@ def of_shim(ended: ShimExit) -> Exit:
 
 async def _nobody_is_told(sandbox: Sandbox) -> None:
     pass
-
-
-def _kill_and_remove(group: Any) -> None:
-    if group.exists():
-        group.kill()
-        group.remove()
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def kill_process(process: Process) -> None:
-    """SIGKILL to this very process: through a pidfd that is checked against the start time, never by number alone."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    try:
-        if process.alive():
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from cri_server import events
+from cri_server import events, orphans
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.containers import anonymous_volumes, image_volumes, launch
@@ -339,7 +339,7 @@ async def prepare_launch(work: Work) -> None:
 async def drop_launch(work: Work) -> None:
     assert work.container is not None
     await launch.drop(work.services, work.container)
-    await work.services.shims.kill_group(work.container.cgroups_path, work.container.id)
+    await orphans.kill_group(work.container.cgroups_path, work.container.id)
 
 
 STEPS: Steps[Work] = Steps(

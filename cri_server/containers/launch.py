@@ -6,6 +6,7 @@ one that is lost with this server, or does not fit any more since the limits wer
 
 from __future__ import annotations
 
+from cri_server import orphans
 from cri_server.services import Services
 from cri_server.store.model import Container
 from cri_server.timeline.trace import graft, span
@@ -43,4 +44,4 @@ async def drop(services: Services, container: Container) -> None:
     launch, container.launch = container.launch, None
     if launch is not None:
         launch.close()
-        await services.shims.kill_group(container.cgroups_path, container.id)
+        await orphans.kill_group(container.cgroups_path, container.id)

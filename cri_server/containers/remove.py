@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from cri_server import events
+from cri_server import events, orphans
 from cri_server.containers import launch, stop
 from cri_server.services import Services
 from cri_server.status import sandbox as status
@@ -61,7 +61,7 @@ async def leave_shim(work: Work) -> None:
 async def remove_cgroup(work: Work) -> None:
     container = work.container
     if container.boot_id == work.services.node.boot_id:
-        await work.services.shims.kill_group(container.cgroups_path, container.id)
+        await orphans.kill_group(container.cgroups_path, container.id)
 
 
 async def remove_record(work: Work) -> None:

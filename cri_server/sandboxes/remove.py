@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from cri_server import events
+from cri_server import events, orphans
 from cri_server.containers import remove as container_remove
 from cri_server.sandboxes.stop import stop_sandbox
 from cri_server.services import Services
@@ -55,7 +55,7 @@ async def forget_network(work: Work) -> None:
 
 async def remove_cgroup(work: Work) -> None:
     if work.sandbox.boot_id == work.services.node.boot_id:
-        await work.services.shims.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
+        await orphans.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
 
 
 async def remove_record(work: Work) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address as parse_address
 from typing import Any
 
-from cri_server import events
+from cri_server import events, orphans
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.network.model import Dns, PodNetwork, PortMapping
@@ -208,7 +208,7 @@ async def _forget_launch(work: Work, compiling: asyncio.Task[CompiledLaunch]) ->
     await asyncio.wait([compiling])
     if not compiling.cancelled() and compiling.exception() is None:
         compiling.result().close()
-    await work.services.shims.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
+    await orphans.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
 
 
 async def start_holder(work: Work) -> None:

@@ -68,6 +68,7 @@ CRI_SERVER_ROOMS = (
     ("config", "network"),
     ("node",),
     ("spec", "apparmor", "doctor", "kept"),
+    ("orphans",),
     ("pod_files", "shims", "node_check"),
     ("services",),
     ("status", "recovery"),

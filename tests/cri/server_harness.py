@@ -24,8 +24,8 @@ import grpc
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
 from cri_server.images import build
+from cri_server.orphans import kill_process
 from cri_server.rpc import private
-from cri_server.shims import kill_process
 from cri_server.store.facts import Process
 from tests.support import session
 from tests.support.processes import wait_until

@@ -1,0 +1,137 @@
+"""What a dead shim leaves: forks that die with it, containers that nobody waits for, cgroups, records."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+from cri_server.spec import groups
+from cri_server.store.facts import Process
+from cri_server.store.model import Container, Exit
+from cri_server.store.paths import Paths
+from pyrunc import atomic_file
+from pyrunc.errors import Error, NotFound
+from pyrunc.shim import messages
+
+log = logging.getLogger(__name__)
+
+FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
+PROCESS_RECORD = "state.json"
+
+
+async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
+    """Until the sandbox's shim and all its forks have ended, which share the lock of its log.
+
+    They die with it, but later: one that is making a cgroup would make it after we have looked for it.
+    """
+    try:
+        log_file = os.open(paths.sandbox_state(sandbox_id) / messages.LOG, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        deadline = time.monotonic() + FORKS_TIMEOUT_S
+        while not _locked(log_file):
+            if time.monotonic() > deadline:
+                log.error("sandbox %s: forks of its dead shim do not end", sandbox_id)
+                return
+            await asyncio.sleep(FORKS_INTERVAL_S)
+    finally:
+        os.close(log_file)
+
+
+def read_facts(paths: Paths, container: Container) -> None:
+    """What was written about the container: its process by us, its exit by the shim."""
+    folder = paths.container_state(container.id)
+    try:
+        container.ended(Exit.from_record(atomic_file.read_json(str(folder / messages.EXIT_RECORD))))
+    except NotFound:
+        pass
+    except Error as error:
+        log.error("container %s: %s", container.id, error)
+        container.ended(
+            Exit(
+                messages.UNKNOWN_CODE,
+                time.time_ns(),
+                reason=messages.UNKNOWN_REASON,
+                message=error.message,
+            )
+        )
+    try:
+        state = atomic_file.read_json(str(folder / PROCESS_RECORD))
+    except Error:
+        return
+    container.process = Process.parse(state)
+    container.started_at_ns = container.started_at_ns or int(state.get("started_at_ns", 0))
+
+
+async def end_container(paths: Paths, container: Container) -> None:
+    """SIGKILL to all of it; the record of its end says that nobody saw how it ended."""
+    if container.process is not None:
+        kill_process(container.process)
+    await kill_group(container.cgroups_path, container.id)
+    message = f"{messages.LOST_CODE}; the container was killed"
+    ended = Exit(messages.UNKNOWN_CODE, time.time_ns(), reason=messages.UNKNOWN_REASON, message=message)
+    content = {
+        "exit_code": ended.exit_code,
+        "signal": None,
+        "finished_at_ns": ended.finished_at_ns,
+        "oom_killed": False,
+        "reason": ended.reason,
+        "message": ended.message,
+    }
+    path = paths.container_state(container.id) / messages.EXIT_RECORD
+    try:
+        atomic_file.write_json(str(path), content)
+    except OSError as error:
+        log.error("container %s: cannot write %s: %s", container.id, path, error)
+    container.ended(ended)
+
+
+def was_started(container: Container) -> bool:
+    """Whether its start had begun, though nothing is on record: its cgroup is there from its creation on."""
+    return container.starting or groups.place(container.cgroups_path, container.id).populated()
+
+
+async def kill_group(cgroups_path: str, identifier: str) -> None:
+    """SIGKILL to all of a cgroup and remove it; what fails is logged."""
+    if not cgroups_path:
+        return
+    try:
+        group = groups.place(cgroups_path, identifier)
+        await asyncio.to_thread(_kill_and_remove, group)
+    except (Error, OSError) as error:
+        log.warning("cgroup %s: %s", cgroups_path, error)
+
+
+def _kill_and_remove(group: Any) -> None:
+    if group.exists():
+        group.kill()
+        group.remove()
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def kill_process(process: Process) -> None:
+    """SIGKILL to this very process: through a pidfd that is checked against the start time, never by number alone."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if process.alive():
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)
