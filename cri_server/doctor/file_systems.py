@@ -54,7 +54,7 @@ def images(host: Host) -> Iterator[Finding]:
         return
     try:
         why = why_not(nearest(host.path(host.config.root)))
-    except OSError as error:
+    except (Error, OSError) as error:
         why = str(error)
     if not why:
         yield fine("images", "mounted: this kernel has EROFS from files")

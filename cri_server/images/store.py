@@ -110,7 +110,7 @@ class Store:
         unpacks = self._kind == "unpacked" or bool(why_each)
         if unpacks and self.files.empty:
             return
-        why = why_not(self.root)
+        why = self._why_not()
         self.policy.mounts = not why
         self.policy.erofs = self.policy.mounts and not unpacks
         if why and self._kind == "erofs":
@@ -122,6 +122,14 @@ class Store:
                 logging.INFO if self.files.empty else logging.WARNING
             )  # those that are here need room then
             log.log(level, "images are unpacked, since they cannot be mounted here: %s", why)
+
+    def _why_not(self) -> str:
+        try:
+            return why_not(self.root)
+        except ResourceExhausted as error:
+            # A full disk must not make a node unpack what is here: kubelet frees it through this server.
+            log.warning("it was not tried whether images can be mounted: %s", error)
+            return ""
 
     async def _make_again(self, name: Name) -> None:
         what = "indexing" if self.policy.erofs else "unpacking"

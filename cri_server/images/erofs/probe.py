@@ -19,7 +19,8 @@ from cri_server.images.erofs.build import build
 from cri_server.images.inflate import Limits
 from pyrunc.compile import host
 from pyrunc.compile.image_mount import Image, open_image, open_overlay_of
-from pyrunc.errors import Error, KernelError
+from pyrunc.errors import Error, KernelError, ResourceExhausted
+from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.mount import open_overlay
 
 _CONTENT = b"a file in a tar"
@@ -30,12 +31,20 @@ _REASONS = {
 
 
 def why_not(folder: Path) -> str:
-    """Why images in `folder` cannot be mounted; empty when they can. Leaves nothing behind. Raises OSError."""
-    place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder))
+    """Why images in `folder` cannot be mounted; empty when they can. Leaves nothing behind.
+
+    Raises ResourceExhausted when there is no room to try it, OSError.
+    """
     try:
-        return _try(place)
-    finally:
-        shutil.rmtree(place)
+        place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder))
+        try:
+            return _try(place)
+        finally:
+            shutil.rmtree(place)
+    except (KernelError, OSError) as error:
+        if error.errno in FULL:
+            raise ResourceExhausted(reason(error.errno or 0, str(folder))) from None
+        raise
 
 
 def why_not_shared() -> str:
@@ -66,8 +75,14 @@ def _try(place: Path) -> str:
         finally:
             os.close(overlay)
     except KernelError as error:
+        if error.errno in FULL:
+            raise
         return _REASONS.get(error.errno, error.message)
-    except (Error, OSError) as error:
+    except Error as error:
+        return error.message
+    except OSError as error:
+        if error.errno in FULL:
+            raise
         return str(error)
     return ""
 

@@ -117,6 +117,7 @@ async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars
     registry: Registry,
     opened: list[ImageService],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     setting: str,
 ) -> None:
     """As when a disk moves to a node with another kernel, and back."""
@@ -131,7 +132,10 @@ async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars
             assert (found.id, found.repo_tags) == (built.id, [name])
             assert texts(await other.rootfs(built.id), "top") == ["2", "1", "0"]
             await other.close()
-        with pytest.raises(Unsupported, match="no such kernel"):
+        said = {record.getMessage(): record.levelname for record in caplog.records}
+        assert said["images are unpacked, since they cannot be mounted here: no such kernel"] == "WARNING"
+        assert said[f"image {name}: unpacking its layers again"] == "WARNING"
+        with pytest.raises(Unsupported, match='no such kernel; "auto" unpacks them'):
             await serve(opened, tmp_path / "images", store="erofs")
     back = await serve(opened, tmp_path / "images")
     assert [found.id for found in await back.list()] == [built.id]

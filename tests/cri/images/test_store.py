@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import os
@@ -397,6 +398,33 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     yield folder
     # the files that a mount has used are closed a moment after it is gone
     assert wait_for(lambda: subprocess.run(["umount", str(folder)], check=False).returncode == 0)
+
+
+@pytest.mark.parametrize("what", ["bytes", "inodes"])
+async def test_images_outlive_a_start_on_a_full_disk(
+    tmp_path: Path, registry: Registry, small_disk: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can be tried or made there: what is here stays as it is, and removing works."""
+    built = make(layers=1, size=1_000_000)
+    registry.push("app:v1", built)
+    service = ImageService(small_disk, store="auto")
+    await service.start()
+    await service.pull(f"{registry.host}/app:v1")
+    before = (await service.rootfs(built.id)).mount is not None
+    await service.close()
+    with contextlib.suppress(OSError):
+        for number in range(1000 if what == "inodes" else 1):
+            (small_disk / f"blobs/filler-{number}").write_bytes(b"" if what == "inodes" else bytes(8 << 20))
+    service = ImageService(small_disk, store="auto")
+    await service.start()
+    assert [found.id for found in await service.list()] == [built.id]
+    root = await service.rootfs(built.id)
+    assert (root.mount is not None) == before and (root.lower_dirs[0] / "top").read_text() == "0"
+    assert not before or f"no {'inodes' if what == 'inodes' else 'space'} left" in caplog.text
+    del root
+    await service.remove(built.id)
+    assert await service.list() == []
+    await service.close()
 
 
 TOO_BIG = pytest.mark.parametrize(
