@@ -17,6 +17,7 @@ from pyrunc.kernel.process import alive_since
 DIAL = "cri_server.errands:dial"
 DIAL_TIMEOUT_S = 8.0
 COMPILE_APPARMOR = "cri_server.errands:compile_apparmor"
+FEATURES = "cri_server.errands:features"
 LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
@@ -49,3 +50,9 @@ def compile_apparmor(arguments: dict[str, Any], fds: list[int]) -> None:
     """Become `parser` (a path), which compiles the policy on stdin and replaces it in the kernel, past its cache."""
     parser = str(arguments["parser"])
     os.execv(parser, [parser, "--replace", "--skip-cache"])
+
+
+def features(arguments: dict[str, Any], fds: list[int]) -> None:
+    """Become `command`, an OCI runtime that tells what it can do."""
+    command = [str(word) for word in arguments["command"]]
+    os.execv(command[0], command)

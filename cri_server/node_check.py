@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cri_server import node
-from cri_server.config.model import Config, Streaming
+from cri_server.config.model import Config, Runtime, Streaming
 from cri_server.spec import block_io, hooks, security
 from pyrunc.errors import Error, InvalidSpec
 
@@ -26,12 +26,24 @@ def check(config: Config) -> None:
         _try("containers.hooks_dirs", lambda: hooks.read(given.hooks_dirs))
     if given.block_io_classes:
         _try("containers.block_io_classes", lambda: block_io.check(given.block_io_classes))
+    for name, runtime in config.runtimes.items():
+        _check_runtime(f"runtimes.{name}", runtime)
     if config.registry.signature_policy:
         from cri_server.images.signatures import check_policy
 
         _try("registry.signature_policy", lambda: check_policy(config.registry.signature_policy))
     if config.streaming.tls_certificate:
         _check_tls(config.streaming)
+
+
+def _check_runtime(table: str, runtime: Runtime) -> None:
+    """Not its binary: that may come with a package later, and the other handlers work without it (`doctor` says so)."""
+    if runtime.seccomp_profile:
+        profile = security.Profile(security.LOCALHOST, runtime.seccomp_profile)
+        _try(f"{table}.seccomp_profile", lambda: security.seccomp_object(profile, []))
+    if runtime.hooks_dirs:
+        folders = runtime.hooks_dirs
+        _try(f"{table}.hooks_dirs", lambda: hooks.read(folders))
 
 
 def _check_tls(given: Streaming) -> None:

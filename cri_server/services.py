@@ -12,6 +12,7 @@ from cri_server.images.service import ImageService
 from cri_server.locks import SingleFlight
 from cri_server.network.service import Network
 from cri_server.node import Node
+from cri_server.oci_features import OciFeatures
 from cri_server.shims import Shims
 from cri_server.store.index import Index
 from cri_server.store.paths import Paths
@@ -22,9 +23,6 @@ from pyrunc.zygote.client import Zygote
 
 if TYPE_CHECKING:
     from cri_server.nri.service import Nri
-
-DEFAULT_HANDLER = "pyrunc"
-RUNTIME_HANDLERS = ("", DEFAULT_HANDLER)
 
 
 @dataclass(slots=True)
@@ -45,9 +43,11 @@ class Services:
     timeline: Ring = field(init=False)
     tracing: Exporter | None = None
     default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)
+    oci_features: OciFeatures = field(init=False)
     running: SingleFlight = field(default_factory=SingleFlight)
     nri: Nri | None = None  # None: no plugins, and nothing of them is imported
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made
 
     def __post_init__(self) -> None:
+        self.oci_features = OciFeatures(self.errands)
         self.timeline = Ring(self.paths.root / "timeline")

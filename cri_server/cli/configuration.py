@@ -33,11 +33,17 @@ def dump(config: Path | None, origin: bool, **flags: Any) -> None:
     import msgspec
 
     loaded = read(config, flags)
-    for number, (table, keys) in enumerate(msgspec.to_builtins(loaded.config).items()):
-        click.echo(f"{chr(10) if number else ''}[{table}]")
+    tables: dict[tuple[str, ...], Any] = {
+        (name,): keys for name, keys in msgspec.to_builtins(loaded.config).items()
+    }
+    tables |= {("runtimes", name): keys for name, keys in tables.pop(("runtimes",)).items()}
+    for number, (table, keys) in enumerate(tables.items()):
+        click.echo(f"{chr(10) if number else ''}[{'.'.join(table)}]")
         for name, value in keys.items():
+            if value is None:  # [containers] has it
+                continue
             line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
-            click.echo(f"{line:<50} # {loaded.origin((table, name))}" if origin else line)
+            click.echo(f"{line:<50} # {loaded.origin((*table, name))}" if origin else line)
 
 
 @config.command()

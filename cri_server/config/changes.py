@@ -23,11 +23,16 @@ class Change:
 
 def changes(before: Config, after: Config) -> list[Change]:
     """In the order of the tables."""
-    return [
+    found = [
         Change(f"{table}.{key}", old, new, reloads)
         for table, key, reloads in keys()
         if (old := getattr(getattr(before, table), key)) != (new := getattr(getattr(after, table), key))
     ]
+    for name in sorted({*before.runtimes, *after.runtimes}):
+        old, new = (msgspec.to_builtins(each.runtimes.get(name)) for each in (before, after))
+        if old != new:
+            found.append(Change(f"runtimes.{name}", old, new, reloads=True))
+    return found
 
 
 def taken(before: Config, after: Config) -> Config:
@@ -43,8 +48,10 @@ def taken(before: Config, after: Config) -> Config:
 
 
 def keys() -> Iterator[tuple[str, str, bool]]:
-    """Each table, key and whether a running server takes another value."""
+    """Each table, key and whether a running server takes another value; not those of [runtimes.NAME], which reload."""
     for table in msgspec.structs.fields(Config):
+        if table.name == "runtimes":
+            continue
         for field in msgspec.structs.fields(table.type):
             metadata = [each for each in field.type.__metadata__ if isinstance(each, msgspec.Meta)]
             yield table.name, field.name, all((each.extra or {}).get("reloads", True) for each in metadata)

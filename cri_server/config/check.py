@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cri_server.config import handlers
 from cri_server.config.model import Config
 from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.errors import InvalidArgument, InvalidSpec
@@ -26,7 +27,8 @@ def check(config: Config) -> None:
     _check_endpoint(config.tracing.endpoint)
     _check_network(config)
     _check_pinned(config)
-    _check_capabilities(config)
+    _check_capabilities("containers", config.containers.default_capabilities)
+    _check_runtimes(config)
     _check_tls(config)
     for key, path in _absolute(config):
         if not Path(path).is_absolute():
@@ -52,10 +54,22 @@ def _check_tls(config: Config) -> None:
             raise InvalidSpec(f"streaming.{key}", f"needs {other}")
 
 
-def _check_capabilities(config: Config) -> None:
-    for place, name in enumerate(config.containers.default_capabilities):
+def _check_runtimes(config: Config) -> None:
+    for name, runtime in config.runtimes.items():
+        table = f"runtimes.{name}"
+        if not handlers.NAME.fullmatch(name):
+            raise InvalidSpec(table, "a handler's name is a DNS label, such as runc or my-class")
+        if name in handlers.OURS and runtime.binary:
+            raise InvalidSpec(f"{table}.binary", f"{name} is the name of our own runtime")
+        if runtime.arguments and not runtime.binary:
+            raise InvalidSpec(f"{table}.arguments", "needs binary")
+        _check_capabilities(table, runtime.default_capabilities or [])
+
+
+def _check_capabilities(table: str, names: list[str]) -> None:
+    for place, name in enumerate(names):
         if name not in CAPABILITIES:
-            key = f"containers.default_capabilities[{place}]"
+            key = f"{table}.default_capabilities[{place}]"
             raise InvalidSpec(key, f"{name!r} is no capability such as CAP_CHOWN")
 
 
@@ -81,6 +95,14 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
             yield f"streaming.{key}", path
     if config.registry.signature_policy:
         yield "registry.signature_policy", config.registry.signature_policy
+    for name, runtime in config.runtimes.items():
+        table = f"runtimes.{name}"
+        yield from (
+            (f"{table}.{key}", path)
+            for key in ("binary", "seccomp_profile")
+            if (path := getattr(runtime, key))
+        )
+        yield from ((f"{table}.hooks_dirs", folder) for folder in runtime.hooks_dirs or [])
     for key in ("hooks_dirs", "cdi_dirs"):
         yield from ((f"containers.{key}", folder) for folder in getattr(config.containers, key))
     for key in ("seccomp_profile", "block_io_classes"):

@@ -111,7 +111,9 @@ def _placed(error: InvalidSpec, origins: Mapping[Key, Source | None]) -> Invalid
 
 
 def _place(key: Key, origins: Mapping[Key, Source | None]) -> str:
-    if key not in origins:
+    """Of a table that of its first key."""
+    found = [source for each, source in origins.items() if each[: len(key)] == key]
+    if not found:
         return DEFAULT
-    source = origins[key]
+    source = found[0]
     return COMMAND_LINE if source is None else source.place(key)

@@ -278,6 +278,16 @@ class Containers(Table):
         list[str],
         explained("The same for annotations of containers, as kubelet and device plugins set them."),
     ] = []
+    cgroup_writable: Annotated[
+        bool,
+        explained(
+            "Containers that are not privileged may write to their cgroup, too: systemd in a container makes groups below it. Its "
+            "own limits stay out of reach."
+        ),
+    ] = False
+    privileged_without_host_devices: Annotated[
+        bool, explained("Privileged containers get the host's devices only where they ask for them.")
+    ] = False
     block_io_classes: Annotated[
         str,
         explained(
@@ -386,6 +396,27 @@ class Nri(Table):
     ] = []
 
 
+class Runtime(Table):
+    """A runtime handler: what a RuntimeClass names as `handler`. Keys of [containers] win here over those there."""
+
+    binary: Annotated[
+        str,
+        explained(
+            "An OCI runtime that runs the containers, such as /usr/sbin/runc: create, start, exec, kill, delete as of runc's command "
+            "line. Empty: our own, without a command line."
+        ),
+    ] = ""
+    arguments: Annotated[list[str], explained("What it is given before the command.")] = []
+    cgroup_writable: Annotated[bool | None, explained("As in [containers].")] = None
+    privileged_without_host_devices: Annotated[bool | None, explained("As in [containers].")] = None
+    default_capabilities: Annotated[list[str] | None, explained("As in [containers].")] = None
+    seccomp_profile: Annotated[str | None, explained("As in [containers].")] = None
+    hooks_dirs: Annotated[list[str] | None, explained("As in [containers].")] = None
+    device_ownership: Annotated[bool | None, explained("As in [containers].")] = None
+    pod_annotations: Annotated[list[str] | None, explained("As in [containers].")] = None
+    container_annotations: Annotated[list[str] | None, explained("As in [containers].")] = None
+
+
 class Config(Table):
     """The whole file."""
 
@@ -398,6 +429,7 @@ class Config(Table):
     pods: Pods = msgspec.field(default_factory=Pods)
     shim: Shim = msgspec.field(default_factory=Shim)
     containers: Containers = msgspec.field(default_factory=Containers)
+    runtimes: dict[str, Runtime] = msgspec.field(default_factory=dict)
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     tracing: Tracing = msgspec.field(default_factory=Tracing)

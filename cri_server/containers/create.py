@@ -11,12 +11,14 @@ from typing import Any
 from cri_server import events, orphans
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
+from cri_server.config import handlers
+from cri_server.config.model import Containers, Runtime
 from cri_server.containers import anonymous_volumes, image_volumes, launch
 from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.node import effective_capabilities
 from cri_server.services import Services
-from cri_server.spec import build, cdi, groups, hooks, mounts, namespaces, signals, sources
+from cri_server.spec import build, cdi, external_runtime, groups, hooks, mounts, namespaces, signals, sources
 from cri_server.spec.security import DEFAULT, apparmor_profile
 from cri_server.spec.user import Accounts
 from cri_server.status import sandbox as status
@@ -29,12 +31,14 @@ from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, WrongState
 
 @dataclass(slots=True)
 class Work:
-    """A container that is being made."""
+    """A container that is being made. `settings`: what holds for containers of the sandbox's runtime handler."""
 
     services: Services
     sandbox: Sandbox
     config: api.ContainerConfig
     id: str
+    runtime: Runtime
+    settings: Containers
     image: Image | None = None
     rootfs: Rootfs | None = None
     accounts: Accounts = field(default_factory=Accounts)
@@ -77,7 +81,7 @@ def _again(found: Container, config: api.ContainerConfig) -> str:
 
 async def _create(services: Services, sandbox: Sandbox, config: api.ContainerConfig) -> str:
     with sandbox.gate:
-        work = Work(services, sandbox, config, os.urandom(32).hex())
+        work = _work(services, sandbox, config)
         await STEPS.run(work)
         assert work.container is not None
         if sandbox.state != api.SANDBOX_READY:
@@ -88,6 +92,15 @@ async def _create(services: Services, sandbox: Sandbox, config: api.ContainerCon
             await services.nri.created_container(sandbox, work.container)
     status.publish(services, sandbox, work.id, events.CREATED)
     return work.id
+
+
+def _work(services: Services, sandbox: Sandbox, config: api.ContainerConfig) -> Work:
+    """Raises WrongState when the configuration has the sandbox's handler no more."""
+    runtime = handlers.find(services.config, sandbox.runtime_handler)
+    if runtime is None:
+        raise WrongState(f"the configuration has no runtime handler {sandbox.runtime_handler!r} any more")
+    settings = handlers.settings(services.config, sandbox.runtime_handler)
+    return Work(services, sandbox, config, os.urandom(32).hex(), runtime, settings)
 
 
 async def _take_back(work: Work) -> None:
@@ -123,10 +136,10 @@ async def find_sources(work: Work) -> None:
     if named:
         folders = services.config.containers.cdi_dirs
         work.edits = await sources.in_time(timeout_s, "CDI files", cdi.resolve, named, folders)
-    if services.config.containers.hooks_dirs:
-        folders = services.config.containers.hooks_dirs
+    if work.settings.hooks_dirs:
+        folders = work.settings.hooks_dirs
         work.hooks = await sources.in_time(timeout_s, "hooks", hooks.read, folders)
-    if config.linux.security_context.privileged:
+    if config.linux.security_context.privileged and not work.settings.privileged_without_host_devices:
         work.devices = await sources.in_time(timeout_s, "/dev", sources.all_devices)
     if config.devices:
         found = await sources.in_time(timeout_s, "devices", sources.devices, list(config.devices))
@@ -178,7 +191,7 @@ async def build_spec(work: Work) -> None:
             },
             default_apparmor=await _default_apparmor(work),
             edits=work.edits,
-            settings=services.config.containers,
+            settings=work.settings,
             hooks=work.hooks,
         )
     )
@@ -285,13 +298,17 @@ async def write_bundle(work: Work) -> None:
     folder = work.services.paths.container_state(work.id)
     root = work.services.paths.container_root(work.id)
     settings = work.services.config
+    spec = work.built.spec
+    external: dict[str, Any] = {}
+    if work.runtime.binary:
+        spec, external = external_runtime.bundle(spec, work.wanted, str(folder), work.runtime)
     asked = {
         "sandbox": work.sandbox.id,
         "rootfs": {
             **_lower(work.rootfs),
             "upper": str(root / "upper"),
             "work": str(root / "work"),
-            "volatile": settings.containers.volatile,
+            "volatile": work.settings.volatile,
         },
         "tty": bool(work.config.tty),
         "stdin": bool(work.config.stdin),
@@ -308,9 +325,10 @@ async def write_bundle(work: Work) -> None:
             "driver": groups.driver_of(work.container.cgroups_path),
             "missing_controllers": settings.cgroup.missing_controllers,
         },
+        **external,
     }
     try:
-        atomic_file.write_json(str(folder / "config.json"), work.built.spec)
+        atomic_file.write_json(str(folder / "config.json"), spec)
         atomic_file.write_json(str(folder / "launch.json"), asked)
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None

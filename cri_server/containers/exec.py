@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cri_server.config import handlers
 from cri_server.containers import pause
 from cri_server.services import Services
 from cri_server.spec import process
 from cri_server.store.model import Container, Sandbox
 from cri_server.timeline.trace import graft, span
 from pyrunc import atomic_file
+from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.errors import (
     DeadlineExceeded,
     Error,
@@ -231,9 +233,13 @@ async def begin(
         folder = str(services.paths.container_state(container.id))
         assert container.process is not None
         with span("compile"):
-            launch = await services.compilers.exec(
-                folder, container.process.pid, described, LAUNCH_TIMEOUT_S, tty=tty
-            )
+            runtime = other_runtime(services, container)
+            if runtime is not None:
+                launch = CompiledLaunch({"runtime": runtime, "process": described})
+            else:
+                launch = await services.compilers.exec(
+                    folder, container.process.pid, described, LAUNCH_TIMEOUT_S, tty=tty
+                )
             graft(launch.parts)
         with launch, span("execute"):
             _, _, client = running(services, container.id)
@@ -244,6 +250,16 @@ async def begin(
         if container.running:
             raise InvalidArgument(error.message) from None
         raise
+
+
+def other_runtime(services: Services, container: Container) -> dict[str, Any] | None:
+    """The OCI runtime that runs the container, as it was when that was created; None for ours."""
+    sandbox = services.index.sandboxes.get(container.sandbox_id)
+    if sandbox.runtime_handler in handlers.OURS:
+        return None
+    asked = atomic_file.read_json(str(services.paths.container_state(container.id) / "launch.json"))
+    runtime: dict[str, Any] | None = asked.get("runtime")
+    return runtime and {**runtime, "systemd": asked["cgroup"]["driver"] == "systemd"}
 
 
 async def _exit_code(client: ShimClient, session: ExecSession, container: Container, timeout_s: float) -> int:

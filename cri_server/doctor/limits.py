@@ -79,3 +79,22 @@ def swap(host: Host) -> Iterator[Finding]:
         )
     else:
         yield fine("swap", "off")
+
+
+def runtimes(host: Host) -> Iterator[Finding]:
+    """The programs of runtime handlers."""
+    missing = {
+        name: runtime.binary
+        for name, runtime in host.config.runtimes.items()
+        if runtime.binary and not os.access(host.path(runtime.binary), os.X_OK)
+    }
+    for name, binary in missing.items():
+        yield Finding(
+            "runtimes",
+            Level.WARNING,
+            f"[runtimes.{name}] binary {binary} is not an executable file",
+            f"containers of RuntimeClasses with the handler {name} cannot be started",
+            f"install it, or change [runtimes.{name}]",
+        )
+    if host.config.runtimes and not missing:
+        yield fine("runtimes", ", ".join(sorted(host.config.runtimes)))

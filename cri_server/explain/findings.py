@@ -34,6 +34,7 @@ _TEXTS = {
     "root-ext4": ("ext4 and inodes that were just deleted", "Its allocator goes around them for minutes, which costs CPU where pods come and go."),
     "root-noexec": ("noexec on the root directory", "Plugins of others execute ours from <root>/network/bin."),
     "root-space": ("Space and inodes of the root directory", "Images, writable layers and records are there."),
+    "runtimes": ("Programs of runtime handlers", "[runtimes.NAME] names the OCI runtime of a RuntimeClass's handler; without a binary it is our own."),
     "seccomp": ("seccomp filters", "Each sandbox and each pod with RuntimeDefault has one."),
     "server": ("Whether a server answers", "At [server] listen. Pods outlive it."),
     "state-tmpfs": ("The state directory", "Sockets and facts of this boot: they are written often, not synced, and must be gone after a restart of the machine."),

@@ -36,29 +36,36 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the file."""
+    """A table of the file. `repeated`: there are any number of them, NAME is the caller's to choose."""
 
     name: str
     about: str
     keys: tuple[Key, ...]
+    repeated: bool = False
 
 
 def sections() -> Iterator[Section]:
     """All tables with all keys, in the order of the code."""
     for field in _fields(Config):
-        table = field.type
+        repeated = isinstance(field.type, msgspec.inspect.DictType)
+        table = field.type.value_type if isinstance(field.type, msgspec.inspect.DictType) else field.type
         assert isinstance(table, msgspec.inspect.StructType)
         keys = tuple(_key(entry) for entry in _fields(table.cls))
-        yield Section(field.name, (table.cls.__doc__ or "").split("\n")[0], keys)
+        name = f"{field.name}.NAME" if repeated else field.name
+        yield Section(name, (table.cls.__doc__ or "").split("\n")[0], keys, repeated)
 
 
 def text() -> str:
     """The whole file."""
     parts = [HEAD]
     for section in sections():
-        parts.append(f"\n# {section.about}\n[{section.name}]\n")
+        parts.append(f"\n# {section.about}\n{'#' * section.repeated}[{section.name}]\n")
         for key in section.keys:
-            parts += [_comment(f"{key.about} {key.values}".strip()), f"#{key.name} = {key.default}\n"]
+            indent = "  " * section.repeated
+            parts += [
+                _comment(f"{key.about} {key.values}".strip()),
+                f"#{indent}{key.name} = {key.default}\n",
+            ]
     return "".join(parts)
 
 
@@ -80,6 +87,8 @@ def _key(field: msgspec.inspect.Field) -> Key:
             about += " Needs a restart."
         kind = kind.type
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    if value is None:  # of a handler: what [containers] has
+        value = getattr(Config().containers, field.name)
     return Key(field.name, about, _values(kind), _toml(value))
 
 

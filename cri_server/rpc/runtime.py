@@ -16,7 +16,7 @@ from cri_server.sandboxes import remove as sandbox_remove
 from cri_server.sandboxes import run as sandbox_run
 from cri_server.sandboxes import stop as sandbox_stop
 from cri_server.sandboxes import update as sandbox_update
-from cri_server.services import RUNTIME_HANDLERS, Services
+from cri_server.services import Services
 from cri_server.status import container as container_status
 from cri_server.status import sandbox as sandbox_status
 from cri_server.store.model import Container, Sandbox
@@ -57,9 +57,8 @@ class RuntimeService:
             reason="" if network.ready else network.reason or "NetworkPluginNotReady",
             message=network.message,
         )
-        for name in RUNTIME_HANDLERS:
-            features = response.runtime_handlers.add(name=name).features
-            features.recursive_read_only_mounts = features.user_namespaces = True
+        for name, features in (await self._services.oci_features.of_handlers(self._services.config)).items():
+            response.runtime_handlers.add(name=name, features=features)
         response.features.supplemental_groups_policy = True
         response.features.user_namespaces_host_network = True
         response.features.mount_options = True

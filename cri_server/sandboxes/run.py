@@ -13,9 +13,11 @@ from typing import Any
 from cri_server import events, orphans
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
+from cri_server.config import handlers
+from cri_server.config.model import Containers
 from cri_server.network.model import Dns, PodNetwork, PortMapping
 from cri_server.sandboxes import sysctls
-from cri_server.services import RUNTIME_HANDLERS, Services
+from cri_server.services import Services
 from cri_server.spec import groups, mounts, namespaces, resources, security
 from cri_server.status import sandbox as status
 from cri_server.steps import Beside, Step, Steps
@@ -26,7 +28,7 @@ from cri_server.timeline.trace import graft, span
 from cri_server.together import together
 from pyrunc import atomic_file
 from pyrunc.compiler.client import CompiledLaunch
-from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
 from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,8 @@ async def run(services: Services, config: api.PodSandboxConfig, handler: str) ->
 
     Raises InvalidArgument, AlreadyExists (the name is taken by another configuration), and what its steps raise.
     """
-    check(config, handler)
+    check(config)
+    check_handler(services, config, handler)
     name = sandbox_name(config.metadata)
     found = services.index.sandboxes.named(name)
     if found is not None:
@@ -70,13 +73,21 @@ def _again(found: Sandbox, config: api.PodSandboxConfig) -> str:
     )
 
 
-def check(config: api.PodSandboxConfig, handler: str) -> None:
+def check_handler(services: Services, config: api.PodSandboxConfig, handler: str) -> None:
+    """Raises InvalidArgument for a handler that there is not, Unsupported for what it cannot do."""
+    found = handlers.find(services.config, handler)
+    if found is None:
+        known = ", ".join(filter(None, handlers.names(services.config)))
+        raise InvalidArgument(f"unknown runtime handler {handler[:80]!r}; there are {known}")
+    if found.binary and namespaces.has_user_namespace(config.linux.security_context.namespace_options):
+        raise Unsupported(f"pods with users of their own cannot have the runtime handler {handler!r}")
+
+
+def check(config: api.PodSandboxConfig) -> None:
     """What is wrong whatever the host is. Raises InvalidArgument."""
     metadata = config.metadata
     if not config.HasField("metadata") or not (metadata.name and metadata.namespace and metadata.uid):
         raise InvalidArgument("config.metadata: name, namespace and uid are required")
-    if handler not in RUNTIME_HANDLERS:
-        raise InvalidArgument(f"unknown runtime handler {handler!r}")
     if config.log_directory and not config.log_directory.startswith("/"):
         raise InvalidArgument(f"log_directory {config.log_directory!r} is not absolute")
     options = config.linux.security_context.namespace_options
@@ -158,10 +169,14 @@ def holder(work: Work) -> dict[str, Any]:
         "oom_score_adj": resources.clamp_oom_score_adj(
             HOLDER_OOM_SCORE_ADJ, work.services.node.oom_score_adj_floor
         ),
-        "seccomp": security.seccomp_object(profile, [], work.services.config.containers.seccomp_profile),
+        "seccomp": security.seccomp_object(profile, [], _settings(work).seccomp_profile),
         "shm_size_bytes": mounts.SHM_SIZE_BYTES,
         "shm_owner": namespaces.root_of(options),
     }
+
+
+def _settings(work: Work) -> Containers:
+    return handlers.settings(work.services.config, work.sandbox.runtime_handler)
 
 
 def has_pinned_network(options: api.NamespaceOption) -> bool:

@@ -167,6 +167,8 @@ def _mounts(inputs: Inputs) -> list[dict[str, Any]]:
         shared_shm=sandbox_options.ipc != api.NODE,
         privileged=bool(context.privileged),
         readonly_root=bool(context.readonly_rootfs),
+        writable_cgroup=inputs.settings.cgroup_writable
+        and not namespaces.has_user_namespace(sandbox_options),
         sysfs_bind=namespaces.has_user_namespace(sandbox_options) and sandbox_options.network == api.NODE,
     )
     return mounts.merged(default, inputs.wanted)

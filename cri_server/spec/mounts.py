@@ -95,17 +95,20 @@ def defaults(
     shared_shm: bool,
     privileged: bool,
     readonly_root: bool,
+    writable_cgroup: bool = False,
     sysfs_bind: bool = False,
 ) -> list[Mount]:
-    """The mounts of every container. `shared_shm`: the pod has a /dev/shm of its own that the shim holds."""
+    """The mounts of every container. `shared_shm`: the pod has a /dev/shm of its own that the shim holds. `writable_cgroup`: also
+    without privilege."""
     access = "rw" if privileged else "ro"
+    cgroup_access = "rw" if writable_cgroup else access
     result = [
         _fs("/proc", "proc", ["nosuid", "noexec", "nodev"]),
         _fs("/dev", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
         _fs("/dev/pts", "devpts", ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
         _fs("/dev/mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
         _sysfs(access, sysfs_bind),
-        _fs("/sys/fs/cgroup", "cgroup", ["nosuid", "noexec", "nodev", "relatime", access]),
+        _fs("/sys/fs/cgroup", "cgroup", ["nosuid", "noexec", "nodev", "relatime", cgroup_access]),
         _shm(ipc, shared_shm),
     ]
     file_access = "ro" if readonly_root else "rw"

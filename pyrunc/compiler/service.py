@@ -8,6 +8,7 @@ Request {"id": n, "call": name, …} -> {"id": n, "ok": fields} + descriptors, o
 | call | parameters (and timed: the launch's operations are to be timed) | answer (and parts: where the time went) |
 |---|---|---|
 | container | container, directory (config.json and launch.json are read there), images (paths of their indexes) + their mounts | launch, state, io, poststart, poststop, warnings |
+| container, with `runtime` in launch.json | the same | runtime, cgroup, attached (places of the mounts that come along), pinned (places of what the pod pins), state, io, warnings |
 | pause | sandbox_dir (holder.json is read there) | launch, pins, network, warnings; the pinned mounts come last |
 | exec | directory, pid, process, tty | launch, warnings |
 
@@ -24,14 +25,14 @@ from _socket import socket
 
 from pyrunc import atomic_file, ipc, jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
-from pyrunc.cgroups import scope
+from pyrunc.cgroups import naming, scope
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compile.container import CreateRequest, compile_container
 from pyrunc.compile.descriptors import CgroupChoice, Descriptors
 from pyrunc.compile.exec import ExecRequest, compile_exec, merged
-from pyrunc.compile.image_mount import Image
+from pyrunc.compile.image_mount import Image, open_image
 from pyrunc.compile.pause import PauseRequest, compile_pause
-from pyrunc.compile.sources import Overlay
+from pyrunc.compile.sources import Overlay, open_overlay, open_root
 from pyrunc.container import state as states
 from pyrunc.container.state import State
 from pyrunc.errors import Error, InvalidArgument, KernelError, WrongState
@@ -39,6 +40,7 @@ from pyrunc.kernel import bpf, reaper
 from pyrunc.kernel.mount import open_mount
 from pyrunc.launch.sealed import plain, seal
 from pyrunc.parts import Parts
+from pyrunc.spec.check import check
 from pyrunc.spec.model import IdMap
 from pyrunc.spec.parse import parse
 from pyrunc.undo import Undo
@@ -124,6 +126,9 @@ def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     if rootfs.get("volatile"):
         _forget_earlier_mount(rootfs["work"])
     parts.end("read and parse")
+    if "runtime" in asked:
+        images = dict(zip(request.get("images", ()), given, strict=False))
+        return _for_other_runtime(identifier, directory, spec, asked, images, parts)
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_container(
             CreateRequest(
@@ -158,6 +163,48 @@ def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
         "poststart": plain(spec.hooks.poststart),
         "poststop": bool(spec.hooks.poststop),
         "warnings": list(compiled.warnings),
+        "parts": parts.noted,
+    }
+    return fields, fds
+
+
+def _for_other_runtime(
+    identifier: str,
+    directory: str,
+    spec: Spec,
+    asked: Mapping[str, Any],
+    images: Mapping[str, int],
+    parts: Parts,
+) -> Answer:
+    """No launch: the mounts that the shim attaches where the specification says, before it runs the runtime."""
+    check(spec)
+    cgroup = naming.place(spec.linux.cgroups_path, identifier, asked["cgroup"]["driver"])
+    places = [place for place in asked["places"] if "pinned" not in place]
+    root = CreateRequest(
+        id=identifier, bundle=directory, spec=spec, rootfs=_overlay(asked["rootfs"]), images=images
+    )
+    fds: list[int] = []
+    try:
+        with Descriptors() as descriptors:
+            open_root(root, descriptors)
+            fds.append(os.dup(descriptors.numbers["root"]))
+            for place in places:
+                if "image" in place:
+                    fds.append(open_image(Image.from_record(place["image"]), images))
+                else:
+                    fds.append(open_overlay(Overlay(tuple(place["lower"])), spec.linux, descriptors))
+    except BaseException:
+        ipc.close_all(fds)
+        raise
+    parts.end("root and mounts")
+    fields = {
+        "runtime": {**asked["runtime"], "systemd": cgroup.driver == "systemd"},
+        "cgroup": cgroup.record(),
+        "attached": ["rootfs", *(place["place"] for place in places)],
+        "pinned": {place["place"]: place["pinned"] for place in asked["places"] if "pinned" in place},
+        "state": _first_state(identifier, directory, spec, cgroup).record(),
+        "io": {name: asked.get(name) for name in IO},
+        "warnings": [],
         "parts": parts.noted,
     }
     return fields, fds

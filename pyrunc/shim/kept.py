@@ -53,6 +53,7 @@ def of_container(container: Container, process: Process) -> Kept:
         "start_time": process.start_time,
         "group": process.group.record(),
         "poststop": process.has_poststop,
+        "other": process.of_other_runtime,
         "started_at_ns": container.started_at_ns,
         "terminal": process.console_fd is not None,
         "stdin": container.input is not None,
@@ -73,6 +74,7 @@ def process(fields: dict[str, Any], fds: Sequence[int]) -> Process:
         group = Cgroup.from_record(fields["group"])
         found = Process(int(fields["pid"]), int(fields["start_time"]), group, console_fd)
         found.has_poststop = bool(fields["poststop"])
+        found.of_other_runtime = bool(fields.get("other"))
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"what was kept of a container: {error!r}") from None
     found.pidfd = fds[0]

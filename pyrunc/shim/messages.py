@@ -41,6 +41,7 @@ SOCKET = "shim.sock"
 SHIM_RECORD = "shim.json"
 STATE_RECORD = "state.json"
 CONFIG = "config.json"
+LAUNCH = "launch.json"
 EXIT_RECORD = "exit.json"
 LOG = "shim.log"
 

@@ -56,6 +56,10 @@ class Pod:
         self._network = network
         self._left = False
         self._kill_counts = KillCounts()
+        self._deleting: dict[
+            str, list[Call]
+        ] = {}  # containers of other runtimes, and who wants them forgotten
+        self._signalling: set[tuple[str, int]] = set()
         self._server = Server(self.loop, listener, self._calls(), self._kill_execs_of)
         self.loop.after(ABANDONED_AFTER_S, self._leave_if_abandoned)
 
@@ -191,6 +195,7 @@ class Pod:
             raise WrongState("the pod's holder has ended")
         directory = f"{self._containers_dir}/{container_id}"
         container = Container(self.loop, container_id, directory, self._kill_counts, self._container_exited)
+        container.signal_by_runtime = self._signal_by_runtime
         self._containers[container_id] = container
         try:
             self._launch(container, call)
@@ -240,6 +245,7 @@ class Pod:
             raise AlreadyExists(f"container {container_id} is here already")
         directory = f"{self._containers_dir}/{container_id}"
         container = Container(self.loop, container_id, directory, self._kill_counts, self._container_exited)
+        container.signal_by_runtime = self._signal_by_runtime
         fds = call.take_fds()
         try:
             process = container.adopt(call.object("kept"), fds)
@@ -273,9 +279,47 @@ class Pod:
 
     def _container_exited(self, container: Container) -> None:
         self._server.event({"event": "exit", "container": container.id, **container.exit_fields()})
+        if container.of_other_runtime:
+            self._delete(container)
+            return
         self._remove(container.group)
         if container.has_poststop:
             self._after_stop(container)
+
+    def _delete(self, container: Container) -> None:
+        """What the other runtime keeps of it. Until then it is not forgotten, for its folder is needed."""
+
+        def work() -> tuple[dict[str, Any], list[int]]:
+            self._starter.after_stop(container.id, container.directory)
+            return {}, []
+
+        def done(error: Exception | None = None) -> None:
+            if error is not None:
+                print(f"pyrunc-shim: container {container.id}: {error}", file=sys.stderr)
+            self._remove(container.group)
+            for call in self._deleting.pop(container.id):
+                self._forget(call)
+
+        self._deleting[container.id] = []
+        self._in_worker(work, lambda fields, fds: done(), done)
+
+    def _signal_by_runtime(self, container: Container, number: int) -> None:
+        """One of a kind at a time: a stop repeats its last one."""
+        key = (container.id, number)
+        if key in self._signalling:
+            return
+
+        def work() -> tuple[dict[str, Any], list[int]]:
+            self._starter.send_signal(container.directory, number)
+            return {}, []
+
+        def done(error: Exception | None = None) -> None:
+            self._signalling.discard(key)
+            if error is not None and container.running:
+                print(f"pyrunc-shim: container {container.id}: {error}", file=sys.stderr)
+
+        self._signalling.add(key)
+        self._in_worker(work, lambda fields, fds: done(), done)
 
     def _after_stop(self, container: Container) -> None:
         """The hooks may take their time; nobody waits for them."""
@@ -317,6 +361,9 @@ class Pod:
         container = self._containers.get(call.text("container"))
         if container and not container.exit:
             raise WrongState(f"container {container.id} is running")
+        if container and container.id in self._deleting:
+            self._deleting[container.id].append(call)
+            return
         if container:
             del self._containers[container.id]
             container.release()
@@ -346,7 +393,12 @@ class Pod:
             call.fail(_told(error))
 
         steps = self._starter.execute(fields, fds, container, streams.stdio, tty)
-        session.starting = Steps(self.loop, self._reaper, steps, done, failed)
+        if "runtime" in fields:  # a command line, which takes its time
+            session.starting = self._in_worker(
+                lambda: drive(steps).to_message(), lambda *told: done(Process.from_message(*told)), failed
+            )
+        else:
+            session.starting = Steps(self.loop, self._reaper, steps, done, failed)
 
     def _exec_exited(self, session: Exec, ended: Ended) -> None:
         session.ended()

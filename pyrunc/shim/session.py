@@ -62,6 +62,7 @@ class Container:
         self._finished_at_ns = 0
         self._log = LogFile(None)
         self._stop: Stop | None = None
+        self.signal_by_runtime: Callable[[Container, int], None] = _ignore
 
     @property
     def running(self) -> bool:
@@ -161,7 +162,10 @@ class Container:
     def send_signal(self, number: int) -> None:
         """To its first process."""
         if self._process and self._ended is None:
-            self._process.send_signal(number)
+            if self._process.of_other_runtime:
+                self.signal_by_runtime(self, number)
+            if not self._process.of_other_runtime or number == signal.SIGKILL:
+                self._process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL to all of it."""
@@ -205,6 +209,11 @@ class Container:
     def has_poststop(self) -> bool:
         """Whether hooks want to run after its end."""
         return self._process is not None and self._process.has_poststop
+
+    @property
+    def of_other_runtime(self) -> bool:
+        """Whether another OCI runtime has started it."""
+        return self._process is not None and self._process.of_other_runtime
 
     def open_pidfd(self) -> int:
         """Of its first process. Raises WrongState when that has ended, though its output may not be logged yet."""
@@ -308,6 +317,10 @@ class Container:
             self._log.close()
 
 
+def _ignore(container: Container, number: int) -> None:
+    """Of a container that was not started."""
+
+
 class Streams:
     """The pipes of a process that is about to start: its ends in `stdio`, ours by name; -1 where there is none."""
 
@@ -344,7 +357,7 @@ class Exec:
 
     def __init__(self, exec_id: str, container: Container, owner: Connection) -> None:
         self.id, self.container, self.owner = exec_id, container, owner
-        self.starting: Steps | None = None
+        self.starting: Worker | Steps | None = None
         self.pid = 0
         self.exited = False
         self._killed = False

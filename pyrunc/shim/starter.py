@@ -12,7 +12,7 @@ import sys
 import time
 from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 
-from pyrunc import ipc, jsontext
+from pyrunc import atomic_file, ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import VISIBLE, InvalidArgument, InvalidSpec
 from pyrunc.kernel.namespace import open_namespace
@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 
         def after_stop(self, container_id: str, directory: str) -> None: ...
 
+        def send_signal(self, directory: str, number: int) -> None: ...
+
 
 WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "MoveLinks"))
 """Steps of a parent that wait for somebody else, or may take long."""
@@ -108,12 +110,12 @@ class Process(OfPod):
     """A process that was started. `console_fd`, a pty's master, belongs to whoever gets this. `parts`: where the time of its start
     went."""
 
-    __slots__ = ("console_fd", "group", "has_poststop", "parts")
+    __slots__ = ("console_fd", "group", "has_poststop", "of_other_runtime", "parts")
 
     def __init__(self, pid: int, start_time: int, group: Cgroup, console_fd: int | None = None) -> None:
         super().__init__(pid, start_time)
         self.group, self.console_fd = group, console_fd
-        self.has_poststop = False
+        self.has_poststop = self.of_other_runtime = False
         self.parts: list[Part] = []
 
     def to_message(self) -> tuple[dict[str, Any], list[int]]:
@@ -123,6 +125,7 @@ class Process(OfPod):
             "start_time": self.start_time,
             "group": self.group.record(),
             "poststop": self.has_poststop,
+            "other": self.of_other_runtime,
             "parts": self.parts,
         }
         return fields, [] if self.console_fd is None else [self.console_fd]
@@ -133,6 +136,7 @@ class Process(OfPod):
         console_fd = fds[0] if fds else None
         found = cls(fields["pid"], fields["start_time"], Cgroup.from_record(fields["group"]), console_fd)
         found.has_poststop, found.parts = fields["poststop"], fields["parts"]
+        found.of_other_runtime = fields["other"]
         return found
 
 
@@ -223,6 +227,10 @@ class LibraryStarter:
         holder: Holder | None,
     ) -> Generator[int, None, Process]:
         """The container's first process. Raises Error."""
+        if "runtime" in fields:
+            from pyrunc.shim import other_runtime
+
+            return other_runtime.start(fields, fds, directory, stdio, holder)
         opened = OpenedLaunch(fields["launch"], fds)
         clones: dict[str, int] = {}
         try:
@@ -255,6 +263,10 @@ class LibraryStarter:
         tty: bool,
     ) -> Generator[int, None, Process]:
         """Another process in a container that runs. Raises Error."""
+        if "runtime" in fields:
+            from pyrunc.shim import other_runtime
+
+            return other_runtime.execute(fields, container, stdio, tty)
         opened = OpenedLaunch(fields["launch"], fds)
         try:
             pidfd = container.open_pidfd()
@@ -282,16 +294,24 @@ class LibraryStarter:
 
     def waits(self, fields: Fields) -> bool:
         """Whether the parent waits for somebody else while it carries the launch out, so that a fork should do it."""
+        if "runtime" in fields:
+            return True
         steps = [step["type"] for found in fields["launch"]["steps"].values() for step in found]
         return bool(fields.get("poststart")) or not WAITING_STEPS.isdisjoint(steps)
 
     def group(self, fields: Fields, directory: str) -> Cgroup | None:
         """Where the process lives or would have lived."""
-        record = fields["launch"]["cgroup"]
+        record = fields["cgroup"] if "runtime" in fields else fields["launch"]["cgroup"]
         return Cgroup.from_record(record) if record else None
 
     def after_stop(self, container_id: str, directory: str) -> None:
-        """The poststop hooks of a container that has exited; what fails is reported on stderr (runtime-spec)."""
+        """The poststop hooks of a container that has exited; what fails is reported on stderr (runtime-spec). Of another
+        runtime's container all that it keeps of it."""
+        if (runtime := _other_runtime(directory)) is not None:
+            from pyrunc.shim import other_runtime
+
+            other_runtime.delete(runtime, directory)
+            return
         from pyrunc.container import status
         from pyrunc.container.state import State
         from pyrunc.launch import hooks
@@ -307,6 +327,21 @@ class LibraryStarter:
             annotations=dict(spec.annotations),
         )
         _warn(hooks.run_all(spec.hooks.poststop, "poststop", status.oci_state(state, status.STOPPED)))
+
+    def send_signal(self, directory: str, number: int) -> None:
+        """Through the other runtime that runs the container. Raises Error."""
+        from pyrunc.shim import other_runtime
+
+        runtime = _other_runtime(directory)
+        assert runtime is not None
+        other_runtime.send_signal(runtime, directory, number)
+
+
+def _other_runtime(directory: str) -> dict[str, Any] | None:
+    """What launch.json says of the runtime; None for a container of ours."""
+    asked = atomic_file.read_json(f"{directory}/{messages.LAUNCH}")
+    runtime: dict[str, Any] | None = asked.get("runtime")
+    return runtime and {**runtime, "systemd": asked["cgroup"]["driver"] == "systemd"}
 
 
 class _Clock:

@@ -69,7 +69,7 @@ CRI_SERVER_ROOMS = (
     ("node",),
     ("spec", "apparmor", "doctor", "kept"),
     ("orphans",),
-    ("pod_files", "shims", "node_check"),
+    ("pod_files", "shims", "node_check", "oci_features"),
     ("services",),
     ("status", "recovery"),
     ("containers",),

@@ -33,6 +33,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("cri/network/test_under_containerd", "tests.support.toolchain:peer"),
     ("install/test_package", "tests.support.package:build"),
     ("system/test_runtime_tools", "tests.system.runtime_tools:build"),
+    ("cri/test_runtime_handlers", "tests.support.toolchain:runc"),
     ("vm/test_oci", "tests.support.toolchain:peer"),
     ("vm/", "tests.support.guest:build"),
     ("vm/test_debian12", "tests.support.guest:build_bookworm"),

@@ -1,0 +1,55 @@
+"""A bundle for an OCI runtime that is not ours: what our own gets as descriptors has a path there.
+
+The shim attaches these mounts in a mount namespace of its own in which it runs the runtime, so the host has none of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cri_server.config.model import Runtime
+from cri_server.spec.mounts import OUR_MOUNTS, POD_SHM, Asked, bind
+
+ROOT, MOUNTS = "rootfs", "mounts"
+OCI_VERSION = "1.0.2"  # all accept it; crun 1.8 refuses 1.1 and later
+OVERLAY_LAYER = "lowerdir+="
+
+
+def bundle(
+    spec: dict[str, Any], wanted: Iterable[Asked], folder: str, runtime: Runtime
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The specification with paths in `folder`, whose directories are made; and what launch.json says of it:
+
+    {"runtime": {"binary", "arguments"}, "places": [{"place": path below the folder, "pinned": name | "image": record | "lower": [path]}]}.
+    Raises OSError.
+    """
+    images = {asked.source: asked.image for asked in wanted if asked.image is not None}
+    mounts, places = [], []
+    for number, mount in enumerate(spec["mounts"]):
+        place = f"{MOUNTS}/{number}"
+        content = _content(mount, images)
+        if content:
+            places.append({"place": place, **content})
+            options = [o for o in mount["options"] if not o.startswith(OVERLAY_LAYER)]
+            kind = [] if "bind" in options else ["bind", "rprivate"]
+            mount = bind(f"{folder}/{place}", mount["destination"], [*kind, *options])
+        mounts.append(mount)
+    for place in (ROOT, *(each["place"] for each in places)):
+        os.makedirs(f"{folder}/{place}", mode=0o700, exist_ok=True)
+    asked = {"binary": runtime.binary, "arguments": list(runtime.arguments)}
+    return {**spec, "ociVersion": OCI_VERSION, "mounts": mounts}, {"runtime": asked, "places": places}
+
+
+def _content(mount: dict[str, Any], images: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What is to be attached where the mount's source is; empty for a source that is a path, or none."""
+    source = mount.get("source", "")
+    if source == POD_SHM:
+        return {"pinned": source.removeprefix(OUR_MOUNTS)}
+    if source in images:
+        return {"image": images[source]}
+    if mount.get("type") == "overlay":
+        layers = [o.removeprefix(OVERLAY_LAYER) for o in mount["options"] if o.startswith(OVERLAY_LAYER)]
+        return {"lower": layers}
+    return {}

@@ -1,0 +1,265 @@
+"""A container that another OCI runtime runs: the command line that all of them have (runc's), driven by forks of the shim.
+
+    create --bundle DIR --pid-file FILE [--console-socket SOCKET] ID, start ID, kill ID NUMBER, delete --force ID,
+    exec --detach --process FILE --pid-file FILE [--console-socket SOCKET] ID
+
+What the runtime starts becomes the shim's child, a subreaper's, when the runtime and the fork have ended: from there it is a
+process like any other, and only signals go through the runtime, which may have a machine between us and the process. The root
+and the other mounts of ours are attached in a mount namespace of the fork; the container's own is made from that, and the host
+sees none of them. The runtime keeps its state in the container's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from _socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET
+from _socket import socket as _Socket
+
+from pyrunc import atomic_file, ipc
+from pyrunc.abi.clone import CLONE_NEWNS
+from pyrunc.abi.mount import MS_SLAVE
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
+from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.mountinfo import mount_points
+from pyrunc.kernel.namespace import unshare
+from pyrunc.kernel.process import stat
+from pyrunc.launch import pinned
+from pyrunc.shim.starter import Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from pyrunc.shim.session import Container
+    from pyrunc.shim.starter import Holder
+
+    Fields = Mapping[str, Any]
+    Stdio = tuple[int, int, int]
+
+STATE, LOG, PID, CONSOLE = "runtime", "runtime.log", "runtime.pid", "console.sock"
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+CONSOLE_TIMEOUT_S = 10.0
+LOG_READ_BYTES = 64 << 10
+NO_SUCH_PROGRAM = ("executable file not found", "no such file or directory", "not found in $PATH")
+
+
+class Runtime:
+    """The command line, for one container. Its folder is the working directory: a socket's path may not be long."""
+
+    def __init__(self, record: Fields, directory: str, container_id: str) -> None:
+        os.chdir(directory)
+        self.id, self._directory = container_id, directory
+        self._binary = str(record["binary"])
+        self._head = [self._binary, *record.get("arguments", ()), "--root", f"{directory}/{STATE}"]
+        self._head += ["--log", f"{directory}/{LOG}", "--log-format", "json"]
+        self._head += ["--systemd-cgroup"] if record.get("systemd") else []
+
+    def create(self, stdio: Stdio, *, tty: bool) -> tuple[int, int | None]:
+        """The pid of the process that waits for `start`, and the terminal's master. Raises PeerError, NotFound."""
+        return self._spawn(["create", "--bundle", self._directory], stdio, tty, PID)
+
+    def execute(self, process: Fields, stdio: Stdio, *, tty: bool, name: str) -> tuple[int, int | None]:
+        """The pid of another process, described as in config.json, and its terminal's master. Raises PeerError, NotFound."""
+        path = f"{self._directory}/{name}.json"
+        atomic_file.write_json(path, {**process, "terminal": tty})
+        try:
+            return self._spawn(["exec", "--detach", "--process", path], stdio, tty, f"{name}.pid")
+        finally:
+            os.unlink(path)
+
+    def start(self) -> None:
+        self._run(["start", self.id])
+
+    def kill(self, number: int) -> None:
+        self._run(["kill", self.id, str(number)])
+
+    def delete(self) -> None:
+        """What is left of it: its state, its groups on every hierarchy, its poststop hooks."""
+        self._run(["delete", "--force", self.id])
+
+    def _spawn(
+        self, command: Sequence[str], stdio: Stdio, tty: bool, pid_file: str
+    ) -> tuple[int, int | None]:
+        if not tty:
+            self._run([*command, "--pid-file", pid_file, self.id], stdio)
+            return _take_pid(pid_file), None
+        name = f"{pid_file}.{CONSOLE}"
+        with _Listener(name) as listener:
+            self._run([*command, "--pid-file", pid_file, "--console-socket", name, self.id], stdio)
+            return _take_pid(pid_file), listener.take()
+
+    def _run(self, command: Sequence[str], stdio: Stdio | None = None) -> None:
+        """Raises PeerError with what the runtime has logged last, NotFound for a program that is not in the container."""
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        logged = _size(LOG)
+        try:
+            given = stdio or (null, null, null)
+            pid = os.posix_spawn(
+                self._binary,
+                [*self._head, *command],
+                ENVIRONMENT,
+                file_actions=[(os.POSIX_SPAWN_DUP2, number, place) for place, number in enumerate(given)],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
+                setsigmask=[],
+            )
+        except OSError as error:
+            raise KernelError("execve", repr(self._binary), error.errno or 0) from None
+        finally:
+            os.close(null)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code:
+            raise self._failure(command[0], code, logged)
+
+    def _failure(self, verb: str, code: int, logged: int) -> Error:
+        said = _last_words(logged)
+        how = f"exit status {code}" if code > 0 else f"killed by signal {-code}"
+        text = f"{os.path.basename(self._binary)} {verb}: {said or how}"
+        missing = verb in ("create", "start", "exec") and any(words in said for words in NO_SUCH_PROGRAM)
+        return NotFound(text) if missing else PeerError(text)
+
+
+class _Listener:
+    """A socket to which a runtime sends the master of the terminal that it has made."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._socket = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+
+    def __enter__(self) -> _Listener:
+        self._socket.bind(self._name)
+        self._socket.listen(1)
+        self._socket.settimeout(CONSOLE_TIMEOUT_S)
+        return self
+
+    def take(self) -> int:
+        """The master. Raises PeerError."""
+        try:
+            number, _ = self._socket._accept()  # type: ignore[attr-defined]
+            connection = _Socket(fileno=number)
+            try:
+                connection.settimeout(CONSOLE_TIMEOUT_S)
+                _, ancillary, _, _ = connection.recvmsg(4096, CMSG_SPACE(4), MSG_CMSG_CLOEXEC)
+            finally:
+                connection.close()
+        except (OSError, Error) as error:
+            raise PeerError(f"the runtime has sent no terminal: {error}") from None
+        for level, kind, content in ancillary:
+            if (level, kind) == (SOL_SOCKET, SCM_RIGHTS) and len(content) >= 4:
+                return int.from_bytes(content[:4], sys.byteorder)
+        raise PeerError("the runtime has sent no terminal")
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+        os.unlink(self._name)
+
+
+def start(fields: Fields, fds: Sequence[int], directory: str, stdio: Stdio, holder: Holder | None) -> Process:
+    """In a fork of its own: the container's first process, which runs. Raises Error."""
+    _attach(fields, fds, directory, holder)
+    runtime = Runtime(fields["runtime"], directory, os.path.basename(directory))
+    console = None
+    try:
+        pid, console = runtime.create(stdio, tty=bool(fields["io"].get("tty")))
+        runtime.start()
+    except BaseException:
+        if console is not None:
+            os.close(console)
+        _try(runtime.delete)
+        raise
+    return _process(pid, Cgroup.from_record(fields["cgroup"]), console)
+
+
+def execute(fields: Fields, container: Container, stdio: Stdio, tty: bool) -> Process:
+    """In a fork of its own: another process in a container that runs. Raises Error."""
+    runtime = Runtime(fields["runtime"], container.directory, container.id)
+    name = f"exec-{os.getpid()}"
+    pid, console = runtime.execute(fields["process"], stdio, tty=tty, name=name)
+    return _process(pid, container.group, console)
+
+
+def send_signal(record: Fields, directory: str, number: int) -> None:
+    """In a fork of its own. Raises Error."""
+    Runtime(record, directory, os.path.basename(directory)).kill(number)
+
+
+def delete(record: Fields, directory: str) -> None:
+    """In a fork of its own, of a container that has ended. Raises Error."""
+    Runtime(record, directory, os.path.basename(directory)).delete()
+
+
+def _attach(fields: Fields, fds: Sequence[int], directory: str, holder: Holder | None) -> None:
+    """Put the mounts in their places, for this process and what it starts."""
+    unshare(CLONE_NEWNS)
+    real = os.path.realpath(directory)
+    above = max(
+        (point.path for point in mount_points() if os.path.commonpath([point.path, real]) == point.path),
+        key=len,
+    )
+    # This one mount alone: volumes that are shared with the host go on being so.
+    kernel_mount.mount(None, above, None, MS_SLAVE)
+    for place, number in zip(fields["attached"], fds, strict=True):
+        kernel_mount.move_mount(number, f"{directory}/{place}")
+    for place, name in fields["pinned"].items():
+        if holder is None or name not in holder.mounts:
+            raise InvalidArgument(f"there is no mount called {name!r} in this pod")
+        clone = pinned.clone(holder.mounts[name], f"/proc/{holder.pid}/ns/mnt")
+        kernel_mount.move_mount(clone, f"{directory}/{place}")
+        os.close(clone)
+    ipc.close_all(fds)
+
+
+def _process(pid: int, group: Cgroup, console: int | None) -> Process:
+    """One that has ended already is a zombie until we reap it, so its number is its own."""
+    found = stat(pid)
+    if found is None:
+        raise PeerError(f"the runtime's process {pid} is not there")
+    process = Process(pid, found.start_time, group, console)
+    process.of_other_runtime = True
+    return process
+
+
+def _take_pid(path: str) -> int:
+    try:
+        with open(path, encoding="ascii") as file:
+            pid = int(file.read())
+        os.unlink(path)
+        return pid
+    except (OSError, ValueError) as error:
+        raise PeerError(f"the runtime's pid file: {error}") from None
+
+
+def _last_words(since: int) -> str:
+    """The last message of the log behind what was there before: JSON objects in lines, or other text."""
+    try:
+        with open(LOG, "rb", buffering=0) as file:
+            file.seek(max(since, _size(LOG) - LOG_READ_BYTES))
+            lines = (file.readall() or b"").decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return line.strip()[:2000]
+        if isinstance(found, dict) and found.get("msg"):
+            return str(found["msg"])[:2000]
+    return ""
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _try(action: Any) -> None:
+    try:
+        action()
+    except Error as error:
+        print(f"pyrunc-shim: {error}", file=sys.stderr)

@@ -1,0 +1,254 @@
+"""Runtime handlers: other OCI runtimes by their command line, and our own with other settings.
+
+What a container does is the same whoever runs it: output, exit codes, exec, terminals, stop, statistics, a restart of the server.
+The programs are real: runc, and our own `pyrunc`, which is driven like it here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import REPOSITORY, RPC_TIMEOUT_S, Server, code_of, message_of
+from tests.cri.test_recovery import shim_pid
+from tests.support import toolchain
+from tests.support.processes import wait_until
+
+# crun refuses hosts with both versions of cgroups.
+OTHERS = ("runc", "command")
+TRAP = ("sh", "-c", "trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 1 & wait $!; done")
+
+
+def binaries() -> dict[str, str]:
+    return {
+        "runc": str(toolchain.runc()),
+        "command": str(REPOSITORY / ".venv" / "bin" / "pyrunc"),
+    }
+
+
+def settings() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {f"runtimes.{n}": {"binary": b} for n, b in binaries().items()}
+    found["runtimes.command"]["arguments"] = ["--missing-controllers", "warn"]
+    found["runtimes.writable"] = {"cgroup_writable": True, "default_capabilities": ["CAP_CHOWN"]}
+    found["runtimes.bare"] = {"privileged_without_host_devices": True}
+    found["runtimes.gone"] = {"binary": "/no/such/program"}
+    return found
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[Server]:
+    with Server(settings=settings()) as server:
+        server.load_image()
+        yield server
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """For tests that end it."""
+    with Server(settings=settings()) as server:
+        server.load_image()
+        yield server
+
+
+def run_pod(server: Server, handler: str, **changes: Any) -> str:
+    request = api.RunPodSandboxRequest(config=server.pod_config(**changes), runtime_handler=handler)
+    return str(server.runtime.RunPodSandbox(request, timeout=RPC_TIMEOUT_S).pod_sandbox_id)
+
+
+def runtime_folder(server: Server, container: str) -> Path:
+    return server.state / "containers" / container / "runtime"
+
+
+@pytest.mark.parametrize("handler", OTHERS)
+def test_a_life(server: Server, handler: str) -> None:
+    pod = run_pod(server, handler)
+    assert server.pod_status(pod).runtime_handler == handler
+    container = server.launch(pod, server.container_config(TRAP, envs=[api.KeyValue(key="K", value=b"v")]))
+    server.wait_logged(container, "ready")
+    assert any(runtime_folder(server, container).iterdir())  # it was that program
+    assert server.output(container, "sh", "-c", "echo $K; cat /etc/hostname") == f"v\n{pod[:12]}\n"
+    assert server.exec(container, "sh", "-c", "echo e >&2; exit 3").exit_code == 3
+    assert code_of(lambda: server.exec(container, "no-such-program")) == grpc.StatusCode.INVALID_ARGUMENT
+    stats = server.runtime.ContainerStats(api.ContainerStatsRequest(container_id=container)).stats
+    assert stats.cpu.usage_core_nano_seconds.value > 0
+    server.stop_container(container, timeout_s=30)
+    status = server.wait_exit(container)
+    assert (status.exit_code, status.reason) == (7, "Error")
+    assert server.log_lines(container) == ["ready", "bye"]
+    server.remove_container(container)
+    assert not runtime_folder(server, container).exists()
+
+
+@pytest.mark.parametrize("handler", OTHERS)
+def test_the_pods_namespaces_and_dev_shm_are_shared(server: Server, handler: str) -> None:
+    pod = run_pod(server, handler)
+    config = server.container_config(metadata=api.ContainerMetadata(name="first"))
+    other = server.container_config(metadata=api.ContainerMetadata(name="second"))
+    first, second = server.launch(pod, config), server.launch(pod, other)
+    server.output(first, "sh", "-c", "echo text >/dev/shm/file; mkdir /mnt; echo own >/mnt/file")
+    assert server.output(second, "cat", "/dev/shm/file") == "text\n"
+    assert server.exec(second, "test", "-e", "/mnt/file").exit_code == 1
+    for kind in ("net", "ipc", "uts"):
+        link = ("readlink", f"/proc/self/ns/{kind}")
+        assert server.output(first, *link) == server.output(second, *link)
+    mounted = Path("/proc/self/mountinfo").read_text()
+    assert str(server.state) not in mounted  # the host has none of its mounts
+
+
+@pytest.mark.parametrize("handler", OTHERS)
+def test_a_restart_of_the_server(own_server: Server, handler: str) -> None:
+    server = own_server
+    pod = run_pod(server, handler)
+    running = server.launch(pod, server.container_config(TRAP))
+    created = server.create(pod, server.container_config(metadata=api.ContainerMetadata(name="created")))
+    server.wait_logged(running, "ready")
+    server.restart()
+    assert server.status(running).state == api.CONTAINER_RUNNING
+    assert server.output(running, "echo", "still") == "still\n"
+    server.start_container(created)
+    assert server.output(created, "echo", "new") == "new\n"
+    server.stop_container(running, timeout_s=30)
+    assert server.wait_exit(running).exit_code == 7
+    server.remove_container(running)
+    server.remove_container(created)
+
+
+def test_a_shim_that_is_killed(own_server: Server) -> None:
+    """Another one goes on with the container, and ends it by its runtime."""
+    server = own_server
+    pod = run_pod(server, "runc")
+    container = server.launch(pod, server.container_config(TRAP))
+    server.wait_logged(container, "ready")
+    before = shim_pid(server, pod)
+    os.kill(before, signal.SIGKILL)
+    assert wait_until(lambda: shim_pid(server, pod) != before, 60)
+    server.stop_container(container, timeout_s=30)
+    server.wait_exit(container)
+    server.wait_logged(container, "bye")
+    server.remove_container(container)
+    assert not runtime_folder(server, container).exists()
+
+
+@pytest.mark.parametrize("handler", OTHERS)
+def test_a_terminal(server: Server, handler: str) -> None:
+    pod = run_pod(server, handler)
+    container = server.launch(
+        pod, server.container_config(("sh", "-c", "test -t 1 && echo yes; sleep 3600"), tty=True)
+    )
+    server.wait_logged(container, "yes")
+    server.stop_container(container)
+
+
+@pytest.mark.parametrize("handler", OTHERS)
+def test_a_program_that_is_not_there(server: Server, handler: str) -> None:
+    pod = run_pod(server, handler)
+    container = server.create(pod, server.container_config(("no-such-program",)))
+    assert "no-such-program" in message_of(lambda: server.start_container(container))
+    status = server.status(container)
+    assert (status.state, status.exit_code, status.reason) == (api.CONTAINER_EXITED, 128, "StartError")
+
+
+@pytest.mark.parametrize("handler", OTHERS)
+def test_what_is_killed_from_outside_leaves_nothing(server: Server, handler: str) -> None:
+    pod = run_pod(server, handler)
+    container = server.launch(pod, server.container_config(("sh", "-c", "sleep 1000 & sleep 2000")))
+    pids = json.loads(
+        server.runtime.ContainerStatus(
+            api.ContainerStatusRequest(container_id=container, verbose=True), timeout=RPC_TIMEOUT_S
+        ).info["info"]
+    )["pid"]
+    os.kill(pids, 9)
+    assert server.wait_exit(container).exit_code == 137
+    server.remove_container(container)
+    assert wait_until(lambda: not list(Path("/sys/fs/cgroup").rglob(container)), 30)
+
+
+def test_a_runtime_that_is_not_there(server: Server) -> None:
+    pod = run_pod(server, "gone")
+    container = server.create(pod)
+    assert "/no/such/program" in message_of(lambda: server.start_container(container))
+    assert server.status(container).state == api.CONTAINER_EXITED
+
+
+def test_status_tells_the_handlers_and_what_they_can_do(server: Server) -> None:
+    answer = server.runtime.Status(api.StatusRequest(), timeout=RPC_TIMEOUT_S)
+    found = {h.name: h.features for h in answer.runtime_handlers}
+    assert set(found) == {"", "pyrunc", *OTHERS, "writable", "bare", "gone"}
+    assert all(found[name].user_namespaces for name in ("", "pyrunc", "writable", "bare"))
+    assert not any(found[name].user_namespaces for name in (*OTHERS, "gone"))
+    assert found["runc"].recursive_read_only_mounts and found["command"].recursive_read_only_mounts
+    assert not found["gone"].recursive_read_only_mounts
+
+
+def test_users_of_their_own_are_for_our_runtime(server: Server) -> None:
+    mapping = [api.IDMapping(host_id=200000, container_id=0, length=65536)]
+    options = api.NamespaceOption(
+        pid=api.CONTAINER, userns_options=api.UserNamespace(mode=api.POD, uids=mapping, gids=mapping)
+    )
+    context = api.LinuxSandboxSecurityContext(namespace_options=options)
+    changes = {"linux": api.LinuxPodSandboxConfig(security_context=context)}
+    assert code_of(lambda: run_pod(server, "runc", **changes)) == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_an_unknown_handler_is_refused(server: Server) -> None:
+    assert code_of(lambda: run_pod(server, "kata")) == grpc.StatusCode.INVALID_ARGUMENT
+    assert "runc" in message_of(lambda: run_pod(server, "kata"))
+    assert not server.pods()
+
+
+def test_our_runtime_with_other_settings(server: Server) -> None:
+    plain, writable = (server.launch(run_pod(server, handler)) for handler in ("", "writable"))
+    attempt = ("sh", "-c", "mkdir /sys/fs/cgroup/below /sys/fs/cgroup/unified/below")
+    unified = "/sys/fs/cgroup"
+    assert server.exec(plain, *attempt).exit_code != 0
+    assert "rw" in options_of(server, writable, unified) and "ro" in options_of(server, plain, unified)
+    assert server.exec(writable, "mkdir", f"{unified}/below").exit_code == 0
+    assert server.exec(writable, "rmdir", f"{unified}/below").exit_code == 0
+    assert capabilities_of(server, writable) == 1 << 0  # CAP_CHOWN
+    assert capabilities_of(server, plain) != 1 << 0
+
+
+def options_of(server: Server, container: str, place: str) -> list[str]:
+    lines = [line.split() for line in server.output(container, "cat", "/proc/mounts").splitlines()]
+    return next(line[3].split(",") for line in lines if line[1] == place)
+
+
+def capabilities_of(server: Server, container: str) -> int:
+    lines = server.output(container, "cat", "/proc/self/status").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("CapBnd:")), 16)
+
+
+def test_privileged_without_the_hosts_devices(server: Server) -> None:
+    context = api.LinuxSandboxSecurityContext(privileged=True)
+    sandbox = {"linux": api.LinuxPodSandboxConfig(security_context=context)}
+    config = server.container_config()
+    config.linux.security_context.privileged = True
+    with_devices, without = (
+        server.launch(run_pod(server, handler, **sandbox), config) for handler in ("", "bare")
+    )
+    assert server.exec(with_devices, "test", "-c", "/dev/kmsg").exit_code == 0
+    assert server.exec(without, "test", "-c", "/dev/kmsg").exit_code == 1
+
+
+def test_a_handler_that_the_configuration_has_no_more(own_server: Server) -> None:
+    server = own_server
+    pod = run_pod(server, "runc")
+    running = server.launch(pod, server.container_config(TRAP))
+    server.wait_logged(running, "ready")
+    path = server.folder / "config.toml"
+    path.write_text(path.read_text().replace("[runtimes.runc]", "[runtimes.other]"))
+    server.restart()
+    late = server.container_config(metadata=api.ContainerMetadata(name="late"))
+    assert code_of(lambda: server.create(pod, late)) == grpc.StatusCode.FAILED_PRECONDITION
+    assert server.output(running, "echo", "still") == "still\n"
+    server.stop_container(running, timeout_s=30)
+    assert server.wait_exit(running).exit_code == 7
+    server.remove_pod(pod)

@@ -1,0 +1,105 @@
+"""Runtime handlers in the configuration, and a bundle for a runtime that is not ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server import config
+from cri_server.api import api_pb2 as api
+from cri_server.config import handlers
+from cri_server.config.changes import changes, taken
+from cri_server.config.model import Runtime
+from cri_server.spec import external_runtime
+from cri_server.spec.mounts import Asked
+from pyrunc.errors import InvalidSpec
+
+TEXT = """
+[containers]
+device_ownership = true
+pod_annotations = ["a/*"]
+[runtimes.runc]
+binary = "/usr/sbin/runc"
+[runtimes.other]
+cgroup_writable = true
+pod_annotations = []
+"""
+
+
+def load(folder: Path, text: str) -> config.Config:
+    file = folder / "config.toml"
+    file.write_text(text)
+    return config.load(file, {})
+
+
+def test_names_and_settings(tmp_path: Path) -> None:
+    found = load(tmp_path, TEXT)
+    assert handlers.names(found) == ["", "pyrunc", "runc", "other"]
+    assert handlers.find(found, "kata") is None
+    runc = handlers.find(found, "runc")
+    assert runc is not None and runc.binary == "/usr/sbin/runc"
+    assert handlers.settings(found, "runc") == found.containers == handlers.settings(found, "")
+    other = handlers.settings(found, "other")
+    assert other.cgroup_writable and other.device_ownership and other.pod_annotations == []
+    assert not found.containers.cgroup_writable
+
+
+def test_our_own_may_have_settings_under_its_name(tmp_path: Path) -> None:
+    found = load(tmp_path, "[runtimes.pyrunc]\ncgroup_writable = true\n")
+    assert (
+        handlers.settings(found, "pyrunc").cgroup_writable
+        and not handlers.settings(found, "").cgroup_writable
+    )
+    assert handlers.names(found) == ["", "pyrunc"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[runtimes.Runc]\nbinary = "/x"', "DNS label"),
+        ('[runtimes.pyrunc]\nbinary = "/x"', "our own runtime"),
+        ('[runtimes.x]\nbinary = "runc"', "absolute"),
+        ('[runtimes.x]\narguments = ["--debug"]', "needs binary"),
+        ('[runtimes.x]\ndefault_capabilities = ["CAP_NOPE"]', "CAP_NOPE"),
+        ('[runtimes.x]\nbinari = "/x"', "did you mean binary"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(InvalidSpec, match=told) as caught:
+        load(tmp_path, text)
+    assert "config.toml:" in str(caught.value)
+
+
+def test_a_running_server_takes_handlers(tmp_path: Path) -> None:
+    before, after = load(tmp_path, ""), load(tmp_path, TEXT)
+    found = {change.key: change.reloads for change in changes(before, after)}
+    assert found["runtimes.runc"] and found["runtimes.other"]
+    assert "runc" in taken(before, after).runtimes
+
+
+def test_what_ours_gets_as_descriptors_has_a_path(tmp_path: Path) -> None:
+    shm = {"destination": "/dev/shm", "type": "bind", "source": "pyrunc:shm", "options": ["bind", "rprivate"]}
+    layers = ["lowerdir+=/a:b", "lowerdir+=/c", "ro", "nodev"]
+    merged = {"destination": "/i", "type": "overlay", "source": "overlay", "options": layers}
+    image = {"destination": "/j", "type": "bind", "source": "pyrunc:image:/j", "options": ["bind", "ro"]}
+    proc = {"destination": "/proc", "type": "proc", "source": "proc", "options": []}
+    spec: dict[str, Any] = {"ociVersion": "1.2.0", "mounts": [proc, shm, merged, image]}
+    asked = Asked(api.Mount(), "/j", source="pyrunc:image:/j", image={"index": "/x"})
+    changed, launch = external_runtime.bundle(spec, [asked], str(tmp_path), Runtime(binary="/usr/sbin/runc"))
+    assert changed["mounts"] == [
+        proc,
+        {**shm, "source": f"{tmp_path}/mounts/1"},
+        {"destination": "/i", "type": "bind", "source": f"{tmp_path}/mounts/2", "options": ["bind", "rprivate", "ro", "nodev"]},
+        {**image, "source": f"{tmp_path}/mounts/3"},
+    ]  # fmt: skip
+    assert launch == {
+        "runtime": {"binary": "/usr/sbin/runc", "arguments": []},
+        "places": [
+            {"place": "mounts/1", "pinned": "shm"},
+            {"place": "mounts/2", "lower": ["/a:b", "/c"]},
+            {"place": "mounts/3", "image": {"index": "/x"}},
+        ],
+    }
+    assert sorted(p.name for p in (tmp_path / "mounts").iterdir()) == ["1", "2", "3"]
