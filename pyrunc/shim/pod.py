@@ -56,9 +56,8 @@ class Pod:
         self._network = network
         self._left = False
         self._kill_counts = KillCounts()
-        self._deleting: dict[
-            str, list[Call]
-        ] = {}  # containers of other runtimes, and who wants them forgotten
+        self._in_folder: dict[str, int] = {}  # commands of other runtimes that run, by container
+        self._waiting: list[Call] = []  # for the end of some of them
         self._signalling: set[tuple[str, int]] = set()
         self._server = Server(self.loop, listener, self._calls(), self._kill_execs_of)
         self.loop.after(ABANDONED_AFTER_S, self._leave_if_abandoned)
@@ -297,11 +296,22 @@ class Pod:
             if error is not None:
                 print(f"pyrunc-shim: container {container.id}: {error}", file=sys.stderr)
             self._remove(container.group)
-            for call in self._deleting.pop(container.id):
-                self._forget(call)
+            self._leave_folder(container.id)
 
-        self._deleting[container.id] = []
+        self._use_folder(container.id)
         self._in_worker(work, lambda fields, fds: done(), done)
+
+    def _use_folder(self, container_id: str) -> None:
+        """A runtime's command runs there: until it has ended, the container is not forgotten, nor its folder removed."""
+        self._in_folder[container_id] = self._in_folder.get(container_id, 0) + 1
+
+    def _leave_folder(self, container_id: str) -> None:
+        self._in_folder[container_id] -= 1
+        if not self._in_folder[container_id]:
+            del self._in_folder[container_id]
+            waiting, self._waiting = self._waiting, []
+            for call in waiting:
+                self._server.dispatch(call)
 
     def _signal_by_runtime(self, container: Container, number: int) -> None:
         """One of a kind at a time: a stop repeats its last one."""
@@ -317,8 +327,10 @@ class Pod:
             self._signalling.discard(key)
             if error is not None and container.running:
                 print(f"pyrunc-shim: container {container.id}: {error}", file=sys.stderr)
+            self._leave_folder(container.id)
 
         self._signalling.add(key)
+        self._use_folder(container.id)
         self._in_worker(work, lambda fields, fds: done(), done)
 
     def _after_stop(self, container: Container) -> None:
@@ -361,8 +373,8 @@ class Pod:
         container = self._containers.get(call.text("container"))
         if container and not container.exit:
             raise WrongState(f"container {container.id} is running")
-        if container and container.id in self._deleting:
-            self._deleting[container.id].append(call)
+        if container and container.id in self._in_folder:
+            self._waiting.append(call)
             return
         if container:
             del self._containers[container.id]
@@ -452,6 +464,9 @@ class Pod:
         running = [container.id for container in self._containers.values() if not container.exit]
         if running or self._holder_running or self._holder_starting:
             raise WrongState(f"still running in this pod: {', '.join(running) or 'its holder'}")
+        if self._in_folder:
+            self._waiting.append(call)
+            return
         call.answer()
         self._leave_when_done(tries=LEAVE_TRIES)
 
