@@ -19,7 +19,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import REPOSITORY, RPC_TIMEOUT_S, Server, code_of, message_of
 from tests.cri.test_recovery import shim_pid
-from tests.support import toolchain
+from tests.support import session, toolchain
 from tests.support.processes import wait_until
 
 # crun refuses hosts with both versions of cgroups.
@@ -41,6 +41,19 @@ def settings() -> dict[str, dict[str, Any]]:
     found["runtimes.bare"] = {"privileged_without_host_devices": True}
     found["runtimes.gone"] = {"binary": "/no/such/program"}
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_groups_of_v1() -> Iterator[None]:
+    """The ledger counts those of v2."""
+    before = groups_of_v1()
+    yield
+    assert wait_until(lambda: groups_of_v1() <= before, 30), groups_of_v1() - before
+
+
+def groups_of_v1() -> set[str]:
+    found = Path("/sys/fs/cgroup").glob(f"*/{session.name('pyrunc')}-*")
+    return {str(group) for group in found if group.parent.name != "unified"}
 
 
 @pytest.fixture(scope="module")
