@@ -112,9 +112,10 @@ class Choice:
         target = find(client, name, only_pods=only_pods)
         ownership.permit(verb, name, target.labels, force=self.force)
         if kills and target.running:
-            running = ", ".join(c.metadata.name for c in target.running)
-            if not ownership.confirm(verb, [f"{name}: {running} is running"], force=self.force):
-                raise WrongState(f"{name} stays: {running} is running")
+            names = ", ".join(c.metadata.name for c in target.running)
+            running = f"{names} {'are' if len(target.running) > 1 else 'is'} running"
+            if not ownership.confirm(verb, [f"{name}: {running}"], force=self.force):
+                raise WrongState(f"{name} stays: {running}")
         act(target)
 
 
