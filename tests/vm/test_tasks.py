@@ -126,10 +126,3 @@ def test_remove_is_refused_while_there_are_pods(node: Newcomer) -> None:
     with pytest.raises(RuntimeError, match=r"still there: stop kubelet"):
         node.types("apt-get remove -y pyrunc")
     assert "active" in node.types("systemctl is-active pyrunc-cri; pyrunc-cri ps -q")
-
-
-def test_the_docs_of_leaving_leave_nothing(node: Newcomer, clean: set[str]) -> None:
-    drain, leave = documents.blocks("install.md", "Leaving")
-    node.types_on_the_control_plane(drain, NODE=NODE)
-    node.types(leave)
-    assert not node.left() - clean
