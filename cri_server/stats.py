@@ -6,6 +6,7 @@ On a host whose controllers are on v1 the v2 group has no memory files: memory i
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,8 @@ from pyrunc.kernel.usage import usage
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LAYER_AGE_S = 10.0
+log = logging.getLogger(__name__)
+
 RATE_WINDOW_NS = 1_000_000_000  # shorter ones tell more about the scheduler than about the group
 LAYER_REST = 10  # times as long as a walk took
 DEFAULT_INTERFACE = "eth0"
@@ -51,6 +54,21 @@ class LayerSizes:
             walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))
             walk.add_done_callback(lambda _: self._walks.pop(container_id, None))
         return await asyncio.shield(walk)
+
+    def measured(self, roots: Mapping[str, Path]) -> tuple[int, int]:
+        """Bytes and inodes of all these containers' layers, by what is known of them: nobody waits for a walk here. One is begun
+        for a layer that was never measured."""
+        for container_id, root in roots.items():
+            if container_id not in self._known and container_id not in self._walks:
+                walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))
+                walk.add_done_callback(lambda done, name=container_id: self._forget(name, done))  # type: ignore[misc]
+        found = [self._known[container_id] for container_id in roots if container_id in self._known]
+        return sum(used for _, _, used, _ in found), sum(inodes for _, _, _, inodes in found)
+
+    def _forget(self, container_id: str, walk: asyncio.Task[tuple[int, int, int]]) -> None:
+        self._walks.pop(container_id, None)
+        if not walk.cancelled() and walk.exception() is not None:
+            log.debug("the writable layer of %s: %s", container_id, walk.exception())
 
     async def _walk(self, container_id: str, root: Path) -> tuple[int, int, int]:
         begin = time.monotonic()

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 
+from cri_server import stats
 from cri_server.api import api_pb2 as api
 from cri_server.images.service import Auth, Image
 from cri_server.rpc.runtime import batches
@@ -77,7 +78,13 @@ class ImageService:
         found.fs_id.mountpoint = os.fspath(usage.mountpoint)
         found.used_bytes.value = usage.used_bytes
         found.inodes_used.value = usage.inodes_used
-        return api.ImageFsInfoResponse(image_filesystems=[found], container_filesystems=[found])
+        layers = api.FilesystemUsage(timestamp=usage.timestamp_ns, fs_id=found.fs_id)
+        containers = self._services.index.containers
+        used, inodes = stats.layers.measured(
+            {c.id: self._services.paths.container_root(c.id) for c in containers}
+        )
+        layers.used_bytes.value, layers.inodes_used.value = used, inodes
+        return api.ImageFsInfoResponse(image_filesystems=[found], container_filesystems=[layers])
 
 
 def _reference(image: api.ImageSpec) -> str:

@@ -391,3 +391,29 @@ def test_id_prefixes_are_understood(server: Server) -> None:
     assert server.status(container[:12]).id == container
     assert server.pod_status(pod[:12]).id == pod
     assert code_of(lambda: server.status("")) == grpc.StatusCode.NOT_FOUND
+
+
+def test_the_writable_layers_are_what_containers_take(server: Server) -> None:
+    """Apart from the images, and without anybody waiting for a walk: each answer has what the walks before it found."""
+
+    def containers() -> api.FilesystemUsage:
+        return server.image.ImageFsInfo(api.ImageFsInfoRequest()).container_filesystems[0]
+
+    assert containers().HasField("used_bytes") and containers().used_bytes.value == 0
+    container = server.launch(server.run_pod())
+    server.output(container, "dd", "if=/dev/zero", "of=/file", "bs=1M", "count=3")
+    images = server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems[0]
+    stats = api.ContainerStatsRequest(container_id=container)
+
+    def grown() -> bool:
+        server.runtime.ContainerStats(stats)  # kubelet asks all the time, and a layer rests between two walks
+        return containers().used_bytes.value >= 3 << 20
+
+    assert wait_until(grown, 60)
+    assert containers().inodes_used.value > 0 and containers().fs_id.mountpoint == images.fs_id.mountpoint
+    assert (
+        server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems[0].used_bytes
+        == images.used_bytes
+    )
+    server.remove_container(container)
+    assert containers().used_bytes.value == 0
