@@ -1,0 +1,71 @@
+"""RuntimeClasses: a pod's handler is the one that its class names, and a running server takes a new one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kube.pods import Kube, pod, shell
+from tests.support.cluster import Cluster
+from tests.support.processes import wait_until
+
+HANDLER = "command"
+
+
+@pytest.fixture(scope="module")
+def handler(cluster: Cluster) -> Iterator[str]:
+    """Our own command line as another OCI runtime, and a class of its name."""
+    file = cluster.node.folder / "config.toml.d" / "50-runtimes.toml"
+    file.parent.mkdir()
+    binary = Path(sys.executable).parent / "pyrunc"
+    file.write_text(
+        f'[runtimes.{HANDLER}]\nbinary = "{binary}"\narguments = ["--missing-controllers", "warn"]\n'
+    )
+    for name in (HANDLER, "unknown"):
+        cluster.kubectl("apply", "-f", "-", input=json.dumps(runtime_class(name)))
+    os.kill(cluster.node.server.pid, signal.SIGHUP)
+    # kubelet refuses pods of a handler that the server does not tell of.
+    assert wait_until(lambda: HANDLER in handlers(cluster), 90), handlers(cluster)
+    yield HANDLER
+    for name in (HANDLER, "unknown"):
+        cluster.kubectl("delete", "runtimeclass", name)
+    file.unlink()
+    file.parent.rmdir()
+    os.kill(cluster.node.server.pid, signal.SIGHUP)
+
+
+def runtime_class(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": name,
+    }  # fmt: skip
+
+
+def handlers(cluster: Cluster) -> dict[str, Any]:
+    """What kubelet says of the node's."""
+    (node,) = json.loads(cluster.kubectl("get", "nodes", "-o", "json").stdout)["items"]
+    return {each.get("name", ""): each.get("features", {}) for each in node["status"]["runtimeHandlers"]}
+
+
+def test_a_pod_of_a_class(kube: Kube, handler: str) -> None:
+    kube.run(pod("p", shell("echo hello; exec sleep 3600"), runtimeClassName=handler))
+    assert kube.sh("p", "hostname").strip() == "p"
+    assert kube("logs", "p").stdout == "hello\n"
+    (uid,) = {kube.get("p")["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]}
+    folders = list(kube.cluster.node.folder.rglob(f"containers/{uid}/runtime"))
+    assert folders and any(folders[0].iterdir())  # it was that program
+    assert handlers(kube.cluster)[handler]["recursiveReadOnlyMounts"]
+    assert not handlers(kube.cluster)[handler].get("userNamespaces")
+
+
+def test_a_class_whose_handler_is_unknown(kube: Kube, handler: str) -> None:
+    kube.apply(pod("q", runtimeClassName="unknown"))
+    kube.until(
+        lambda: "unknown runtime handler" in kube("describe", "pod", "q").stdout, "kubelet's event", 60
+    )
