@@ -6,6 +6,7 @@ import asyncio
 import builtins
 import hashlib
 import json
+import logging
 import threading
 import time
 import weakref
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Auth", "FilesystemUsage", "Image", "ImageConfig", "ImageService", "Progress", "Rootfs"]
 
+log = logging.getLogger(__name__)
+
 _NAMES_SHOWN = 5
+DROP_TAR_PAGES_S = 60.0
 Outcome = TypeVar("Outcome")
 
 
@@ -67,6 +71,7 @@ class ImageService:
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _Running] = {}
         self.policy = ""  # the file that says which signatures an image needs
+        self._dropping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[str]] = set()  # also of pulls that were given up and clean up
         self._roots: weakref.WeakSet[Rootfs] = weakref.WeakSet()  # of containers that are being made
 
@@ -84,10 +89,19 @@ class ImageService:
         """
         with store_errors(self._store.root):
             await self._store.open()
+        self._dropping = asyncio.create_task(self._drop_tar_pages())
+
+    async def _drop_tar_pages(self) -> None:
+        while True:
+            await asyncio.sleep(DROP_TAR_PAGES_S)
+            try:
+                await in_thread(self._store.drop_tar_pages)
+            except OSError as error:
+                log.warning("pages of images' tars stay in memory: %s", error)
 
     async def close(self) -> None:
         """Cancel running pulls and wait for them."""
-        running = set(self._tasks)
+        running: set[asyncio.Task[Any]] = {*self._tasks, *([self._dropping] if self._dropping else [])}
         for task in running:
             task.cancel()
         if running:

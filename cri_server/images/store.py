@@ -290,6 +290,10 @@ class Store:
         """The image's mount; None for one that is unpacked. Blocking. Raises Error, OSError."""
         return self._mounts.get(content.diff_ids, content.chain) if content.mounted else None
 
+    def drop_tar_pages(self) -> None:
+        """See `Mounts.drop_tar_pages`."""
+        self._mounts.drop_tar_pages()
+
     def free_bytes(self) -> int:
         """What may still be written, with a reserve left for the node to go on."""
         found = os.statvfs(self.root)

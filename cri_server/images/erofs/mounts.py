@@ -55,6 +55,23 @@ class Mounts:
                 found = self._mounts[chain[-1]] = ImageMount(open_image(record), record)
             return found
 
+    def drop_tar_pages(self) -> None:
+        """What is read of a mounted image is in memory twice: as pages of EROFS, which its containers share, and as those of the tar
+        they were copied from. The latter are dropped (posix_fadvise(2), POSIX_FADV_DONTNEED; a tmpfs keeps its files). Mounting
+        with `directio` would have no second copy, but a first start then reads from the disk what the pull has just written.
+        Blocking."""
+        with self._lock:
+            devices = {device for mount in self._mounts.values() for device in mount.record["devices"]}
+        for device in devices:
+            try:
+                fd = os.open(device, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:  # the image was removed
+                continue
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
     def keep(self, chain_ids: set[str]) -> None:
         """Let go of the others."""
         with self._lock:

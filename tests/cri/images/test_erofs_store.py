@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import json
+import mmap
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cri_server.images import service as services
 from cri_server.images import store as stores
 from cri_server.images.build import BuiltImage, directory, image, layer, oci_archive
 from cri_server.images.service import ImageService
@@ -210,3 +214,38 @@ async def test_files_that_are_sealed_are_measured_at_each_mount(
     service = await serve(opened, tmp_path / "images")
     await service.remove(built.id)
     assert names(tmp_path / "images/verity") == set()
+
+
+async def test_what_was_read_is_in_memory_once(
+    tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pages of the mount, not as those of the tar as well."""
+    monkeypatch.setattr(services, "DROP_TAR_PAGES_S", 0.1)
+    service, built = await serve(opened, tmp_path / "images"), make()
+    await pulled(service, registry, built)
+    (mount,) = await service.mounts([built.id])
+    contents = [path.read_bytes() for path in mount.path.rglob("*") if path.is_file()]
+    assert contents
+    tars = [Path(device) for device in mount.record["devices"]]
+    for _ in range(200):
+        if not any(map(cached_pages, tars)):
+            break
+        await asyncio.sleep(0.1)
+    assert [cached_pages(tar) for tar in tars] == [0] * len(tars)
+    assert [path.read_bytes() for path in mount.path.rglob("*") if path.is_file()] == contents
+
+
+def cached_pages(path: Path) -> int:
+    """How many pages of the file are in memory (mincore(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    size = path.stat().st_size
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    with path.open("rb") as file:
+        area = ctypes.c_void_p(libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0))
+    try:
+        assert libc.mincore(area, ctypes.c_size_t(size), pages) == 0
+        return sum(page & 1 for page in pages)
+    finally:
+        libc.munmap(area, ctypes.c_size_t(size))
