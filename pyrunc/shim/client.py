@@ -205,7 +205,7 @@ class ShimClient:
         return str(answer["netns_path"])
 
     async def start_holder(self, launch: CompiledLaunch) -> StartedHolder:
-        """Start the pod's pause process. The launch stays the caller's to close, here and below."""
+        """Start the pod's pause process. The launch is closed, unless this raises before it is sent; here and below."""
         answer, fds = await self._call("start_holder", launch)
         kept = Kept(answer["kept"], fds)
         return StartedHolder(
@@ -368,11 +368,14 @@ class ShimClient:
         return answer
 
     async def _call(self, call: str, sent: CompiledLaunch | Kept | None = None, **parameters: Any) -> Answer:
-        """`sent`: what goes along with its descriptors."""
+        """`sent`: what goes along with its descriptors. Those of a launch are closed as soon as they are on their way: ours would keep
+        a scope's placeholder in the container's cgroup until after the answer."""
         question = {"call": call, **parameters}
         if isinstance(sent, CompiledLaunch):
             question["compiled"] = sent.fields
         _, answer = self._peer.ask(question, sent.fds if sent is not None else ())
+        if isinstance(sent, CompiledLaunch):
+            sent.close()
         return await answer
 
     def _event(self, event: dict[str, Any]) -> None:
