@@ -160,7 +160,7 @@ class Shims:
         if self.find(sandbox) is not None:
             return True
         task = self._awaited.get(sandbox.id)
-        if task is None:
+        if task is None or task.done():
             task = asyncio.get_running_loop().create_task(self._await_answer(sandbox))
             self._awaited[sandbox.id] = task
             task.add_done_callback(lambda done: self._answered(sandbox, done))
@@ -244,6 +244,7 @@ class Shims:
         await self.keeper.hand_over(sandbox, living, client, sessions)
         self._learn(sandbox, await client.state())
         await self.moved(sandbox)
+        self.get(sandbox)  # it may have been killed meanwhile, which nobody else would notice
 
     async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> ShimState:
         """What the shim knows, however long it takes; meanwhile the pod is looked at from outside."""

@@ -6,6 +6,7 @@ The shim decides about concurrent stops (one signal, the earliest deadline wins)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from cri_server.api import api_pb2 as api
@@ -13,12 +14,12 @@ from cri_server.containers import pause
 from cri_server.services import Services
 from cri_server.shims import of_shim
 from cri_server.spec import signals
-from cri_server.store.model import Container
-from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
+from cri_server.store.model import Container, Sandbox
+from pyrunc.errors import NotFound, PeerError, Unavailable
 
 log = logging.getLogger(__name__)
 
-LOST_TIMEOUT_S = 10.0
+MOST_SHIMS = 5  # that are killed while one container is stopped
 SHIM_PATIENCE_S = 20.0  # beyond the grace period; the shim itself says after 10 s that SIGKILL did not help
 
 
@@ -49,30 +50,33 @@ async def end(services: Services, container: Container, signal: int, timeout_s: 
     if sandbox is None:
         return
     pause.thaw(container)  # it could not hear the signal
-    if not await services.shims.reach(sandbox):
-        await services.shims.give_up(sandbox)
-        return
+    for _ in range(MOST_SHIMS):
+        if not await services.shims.reach(sandbox):
+            await services.shims.give_up(sandbox)
+            return
+        if container.exit is not None:  # as we have just heard
+            return
+        with contextlib.suppress(
+            PeerError
+        ):  # the shim was killed meanwhile: another one has its containers, or they have ended
+            await _end(services, sandbox, container, signal, timeout_s)
+            return
+    raise Unavailable(f"container {container.id}: {MOST_SHIMS} shims were lost while it was being stopped")
+
+
+async def _end(
+    services: Services, sandbox: Sandbox, container: Container, signal: int, timeout_s: float
+) -> None:
+    """By the shim that answers. Raises PeerError when it does not any more."""
     client = services.shims.get(sandbox)
-    if container.exit is not None:  # as we have just heard
-        return
     patience_s = max(timeout_s, 0.0) + SHIM_PATIENCE_S
     try:
         ended = await asyncio.wait_for(client.stop(container.id, signal, max(timeout_s, 0.0)), patience_s)
     except TimeoutError:
         log.error("container %s: its shim did not answer for %g s and is given up", container.id, patience_s)
         await services.shims.give_up(sandbox)
-    except PeerError:
-        await _wait_for_the_end(container)
     except NotFound:
         if container.exit is None:
             raise
     else:
         container.ended(of_shim(ended))
-
-
-async def _wait_for_the_end(container: Container) -> None:
-    """The shim died meanwhile: what is done about that ends the container too."""
-    try:
-        await asyncio.wait_for(container.exited.wait(), LOST_TIMEOUT_S)
-    except TimeoutError:
-        raise DeadlineExceeded(f"container {container.id} did not end with its shim") from None
