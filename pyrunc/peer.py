@@ -40,7 +40,7 @@ class Peer:
         self._loop.add_reader(sock, self._readable)
 
     def ask(self, question: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[int, asyncio.Future[Answer]]:
-        """Queue a question; its id and the answer to come, which raises the error that was answered.
+        """Queue a question; its id and the answer to come, for `answered`.
 
         The caller keeps its descriptors and may close them at once. Raises Unavailable when the other side is gone.
         """
@@ -129,6 +129,19 @@ class Peer:
             future.set_exception(from_wire(message["error"]))
         else:
             future.set_result((message["ok"], fds))
+
+
+async def answered(answer: asyncio.Future[Answer]) -> Answer:
+    """The answer to a question. Raises the error that was answered.
+
+    An asker can be cancelled after its answer has come and before it runs again: the descriptors are nobody's then, and closed.
+    """
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if answer.done() and not answer.cancelled() and answer.exception() is None:
+            ipc.close_all(answer.result()[1])
+        raise
 
 
 def fail(future: asyncio.Future[Any], why: str) -> None:

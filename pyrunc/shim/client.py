@@ -16,7 +16,7 @@ from typing import Any
 from pyrunc import ipc
 from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.errors import NotFound, Unavailable
-from pyrunc.peer import Answer, Peer, fail
+from pyrunc.peer import Answer, Peer, answered, fail
 from pyrunc.shim import messages
 from pyrunc.zygote.client import Zygote
 
@@ -335,7 +335,7 @@ class ShimClient:
         with _listener(sandbox_dir) as listener:
             folders = {"sandbox_dir": os.fspath(sandbox_dir), "containers_dir": os.fspath(containers_dir)}
             _, answering = self._peer.ask({"call": "take_pod", **folders}, [listener.fileno()])
-            answer, fds = await answering
+            answer, fds = await answered(answering)
         ipc.close_all(fds)
         return StartedShim(int(answer["pid"]), None)
 
@@ -376,7 +376,7 @@ class ShimClient:
         _, answer = self._peer.ask(question, sent.fds if sent is not None else ())
         if isinstance(sent, CompiledLaunch):
             sent.close()
-        return await answer
+        return await answered(answer)
 
     def _event(self, event: dict[str, Any]) -> None:
         if event["event"] == "exec_exit":

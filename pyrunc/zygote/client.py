@@ -17,7 +17,7 @@ from typing import Any
 
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, PeerError, Unavailable, from_wire
-from pyrunc.peer import Peer, fail
+from pyrunc.peer import Peer, answered, fail
 from pyrunc.zygote import messages
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
@@ -88,7 +88,7 @@ class Zygote:
         process = await self._live()
         request = {"call": messages.FORK, "function": function, "arguments": dict(arguments or {})}
         _, answering = process.peer.ask(request, fds)
-        answer, _ = await answering
+        answer, _ = await answered(answering)
         return Forked(int(answer["pid"]), dict(answer["prepared"]))
 
     async def run(
@@ -121,7 +121,7 @@ class Zygote:
             with errand.open_ends(stdin) as ends:
                 number, answering = process.peer.ask(request, [*ends, *fds])
             try:
-                answer, _ = await answering
+                answer, _ = await answered(answering)
             except asyncio.CancelledError:
                 process.peer.tell({"id": 0, "call": messages.CANCEL, "run": number})
                 raise

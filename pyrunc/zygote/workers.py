@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from pyrunc.errors import DeadlineExceeded, Error, Unavailable
-from pyrunc.peer import Answer, Peer
+from pyrunc.peer import Answer, Peer, answered
 
 LONG_S = 1.0
 MOST_LONG = 4
@@ -155,7 +155,7 @@ class _Worker:
         self.questions += 1
         _, answer = self._peer.ask(question, fds)
         try:
-            return await answer
+            return await answered(answer)
         except Unavailable:
             if self.alive:
                 raise  # that is the answer
