@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import posixpath
 import stat
 import threading
 from collections.abc import Callable
@@ -113,6 +114,8 @@ def devices(requests: list[api.Device]) -> list[dict[str, Any]]:
         target = request.container_path or request.host_path
         if not target.startswith("/"):
             raise InvalidArgument(f"devices[{i}]: container_path {target!r} is not absolute")
+        if posixpath.normpath("/" + target.lstrip("/")) == "/":
+            raise InvalidArgument(f"devices[{i}]: container_path {target!r} is the root folder")
         nodes = _nodes(os.path.realpath(request.host_path), target)
         if not nodes:
             raise InvalidArgument(f"devices[{i}]: {request.host_path!r} is not a device")

@@ -6,6 +6,8 @@ is off) is judged where it is used. Rules: runtime-spec 1.3 config.md and config
 
 from __future__ import annotations
 
+import posixpath
+
 from pyrunc.abi.process import IOPRIO_CLASSES, RLIMITS, SCHED_FLAGS, SCHED_POLICIES
 from pyrunc.errors import InvalidSpec
 
@@ -247,6 +249,8 @@ def _intel_rdt(rdt: Mapping[str, Any]) -> None:
 def _device(device: Device, path: str) -> None:
     if device.type not in ("c", "u", "b", "p"):
         raise InvalidSpec(f"{path}.type", f"unknown device type {device.type!r}")
+    if posixpath.normpath("/" + device.path.lstrip("/")) == "/":
+        raise InvalidSpec(f"{path}.path", f"{device.path!r} is the root folder")
     if not device.path.startswith("/"):
         raise InvalidSpec(f"{path}.path", "must be absolute")
 

@@ -93,6 +93,7 @@ def security(**fields: Any) -> dict[str, Any]:
         {"mounts": [api.Mount(container_path="/x", image=api.ImageSpec(image="busybox"))]},
         {"devices": [api.Device(host_path="/etc/passwd")]},
         {"devices": [api.Device(host_path="/dev/null", permissions="z")]},
+        {"devices": [api.Device(host_path="/dev/null", container_path="/./")]},
         {"CDI_devices": [api.CDIDevice(name="vendor.com/class=x")]},
         security(privileged=True),
         security(capabilities=api.Capability(add_capabilities=["NOPE"])),

@@ -144,6 +144,7 @@ def test_not_an_object(document: object) -> None:
         ("linux.rootfsPropagation", "private,slave", "linux.rootfsPropagation"),
         ("linux.devices", [{"path": "/d", "type": "x"}], "linux.devices[0].type"),
         ("linux.devices", [{"path": "d", "type": "c"}], "linux.devices[0].path"),
+        ("linux.devices", [{"path": "/./..", "type": "c"}], "linux.devices[0].path"),
         ("linux.timeOffsets", {"boottime": {"secs": 1}}, "linux.timeOffsets"),
         ("linux.netDevices", {"eth/0": {}}, "linux.netDevices.eth/0"),
         ("linux.netDevices", {"eth0": {"name": "a" * 16}}, "linux.netDevices.eth0"),
