@@ -19,40 +19,8 @@ if TYPE_CHECKING:
 
     Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 TIMEOUT_S = 2.0
-PROGRAM, VARIABLE = "pyrunc-cri", "_PYRUNC_CRI_COMPLETE"
+PROGRAM = "pyrunc-cri"
 SHORT = 12
-# As click's, but for colons, which names of images have: bash takes words apart there (COMP_WORDBREAKS), and puts what is
-# offered behind the last of them.
-BASH = """\
-%(complete_func)s() {
-    local word item type value colons="" rest="$COMP_LINE" words=()
-    for word in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do
-        if [[ -z $COMP_LINE || ${#words[@]} -eq 0 || $rest == [[:blank:]]* ]]; then
-            words+=("$word")
-        else
-            words[${#words[@]}-1]+="$word"
-        fi
-        rest="${rest#"${rest%%%%[![:blank:]]*}"}"
-        rest="${rest#"$word"}"
-    done
-    word="${words[${#words[@]}-1]}"
-    if [[ $word == *:* && $COMP_WORDBREAKS == *:* ]]; then
-        colons="${word%%"${word##*:}"}"
-    fi
-    local IFS=$'\\n'
-    for item in $(env COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) %(complete_var)s=bash_complete "$1"); do
-        IFS=',' read -r type value <<< "$item"
-        if [[ $type == dir ]]; then
-            compopt -o dirnames
-        elif [[ $type == file ]]; then
-            compopt -o default
-        elif [[ $type == plain ]]; then
-            COMPREPLY+=("${value#"$colons"}")
-        fi
-    done
-}
-complete -o nosort -F %(complete_func)s %(prog_name)s
-"""
 
 
 def containers(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -145,11 +113,6 @@ def _offer(found: list[tuple[str, str]], incomplete: str) -> list[CompletionItem
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
     """Print the completion of SHELL: eval "$(pyrunc-cri completion bash)"."""
-    from click.shell_completion import get_completion_class
+    from cri_server.install import shells
 
-    found = get_completion_class(shell)
-    assert found is not None
-    source = found(context.find_root().command, {}, PROGRAM, VARIABLE)
-    if shell == "bash":
-        type(source).source_template = BASH
-    click.echo(source.source())
+    click.echo(shells.script(shell, PROGRAM, context.find_root().command))

@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from importlib import resources
 
 import click
-from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from cri_server.config import DEFAULT_PATH
-from cri_server.install import config_file, manual
+from cri_server.install import config_file, manual, shells
 
 UNIT = "pyrunc-cri.service"
 EXAMPLE = "10-pyrunc.conflist"
-# Each shell's class, and where it looks for completions of a program below a prefix.
-SHELLS: dict[type[ShellComplete], str] = {
-    BashComplete: "share/bash-completion/completions/{}",
-    ZshComplete: "share/zsh/{site}/_{}",
-    FishComplete: "share/fish/vendor_completions.d/{}.fish",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +25,6 @@ class Layout:
     program: str
     prefix: str
     settings: str
-
-    @property
-    def zsh_site(self) -> str:
-        return "vendor-completions" if self.prefix == "/usr" else "site-functions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +59,10 @@ def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[File]
     yield File(f"{share}/man/man5/pyrunc-config.5", manual.config_page())
     for name, program in programs.items():
         yield File(f"{share}/man/man8/{name}.8", manual.command_page(name, program))
-        yield from _completions(layout, name, program)
+        for shell in shells.CLASSES:
+            yield File(shells.path(shell, name, layout.prefix), shells.script(shell, name, program))
 
 
 def data(name: str) -> str:
     """A file of the folder `data`."""
     return (resources.files("cri_server.install") / "data" / name).read_text(encoding="utf-8")
-
-
-def _completions(layout: Layout, name: str, program: click.Group) -> Iterator[File]:
-    """click's own scripts: they ask the program, which knows its commands and, for some arguments, what there is."""
-    variable = f"_{name.upper().replace('-', '_')}_COMPLETE"
-    for shell, path in SHELLS.items():
-        made = shell(program, {}, name, variable)
-        text = made.source_template % made.source_vars()
-        yield File(f"{layout.prefix}/{path.format(name, site=layout.zsh_site)}", text.lstrip())

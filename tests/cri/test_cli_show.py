@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
 import threading
@@ -267,73 +265,6 @@ def test_completion(web: Server) -> None:
     assert offered("inspecti reg") == [IMAGE]
     assert offered(f"logs {identifier(web, 'main')[:6]}") == [identifier(web, "main")[:12]]
     assert offered("ps --state r") == ["running"]
-
-
-def test_completion_in_a_real_bash(web: Server, tmp_path: Path) -> None:
-    program = tmp_path / "pyrunc-cri"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m cri_server.cli.main "$@"\n')
-    program.chmod(0o755)
-    script = """eval "$(pyrunc-cri completion bash)"
-        COMP_WORDS=(pyrunc-cri inspectp w); COMP_CWORD=2; _pyrunc_cri_completion pyrunc-cri
-        echo "${COMPREPLY[@]}"; complete -p pyrunc-cri"""
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PYRUNC_CRI_ADDRESS": f"unix://{web.socket}",
-    }
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, cwd=REPOSITORY, env=environment, timeout=60
-    )  # fmt: skip
-    assert done.stdout.splitlines()[0] == "web" and "_pyrunc_cri_completion" in done.stdout, done
-
-
-@pytest.mark.parametrize(
-    "begun", ["registry.test/bus", "registry.test/busybox:", "other x registry.test/busybox:"]
-)
-def test_completion_at_a_terminal_knows_colons(web: Server, tmp_path: Path, begun: str) -> None:
-    """bash takes words apart at colons."""
-    program = tmp_path / "pyrunc-cri"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m cri_server.cli.main "$@"\n')
-    program.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PYRUNC_CRI_ADDRESS": f"unix://{web.socket}",
-        "PS1": "ready> ",
-        "TERM": "dumb",
-        "INPUTRC": "/dev/null",
-    }
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        ["bash", "--norc", "--noprofile", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=REPOSITORY, env=environment, start_new_session=True
-    ) as shell:  # fmt: skip
-        os.close(theirs)
-        try:
-            shown = ""
-
-            def expect(text: str) -> None:
-                nonlocal shown
-                while text not in shown:
-                    assert select.select([ours], [], [], 60)[0], f"{text!r} does not come: {shown!r}"
-                    shown += os.read(ours, 4096).decode()
-                shown = shown.partition(text)[2]
-
-            expect("ready> ")
-            os.write(ours, b'eval "$(pyrunc-cri completion bash)"; echo do""ne\n')
-            expect("done\r\nready> ")
-            os.write(
-                ours, f"pyrunc-cri inspecti {begun}\t\x01printf '<%s>' \n".encode()
-            )  # completed, then printed
-            expect(f"<{IMAGE}>ready> ")
-        finally:
-            shell.kill()
-            os.close(ours)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(shell: str) -> None:
-    text = ok("unix:///nowhere.sock", "completion", shell).out
-    assert "_PYRUNC_CRI_COMPLETE" in text and "pyrunc-cri" in text
 
 
 def test_watch_shows_what_has_changed(web: Server) -> None:
