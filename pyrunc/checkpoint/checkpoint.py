@@ -146,17 +146,16 @@ def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
             atomic_file.write_bytes(
                 f"{choices.image_path}/{files.DESCRIPTORS}", jsontext.dumps(streams).encode()
             )
-        fds = {4: images, 5: work} | ({6: dump.status_fd} if dump.status_fd is not None else {})
-        with criu.Criu(fds) as session:
+        with criu.Criu({}) as session:
             session.request(
                 criu.PRE_DUMP if dump.pre_dump else criu.DUMP,
                 [
-                    (criu.IMAGES_DIR_FD, 4),
-                    (criu.WORK_DIR_FD, 5),
+                    (criu.IMAGES_DIR_FD, images),
+                    (criu.WORK_DIR_FD, work),
                     (criu.LOG_FILE, LOG),
                     (criu.PID, state.pid),
-                    (criu.ROOT, state.rootfs),
-                    *([(criu.STATUS_FD, 6)] if dump.status_fd is not None else []),
+                    *([(criu.ROOT, state.rootfs)] if state.rootfs else []),
+                    *([(criu.STATUS_FD, dump.status_fd)] if dump.status_fd is not None else []),
                     *choices.fields(),
                     *dump.fields(),
                     *_group(state),

@@ -121,7 +121,8 @@ def _read_varint(content: bytes, place: int) -> tuple[int, int]:
 class Criu:
     """One `criu swrk` and what it inherits. A context manager: leaving it ends and reaps the process.
 
-    `fds` {number there: number here} beside stdio and the socket; numbers there begin at 4.
+    `fds` {number there: number here} beside stdio and the socket; numbers there begin at 4. They are for INHERIT_FD only: the folders
+    and STATUS_FD are opened by CRIU in /proc/PID/fd of whoever made the socket (cr-service.c), so their options have our numbers.
     """
 
     __slots__ = ("_socket", "pid")
@@ -139,9 +140,8 @@ class Criu:
                 copies.append(copy := _fd.duplicate(source, max(wanted) + 1))
                 actions.append((os.POSIX_SPAWN_DUP2, copy, target))
             environment = {"PATH": USUAL_PATH, **os.environ}
-            program = _find(environment["PATH"])
             self.pid = os.posix_spawn(
-                program, ["criu", "swrk", str(SOCKET_NUMBER)], environment, file_actions=actions
+                find(), ["criu", "swrk", str(SOCKET_NUMBER)], environment, file_actions=actions
             )
         except BaseException:
             ours.close()
@@ -210,8 +210,9 @@ def _result(answer: Mapping[int, int | bytes]) -> int:
     return _int(restored.get(_RESTORE_PID, 0))
 
 
-def _find(path: str) -> str:
-    for folder in path.split(":"):
+def find() -> str:
+    """The program. Raises NotFound."""
+    for folder in os.environ.get("PATH", USUAL_PATH).split(":"):
         if os.access(f"{folder}/criu", os.X_OK):
             return f"{folder}/criu"
     raise NotFound("criu is not in $PATH: a container cannot be checkpointed or restored without it")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Fields = list[tuple[int, Value]]
 
 LOG = "restore.log"
-IMAGES, WORK, FIRST_FREE = 4, 5, 6  # descriptors of CRIU beside stdio and its socket
+FIRST_FREE = 4  # of CRIU's descriptors, behind stdio and its socket
 
 
 class Labels:
@@ -60,7 +60,12 @@ class Labels:
 
 
 def restore(
-    state: State, bundle: Bundle, create_options: CreateOptions, choices: Choices, labels: Labels
+    state: State,
+    bundle: Bundle,
+    create_options: CreateOptions,
+    choices: Choices,
+    labels: Labels,
+    stdio: tuple[int, int, int] = (0, 1, 2),
 ) -> Created:
     """Bring the processes back; the state's folder exists and its lock is held. On failure nothing of them is left.
 
@@ -81,7 +86,7 @@ def restore(
         group = _open_group(state, bundle.spec, create_options, undo)
         part = _Part(state, bundle.spec, create_options, group, undo)
         try:
-            with criu.Criu(_numbers(descriptors)) as session:
+            with criu.Criu(_numbers(descriptors), stdio) as session:
                 if group is not None:
                     group.attach(session.pid)
                 options = _options(state, bundle.spec, choices, streams, descriptors, session.pid)
@@ -215,7 +220,7 @@ def _make_place(root: int, place: str, is_file: bool) -> None:
 
 def _numbers(descriptors: Descriptors) -> dict[int, int]:
     """CRIU's numbers for what it inherits: images, work, namespaces in their order."""
-    return {IMAGES + i: number for i, number in enumerate(descriptors.numbers.values())}
+    return {FIRST_FREE + i: number for i, number in enumerate(descriptors.numbers.values())}
 
 
 def _options(
@@ -227,8 +232,8 @@ def _options(
     criu_pid: int,
 ) -> list[tuple[int, Value]]:
     fields: Fields = [
-        (criu.IMAGES_DIR_FD, IMAGES),
-        (criu.WORK_DIR_FD, WORK),
+        (criu.IMAGES_DIR_FD, descriptors.numbers["images"]),
+        (criu.WORK_DIR_FD, descriptors.numbers["work"]),
         (criu.LOG_FILE, LOG),
         (criu.ROOT, state.rootfs),
         (criu.RST_SIBLING, True),
@@ -243,7 +248,7 @@ def _options(
             continue
         if entry.type in ("network", "pid"):
             key = dumps.NETWORK_KEY if entry.type == "network" else dumps.PID_KEY
-            number = IMAGES + list(descriptors.numbers).index(entry.type)
+            number = FIRST_FREE + list(descriptors.numbers).index(entry.type)
             fields.append((criu.INHERIT_FD, criu.message([(1, key), (2, number)])))
         elif entry.type == "cgroup":
             raise Unsupported("restore into a cgroup namespace that is given by path")
