@@ -8,21 +8,26 @@ keeps the server from starting.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cri_server import orphans
+from cri_server.checkpoints.names import UNFINISHED
 from cri_server.orphans import kill_process
 from cri_server.services import Services
 from cri_server.shims import ANSWER_S
+from cri_server.spec import groups
 from cri_server.store import disk
 from cri_server.store.facts import Process, boot_time_ns, entries
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc import atomic_file
 from pyrunc.errors import Error
+from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages
 from pyrunc.shim.client import ShimClient
 
@@ -96,6 +101,23 @@ async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
     for container in containers:
         orphans.read_facts(services.paths, container)
     await services.shims.reach(sandbox)
+    for container in containers:
+        await asyncio.to_thread(_end_checkpoint, services, container)
+
+
+def _end_checkpoint(services: Services, container: Container) -> None:
+    """One that was being made: the container stands still for it. What was begun goes."""
+    work = services.paths.checkpoint_work(container.id)
+    try:
+        target = (work / UNFINISHED).read_bytes()
+    except OSError:
+        return
+    if container.running:
+        groups.place(container.cgroups_path, container.id).thaw()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(target)
+    remove_path(work)
+    log.info("container %s: a checkpoint that was under way is given up", container.id)
 
 
 def _ended_with_the_boot(services: Services, containers: list[Container]) -> None:

@@ -288,6 +288,14 @@ class Containers(Table):
     privileged_without_host_devices: Annotated[
         bool, explained("Privileged containers get the host's devices only where they ask for them.")
     ] = False
+    restore_images: Annotated[
+        bool,
+        explained(
+            "Images that hold a checkpoint are restored. What CRIU reads decides what processes may do and what is mounted for them, "
+            "so whoever may name an image in a pod can then be root of the node. Archives on the node, named by their path, are restored "
+            "in any case."
+        ),
+    ] = False
     block_io_classes: Annotated[
         str,
         explained(

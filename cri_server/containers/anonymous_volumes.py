@@ -18,6 +18,7 @@ from cri_server.spec.mounts import OWN_PLACES, Asked
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel import path as paths
 from pyrunc.kernel.copy_tree import copy_tree
+from pyrunc.kernel.tree import remove_path, remove_tree
 
 FOLDER = "volumes"
 VOLUMES_LIMIT = 1000
@@ -80,3 +81,39 @@ def _fill(volume: Asked, image: int) -> None:
             os.close(target)
     finally:
         os.close(source)
+
+
+def take_from(volumes: Sequence[Asked], layer: Path) -> None:
+    """Volumes of a container that is restored: what its layer has at their places moves there, in place of what the image has.
+    Blocking. Raises OSError, KernelError."""
+    with merged([layer]) as root:
+        for volume in volumes:
+            folder, _, name = volume.destination.lstrip("/").rpartition("/")
+            try:
+                parent = paths.open_beneath(root, folder or ".", _DIRECTORY)
+            except KernelError as error:
+                if error.errno in (errno.ENOENT, *_NOT_A_FOLDER):
+                    continue
+                raise
+            try:
+                _take(volume, parent, name)
+            finally:
+                os.close(parent)
+
+
+def _take(volume: Asked, parent: int, name: str) -> None:
+    try:
+        source = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        remove_path(volume.source)
+        os.mkdir(volume.source, 0o755)
+        target = os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)
+        try:
+            copy_tree(source, target)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+    remove_tree(parent, name)

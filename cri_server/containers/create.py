@@ -11,9 +11,10 @@ from typing import Any
 from cri_server import events, orphans
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
+from cri_server.checkpoints.read import Checkpoint
 from cri_server.config import handlers
 from cri_server.config.model import Containers, Runtime
-from cri_server.containers import anonymous_volumes, image_volumes, launch
+from cri_server.containers import anonymous_volumes, image_volumes, launch, restore
 from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.node import effective_capabilities
@@ -27,6 +28,7 @@ from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, WrongState
+from pyrunc.kernel.tree import remove_path
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Work:
     id: str
     runtime: Runtime
     settings: Containers
+    checkpoint: Checkpoint | None = None
     image: Image | None = None
     rootfs: Rootfs | None = None
     accounts: Accounts = field(default_factory=Accounts)
@@ -110,12 +113,31 @@ async def _take_back(work: Work) -> None:
     await tell_plugins_of_end(work)
 
 
-async def find_image(work: Work) -> None:
-    """Images are never pulled here."""
+async def find_checkpoint(work: Work) -> None:
+    """An image may be one, or be in an archive."""
     reference = work.config.image.image
     if not reference:
         raise InvalidArgument("config.image.image is empty")
-    work.image = await work.services.images.status(reference)
+    work.checkpoint = await restore.take(work.services, work.id, reference)
+    if work.checkpoint is not None and work.runtime.binary:
+        raise InvalidArgument(
+            f"runtime handler {work.sandbox.runtime_handler!r} runs another runtime, which restores nothing here"
+        )
+    if work.checkpoint is not None and namespaces.has_user_namespace(work.sandbox.options):
+        raise InvalidArgument("a checkpoint cannot be restored into a pod with a user namespace")
+
+
+async def drop_checkpoint(work: Work) -> None:
+    await asyncio.to_thread(remove_path, work.services.paths.container_root(work.id))
+
+
+async def find_image(work: Work) -> None:
+    """Images are never pulled here, but for that of a checkpoint, which nobody else knows."""
+    reference = work.config.image.image
+    if work.checkpoint is not None:
+        work.image = await restore.find_image(work.services, work.checkpoint)
+    else:
+        work.image = await work.services.images.status(reference)
     if work.image is None:
         raise NotFound(f"image {reference[:200]!r} is not on this node")
     work.rootfs = await work.services.images.rootfs(work.image.id)
@@ -195,6 +217,8 @@ async def build_spec(work: Work) -> None:
             hooks=work.hooks,
         )
     )
+    if work.checkpoint is not None:
+        restore.check(work.checkpoint, work.built.spec, [*work.wanted, *work.volumes])
     work.container = _container(work, image.stop_signal)
 
 
@@ -275,13 +299,15 @@ async def make_folders(work: Work) -> None:
         paths.container_state(work.id).mkdir(mode=0o700)
         await asyncio.to_thread(make_layer, str(paths.container_root(work.id)), work.rootfs.lower_dirs[0])
         await asyncio.to_thread(anonymous_volumes.fill, work.volumes, work.rootfs.lower_dirs)
+        if work.checkpoint is not None:
+            await restore.fill_layer(work.services, work.id, work.volumes)
     except OSError as error:
         raise disk.worded(error, "mkdir", str(paths.container_root(work.id))) from None
 
 
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
     """The writable layer. The root of the merged tree takes owner and mode from `upper`, so that has the image's."""
-    os.mkdir(root, 0o700)
+    os.makedirs(root, 0o700, exist_ok=True)  # a checkpoint may be there
     os.mkdir(f"{root}/work", 0o700)
     os.mkdir(f"{root}/upper", 0o755)
     facts = os.stat(top_layer)
@@ -302,6 +328,9 @@ async def write_bundle(work: Work) -> None:
     external: dict[str, Any] = {}
     if work.runtime.binary:
         spec, external = external_runtime.bundle(spec, work.wanted, str(folder), work.runtime)
+    elif work.checkpoint is not None:
+        spec, places = external_runtime.with_paths(spec, work.wanted, str(folder))
+        external = {"restore": restore.bundle(work.services, work.id), "places": places}
     asked = {
         "sandbox": work.sandbox.id,
         "rootfs": {
@@ -363,6 +392,7 @@ async def drop_launch(work: Work) -> None:
 STEPS: Steps[Work] = Steps(
     "create_container",
     [
+        Step("checkpoint", find_checkpoint, drop_checkpoint),
         Step("image", find_image),
         Step("sources", find_sources),
         Step("spec", build_spec),

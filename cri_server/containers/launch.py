@@ -30,8 +30,8 @@ async def take(services: Services, container: Container) -> CompiledLaunch:
     """The launch, the caller's to close: the one that waits, or, where its cgroup is gone, another. Raises Error."""
     launch, container.launch = container.launch, None
     if launch is not None:
-        # Another runtime makes the cgroup itself.
-        if "runtime" in launch.fields or Cgroup.from_record(launch.fields["launch"]["cgroup"]).exists():
+        # Another runtime makes the cgroup itself, and so does a restore.
+        if "launch" not in launch.fields or Cgroup.from_record(launch.fields["launch"]["cgroup"]).exists():
             return launch
         launch.close()
     await prepare(services, container)

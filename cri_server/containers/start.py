@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cri_server import events
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
-from cri_server.containers import launch
+from cri_server.containers import launch, restore
 from cri_server.containers.create import target_pid
 from cri_server.services import Services
 from cri_server.spec import sources
@@ -108,6 +108,8 @@ async def execute(work: Work) -> None:
     work.services.shims.keeper.keep(container, started.kept)
     container.process = Process(started.pid, started.start_time)
     container.started_at_ns = started.started_at_ns
+    if "restore" in taken.fields:
+        await restore.forget(work.services, container.id)
 
 
 def is_bad_place(error: Error) -> bool:

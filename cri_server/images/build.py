@@ -131,16 +131,22 @@ def docker_archive(images: Mapping[str, BuiltImage]) -> bytes:
     return layer({name: Node(data) for name, data in files.items()}, parents=False)
 
 
-def oci_archive(images: Mapping[str, BuiltImage], compress: str = "gzip") -> bytes:
-    """An OCI layout in a tar; name -> image, the name in `org.opencontainers.image.ref.name`."""
+def oci_archive(
+    images: Mapping[str, BuiltImage],
+    compress: str = "gzip",
+    annotations: Mapping[str, str] | None = None,
+) -> bytes:
+    """An OCI layout in a tar; name -> image, the name in `org.opencontainers.image.ref.name`. `annotations`: of each manifest."""
     files: dict[str, bytes] = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}'}
     entries = []
     for name, built in images.items():
         data, blobs = manifest_of(built, compress)
+        if annotations:
+            data = json.dumps({**json.loads(data), "annotations": dict(annotations)}).encode()
         files |= {_blob_path(digest): blob for digest, blob in blobs.items()}
         files[_blob_path(_digest(data))] = data
-        annotations = {"org.opencontainers.image.ref.name": name}
-        entries.append({**descriptor(data, manifests.OCI_MANIFEST), "annotations": annotations})
+        named = {"org.opencontainers.image.ref.name": name}
+        entries.append({**descriptor(data, manifests.OCI_MANIFEST), "annotations": named})
     files["index.json"] = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
     return layer({name: Node(data) for name, data in files.items()}, parents=False)
 

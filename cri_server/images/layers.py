@@ -91,10 +91,10 @@ class Layers:
 
         What the directories inherit from below is set now. Call `sync` before what refers to the layer becomes visible.
         """
-        _refuse_links(folder)
+        refuse_links(folder)
         layer = Layer.read(folder)
         if layer.devices:
-            _make_devices(os.path.join(folder, TREE), layer)
+            make_devices(os.path.join(folder, TREE), layer)
         if not layer.opaque:
             self._inherit(folder, layer, [self.tree(c) for c in reversed(chain[:-1])])
         os.rename(folder, self._path(chain[-1]))
@@ -217,7 +217,7 @@ class _Tree:
             return error.errno != errno.ENOENT
 
 
-def _refuse_links(folder: str) -> None:
+def refuse_links(folder: str) -> None:
     """What we now open by name was made by a process that met hostile bytes, and could do nothing but make files: a link in
     place of the tree would make the host's files an image's, a pipe in place of the record would keep us waiting."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
@@ -229,7 +229,7 @@ def _refuse_links(folder: str) -> None:
             raise DamagedRecord(f"{folder}/{name} is not what an unpacker makes")
 
 
-def _make_devices(tree: str, layer: Layer) -> None:
+def make_devices(tree: str, layer: Layer) -> None:
     """Put device nodes where the unpacker, which may not make any, has left an empty file with their attributes."""
     root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

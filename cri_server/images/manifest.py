@@ -86,6 +86,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     config: Descriptor
     layers: list[Descriptor]
+    annotations: dict[str, Any] | None = None  # an image's maker may have put anything there
 
 
 class Index(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +20,7 @@ from cri_server.images import load as archives
 from cri_server.images.catalog import Content, Name
 from cri_server.images.content import store_errors
 from cri_server.images.erofs.mounts import ImageMount
+from cri_server.images.inflate import Limits
 from cri_server.images.layer_blobs import PlainLayers
 from cri_server.images.manifest import LIMIT_BYTES, Descriptor
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
@@ -198,6 +199,14 @@ class ImageService:
             found = Rootfs(image_id, [mount.path], content.config.image, mount)
         self._roots.add(found)
         return found
+
+    def annotations(self, image_id: str) -> Mapping[str, object]:
+        """Of the image's manifest. Raises NotFound."""
+        return self._store.catalog.content(image_id).manifest.annotations or {}
+
+    def room(self) -> Limits:
+        """What an archive may unpack to on the store's disk. Raises ResourceExhausted when there is none."""
+        return self._store.limits_of_archive()
 
     def to_convert(self, image_id: str) -> str:
         """What `convert` would make of the image: "mounted", "unpacked", or nothing as it is that already. Raises NotFound."""

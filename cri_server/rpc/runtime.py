@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pyrunc
 from cri_server import metrics, stats
 from cri_server.api import api_pb2 as api
-from cri_server.containers import create, remove, reopen_log, sessions, start, stop, update
+from cri_server.containers import checkpoint, create, remove, reopen_log, sessions, start, stop, update
 from cri_server.containers import exec as execution
 from cri_server.rpc.methods import Parts
 from cri_server.sandboxes import remove as sandbox_remove
@@ -166,6 +166,12 @@ class RuntimeService:
     ) -> api.ReopenContainerLogResponse:
         await reopen_log.reopen(self._services, request.container_id)
         return api.ReopenContainerLogResponse()
+
+    async def CheckpointContainer(
+        self, request: api.CheckpointContainerRequest
+    ) -> api.CheckpointContainerResponse:
+        await checkpoint.checkpoint(self._services, request.container_id, request.location, request.timeout)
+        return api.CheckpointContainerResponse()
 
     # -- commands and streams
 

@@ -265,6 +265,7 @@ DESCRIBE: dict[str, Describe] = {
     "RemoveContainer": _container,
     "UpdateContainerResources": _container,
     "ReopenContainerLog": _container,
+    "CheckpointContainer": _container,
     "ExecSync": _container,
     "Exec": _container,
     "Attach": _container,

@@ -1,6 +1,6 @@
-"""A bundle for an OCI runtime that is not ours: what our own gets as descriptors has a path there.
+"""A bundle for an OCI runtime that is not ours, or for CRIU: what our own runtime gets as descriptors has a path there.
 
-The shim attaches these mounts in a mount namespace of its own in which it runs the runtime, so the host has none of them.
+The shim attaches these mounts in a mount namespace of its own in which it runs the other program, so the host has none of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ def bundle(
     {"runtime": {"binary", "arguments"}, "places": [{"place": path below the folder, "pinned": name | "image": record | "lower": [path]}]}.
     Raises OSError.
     """
+    asked = {"binary": runtime.binary, "arguments": list(runtime.arguments)}
+    changed, places = with_paths(spec, wanted, folder)
+    return {**changed, "ociVersion": OCI_VERSION}, {"runtime": asked, "places": places}
+
+
+def with_paths(
+    spec: dict[str, Any], wanted: Iterable[Asked], folder: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The specification with paths in `folder`, whose directories are made, and the `places`, see `bundle`. Raises OSError."""
     images = {asked.source: asked.image for asked in wanted if asked.image is not None}
     mounts, places = [], []
     for number, mount in enumerate(spec["mounts"]):
@@ -38,8 +47,7 @@ def bundle(
         mounts.append(mount)
     for place in (ROOT, *(each["place"] for each in places)):
         os.makedirs(f"{folder}/{place}", mode=0o700, exist_ok=True)
-    asked = {"binary": runtime.binary, "arguments": list(runtime.arguments)}
-    return {**spec, "ociVersion": OCI_VERSION, "mounts": mounts}, {"runtime": asked, "places": places}
+    return {**spec, "mounts": mounts}, places
 
 
 def _content(mount: dict[str, Any], images: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

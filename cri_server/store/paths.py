@@ -62,6 +62,14 @@ class Paths:
         """Holds the writable layer: `upper` and `work`."""
         return self.container_records / container_id
 
+    def checkpoint_work(self, container_id: str) -> Path:
+        """The parts of a checkpoint while it is being made."""
+        return self.container_root(container_id) / "checkpoint"
+
+    def restore_folder(self, container_id: str) -> Path:
+        """The checkpoint from which the container is going to be started."""
+        return self.container_root(container_id) / "restore"
+
     def prepare(self) -> None:
         """Make the directories, for root only whatever the umask is. Raises OSError."""
         for path in (

@@ -8,7 +8,7 @@ Request {"id": n, "call": name, …} -> {"id": n, "ok": fields} + descriptors, o
 | call | parameters (and timed: the launch's operations are to be timed) | answer (and parts: where the time went) |
 |---|---|---|
 | container | container, directory (config.json and launch.json are read there), images (paths of their indexes) + their mounts | launch, state, io, poststart, poststop, warnings |
-| container, with `runtime` in launch.json | the same | runtime, cgroup, attached (places of the mounts that come along), pinned (places of what the pod pins), state, io, warnings |
+| container, with `runtime` or `restore` in launch.json | the same | runtime or restore, cgroup, attached (places of the mounts that come along), pinned (places of what the pod pins), state, io, poststop, warnings |
 | pause | sandbox_dir (holder.json is read there) | launch, pins, network, warnings; the pinned mounts come last |
 | exec | directory, pid, process, tty | launch, warnings |
 
@@ -126,9 +126,9 @@ def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     if rootfs.get("volatile"):
         _forget_earlier_mount(rootfs["work"])
     parts.end("read and parse")
-    if "runtime" in asked:
+    if "runtime" in asked or "restore" in asked:
         images = dict(zip(request.get("images", ()), given, strict=False))
-        return _for_other_runtime(identifier, directory, spec, asked, images, parts)
+        return _with_places(identifier, directory, spec, asked, images, parts)
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_container(
             CreateRequest(
@@ -168,7 +168,7 @@ def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     return fields, fds
 
 
-def _for_other_runtime(
+def _with_places(
     identifier: str,
     directory: str,
     spec: Spec,
@@ -176,7 +176,7 @@ def _for_other_runtime(
     images: Mapping[str, int],
     parts: Parts,
 ) -> Answer:
-    """No launch: the mounts that the shim attaches where the specification says, before it runs the runtime."""
+    """No launch: the mounts that the shim attaches where the specification says, before it runs the other runtime, or CRIU."""
     check(spec)
     cgroup = naming.place(spec.linux.cgroups_path, identifier, asked["cgroup"]["driver"])
     places = [place for place in asked["places"] if "pinned" not in place]
@@ -198,7 +198,8 @@ def _for_other_runtime(
         raise
     parts.end("root and mounts")
     fields = {
-        "runtime": {**asked["runtime"], "systemd": cgroup.driver == "systemd"},
+        **_what_runs_it(asked, cgroup.driver),
+        "poststop": bool(spec.hooks.poststop),
         "cgroup": cgroup.record(),
         "attached": ["rootfs", *(place["place"] for place in places)],
         "pinned": {place["place"]: place["pinned"] for place in asked["places"] if "pinned" in place},
@@ -208,6 +209,12 @@ def _for_other_runtime(
         "parts": parts.noted,
     }
     return fields, fds
+
+
+def _what_runs_it(asked: Mapping[str, Any], driver: str) -> dict[str, Any]:
+    if "runtime" in asked:
+        return {"runtime": {**asked["runtime"], "systemd": driver == "systemd"}}
+    return {"restore": {**asked["restore"], "cgroup": asked["cgroup"]}}
 
 
 def _overlay(record: Mapping[str, Any]) -> Overlay:

@@ -160,7 +160,7 @@ class _Listener:
 
 def start(fields: Fields, fds: Sequence[int], directory: str, stdio: Stdio, holder: Holder | None) -> Process:
     """In a fork of its own: the container's first process, which runs. Raises Error."""
-    _attach(fields, fds, directory, holder)
+    attach(fields, fds, directory, holder)
     runtime = Runtime(fields["runtime"], directory, os.path.basename(directory))
     console = None
     try:
@@ -192,7 +192,7 @@ def delete(record: Fields, directory: str) -> None:
     Runtime(record, directory, os.path.basename(directory)).delete()
 
 
-def _attach(fields: Fields, fds: Sequence[int], directory: str, holder: Holder | None) -> None:
+def attach(fields: Fields, fds: Sequence[int], directory: str, holder: Holder | None) -> None:
     """Put the mounts in their places, for this process and what it starts."""
     unshare(CLONE_NEWNS)
     real = os.path.realpath(directory)

@@ -231,6 +231,10 @@ class LibraryStarter:
             from pyrunc.shim import other_runtime
 
             return other_runtime.start(fields, fds, directory, stdio, holder)
+        if "restore" in fields:
+            from pyrunc.shim import restored
+
+            return restored.start(fields, fds, directory, stdio, holder)
         opened = OpenedLaunch(fields["launch"], fds)
         clones: dict[str, int] = {}
         try:
@@ -294,14 +298,14 @@ class LibraryStarter:
 
     def waits(self, fields: Fields) -> bool:
         """Whether the parent waits for somebody else while it carries the launch out, so that a fork should do it."""
-        if "runtime" in fields:
+        if "launch" not in fields:
             return True
         steps = [step["type"] for found in fields["launch"]["steps"].values() for step in found]
         return bool(fields.get("poststart")) or not WAITING_STEPS.isdisjoint(steps)
 
     def group(self, fields: Fields, directory: str) -> Cgroup | None:
         """Where the process lives or would have lived."""
-        record = fields["cgroup"] if "runtime" in fields else fields["launch"]["cgroup"]
+        record = fields["launch"]["cgroup"] if "launch" in fields else fields["cgroup"]
         return Cgroup.from_record(record) if record else None
 
     def after_stop(self, container_id: str, directory: str) -> None:

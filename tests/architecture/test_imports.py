@@ -65,7 +65,7 @@ CRI_SERVER_ROOMS = (
     ("logs", "meters", "debug", "explain", "together", "timeline"),
     ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2"),
     ("store",),
-    ("config", "network"),
+    ("config", "network", "checkpoints"),
     ("node",),
     ("spec", "apparmor", "doctor", "kept"),
     ("orphans",),

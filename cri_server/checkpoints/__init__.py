@@ -1,0 +1,1 @@
+"""Checkpoints of containers as archives on disk: what CRIU wrote, the writable layer, and what the container was."""

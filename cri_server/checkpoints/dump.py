@@ -1,0 +1,149 @@
+"""The errands of a checkpoint: CRIU and the writable layer while the container stands still, the archive when it runs again.
+
+Each runs in a process of its own (`zygote`): CRIU is its child, and a source that does not answer holds nobody up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Mapping
+from typing import Any
+
+from cri_server.checkpoints import layer, names
+from cri_server.checkpoints.options import OPTIONS
+from pyrunc import atomic_file
+from pyrunc.checkpoint.checkpoint import Choices, Dump, checkpoint
+from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.image_mount import Image, open_image
+from pyrunc.compile.sources import Overlay, open_overlay
+from pyrunc.container import state as states
+from pyrunc.errors import Error, KernelError, ResourceExhausted
+from pyrunc.kernel.full import FULL, reason
+from pyrunc.spec.model import Linux
+
+DUMP = "cri_server.checkpoints.dump:dump"
+PACK = "cri_server.checkpoints.dump:pack"
+
+
+def dump(arguments: dict[str, Any], fds: list[int]) -> int:
+    """{"directory": the container's state, "upper", "work": an existing folder, "volumes": the container's own
+    folders by their places in it, "images": paths of indexes} + their mounts.
+
+    The container stands still and goes on doing so. Leaves CRIU's images, its log, the writable layer and `spec.dump` in `work`.
+    Raises Error.
+    """
+    directory, work = str(arguments["directory"]), str(arguments["work"])
+    held = dict(zip(arguments["images"], fds, strict=True))
+    with _worded(work):
+        document = atomic_file.read_json(f"{directory}/{states.CONFIG}")
+        asked = atomic_file.read_json(f"{directory}/launch.json")
+        root, _, container = directory.rpartition("/")
+        state = states.find(root, container)
+        os.mkdir(f"{work}/{names.IMAGES}", 0o700)
+        chosen = Choices(image_path=f"{work}/{names.IMAGES}", work_path=work, **OPTIONS)
+        checkpoint(state, chosen, Dump(leave_running=True))
+        binds = list(_binds(document))
+        removed = layer.write(
+            str(arguments["upper"]),
+            f"{work}/{names.LAYER}",
+            lambda: _open_lower(asked["rootfs"], held),
+            [bind["destination"] for bind in binds],
+            arguments["volumes"],
+        )
+        _write(work, names.DELETED, removed)
+        _write(work, names.BIND_MOUNTS, binds)
+        _write(work, names.SPEC, document)
+    return 0
+
+
+def pack(arguments: dict[str, Any], fds: list[int]) -> int:
+    """{"work", "target"}: the content of `work` as the new file `target`, synced. Raises Error; the file is gone then."""
+    work, target = str(arguments["work"]), str(arguments["target"])
+    with _worded(target):
+        number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(number, "wb") as file:
+                write_archive(work, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            os.unlink(target)
+            raise
+    return 0
+
+
+def write_archive(work: str, file: Any) -> None:
+    """The files of a folder and its folders as a tar: small ones first, so that what a checkpoint is need not be searched for."""
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        present = os.listdir(work)
+        for name in (*(n for n in names.FILES if n in present), names.IMAGES):
+            _add(tar, f"{work}/{name}", name)
+
+
+def _add(tar: tarfile.TarFile, path: str, name: str) -> None:
+    status = os.stat(path, follow_symlinks=False)
+    member = tarfile.TarInfo(name)
+    member.mtime = int(status.st_mtime)
+    if stat.S_ISDIR(status.st_mode):
+        member.type, member.mode = tarfile.DIRTYPE, 0o700
+        tar.addfile(member)
+        for entry in sorted(os.listdir(path)):
+            _add(tar, f"{path}/{entry}", f"{name}/{entry}")
+    elif stat.S_ISREG(status.st_mode):
+        member.size, member.mode = status.st_size, 0o600
+        with open(path, "rb") as content:
+            tar.addfile(member, content)
+
+
+def _binds(document: Mapping[str, Any]) -> Any:
+    for mount in document["mounts"]:
+        if mount.get("type") != "bind":
+            continue
+        source = mount.get("source", "")
+        try:
+            status = os.stat(source)
+        except OSError:  # of the pod, or gone
+            kind, permissions = "", 0
+        else:
+            kind = "directory" if stat.S_ISDIR(status.st_mode) else "file"
+            permissions = stat.S_IMODE(status.st_mode)
+        yield {
+            "source": source,
+            "destination": mount["destination"],
+            "file_type": kind,
+            "permissions": permissions,
+        }
+
+
+def _open_lower(rootfs: Mapping[str, Any], held: Mapping[str, int]) -> int:
+    """The image's tree without the writable layer."""
+    if rootfs.get("image"):
+        return open_image(Image.from_record(rootfs["image"]), held)
+    with Descriptors() as descriptors:
+        return open_overlay(Overlay(tuple(rootfs["lower"])), Linux(), descriptors)
+
+
+def _write(folder: str, name: str, content: object) -> None:
+    with open(f"{folder}/{name}", "x", encoding="utf-8", errors="surrogateescape") as file:
+        json.dump(content, file)
+
+
+class _worded:
+    """OSError on our own files, in our words."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, OSError) or isinstance(error, Error):
+            return
+        number, place = error.errno or 0, str(error.filename or self._folder)
+        if number in FULL:
+            raise ResourceExhausted(f"checkpoint: {reason(number, place)}") from None
+        raise KernelError("checkpoint", repr(place), number) from None

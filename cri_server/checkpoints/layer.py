@@ -1,0 +1,194 @@
+"""A container's writable layer as a tar of what it has written and a list of what it has removed of its image.
+
+overlayfs keeps a removal as a character device 0:0, and a folder that hides the image's with `trusted.overlay.opaque`; both become
+paths in the list, as checkpointctl, podman and CRI-O read it. Nobody writes to the layer meanwhile: the container stands still.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from cri_server.images.trees import Folders, in_depth
+from pyrunc.errors import KernelError, Unsupported
+from pyrunc.kernel.path import open_beneath
+
+OVERLAY = "trusted.overlay."
+OPAQUE = f"{OVERLAY}opaque"
+# A file without its data, a folder under another name: the kernel writes these where it is told to (redirect_dir, metacopy).
+POINTERS = (f"{OVERLAY}redirect", f"{OVERLAY}metacopy")
+_NONE: Mapping[str, str] = {}
+_XATTR = "SCHILY.xattr."
+_KINDS = {
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+    stat.S_IFCHR: tarfile.CHRTYPE,
+    stat.S_IFBLK: tarfile.BLKTYPE,
+    stat.S_IFIFO: tarfile.FIFOTYPE,
+    stat.S_IFREG: tarfile.REGTYPE,
+}
+
+
+def write(
+    upper: str,
+    target: str,
+    open_lower: Callable[[], int],
+    without: Collection[str] = frozenset(),
+    volumes: Mapping[str, str] = _NONE,
+) -> list[str]:
+    """Write the layer at `upper` to the new file `target`; the removed paths, absolute and sorted.
+
+    `open_lower`: a descriptor of the image's tree, which is asked for when a folder hides what the image has there; it is closed here.
+    `without`: absolute paths that are left out with all below, the places of mounts. `volumes`: folders of the container's own, by
+    their absolute paths in it, which are written as if they were in the layer. Raises Unsupported, KernelError, OSError.
+    """
+    root = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with Folders(root) as folders, open(target, "xb") as file:
+            os.chmod(target, 0o600)
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                left_out = {os.fsencode(path).strip(b"/") for path in without}
+                writer = _Writer(folders, tar, left_out)
+                writer.run()
+                for place, source in volumes.items():
+                    _write_volume(source, os.fsencode(place).strip(b"/"), tar)
+            file.flush()
+            os.fsync(file.fileno())
+        removed = [*writer.removed, *_hidden(writer.opaque, open_lower, writer.seen)]
+    finally:
+        os.close(root)
+    return sorted("/" + os.fsdecode(path) for path in removed)
+
+
+def _write_volume(source: str, place: bytes, tar: tarfile.TarFile) -> None:
+    root = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with Folders(root) as folders:
+            _Writer(folders, tar, set(), place + b"/").run()
+    finally:
+        os.close(root)
+
+
+class _Writer:
+    """`prefix`: where the tree is in the tar."""
+
+    def __init__(
+        self, folders: Folders, tar: tarfile.TarFile, without: set[bytes], prefix: bytes = b""
+    ) -> None:
+        self._folders, self._tar, self._without, self._prefix = folders, tar, without, prefix
+        self._links: dict[tuple[int, int], str] = {}
+        self.removed: list[bytes] = []
+        self.opaque: list[bytes] = []
+        self.seen: dict[bytes, list[bytes]] = {}  # the names of each folder
+
+    def run(self) -> None:
+        pending = [b""]
+        own = self._folders.open(b"")
+        self._entry(own, b".", b"" if self._prefix else b".", os.fstat(own))
+        while pending:
+            path = pending.pop()
+            below = sorted(self._folder(path), key=in_depth, reverse=True)
+            pending += below
+
+    def _folder(self, path: bytes) -> list[bytes]:
+        """Write what is in the folder but for its folders' content; the paths of those."""
+        place = self._folders.open(path)
+        own = f"/proc/self/fd/{place}"
+        if _is_opaque(own):
+            self.opaque.append(path)
+        names = self.seen[path] = sorted(os.fsencode(name) for name in os.listdir(own))
+        below = []
+        for name in names:
+            there = path + b"/" + name if path else name
+            if there in self._without:
+                continue
+            status = os.stat(name, dir_fd=place, follow_symlinks=False)
+            if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+                self.removed.append(there)
+                continue
+            self._entry(place, name, there, status)
+            if stat.S_ISDIR(status.st_mode):
+                below.append(there)
+        return below
+
+    def _entry(self, place: int, name: bytes, path: bytes, status: os.stat_result) -> None:
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+        if kind is None:  # a socket: no tar has these, and CRIU makes the bound ones anew
+            return
+        member = tarfile.TarInfo(os.fsdecode(self._prefix + path))
+        member.type, member.mode = kind, stat.S_IMODE(status.st_mode)
+        member.uid, member.gid, member.mtime = status.st_uid, status.st_gid, status.st_mtime
+        if kind in (tarfile.CHRTYPE, tarfile.BLKTYPE):
+            member.devmajor, member.devminor = os.major(status.st_rdev), os.minor(status.st_rdev)
+        if kind == tarfile.SYMTYPE:
+            member.linkname = os.fsdecode(os.readlink(name, dir_fd=place))
+        if kind != tarfile.DIRTYPE and status.st_nlink > 1:
+            first = self._links.setdefault((status.st_dev, status.st_ino), member.name)
+            if first != member.name:
+                member.type, member.linkname = tarfile.LNKTYPE, first
+                self._tar.addfile(member)
+                return
+        if kind not in (tarfile.REGTYPE, tarfile.DIRTYPE):
+            self._tar.addfile(member)
+            return
+        flags = (
+            os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if kind == tarfile.DIRTYPE else 0)
+        )
+        number = os.open(name, flags, dir_fd=place)
+        try:
+            member.pax_headers = dict(_attributes(number, member.name))
+            if kind == tarfile.DIRTYPE:
+                self._tar.addfile(member)
+            else:
+                member.size = status.st_size
+                with open(number, "rb", closefd=False) as content:
+                    self._tar.addfile(member, content)
+        finally:
+            os.close(number)
+
+
+def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
+    """Extended attributes as PAX has them; overlayfs' own stay here. Raises Unsupported."""
+    for name in os.listxattr(number):
+        if name in POINTERS:
+            raise Unsupported(f"{path!r} has {name}: what it points to is not in the writable layer")
+        if not name.startswith(OVERLAY):
+            yield _XATTR + name, os.getxattr(number, name).decode("utf-8", "surrogateescape")
+
+
+def _is_opaque(path: str) -> bool:
+    try:
+        return os.getxattr(path, OPAQUE) == b"y"
+    except OSError:
+        return False
+
+
+def _hidden(
+    opaque: list[bytes], open_lower: Callable[[], int], seen: dict[bytes, list[bytes]]
+) -> Iterator[bytes]:
+    """What of the image is hidden by opaque folders, and not replaced."""
+    if not opaque:
+        return
+    lower = open_lower()
+    try:
+        pending = list(opaque)
+        while pending:
+            path = pending.pop()
+            try:
+                folder = open_beneath(lower, path or b".", os.O_RDONLY | os.O_DIRECTORY)
+            except KernelError:  # the image has no folder there
+                continue
+            try:
+                names = [os.fsencode(name) for name in os.listdir(folder)]
+            finally:
+                os.close(folder)
+            for name in names:
+                there = path + b"/" + name if path else name
+                if name not in seen[path]:
+                    yield there
+                elif there in seen:
+                    pending.append(there)
+    finally:
+        os.close(lower)

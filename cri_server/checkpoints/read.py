@@ -1,0 +1,224 @@
+"""A checkpoint taken from an archive or an image: what is needed of it ends up as plain files of our own. All of it is hostile.
+
+An archive is unpacked like an image's layer, by a process that can do nothing but make files in one folder; so is the writable
+layer in it. From an image the files are copied. Whatever comes, only regular files of known names are taken, and JSON is checked.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cri_server.checkpoints import names
+from cri_server.images import jail
+from cri_server.images.inflate import BadLayer, Limits
+from cri_server.images.layers import make_devices, refuse_links
+from cri_server.images.trees import open_folder
+from cri_server.images.unpack import TREE, Layer, unpack
+from pyrunc.errors import InvalidArgument, KernelError, ResourceExhausted
+from pyrunc.kernel.full import FULL, reason
+from pyrunc.kernel.path import open_beneath, open_regular_in_root
+
+UNPACK = "cri_server.checkpoints.read:unpack_archive"
+TAKE = "cri_server.checkpoints.read:take"
+TAKEN = (names.CONFIG, names.SPEC, names.LAYER, names.DELETED)
+DOCUMENT_LIMIT_BYTES = 16 << 20
+MOST_IMAGES = 100_000
+CHUNK_BYTES = 1 << 20
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NAMES = "an archive of a checkpoint as kubelet's checkpoint API, containerd, CRI-O and `pyrunc-cri checkpoint` write"
+
+
+class _Config(msgspec.Struct, rename="camel"):
+    """Of config.dump what is used."""
+
+    name: str = ""
+    rootfs_image: str = ""
+    rootfs_image_ref: str = ""
+    rootfs_image_name: str = ""
+
+
+class _Mount(msgspec.Struct):
+    destination: str
+    type: str = ""
+    options: list[str] | None = None
+
+
+class _Process(msgspec.Struct):
+    terminal: bool = False
+
+
+class _Spec(msgspec.Struct):
+    """Of spec.dump what is used."""
+
+    mounts: list[_Mount] | None = None
+    process: _Process | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """What a restore must know. `images`: references of the container's image, the best first; `binds`: the places where something of
+    the host was mounted; `terminal`: whether it had one."""
+
+    name: str
+    images: list[str]
+    binds: list[str]
+    terminal: bool
+
+
+def read(folder: str) -> Checkpoint:
+    """What the files say that `take` has left in `folder`. Raises InvalidArgument."""
+    config = _document(folder, names.CONFIG, _Config)
+    spec = _document(folder, names.SPEC, _Spec)
+    references = (config.rootfs_image_ref, config.rootfs_image_name, config.rootfs_image)
+    binds = [m.destination for m in spec.mounts or () if m.type == "bind" or _binds(m.options or ())]
+    return Checkpoint(
+        config.name,
+        [reference for reference in dict.fromkeys(references) if reference],
+        [posixpath.normpath("/" + place.lstrip("/")) for place in binds],
+        spec.process is not None and spec.process.terminal,
+    )
+
+
+def _binds(options: Sequence[str]) -> bool:
+    return "bind" in options or "rbind" in options
+
+
+def _document(folder: str, name: str, kind: type[Any]) -> Any:
+    try:
+        with open(f"{folder}/{name}", "rb") as file:
+            content = file.read(DOCUMENT_LIMIT_BYTES + 1)
+        if len(content) > DOCUMENT_LIMIT_BYTES:
+            raise InvalidArgument(f"the checkpoint's {name} is larger than {DOCUMENT_LIMIT_BYTES} bytes")
+        return msgspec.json.decode(content, type=kind)
+    except FileNotFoundError:
+        raise InvalidArgument(f"the checkpoint has no {name}: it is not {NAMES}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the checkpoint's {name}: {error}") from None
+
+
+def unpack_archive(arguments: dict[str, Any], fds: list[int]) -> int:
+    """{"folder": an empty one, "limits"} + the archive: its files in `folder`/tree. Raises InvalidArgument, ResourceExhausted."""
+    folder = str(arguments["folder"])
+    try:
+        jail.enter(folder)
+        unpack(fds[0], folder, None, Limits(**arguments["limits"]))
+    except BadLayer as error:
+        raise InvalidArgument(f"the checkpoint's archive: {error.message}") from None
+    except OSError as error:
+        raise _in_our_words(error, folder) from None
+    return 0
+
+
+def take(arguments: dict[str, Any], fds: list[int]) -> int:
+    """{"target": an empty folder} + a folder with an archive's files, of which the known ones are copied. Raises Error."""
+    target = str(arguments["target"])
+    try:
+        for name in TAKEN:
+            _copy(fds[0], name, f"{target}/{name}", required=name in (names.CONFIG, names.SPEC))
+        _copy_images(fds[0], f"{target}/{names.IMAGES}")
+    except OSError as error:
+        raise _in_our_words(error, target) from None
+    return 0
+
+
+def _copy_images(source: int, target: str) -> None:
+    try:
+        folder = open_beneath(source, names.IMAGES, os.O_RDONLY | os.O_DIRECTORY)
+    except KernelError:
+        raise InvalidArgument(f"the checkpoint has no folder {names.IMAGES}: it is not {NAMES}") from None
+    os.mkdir(target, 0o700)
+    try:
+        found = os.listdir(folder)
+        if len(found) > MOST_IMAGES:
+            raise InvalidArgument(f"the checkpoint has more than {MOST_IMAGES} images")
+        for name in found:
+            _copy(folder, name, f"{target}/{name}", required=True)
+    finally:
+        os.close(folder)
+
+
+def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        if required:
+            raise InvalidArgument(f"the checkpoint has no {name}: it is not {NAMES}") from None
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidArgument(f"the checkpoint's {name!r} is no regular file")
+    # By a descriptor that follows no link: the file may have been changed since.
+    source = open_regular_in_root(folder, name)
+    try:
+        made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            while os.sendfile(made, source, None, CHUNK_BYTES):
+                pass
+        finally:
+            os.close(made)
+    finally:
+        os.close(source)
+
+
+def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
+    """Of a layer that was unpacked into `folder`: device nodes and whiteouts of what was removed. Raises InvalidArgument, Error."""
+    refuse_links(folder)
+    layer = Layer.read(folder)
+    tree = os.path.join(folder, TREE)
+    if layer.devices:
+        make_devices(tree, layer)
+    root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for path in deleted:
+            _white_out(root, path)
+    finally:
+        os.close(root)
+    return layer
+
+
+def deleted(folder: str) -> list[str]:
+    """The paths that deleted.files lists. Raises InvalidArgument."""
+    if not os.path.exists(f"{folder}/{names.DELETED}"):
+        return []
+    found: list[str] = _document(folder, names.DELETED, list[str])
+    for path in found:
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if ".." in parts or not parts or "\0" in path:
+            raise InvalidArgument(f"the checkpoint's {names.DELETED} names {path[:200]!r}")
+    return found
+
+
+def _white_out(root: int, path: str) -> None:
+    """Hide what the image has at `path`; what the layer has there stays."""
+    *parents, name = [os.fsencode(part) for part in path.split("/") if part not in ("", ".")]
+    folder = open_folder(root, b"")
+    try:
+        for parent in parents:
+            try:
+                os.mkdir(parent, 0o755, dir_fd=folder)
+            except FileExistsError:
+                pass
+            below = os.open(parent, _PLACE, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        try:
+            os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=folder)
+        except FileExistsError:
+            pass
+    except OSError as error:
+        raise InvalidArgument(
+            f"the checkpoint's {names.DELETED} names {path[:200]!r}: {error.strerror}"
+        ) from None
+    finally:
+        os.close(folder)
+
+
+def _in_our_words(error: OSError, folder: str) -> Exception:
+    number = error.errno or 0
+    if number in FULL:
+        return ResourceExhausted(f"unpacking a checkpoint: {reason(number, folder)}")
+    return KernelError("unpack", str(error.filename or folder), number)

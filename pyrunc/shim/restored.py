@@ -1,0 +1,67 @@
+"""A container that CRIU brings back from its images: done by a fork of the shim, for it takes long and wants a mount namespace.
+
+CRIU makes the processes siblings of its own, so they are the fork's children, and become the shim's, a subreaper's, when the fork
+has ended. From there the container is like any other. Its root and other mounts are attached in the fork's mount namespace, from
+which CRIU takes them, and the host sees none of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyrunc import jsontext
+from pyrunc.checkpoint import restore
+from pyrunc.checkpoint.checkpoint import Choices
+from pyrunc.container.bundle import Bundle, CreateOptions
+from pyrunc.container.state import State
+from pyrunc.shim import messages
+from pyrunc.shim.other_runtime import attach
+from pyrunc.shim.starter import Process
+from pyrunc.spec.parse import parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from pyrunc.shim.starter import Holder
+
+ROOT = "rootfs"
+
+
+def start(
+    fields: Mapping[str, Any],
+    fds: Sequence[int],
+    directory: str,
+    stdio: tuple[int, int, int],
+    holder: Holder | None,
+) -> Process:
+    """In a fork of its own: the container's processes, which run. `fields` is a compiler's answer with `restore`: {images, work,
+    options, cgroup}. Raises Error."""
+    attach(fields, fds, directory, holder)
+    with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
+        document = jsontext.loads(file.readall() or b"")
+    asked, record = fields["restore"], fields["state"]
+    state = State(
+        directory,
+        record["id"],
+        bundle=directory,
+        rootfs=f"{directory}/{ROOT}",
+        oci_version=record["oci_version"],
+        annotations=record["annotations"],
+        created=record["created"],
+        private_pids=record["private_pids"],
+    )
+    created = restore.restore(
+        state,
+        Bundle(directory, document, parse(document)),
+        CreateOptions(**asked["cgroup"]),
+        Choices(image_path=asked["images"], work_path=asked["work"], **asked["options"]),
+        restore.Labels(),
+        stdio,
+    )
+    os.close(created.pidfd)
+    assert created.cgroup is not None
+    process = Process(created.pid, created.start_time, created.cgroup, created.console_fd)
+    process.has_poststop = bool(fields["poststop"])
+    return process

@@ -1,0 +1,147 @@
+"""A writable layer goes into an archive and comes back: what was written, what was removed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from cri_server.checkpoints import layer, names, read
+from cri_server.images import unpack
+from cri_server.images.inflate import Limits
+from pyrunc.errors import InvalidArgument, Unsupported
+
+OPAQUE = "trusted.overlay.opaque"
+
+
+def whiteout(path: Path) -> None:
+    os.mknod(path, stat.S_IFCHR | 0o600, 0)
+
+
+def no_lower() -> int:
+    raise AssertionError("nobody needs the image")
+
+
+@pytest.fixture
+def upper(tmp_path: Path) -> Path:
+    made = tmp_path / "upper"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def tar(tmp_path: Path) -> Path:
+    return tmp_path / "diff.tar"
+
+
+def opener(folder: Path) -> int:
+    return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def test_it_is_the_same_afterwards(upper: Path, tar: Path, tmp_path: Path) -> None:
+    (upper / "etc").mkdir(mode=0o750)
+    (upper / "etc/plain").write_bytes(b"content")
+    os.chown(upper / "etc/plain", 12, 34)
+    os.chmod(upper / "etc/plain", 0o4711)
+    os.setxattr(upper / "etc/plain", "user.note", b"\x00\xff")
+    os.utime(upper / "etc/plain", ns=(0, 1_234_567_890_000_000_000))
+    os.link(upper / "etc/plain", upper / "same")
+    os.symlink("/etc/../../plain", upper / "link")
+    os.mkfifo(upper / "pipe", 0o622)
+    os.mknod(upper / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    whiteout(upper / "etc/gone")
+    (upper / os.fsdecode(b"\xff name")).write_bytes(b"")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(upper / "socket"))
+    removed = layer.write(str(upper), str(tar), no_lower)
+    assert removed == ["/etc/gone"] and stat.S_IMODE(tar.stat().st_mode) == 0o600
+
+    folder = tmp_path / "new"
+    folder.mkdir()
+    number = os.open(tar, os.O_RDONLY)
+    unpack.unpack(number, str(folder), None, Limits())
+    os.close(number)
+    read.finish_layer(str(folder), removed)
+    tree = folder / "tree"
+    found = os.stat(tree / "etc/plain")
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (12, 34, 0o4711)
+    assert (
+        int(found.st_mtime) == 1_234_567_890 and os.getxattr(tree / "etc/plain", "user.note") == b"\x00\xff"
+    )
+    assert os.path.samefile(tree / "etc/plain", tree / "same") and (tree / "same").read_bytes() == b"content"
+    assert os.readlink(tree / "link") == "/etc/../../plain" and stat.S_ISFIFO((tree / "pipe").stat().st_mode)
+    assert os.stat(tree / "null").st_rdev == os.makedev(1, 3)
+    gone = os.stat(tree / "etc/gone")
+    assert stat.S_ISCHR(gone.st_mode) and gone.st_rdev == 0
+    assert (tree / os.fsdecode(b"\xff name")).exists() and not (tree / "socket").exists()
+    assert stat.S_IMODE((tree / "etc").stat().st_mode) == 0o750
+
+
+def test_what_a_folder_hides_is_removed(upper: Path, tar: Path, tmp_path: Path) -> None:
+    """An opaque folder stands for the removal of all that the image has there; a folder in it hides as well."""
+    lower = tmp_path / "lower"
+    for name in ("a/keep", "a/gone", "a/sub/old", "b/other"):
+        (lower / name).parent.mkdir(parents=True, exist_ok=True)
+        (lower / name).touch()
+    (upper / "a/sub").mkdir(parents=True)
+    (upper / "a/keep").touch()
+    os.setxattr(upper / "a", OPAQUE, b"y")
+    assert layer.write(str(upper), str(tar), lambda: opener(lower)) == ["/a/gone", "/a/sub/old"]
+    with tarfile.open(tar) as found:
+        assert found.getnames() == [".", "a", "a/keep", "a/sub"]
+        assert not any(OPAQUE in key for member in found for key in member.pax_headers)
+
+
+def test_places_of_mounts_are_left_out_and_volumes_are_in(upper: Path, tar: Path, tmp_path: Path) -> None:
+    (upper / "etc").mkdir()
+    (upper / "etc/hosts").touch()
+    (upper / "data").mkdir()
+    volume = tmp_path / "volume"
+    (volume / "below").mkdir(parents=True)
+    (volume / "below/file").write_bytes(b"kept")
+    layer.write(str(upper), str(tar), no_lower, ["/etc/hosts", "/data"], {"/data": str(volume)})
+    with tarfile.open(tar) as found:
+        assert found.getnames() == [".", "etc", "data", "data/below", "data/below/file"]
+
+
+def test_a_file_whose_data_is_elsewhere_is_refused(upper: Path, tar: Path) -> None:
+    (upper / "moved").mkdir()
+    os.setxattr(upper / "moved", "trusted.overlay.redirect", b"/elsewhere")
+    with pytest.raises(Unsupported, match=r"'moved' has trusted\.overlay\.redirect"):
+        layer.write(str(upper), str(tar), no_lower)
+
+
+def test_a_deep_tree(upper: Path, tar: Path) -> None:
+    """Deeper than a path may be long."""
+    folder = os.open(upper, os.O_RDONLY)
+    for _ in range(300):
+        os.mkdir("d" * 100, dir_fd=folder)
+        below = os.open("d" * 100, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(folder)
+    layer.write(str(upper), str(tar), no_lower)
+    with tarfile.open(tar) as found:
+        assert len(found.getnames()) == 301
+
+
+def test_removals_lead_nowhere_else(tmp_path: Path) -> None:
+    """A hostile archive: the way to a removed file is a link to the host."""
+    folder, outside = tmp_path / "new", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    content = tmp_path / "diff.tar"
+    with tarfile.open(content, "w") as made:
+        member = tarfile.TarInfo("way")
+        member.type, member.linkname = tarfile.SYMTYPE, str(outside)
+        made.addfile(member)
+    number = os.open(content, os.O_RDONLY)
+    unpack.unpack(number, str(folder), None, Limits())
+    os.close(number)
+    with pytest.raises(InvalidArgument, match=f"{names.DELETED} names '/way/file'"):
+        read.finish_layer(str(folder), ["/way/file"])
+    assert not list(outside.iterdir())

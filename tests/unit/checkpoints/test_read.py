@@ -1,0 +1,121 @@
+"""What a checkpoint's documents say, whoever wrote them: our own, containerd's and CRI-O's forms, and nonsense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.checkpoints import describe, read
+from cri_server.containers import restore
+from cri_server.spec.mounts import Asked
+from cri_server.store.model import Container, User
+from pyrunc.errors import InvalidArgument
+
+SPEC: dict[str, Any] = {
+    "ociVersion": "1.2.0",
+    "process": {"terminal": True, "args": ["sh"]},
+    "mounts": [
+        {"destination": "/proc", "type": "proc", "source": "proc"},
+        {"destination": "/etc/hosts", "type": "bind", "source": "/x", "options": ["rbind", "ro"]},
+        {"destination": "/data//", "source": "/y", "options": ["rbind"]},
+    ],
+}
+
+
+def folder(tmp_path: Path, config: object, spec: object = SPEC) -> str:
+    (tmp_path / "config.dump").write_text(config if isinstance(config, str) else json.dumps(config))
+    (tmp_path / "spec.dump").write_text(spec if isinstance(spec, str) else json.dumps(spec))
+    return str(tmp_path)
+
+
+def container() -> Container:
+    return Container(
+        id="c" * 64,
+        sandbox_id="p" * 64,
+        config=api.ContainerConfig(metadata=api.ContainerMetadata(name="web")),
+        created_at_ns=1_700_000_000_000_000_001,
+        boot_id="b",
+        image_id="sha256:" + "0" * 64,
+        image_ref="registry.test/app@sha256:" + "1" * 64,
+        image_name="registry.test/app:1",
+        user=User(0, 0, ()),
+        stop_signal="SIGTERM",
+        log_path="",
+        cgroups_path="/p/c",
+        resources=api.LinuxContainerResources(),
+    )
+
+
+def test_what_we_write_is_read(tmp_path: Path) -> None:
+    documents = describe.files(container(), 1_700_000_001_500_000_000, "")
+    config = documents["config.dump"]
+    assert config["createdTime"] == "2023-11-14T22:13:20.000000001Z"
+    assert config["checkpointedTime"] == "2023-11-14T22:13:21.500000000Z"
+    found = read.read(folder(tmp_path, config))
+    assert found.name == "web" and found.terminal
+    assert found.images == [container().image_ref, container().image_name]
+    assert found.binds == ["/etc/hosts", "/data"]
+
+
+def test_what_others_write_is_read(tmp_path: Path) -> None:
+    """More fields, null in place of lists, no image by digest."""
+    config = {"id": "x", "name": "k8s_c_p", "rootfsImage": "", "rootfsImageName": "a:1", "restored": False, "restoredTime": "0001-01-01T00:00:00Z"}  # fmt: skip
+    found = read.read(folder(tmp_path, config, {"mounts": None, "process": {"args": None}}))
+    assert found.images == ["a:1"] and found.binds == [] and not found.terminal
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "why"),
+    [
+        ("{", SPEC, "config.dump"),
+        ("[]", SPEC, "config.dump"),
+        ({"rootfsImageRef": 3}, SPEC, "config.dump: .*rootfsImageRef"),
+        ({}, "nothing", "spec.dump"),
+        ({}, {"mounts": [{"type": "bind"}]}, "spec.dump: .*destination"),
+        ({}, {"process": {"terminal": "yes"}}, "spec.dump: .*terminal"),
+    ],
+)
+def test_nonsense_is_named(tmp_path: Path, config: object, spec: object, why: str) -> None:
+    with pytest.raises(InvalidArgument, match=why):
+        read.read(folder(tmp_path, config, spec))
+
+
+def test_a_document_that_is_missing_or_endless(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"has no config\.dump"):
+        read.read(str(tmp_path))
+    path = folder(tmp_path, {})
+    with open(tmp_path / "config.dump", "wb") as file:
+        file.truncate(read.DOCUMENT_LIMIT_BYTES + 1)
+    with pytest.raises(InvalidArgument, match="is larger than"):
+        read.read(path)
+
+
+@pytest.mark.parametrize("names", [["../x"], ["/a/../../x"], ["/"], [""], ["a\0b"]])
+def test_removed_files_are_paths_inside(tmp_path: Path, names: list[str]) -> None:
+    (tmp_path / "deleted.files").write_text(json.dumps(names))
+    with pytest.raises(InvalidArgument, match=r"deleted\.files"):
+        read.deleted(str(tmp_path))
+
+
+def test_what_the_request_and_the_checkpoint_must_agree_on() -> None:
+    found = read.Checkpoint("c", ["a"], ["/etc/hosts", "/data"], False)
+    binds = [{"destination": place, "type": "bind"} for place in ("/etc/hosts", "/data")]
+    spec = {"process": {}, "mounts": binds}
+    data = Asked(api.Mount(container_path="/data"), "/data")
+    restore.check(found, spec, [data])
+    with pytest.raises(InvalidArgument, match="had mounts of the host at /data"):
+        restore.check(found, {**spec, "mounts": binds[:1]}, [])
+    with pytest.raises(InvalidArgument, match="had nothing mounted at /more"):
+        restore.check(found, spec, [data, Asked(api.Mount(container_path="/more"), "/more")])
+    with pytest.raises(InvalidArgument, match="had no terminal"):
+        restore.check(found, {**spec, "process": {"terminal": True}}, [data])
+
+
+def test_images_that_hold_a_checkpoint_say_so() -> None:
+    assert restore.holds_checkpoint({"org.criu.checkpoint.container.name": "c"})
+    assert restore.holds_checkpoint({"io.kubernetes.cri-o.annotations.checkpoint.name": "c"})
+    assert not restore.holds_checkpoint({"org.opencontainers.image.title": "c"})

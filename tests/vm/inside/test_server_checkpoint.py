@@ -1,0 +1,227 @@
+"""Checkpoints of a server's containers by the real CRIU: processes, files and listeners go on where they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.images import build
+from tests.cri.server_harness import IMAGE, Server
+from tests.support.processes import wait_until
+
+WORKLOAD = (
+    "mkdir /data && echo kept > /data/file && rm /etc/group && echo changed >> /etc/passwd;"
+    "i=0; while :; do i=$((i+1)); echo $i; echo $i > /next; mv /next /count; sleep 0.05; done"
+)
+CHECKPOINT_IMAGE = "registry.test/checkpoint:1"
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[Server]:
+    with Server(settings={"containers": {"restore_images": True}}) as server:
+        server.load_image()
+        yield server
+
+
+@pytest.fixture
+def server(module_server: Server) -> Iterator[Server]:
+    yield module_server
+    module_server.remove_all()
+
+
+def config(server: Server, script: str = WORKLOAD, **changes: Any) -> api.ContainerConfig:
+    return server.container_config(["sh", "-c", script], **changes)
+
+
+def count(server: Server, container: str) -> int:
+    return int(server.output(container, "sh", "-c", "cat /count || echo 0"))
+
+
+def wait_beyond(server: Server, container: str, number: int) -> None:
+    assert wait_until(lambda: count(server, container) > number, 60, 0.1)
+
+
+def checkpoint(server: Server, container: str, location: Path) -> Path:
+    request = api.CheckpointContainerRequest(container_id=container, location=str(location), timeout=300)
+    server.runtime.CheckpointContainer(request, timeout=330)
+    assert location.stat().st_mode & 0o7777 == 0o600
+    return location
+
+
+def restore(server: Server, reference: Path | str, wanted: api.ContainerConfig) -> str:
+    """In a new pod, which has another address."""
+    wanted.image.image = str(reference)
+    return server.launch(server.run_pod(), wanted)
+
+
+def test_it_goes_on_in_another_pod(server: Server, tmp_path: Path) -> None:
+    first = server.launch(server.run_pod(), config(server))
+    wait_beyond(server, first, 5)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    at_dump = count(server, first)
+    wait_beyond(server, first, at_dump + 5)  # the first one goes on, too
+    again = restore(server, archive, config(server))
+    assert wait_until(lambda: server.log_lines(again), 30)
+    assert (
+        5 < int(server.log_lines(again)[0]) <= at_dump + 1
+    )  # its output goes on, without a gap, in another log
+    wait_beyond(server, again, at_dump)
+    assert server.output(again, "cat", "/data/file") == "kept\n"
+    assert "changed" in server.output(again, "cat", "/etc/passwd")
+    assert "group" not in server.output(again, "ls", "/etc")
+    assert sorted(os.listdir(server.root / "containers" / again)) == ["upper", "work"]
+    status = server.status(again)
+    assert status.image.image == IMAGE and status.state == api.CONTAINER_RUNNING
+    server.restart()
+    wait_beyond(server, again, count(server, again))
+    server.stop_container(again)
+    assert server.status(again).exit_code == 137
+    assert count(server, first) > at_dump
+
+
+def test_what_the_archive_holds(server: Server, tmp_path: Path) -> None:
+    container = server.launch(server.run_pod(), config(server))
+    wait_beyond(server, container, 1)
+    with tarfile.open(checkpoint(server, container, tmp_path / "a.tar")) as found:
+        members = {member.name: member for member in found}
+        assert {"config.dump", "spec.dump", "status.dump", "status", "rootfs-diff.tar", "deleted.files", "bind.mounts",
+                "dump.log", "stats-dump", "checkpoint", "checkpoint/inventory.img", "checkpoint/descriptors.json"} <= set(members)  # fmt: skip
+        assert all(member.mode & 0o077 == 0 for member in members.values())
+
+        def read(name: str) -> Any:
+            content = found.extractfile(name)
+            assert content is not None
+            return json.load(content)
+
+        assert read("config.dump")["rootfsImageName"] == IMAGE and read("config.dump")["id"] == container
+        assert read("spec.dump")["process"]["args"][0] == "sh"
+        assert "/etc/group" in read("deleted.files")
+        assert "/etc/hosts" in {mount["destination"] for mount in read("bind.mounts")}
+        layer = found.extractfile("rootfs-diff.tar")
+        assert layer is not None
+        with tarfile.open(fileobj=layer) as written:
+            assert {"data/file", "etc/passwd"} <= set(written.getnames())
+
+
+def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> None:
+    """A volume's content is not in the archive: it is what the new pod has."""
+    volumes = [tmp_path / name for name in ("old", "new")]
+    for volume in volumes:
+        volume.mkdir()
+        (volume / "name").write_text(volume.name)
+    old, new = (
+        config(server, mounts=[api.Mount(container_path="/volume", host_path=str(volume))])
+        for volume in volumes
+    )
+    first = server.launch(server.run_pod(), old)
+    wait_beyond(server, first, 1)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    assert server.output(restore(server, archive, new), "cat", "/volume/name") == "new"
+    with pytest.raises(grpc.RpcError, match="had mounts of the host at /volume"):
+        restore(server, archive, config(server))
+
+
+def test_from_an_image_with_the_annotation(server: Server, tmp_path: Path) -> None:
+    """As `buildah add` makes one of an archive."""
+    first = server.launch(server.run_pod(), config(server))
+    wait_beyond(server, first, 3)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    image = build.image([archive.read_bytes()])
+    annotations = {"org.criu.checkpoint.container.name": "c"}
+    server.load_image(build.oci_archive({CHECKPOINT_IMAGE: image}, annotations=annotations))
+    again = restore(server, CHECKPOINT_IMAGE, config(server))
+    wait_beyond(server, again, 3)
+    assert server.status(again).image.image == IMAGE
+
+
+def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
+    """What an image declares as VOLUME is the container's own, so it comes along."""
+    reference = "registry.test/volume:1"
+    files = {name: Path("/bin/busybox").read_bytes() for name in ("bin/sh", "bin/cat", "bin/sleep", "bin/mv", "bin/rm", "bin/mkdir")}  # fmt: skip
+    layer = build.layer({name: build.Node(content, mode=0o755) for name, content in files.items()} | {"state/of-image": b"x"})  # fmt: skip
+    server.load_image(build.docker_archive({reference: build.image([layer], {"Volumes": {"/state": {}}})}))
+    script = "rm /state/of-image; echo mine > /state/file; i=0; while :; do i=$((i+1)); echo $i > /count; sleep 0.05; done"
+    wanted = config(server, script, image=api.ImageSpec(image=reference))
+    first = server.launch(server.run_pod(), wanted)
+    wait_beyond(server, first, 2)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    again = restore(server, archive, wanted)
+    wait_beyond(server, again, 2)
+    assert server.output(again, "sh", "-c", "cat /state/file; echo /state/*") == "mine\n/state/file\n"
+
+
+def test_a_terminal(server: Server, tmp_path: Path) -> None:
+    wanted = config(server, tty=True)
+    first = server.launch(server.run_pod(), wanted)
+    wait_beyond(server, first, 2)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    again = restore(server, archive, wanted)
+    at = count(server, again)
+    wait_beyond(server, again, at)
+    assert wait_until(lambda: str(at + 1) in server.log_lines(again), 30)
+
+
+def test_it_is_limited_and_confined_again(server: Server, tmp_path: Path) -> None:
+    wanted = config(server)
+    wanted.linux.resources.memory_limit_in_bytes = 128 << 20
+    wanted.linux.security_context.no_new_privs = True
+    wanted.linux.security_context.seccomp.profile_type = api.SecurityProfile.RuntimeDefault
+    wanted.linux.security_context.masked_paths.extend(["/proc/kcore", "/sys/firmware"])
+    wanted.linux.security_context.readonly_paths.append("/proc/sys")
+    first = server.launch(server.run_pod(), wanted)
+    wait_beyond(server, first, 2)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    wanted.linux.resources.memory_limit_in_bytes = 96 << 20
+    again = restore(server, archive, wanted)
+    info = json.loads(
+        server.runtime.ContainerStatus(api.ContainerStatusRequest(container_id=again, verbose=True)).info[
+            "info"
+        ]
+    )
+    lines = Path(f"/proc/{info['pid']}/status").read_text().splitlines()
+    assert "NoNewPrivs:\t1" in lines and "Seccomp:\t2" in lines
+    group = Path(f"/proc/{info['pid']}/cgroup").read_text().strip().rpartition(":")[2]
+    assert again in group
+    limit = Path(f"/sys/fs/cgroup{group}/memory.max")
+    if limit.exists():  # not on a hybrid host
+        assert int(limit.read_text()) == 96 << 20
+    assert "Read-only" in server.exec(again, "sh", "-c", "echo x > /proc/sys/kernel/hostname").stderr.decode()
+
+
+def test_listeners_listen_and_connections_are_closed(server: Server, tmp_path: Path) -> None:
+    """The pod has another address; whoever was connected goes on with the first one, and nobody with the second."""
+    script = (
+        "mkdir /www && echo hello > /www/index.html; httpd -p 8080 -h /www; (sleep 10000 | nc 127.0.0.1 8080) & "
+        + WORKLOAD
+    )
+    first = server.launch(server.run_pod(), config(server, script))
+    wait_beyond(server, first, 2)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    again = restore(server, archive, config(server, script))
+    wait_beyond(server, again, 2)
+    for container in (first, again):
+        assert server.output(container, "wget", "-qO-", "http://127.0.0.1:8080/") == "hello\n"
+
+
+def test_a_damaged_checkpoint_starts_nothing(server: Server, tmp_path: Path) -> None:
+    first = server.launch(server.run_pod(), config(server))
+    wait_beyond(server, first, 1)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    folder = tmp_path / "content"
+    folder.mkdir()
+    subprocess.run(["tar", "xf", archive, "-C", folder], check=True)
+    (folder / "checkpoint/core-1.img").write_bytes(b"damaged")
+    subprocess.run(["tar", "cf", archive, "-C", folder, "."], check=True)
+    with pytest.raises(grpc.RpcError, match="criu failed"):
+        restore(server, archive, config(server))
+    ended = [c for c in server.containers() if c.state == api.CONTAINER_EXITED]
+    assert len(ended) == 1 and server.status(ended[0].id).reason == "StartError"
