@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from struct import Struct
 from typing import Protocol
 
@@ -129,7 +130,7 @@ def _next_header(stream: Source) -> tuple[bytes, ...] | None:
         raise BadLayer("the tar is truncated in a header")
     fields = _HEADER.unpack(block)
     expected = _number(fields[6], "checksum")
-    total = sum(block[:148]) + sum(block[156:]) + 8 * 0x20
+    total = sum(block) - sum(block[148:156]) + 8 * 0x20
     if total != expected:
         above = sum(1 for byte in block[:148] + block[156:] if byte > 127)
         if total - 256 * above != expected:  # some old tars summed signed bytes
@@ -200,6 +201,7 @@ def _checked_name(name: bytes, what: str) -> bytes:
     return name
 
 
+@lru_cache(1024)  # owners, modes and times repeat
 def _number(text: bytes, what: str, signed: bool = False) -> int:
     """Octal text, or GNU's base-256 whose first byte is 0x80 (0xff for a negative number)."""
     if text[0] & 0x80:

@@ -6,6 +6,7 @@ code that has never been in the hands of a layer.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -75,6 +76,7 @@ def _copy(tar: TarFile, source: int, fd: int, target: int, length: int) -> None:
 def errand(arguments: dict[str, Any], fds: list[int]) -> int:
     """What the zygote forks: `fds` is a pipe that gets a byte now and then; the arguments are `build_in`'s."""
     [progress_fd] = fds
+    gc.disable()  # a tree of a million nodes has no cycles, and the process ends with it
     os.set_blocking(progress_fd, False)
 
     def tick() -> None:
