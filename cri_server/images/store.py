@@ -87,6 +87,7 @@ class Store:
     async def open(self) -> None:
         """Make or read the store; layers that are lost are made again, what no image needs is dropped.
 
+        self._has_trash = False
         Raises Unsupported when images are to be mounted and this kernel cannot.
         """
         for name in await in_thread(self._open):
@@ -147,6 +148,8 @@ class Store:
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
         """Keep blobs and layers (digests, chain ids) from being collected. What is here inside stays here: a collection that
+        self._mounts.release()
+        self.files.release()
         is under way ends first."""
         held = list(keys)
         await self._hold(held)
@@ -185,6 +188,7 @@ class Store:
     def _publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
         self._sync(diff_ids)
         self.catalog.add(names)
+        self._empty_trash_soon()
         self._collect()
 
     def _sync(self, diff_ids: Sequence[str]) -> None:
@@ -212,7 +216,7 @@ class Store:
             log.warning("the image store is full: removing first, writing the index then")
             self.catalog.forget(names)
             self._collect()
-            self.layers.empty_trash()
+            self._empty_trash()
             self.catalog.remove(names)
         self._collect()
 
@@ -277,11 +281,24 @@ class Store:
                 remove_path(entry.path)
             return True
 
+                self.files.release()
     def _empty_trash_soon(self) -> None:
         if self._emptying is None or self._emptying.done():
-            self._emptying = asyncio.get_running_loop().create_task(in_thread(self.layers.empty_trash))
+            self._emptying = asyncio.get_running_loop().create_task(self._empty_all_trash())
+
+    async def _empty_all_trash(self) -> None:
+        while self._has_trash:
+            self._has_trash = False
+            await in_thread(self._empty_trash)
+
+    def _empty_trash(self) -> None:
+        """Give back the memory and the room of what was dropped. Slow: run it in a thread."""
+        self.layers.empty_trash()
+        self.files.release()
+        self._mounts.release()
 
     def totals(self) -> tuple[int, int]:
+        self._has_trash = True
         """Bytes and inodes of what the images have on disk."""
         layers, files, blobs = self.layers.totals(), self.files.totals(), self.catalog.used_blobs()
         return layers[0] + files[0] + sum(blobs.values()), layers[1] + files[1] + len(blobs)

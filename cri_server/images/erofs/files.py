@@ -18,6 +18,7 @@ from pyrunc import atomic_file
 from pyrunc.errors import NotFound
 from pyrunc.kernel import verity
 
+DROPPED_LIMIT = 100  # descriptors; beyond it a file is freed at once
 _DIGITS = frozenset("0123456789abcdef")
 
 
@@ -30,6 +31,7 @@ class LayerFiles:
         self._sizes: dict[Path, int] = {}
         self._digests: dict[Path, str] = {}
         self._unsynced: set[Path] = set()
+        self._dropped: list[int] = []
 
     def prepare(self) -> None:
         """Make the folders, and see what is there."""
@@ -155,12 +157,26 @@ class LayerFiles:
             self.drop(path)
 
     def drop(self, path: Path) -> None:
-        """Unlink one; missing is fine."""
+        """Unlink one; missing is fine. Its blocks and pages stay until `release`: freeing those of a large tar takes a while."""
+        if len(self._dropped) < DROPPED_LIMIT:
+            try:
+                self._dropped.append(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC))
+            except FileNotFoundError:
+                pass
         path.unlink(missing_ok=True)
         if self._digests.pop(path, ""):
             (self._verity / self._name(path)).unlink(missing_ok=True)
         self._unsynced.discard(path)
         self._sizes.pop(path, None)
+
+    def release(self) -> None:
+        """Give back what the dropped files had. Blocking; may run beside `drop`."""
+        while True:
+            try:
+                fd = self._dropped.pop()
+            except IndexError:
+                return
+            os.close(fd)
 
     def open_tar(self, diff_id: str) -> int:
         """A descriptor for reading, which the caller closes. Raises NotFound."""

@@ -45,6 +45,7 @@ class Mounts:
         self._files = files
         self._lock = threading.Lock()
         self._mounts: dict[str, ImageMount] = {}
+        self._dropped: list[ImageMount] = []
 
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
         """The mount of the image of these layers. Blocking. Raises KernelError, OSError, DamagedRecord."""
@@ -73,10 +74,16 @@ class Mounts:
                 os.close(fd)
 
     def keep(self, chain_ids: set[str]) -> None:
-        """Let go of the others."""
+        """Let go of the others, of which `release` frees the pages."""
         with self._lock:
             for chain_id in [c for c in self._mounts if c not in chain_ids]:
-                del self._mounts[chain_id]
+                self._dropped.append(self._mounts.pop(chain_id))
+
+    def release(self) -> None:
+        """Close what was let go. Blocking; may run beside the other methods."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+        dropped.clear()  # without the lock: it may take a tenth of a second
 
 
 def open_image(record: dict[str, Any]) -> int:

@@ -249,3 +249,24 @@ def cached_pages(path: Path) -> int:
         return sum(page & 1 for page in pages)
     finally:
         libc.munmap(area, ctypes.c_size_t(size))
+
+
+async def test_what_a_removed_image_had_is_given_back(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    """In the background: the call that removes it does not wait for the pages of its files and of its mount."""
+    service, built = await serve(opened, tmp_path / "images"), make()
+    await pulled(service, registry, built)
+    rootfs = await service.rootfs(built.id)
+    assert texts(rootfs, "top")
+    del rootfs
+    await service.remove(built.id)
+    assert names(tmp_path / "images/tars") == set()
+    await service._store.emptied()
+    held = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)}
+    assert [path for path in held if path.startswith(str(tmp_path / "images"))] == []
+    assert service._store._mounts._dropped == []
+
+
+def _exists(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
