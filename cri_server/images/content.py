@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,40 +43,24 @@ def store_errors(root: Path) -> Iterator[None]:
         raise node_error(error, os.fsdecode(error.filename or "the image store"), root) from error
 
 
-class Ingest:
-    """A blob that is being written. Use from one thread at a time; ends with `commit` or `abandon` (or as a `with`)."""
+class Incoming(ABC):
+    """Content that arrives in pieces, hashed on the way. Use from one thread at a time."""
 
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
-        self._path = blobs.new_temporary("blob")
-        try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise node_error(error, "a blob", blobs.root) from None
+    def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self.size = 0
 
-    def __enter__(self) -> Ingest:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.abandon()
-
     def write(self, data: bytes) -> None:
-        """Append. Raises ResourceExhausted, KernelError."""
+        """Append. Raises what `_put` raises."""
         self._hash.update(data)
         self.size += len(data)
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._fd, view) :]
-        except OSError as error:
-            raise node_error(error, "a blob", self._blobs.root) from None
+        self._put(data)
+
+    @abstractmethod
+    def _put(self, data: bytes) -> None: ...
 
     def restart(self) -> None:
         """Forget what was written."""
-        os.ftruncate(self._fd, 0)
-        os.lseek(self._fd, 0, os.SEEK_SET)
         self._hash, self.size = hashlib.sha256(), 0
 
     @property
@@ -89,6 +74,38 @@ class Ingest:
             raise DigestMismatch(f"blob {digest} has {self.size} bytes, not {size}")
         if self.digest != digest:
             raise DigestMismatch(f"blob {digest} has the content of {self.digest}")
+
+
+class Ingest(Incoming):
+    """A blob that is being written; ends with `commit` or `abandon` (or as a `with`). `write` raises ResourceExhausted, KernelError."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        super().__init__()
+        self._blobs = blobs
+        self._path = blobs.new_temporary("blob")
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise node_error(error, "a blob", blobs.root) from None
+
+    def __enter__(self) -> Ingest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            raise node_error(error, "a blob", self._blobs.root) from None
+
+    def restart(self) -> None:
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        super().restart()
 
     def commit(self) -> str:
         """Make it a blob; its digest. Raises ResourceExhausted, KernelError."""

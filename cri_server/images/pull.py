@@ -19,6 +19,7 @@ from cri_server.images.hosts import hosts_for
 from cri_server.images.layers import chain_ids
 from cri_server.images.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.model import Auth, Progress
+from cri_server.images.piped import Interrupted, Pipes
 from cri_server.images.reference import Reference
 from cri_server.images.registry import Registry
 from cri_server.images.store import Store
@@ -154,7 +155,11 @@ class Pull:
             raise ResourceExhausted(f"{self._total} bytes of layers: {self._store.full()}")
         self._tell("fetching")
         await self._store.make_all(
-            manifest, config.diff_ids, lambda layer: self._fetch(registry, layer), self._watch
+            manifest,
+            config.diff_ids,
+            partial(self._fetch, registry),
+            self._watch,
+            partial(self._stream, registry),
         )
 
     def _name(self, target: Descriptor) -> Name:
@@ -177,6 +182,16 @@ class Pull:
             if ingest.digest != descriptor.digest:
                 raise DigestMismatch(f"blob {descriptor.digest} has the content of {ingest.digest}")
             ingest.commit()
+        self._watch.touch()
+
+    async def _stream(self, registry: Registry, descriptor: Descriptor, pipes: Pipes) -> None:
+        """Send the blob into a pipe while it arrives. Raises Interrupted: it must be fetched."""
+        async with self._fetches, pipes() as blob:
+            try:
+                await self._thread(lambda: registry.blob(descriptor, blob, self._arrived))
+            except Interrupted:
+                self._arrived(-blob.size)
+                raise
         self._watch.touch()
 
     def _arrived(self, size: int) -> None:

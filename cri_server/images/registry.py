@@ -19,7 +19,7 @@ from cri_server.images import auth as logins
 from cri_server.images import manifest as manifests
 from cri_server.images.auth import Credential
 from cri_server.images.client import Body, Session, Unavailable
-from cri_server.images.content import DigestMismatch, Ingest
+from cri_server.images.content import DigestMismatch, Incoming
 from cri_server.images.hosts import PULL, RESOLVE, Host
 from cri_server.images.manifest import Descriptor
 from cri_server.images.model import Auth
@@ -84,7 +84,7 @@ class Registry:
 
         return self._each(PULL, fetch)
 
-    def blob(self, descriptor: Descriptor, ingest: Ingest, arrived: Callable[[int], None]) -> None:
+    def blob(self, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]) -> None:
         """Fill `ingest` with the blob, verified; `arrived` is told how many bytes came. The caller commits."""
 
         def fetch(host: Host) -> None:
@@ -99,7 +99,7 @@ class Registry:
         self._each(PULL, fetch)
 
     def _checked_blob(
-        self, host: Host, descriptor: Descriptor, ingest: Ingest, arrived: Callable[[int], None]
+        self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
     ) -> None:
         try:
             self._blob(host, descriptor, ingest, arrived)
@@ -205,7 +205,7 @@ class Registry:
     # ---- blobs
 
     def _blob(
-        self, host: Host, descriptor: Descriptor, ingest: Ingest, arrived: Callable[[int], None]
+        self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
     ) -> None:
         failures = 0
         while ingest.size < descriptor.size or (not descriptor.size and not failures):
@@ -225,7 +225,7 @@ class Registry:
                 self._pause(failures - 1, error)
 
     def _blob_part(
-        self, host: Host, descriptor: Descriptor, ingest: Ingest, arrived: Callable[[int], None]
+        self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
     ) -> None:
         headers = {"Range": f"bytes={ingest.size}-"} if ingest.size else {}
         with self._open(host, f"blobs/{descriptor.digest}", headers) as response:

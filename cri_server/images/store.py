@@ -26,6 +26,7 @@ from cri_server.images.erofs.probe import why_not, why_not_shared
 from cri_server.images.inflate import Limits
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
+from cri_server.images.piped import Interrupted, PipedBlob, Pipes, piped
 from cri_server.images.unused import Entry, unused
 from cri_server.images.waiting import Abandoned, KeyedLock, Watch, first_error, in_thread
 from pyrunc.errors import Error, PeerError, ResourceExhausted, Unsupported
@@ -36,6 +37,8 @@ from pyrunc.zygote.client import Zygote
 log = logging.getLogger(__name__)
 
 RESERVE_LIMIT_BYTES = 512 << 20
+STREAMS_AT_ONCE = 16  # of all pulls: each is a process of a few MiB that mostly waits for its registry
+Stream = Callable[[Descriptor, Pipes], Awaitable[None]]
 _EVERYTHING = "everything"  # a key that is held as digests are
 _ERRAND_END_S = 10.0
 _UNPACK_ERRAND = "cri_server.images.unpack:errand"
@@ -81,13 +84,14 @@ class Store:
         self._changing = asyncio.Lock()
         self.turns = KeyedLock()
         self._cores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+        self._streams = asyncio.Semaphore(STREAMS_AT_ONCE)
         self._unsynced: set[str] = set()
         self._emptying: asyncio.Task[None] | None = None
+        self._has_trash = False
 
     async def open(self) -> None:
         """Make or read the store; layers that are lost are made again, what no image needs is dropped.
 
-        self._has_trash = False
         Raises Unsupported when images are to be mounted and this kernel cannot.
         """
         for name in await in_thread(self._open):
@@ -144,12 +148,12 @@ class Store:
     async def close(self) -> None:
         await self.emptied()
         self._mounts.keep(set())
+        self._mounts.release()
+        self.files.release()
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
         """Keep blobs and layers (digests, chain ids) from being collected. What is here inside stays here: a collection that
-        self._mounts.release()
-        self.files.release()
         is under way ends first."""
         held = list(keys)
         await self._hold(held)
@@ -184,11 +188,11 @@ class Store:
         """List an image whose blobs and layers are all here: everything it needs reaches the disk first."""
         async with self._changing:
             await in_thread(lambda: self._publish(names, diff_ids), abandon_s=None)
+        self._empty_trash_soon()
 
     def _publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
         self._sync(diff_ids)
         self.catalog.add(names)
-        self._empty_trash_soon()
         self._collect()
 
     def _sync(self, diff_ids: Sequence[str]) -> None:
@@ -277,12 +281,13 @@ class Store:
                 self.layers.empty_trash()
             elif entry.kind in ("tar", "index"):
                 self.files.drop(entry.path)
+                self.files.release()
             else:
                 remove_path(entry.path)
             return True
 
-                self.files.release()
     def _empty_trash_soon(self) -> None:
+        self._has_trash = True
         if self._emptying is None or self._emptying.done():
             self._emptying = asyncio.get_running_loop().create_task(self._empty_all_trash())
 
@@ -298,7 +303,6 @@ class Store:
         self._mounts.release()
 
     def totals(self) -> tuple[int, int]:
-        self._has_trash = True
         """Bytes and inodes of what the images have on disk."""
         layers, files, blobs = self.layers.totals(), self.files.totals(), self.catalog.used_blobs()
         return layers[0] + files[0] + sum(blobs.values()), layers[1] + files[1] + len(blobs)
@@ -345,14 +349,16 @@ class Store:
         diff_ids: Sequence[str],
         fetch: Callable[[Descriptor], Awaitable[None]],
         watch: Watch,
+        stream: Stream | None = None,
     ) -> None:
-        """Have all layers here, as tars with an index or unpacked with their blobs; `fetch` sees to a blob. In parallel.
+        """Have all layers here, as tars with an index or unpacked with their blobs; `fetch` sees to a blob, `stream` sends one that
+        need not be kept into a pipe, or raises Interrupted. In parallel.
 
         Cancels what is left when one fails. Raises what failed.
         """
         try:
             if diff_ids and self.catalog.is_mounted(manifest.config.digest):
-                await self._index_all(manifest, diff_ids, fetch, watch)
+                await self._index_all(manifest, diff_ids, fetch, watch, stream)
             else:
                 await self._unpack_all(manifest, diff_ids, fetch, watch)
         except BaseExceptionGroup as problems:
@@ -399,11 +405,12 @@ class Store:
         diff_ids: Sequence[str],
         fetch: Callable[[Descriptor], Awaitable[None]],
         watch: Watch,
+        stream: Stream | None = None,
     ) -> None:
         layers = dict(zip(reversed(diff_ids), reversed(manifest.layers), strict=True))
         async with asyncio.TaskGroup() as group:
             for diff_id in dict.fromkeys(diff_ids):
-                group.create_task(self._have_tar(diff_id, layers[diff_id], fetch, watch))
+                group.create_task(self._have_tar(diff_id, layers[diff_id], fetch, watch, stream))
         chain = chain_ids(diff_ids)
         async with self.turns.of(f"index {chain[-1]}", watch):
             if not self.files.has_index(chain[-1]):
@@ -415,10 +422,13 @@ class Store:
         descriptor: Descriptor,
         fetch: Callable[[Descriptor], Awaitable[None]],
         watch: Watch,
+        stream: Stream | None,
     ) -> None:
         """Somebody who does the same already is waited for."""
         async with self.turns.of(f"tar {diff_id}", watch):
             here = self.files.has_tar(diff_id)
+            if not here and stream and await self._stream_tar(diff_id, descriptor, stream, watch):
+                return
             if not here or self.policy.keep_blobs:
                 await fetch(descriptor)
             if not here:
@@ -432,26 +442,53 @@ class Store:
         if not held and not self.policy.keep_blobs and digest not in self.catalog.used_blobs():
             self.blobs.remove(digest)
 
+    async def _stream_tar(self, diff_id: str, descriptor: Descriptor, stream: Stream, watch: Watch) -> bool:
+        """Make the tar while its blob arrives; False when it must be made from a blob that is kept, or has to be looked into."""
+        if self.policy.keep_blobs or self.blobs.size(descriptor.digest) == descriptor.size:
+            return False
+        try:
+            async with self._work_folder() as folder:
+
+                @asynccontextmanager
+                async def pipes() -> AsyncIterator[PipedBlob]:
+                    with watch.paused():
+                        await self._streams.acquire()
+                    try:
+                        async with piped(lambda fd: self._write_tar(diff_id, fd, folder, watch)) as blob:
+                            yield blob
+                    finally:
+                        self._streams.release()
+
+                await stream(descriptor, pipes)
+                await in_thread(lambda: self.files.commit_tar(folder, diff_id))
+        except Interrupted:
+            return False
+        return True
+
     async def _make_tar(self, diff_id: str, descriptor: Descriptor, watch: Watch) -> None:
-        limits = self._limits_of_layer()
         blob_fd = self.blobs.open_blob(descriptor.digest)
         try:
             async with self._work_folder() as folder:
-                arguments = {"folder": folder, "diff_id": diff_id, "limits": asdict(limits)}
-                await self._perform(
-                    _TAR_ERRAND,
-                    arguments,
-                    [blob_fd],
-                    lambda tick: layer_tar.write_tar(blob_fd, folder, diff_id, limits, tick),
-                    watch,
-                )
+                async with self._core(watch):
+                    await self._write_tar(diff_id, blob_fd, folder, watch)
                 await in_thread(lambda: self.files.commit_tar(folder, diff_id))
         finally:
             os.close(blob_fd)
 
+    async def _write_tar(self, diff_id: str, blob_fd: int, folder: str, watch: Watch) -> None:
+        limits = self._limits_of_layer()
+        arguments = {"folder": folder, "diff_id": diff_id, "limits": asdict(limits)}
+        await self._perform(
+            _TAR_ERRAND,
+            arguments,
+            [blob_fd],
+            lambda tick: layer_tar.write_tar(blob_fd, folder, diff_id, limits, tick),
+            watch,
+        )
+
     async def _make_index(self, diff_ids: Sequence[str], chain_id: str, watch: Watch) -> None:
         devices = list(dict.fromkeys(diff_ids))
-        async with self._work_folder() as folder:
+        async with self._work_folder() as folder, self._core(watch):
             arguments = {
                 "folder": folder,
                 "tars": [str(self.files.tar(diff_id)) for diff_id in devices],
@@ -503,13 +540,14 @@ class Store:
         try:
             async with self._work_folder() as folder:
                 arguments = {"folder": folder, "diff_id": layer.diff_id, "limits": asdict(limits)}
-                await self._perform(
-                    _UNPACK_ERRAND,
-                    arguments,
-                    [fd],
-                    lambda tick: unpack.unpack(fd, folder, layer.diff_id, limits, tick),
-                    watch,
-                )
+                async with self._core(watch):
+                    await self._perform(
+                        _UNPACK_ERRAND,
+                        arguments,
+                        [fd],
+                        lambda tick: unpack.unpack(fd, folder, layer.diff_id, limits, tick),
+                        watch,
+                    )
                 if layer.below is not None:
                     await layer.below.wait()
                 self._unsynced.add(layer.chain[-1])
@@ -542,14 +580,19 @@ class Store:
         here: Callable[[Callable[[], None]], object],
         watch: Watch,
     ) -> None:
-        """`function` in an errand with a pipe for its progress, or without errands `here` in a thread, when it is our turn."""
+        """`function` in an errand with a pipe for its progress, or without errands `here` in a thread."""
+        if self._errands is None:
+            await _in_thread_with_ticks(here, watch)
+        else:
+            await _in_errand(self._errands, function, arguments, fds, watch)
+
+    @asynccontextmanager
+    async def _core(self, watch: Watch) -> AsyncIterator[None]:
+        """One of the machine's, when it is our turn: waiting for it is not a lack of progress."""
         with watch.paused():
             await self._cores.acquire()
         try:
-            if self._errands is None:
-                await _in_thread_with_ticks(here, watch)
-            else:
-                await _in_errand(self._errands, function, arguments, fds, watch)
+            yield
         finally:
             self._cores.release()
 

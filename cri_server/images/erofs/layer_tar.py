@@ -1,9 +1,15 @@
-"""One layer's blob made into its uncompressed tar, in an errand: the only process in which a decoder meets hostile bytes."""
+"""One layer's blob made into its uncompressed tar, in an errand: the only process in which a decoder meets hostile bytes.
+
+Two threads share the work: one reads and inflates, the other hashes and writes; the libraries release the interpreter's lock.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
 from collections.abc import Callable
+from queue import Queue
 from typing import Any
 
 from cri_server.images import jail
@@ -13,33 +19,93 @@ from pyrunc.errors import Error
 
 FILE = "tar"
 _TICK_BYTES = 4 << 20
+_QUEUED_BLOCKS = 16  # of 256 KiB at most
 
 
 def write_tar(
-    blob_fd: int, folder: str, diff_id: str, limits: Limits, tick: Callable[[], None] = lambda: None
+    blob_fd: int,
+    folder: str,
+    diff_id: str,
+    limits: Limits,
+    tick: Callable[[], None] = lambda: None,
+    restrict: Callable[[str], None] = lambda folder: None,
 ) -> None:
-    """Write the content of the blob (from the descriptor's position on) to FILE in `folder`. `tick` is called now and then, and
-    may raise.
+    """Write the content of the blob (from the descriptor's position on, which may be a pipe) to FILE in `folder`. `tick` is called now
+    and then, and may raise; `restrict` with the folder, in each thread, before that meets a byte of the blob.
 
     Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
     """
-    stream = Stream(blob_fd, limits)
-    out_fd = os.open(
-        os.path.join(folder, FILE), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
-    ticked = 0
-    try:
+    with _Writer(folder, restrict) as writer:
+        restrict(folder)
+        stream = Stream(blob_fd, limits, hashed=False)
+        ticked = 0
         for piece in stream.pieces(limits.size_bytes + 1):
-            while piece:
-                piece = piece[os.write(out_fd, piece) :]
+            writer.put(piece)
             if stream.size_bytes - ticked >= _TICK_BYTES:
                 ticked = stream.size_bytes
                 tick()
-    finally:
-        os.close(out_fd)
-    found = stream.drain()
+        found = writer.finish()
     if found != diff_id:
         raise BadLayer(f"the layer's content is {found}, not {diff_id} as the image's configuration says")
+
+
+class _Writer:
+    """A thread that hashes and writes what it is given; a context manager, whose end is the thread's."""
+
+    def __init__(self, folder: str, restrict: Callable[[str], None]) -> None:
+        self._folder, self._restrict = folder, restrict
+        self._blocks: Queue[memoryview | None] = Queue(_QUEUED_BLOCKS)
+        self._hash = hashlib.sha256()
+        self._error: Exception | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tar", daemon=True)
+
+    def __enter__(self) -> _Writer:
+        self._thread.start()
+        self._ready.wait()  # a restricted process starts no thread
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread.is_alive():
+            self._blocks.put(None)
+            self._thread.join()
+
+    def put(self, block: memoryview) -> None:
+        """Raises what went wrong with an earlier one."""
+        if self._error:
+            raise self._error
+        self._blocks.put(block)
+
+    def finish(self) -> str:
+        """`sha256:…` of everything, which is written. Raises what went wrong."""
+        self._blocks.put(None)
+        self._thread.join()
+        if self._error:
+            raise self._error
+        return f"sha256:{self._hash.hexdigest()}"
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._restrict(self._folder)
+            finally:
+                self._ready.set()
+            self._write_all()
+        except Exception as error:  # for the other thread
+            self._error = error
+            while self._blocks.get() is not None:  # which may be waiting for room
+                pass
+
+    def _write_all(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(os.path.join(self._folder, FILE), flags, 0o600)
+        try:
+            while (block := self._blocks.get()) is not None:
+                self._hash.update(block)
+                while block:
+                    block = block[os.write(fd, block) :]
+        finally:
+            os.close(fd)
 
 
 def errand(arguments: dict[str, Any], fds: list[int]) -> int:
@@ -55,8 +121,8 @@ def errand(arguments: dict[str, Any], fds: list[int]) -> int:
 
     folder = arguments["folder"]
     try:
-        jail.enter(folder)
-        write_tar(blob_fd, folder, arguments["diff_id"], Limits(**arguments["limits"]), tick)
+        limits = Limits(**arguments["limits"])
+        write_tar(blob_fd, folder, arguments["diff_id"], limits, tick, jail.enter)
     except Error:
         raise
     except OSError as error:

@@ -1,0 +1,131 @@
+"""A layer's tar is made while its blob arrives, and what goes wrong on the way is as if the blob had been a file."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.images.build import image, layer
+from cri_server.images.inflate import BadLayer
+from cri_server.images.piped import Interrupted, piped
+from cri_server.images.service import ImageService
+from pyrunc.errors import ResourceExhausted
+from pyrunc.zygote.client import Zygote
+from tests.cri.images.test_pull import left_over
+from tests.cri.images.trees import names
+from tests.support.processes import wait_until
+from tests.support.registry import Registry
+
+
+@pytest.fixture(params=["threads", "errands"])
+async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
+    """With images that are mounted."""
+    modules = ["cri_server.images.erofs.build", "cri_server.images.erofs.layer_tar"]
+    zygote = await Zygote.start(modules) if request.param == "errands" else None
+    made = ImageService(tmp_path / "images", errands=zygote, store="erofs", no_progress_timeout_s=20.0)
+    await made.start()
+    yield made
+    await made.close()
+    if zygote:
+        await zygote.close()
+
+
+async def test_the_tar_grows_while_the_blob_arrives(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    built = image([layer({"file": os.urandom(3_000_000)})])
+    registry.push("app:v1", built, compress="")
+    registry.fault(hashlib.sha256(built.layers[0]).hexdigest(), stall_at=2_000_000)
+    pull = asyncio.create_task(service.pull(f"{registry.host}/app:v1"))
+    ingest = tmp_path / "images/ingest"
+
+    def grown() -> bool:
+        return any(tar.stat().st_size > 1_000_000 for tar in ingest.glob("layer-*/tar"))
+
+    assert await asyncio.to_thread(wait_until, grown, 60)
+    assert [name for name in names(ingest) if name.startswith("blob")] == [] and await service.list() == []
+    pull.cancel()
+    await asyncio.wait([pull], timeout=60)
+    assert pull.cancelled() and left_over(tmp_path) == set()
+
+
+async def test_a_blob_that_broke_off_is_the_same_tar(registry: Registry, service: ImageService) -> None:
+    built = image([layer({"file": os.urandom(900_000)})])
+    registry.push("app:v1", built)
+    registry.fault("/blobs/", cut_at=300_000, times=3)  # the configuration is one, and whole
+    assert await service.pull(f"{registry.host}/app:v1") == built.id
+    ranges = [request.headers.get("range") for request in registry.requests if "/blobs/" in request.path]
+    assert sum(value is not None for value in ranges) == 2, "it went on where it stopped"
+
+
+async def test_a_blob_of_other_content_is_a_wrong_digest_and_no_bad_layer(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    """The decoder fails before the digest is known; that is what the error says nevertheless."""
+    built = image([layer({"file": os.urandom(3_000_000)})])
+    registry.push("app:v1", built)
+    blob = max((tmp_path / "registry/blobs").iterdir(), key=lambda path: path.stat().st_size)
+    registry.fault(blob.name, content=b"\x1f\x8b\x08" + os.urandom(blob.stat().st_size - 3))
+    with pytest.raises(Exception, match="has the content of"):
+        await service.pull(f"{registry.host}/app:v1")
+    assert left_over(tmp_path) == set()
+
+
+# ---- the pipe by itself
+
+
+async def test_what_is_written_is_read() -> None:
+    found = bytearray()
+
+    async def read(fd: int) -> None:
+        def all_of_it() -> None:
+            while part := os.read(fd, 1000):
+                found.extend(part)
+
+        await asyncio.to_thread(all_of_it)
+
+    async with piped(read) as blob:
+        await asyncio.to_thread(blob.write, b"x" * 3_000_000)
+    assert len(found) == blob.size == 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(BadLayer("no tar"), Interrupted), (ResourceExhausted("full"), ResourceExhausted)],
+    ids=["content", "node"],
+)
+async def test_a_reader_that_ends_early_interrupts(error: Exception, raised: type[Exception]) -> None:
+    """What only the content can be blamed for is to be seen from a file; a full disk is said at once."""
+
+    async def read(fd: int) -> None:
+        raise error
+
+    with pytest.raises(raised):
+        async with piped(read) as blob:
+            await asyncio.to_thread(blob.write, b"x" * 3_000_000)
+
+
+async def test_a_reader_that_fails_at_the_end_says_why() -> None:
+    async def read(fd: int) -> None:
+        await asyncio.to_thread(os.read, fd, 10)
+        raise BadLayer("no tar")
+
+    with pytest.raises(BadLayer):
+        async with piped(read) as blob:
+            blob.write(b"x")
+
+
+async def test_only_an_empty_pipe_can_begin_again() -> None:
+    async def read(fd: int) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Interrupted):
+        async with piped(read) as blob:
+            blob.restart()
+            blob.write(b"x")
+            blob.restart()
