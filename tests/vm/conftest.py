@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import guest_disk
-from tests.support.guest import Guest, free_port
+from tests.support import guest_disk, package
+from tests.support.chroot import build_package
+from tests.support.debian import suite
+from tests.support.guest import PLAIN, Guest, Variant, free_port
 
-collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci", "linux_6_1", "images"]
+RELEASE, LATER = "trixie", "99.0-1"
+collect_ignore = (
+    [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci", "linux_6_1", "images", "selinux"]
+)
 
 
 class Boots:
@@ -23,16 +28,17 @@ class Boots:
 
     def __init__(self) -> None:
         self.api_port = free_port()
-        self._suite = ""
+        self._kind = "", PLAIN
         self._running: Guest | None = None
 
-    def guest(self, suite: str, disks: Sequence[Path] = ()) -> Guest:
-        """A running guest of that suite with the checkout in /root/project and `disks`, by default that of Kubernetes' programs."""
-        if self._running is None or self._suite != suite:
+    def guest(self, suite: str, disks: Sequence[Path] = (), variant: Variant = PLAIN) -> Guest:
+        """A running guest of that suite and variant with the checkout in /root/project and `disks`, by default that of Kubernetes' programs."""
+        if self._running is None or self._kind != (suite, variant):
             self.stop()
-            booted = Guest(suite, disks=disks or [guest_disk.kubernetes()], services={6443: self.api_port})
+            wanted = disks or [guest_disk.kubernetes()]
+            booted = Guest(suite, disks=wanted, services={6443: self.api_port}, variant=variant)
             booted.start()
-            self._suite, self._running = suite, booted
+            self._kind, self._running = (suite, variant), booted
             booted.push_project()
         return self._running
 
@@ -55,3 +61,11 @@ def boots() -> Iterator[Boots]:
 def guest(boots: Boots) -> Guest:
     """Debian 13. Modules share one boot."""
     return boots.guest("trixie")
+
+
+@pytest.fixture(scope="package")
+def debs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The Debian package of this tree for the guest, and the same as the version LATER."""
+    folder = tmp_path_factory.mktemp("packages")
+    own = package.build() if suite() == RELEASE else build_package(RELEASE, folder)
+    return own, package.as_version(own, LATER, folder)

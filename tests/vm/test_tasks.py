@@ -14,17 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import documents, package
-from tests.support.chroot import build_package
-from tests.support.debian import suite
+from tests.support import documents
 from tests.support.processes import wait_until
 from tests.vm import newcomer
-from tests.vm.conftest import Boots
+from tests.vm.conftest import LATER, Boots
 from tests.vm.newcomer import NODE, PATIENCE_S, READY, Newcomer
 
 pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-RELEASE, LATER = "trixie", "99.0-1"
 # A plugin in the chain that does nothing but take its time.
 SLOW_S = 5
 SLOW_PLUGIN = f"""#!/bin/sh
@@ -32,14 +29,6 @@ SLOW_PLUGIN = f"""#!/bin/sh
 exec python3 -c 'import json, sys; print(json.dumps(json.load(sys.stdin).get("prevResult", {{}})))'
 """
 NETWORK = "/etc/cni/net.d/10-pyrunc.conflist"
-
-
-@pytest.fixture(scope="module")
-def debs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The package of this tree for the guest's Debian, and the same as a later version."""
-    folder = tmp_path_factory.mktemp("packages")
-    own = package.build() if suite() == RELEASE else build_package(RELEASE, folder)
-    return own, package.as_version(own, LATER, folder)
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +115,10 @@ def test_remove_is_refused_while_there_are_pods(node: Newcomer) -> None:
     with pytest.raises(RuntimeError, match=r"still there: stop kubelet"):
         node.types("apt-get remove -y pyrunc")
     assert "active" in node.types("systemctl is-active pyrunc-cri; pyrunc-cri ps -q")
+
+
+def test_the_docs_of_leaving_leave_nothing(node: Newcomer, clean: set[str]) -> None:
+    drain, leave = documents.blocks("install.md", "Leaving")
+    node.types_on_the_control_plane(drain, NODE=NODE)
+    node.types(leave)
+    assert not node.left() - clean
