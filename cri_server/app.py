@@ -57,6 +57,7 @@ ERRAND_MODULES = [
     "pyrunc.compiler.service",
     "pyrunc.accelerate.compiler_rehearsal",
     "cri_server.errands",
+    "cri_server.selinux.relabel",
     "cri_server.images.erofs.build",
     "cri_server.images.erofs.layer_tar",
     "cri_server.images.unpack",

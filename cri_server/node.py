@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cri_server.config import Config
+from cri_server.selinux import policy
+from cri_server.selinux.policy import Policy
 from cri_server.store.facts import boot_id
 from pyrunc.abi.process import RLIMITS
 from pyrunc.errors import InvalidSpec
@@ -45,7 +47,7 @@ class Node:
     """What the rest of the server asks about the host.
 
     `cgroup_root` is the mount point of the v2 tree; `cgroup_controllers` those that v2 has. `oom_score_adj_floor` is the
-    lowest score that we may set, None when any is permitted.
+    lowest score that we may set, None when any is permitted. `selinux`: None where nothing gets labels.
     """
 
     boot_id: str
@@ -55,7 +57,7 @@ class Node:
     cgroup_driver: str
     systemd: bool
     apparmor: bool
-    selinux: bool
+    selinux: Policy | None
     oom_score_adj_floor: int | None
     limits: Limits
 
@@ -78,7 +80,7 @@ def probe(config: Config) -> Node:
         systemd=systemd,
         apparmor=_text(Path("/sys/module/apparmor/parameters/enabled")) == "Y"
         and Path("/sys/kernel/security/apparmor/profiles").exists(),
-        selinux=Path("/sys/fs/selinux/enforce").exists(),
+        selinux=policy.probe() if config.selinux.enabled else None,
         oom_score_adj_floor=oom_score_adj_floor(config.containers.restrict_oom_score_adj),
         limits=limits(config.containers.rlimits),
     )

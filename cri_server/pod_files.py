@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
+from cri_server.selinux.relabel import set_label
 from cri_server.spec.mounts import PodFiles
 from pyrunc import atomic_file
 from pyrunc.errors import Error, InvalidArgument, KernelError
@@ -55,8 +56,10 @@ def paths(folder: Path) -> PodFiles:
     return PodFiles(str(folder / "resolv.conf"), str(folder / "hostname"), str(folder / "hosts"))
 
 
-def write(folder: Path, config: api.PodSandboxConfig, name: str, owner: tuple[int, int] = (0, 0)) -> None:
-    """Write the three files, which belong to the pod's root (`owner`: uid and gid). Raises OSError, InvalidArgument."""
+def write(
+    folder: Path, config: api.PodSandboxConfig, name: str, owner: tuple[int, int] = (0, 0), label: str = ""
+) -> None:
+    """Write the three files, which belong to the pod's root (`owner`: uid and gid; `label`: SELinux's, if any). Raises OSError, InvalidArgument."""
     resolver = resolv_conf(config)
     contents = {
         "resolv.conf": _host_file("/etc/resolv.conf") if resolver is None else resolver.encode(),
@@ -67,6 +70,8 @@ def write(folder: Path, config: api.PodSandboxConfig, name: str, owner: tuple[in
         atomic_file.write_bytes(str(folder / file), content, mode=0o644)
         if owner != (0, 0):
             os.chown(folder / file, *owner)
+        if label:
+            set_label(str(folder / file), label)
 
 
 def make_log_directory(path: str) -> None:

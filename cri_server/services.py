@@ -13,6 +13,7 @@ from cri_server.locks import SingleFlight
 from cri_server.network.service import Network
 from cri_server.node import Node
 from cri_server.oci_features import OciFeatures
+from cri_server.selinux.levels import Levels
 from cri_server.shims import Shims
 from cri_server.store.index import Index
 from cri_server.store.paths import Paths
@@ -45,9 +46,11 @@ class Services:
     default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)
     oci_features: OciFeatures = field(init=False)
     running: SingleFlight = field(default_factory=SingleFlight)
+    selinux_levels: Levels = field(init=False)
     nri: Nri | None = None  # None: no plugins, and nothing of them is imported
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made
 
     def __post_init__(self) -> None:
+        self.selinux_levels = Levels(self.config.selinux.category_range)
         self.oci_features = OciFeatures(self.errands)
         self.timeline = Ring(self.paths.root / "timeline")

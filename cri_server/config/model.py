@@ -404,6 +404,27 @@ class Nri(Table):
     ] = []
 
 
+class Selinux(Table):
+    """Labels of pods on a node whose kernel runs SELinux."""
+
+    enabled: Annotated[
+        bool,
+        explained(
+            "Label processes, mounts and volumes as pods ask, and keep pods apart by categories. Without SELinux in the kernel nothing "
+            "is labelled either way.",
+            reloads=False,
+        ),
+    ] = True
+    category_range: Annotated[
+        int,
+        msgspec.Meta(ge=2, le=1024),
+        explained(
+            "How many categories (c0, c1 and so on) a pod's two are chosen from; a policy has 1024.",
+            reloads=False,
+        ),
+    ] = 1024
+
+
 class Runtime(Table):
     """A runtime handler: what a RuntimeClass names as `handler`. Keys of [containers] win here over those there."""
 
@@ -442,6 +463,7 @@ class Config(Table):
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     tracing: Tracing = msgspec.field(default_factory=Tracing)
     nri: Nri = msgspec.field(default_factory=Nri)
+    selinux: Selinux = msgspec.field(default_factory=Selinux)
 
     @property
     def socket_path(self) -> Path:

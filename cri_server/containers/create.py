@@ -18,6 +18,7 @@ from cri_server.containers import anonymous_volumes, image_volumes, launch, rest
 from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.node import effective_capabilities
+from cri_server.selinux import labels, relabel
 from cri_server.services import Services
 from cri_server.spec import build, cdi, external_runtime, groups, hooks, mounts, namespaces, signals, sources
 from cri_server.spec.security import DEFAULT, apparmor_profile
@@ -29,6 +30,8 @@ from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, WrongState
 from pyrunc.kernel.tree import remove_path
+
+RELABEL_TIMEOUT_S = 100.0  # kubelet gives a call two minutes
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Work:
     edits: list[cdi.Edits] = field(default_factory=list)
     hooks: list[hooks.Hook] = field(default_factory=list)
     volumes: list[mounts.Asked] = field(default_factory=list)
+    labels: labels.Labels = labels.NONE
     built: build.Built | None = None
     container: Container | None = None
 
@@ -177,6 +181,20 @@ def _volumes(work: Work) -> list[mounts.Asked]:
     return anonymous_volumes.declared(work.rootfs.config.volumes, work.wanted, root, users)
 
 
+async def label_volumes(work: Work) -> None:
+    """SELinux: the container's labels, and its files' on volumes that ask for it. They stay there, as under other runtimes."""
+    policy = work.services.node.selinux
+    if policy is None:
+        return
+    work.labels = labels.of_container(policy, work.config.linux.security_context, work.sandbox.selinux)
+    paths = [m.source for m in work.wanted if m.request.selinux_relabel and m.request.host_path]
+    for path in paths:
+        relabel.check_path(path)
+    if paths:
+        arguments = {"paths": paths, "label": work.labels.mount}
+        await work.services.errands.run(relabel.ERRAND, arguments, timeout_s=RELABEL_TIMEOUT_S)
+
+
 async def build_spec(work: Work) -> None:
     sandbox, services = work.sandbox, work.services
     folder = services.paths.sandbox_root(sandbox.id)
@@ -215,6 +233,7 @@ async def build_spec(work: Work) -> None:
             edits=work.edits,
             settings=work.settings,
             hooks=work.hooks,
+            labels=work.labels,
         )
     )
     if work.checkpoint is not None:
@@ -301,8 +320,15 @@ async def make_folders(work: Work) -> None:
         await asyncio.to_thread(anonymous_volumes.fill, work.volumes, work.rootfs.lower_dirs)
         if work.checkpoint is not None:
             await restore.fill_layer(work.services, work.id, work.volumes)
+        if work.labels.mount:
+            await asyncio.to_thread(_label, work.volumes, work.labels.mount)
     except OSError as error:
         raise disk.worded(error, "mkdir", str(paths.container_root(work.id))) from None
+
+
+def _label(volumes: list[mounts.Asked], label: str) -> None:
+    for volume in volumes:
+        relabel.relabel_tree(volume.source, label.encode())
 
 
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
@@ -395,6 +421,7 @@ STEPS: Steps[Work] = Steps(
         Step("checkpoint", find_checkpoint, drop_checkpoint),
         Step("image", find_image),
         Step("sources", find_sources),
+        Step("labels", label_volumes),
         Step("spec", build_spec),
         Step("nri", ask_plugins, tell_plugins_of_end),
         Step("folders", make_folders, remove_folders),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address as parse_address
 from typing import Any
@@ -17,6 +19,7 @@ from cri_server.config import handlers
 from cri_server.config.model import Containers
 from cri_server.network.model import Dns, PodNetwork, PortMapping
 from cri_server.sandboxes import sysctls
+from cri_server.selinux import labels
 from cri_server.services import Services
 from cri_server.spec import groups, mounts, namespaces, resources, security
 from cri_server.status import sandbox as status
@@ -113,13 +116,28 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
     name = files.hostname(config, identifier, services.node.hostname)
     services.pending.add(identifier)
     try:
-        await STEPS.run(Work(services, config, sandbox, name))
-        services.index.sandboxes.add(sandbox)
+        with labelled(services, sandbox):
+            await STEPS.run(Work(services, config, sandbox, name))
+            services.index.sandboxes.add(sandbox)
     finally:
         services.pending.discard(identifier)
     status.publish(services, sandbox, sandbox.id, events.CREATED)
     status.publish(services, sandbox, sandbox.id, events.STARTED)
     return identifier
+
+
+@contextlib.contextmanager
+def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
+    """Give the sandbox its SELinux labels; its level is nobody else's, also while it is in no list yet. Raises InvalidArgument."""
+    policy = services.node.selinux
+    if policy is None:
+        yield
+        return
+    taken = {other.selinux.level for other in services.index.sandboxes}
+    with services.selinux_levels.reserved(taken) as level:
+        asked = sandbox.config.linux.security_context.selinux_options
+        sandbox.selinux = labels.of_sandbox(policy, asked, level)
+        yield
 
 
 async def make_state(work: Work) -> None:
@@ -129,7 +147,13 @@ async def make_state(work: Work) -> None:
     try:
         folder.mkdir(mode=0o700)
         root.mkdir(mode=0o700)
-        files.write(root, work.config, work.hostname, namespaces.root_of(work.sandbox.options))
+        files.write(
+            root,
+            work.config,
+            work.hostname,
+            namespaces.root_of(work.sandbox.options),
+            work.sandbox.selinux.mount,
+        )
         atomic_file.write_json(str(folder / "holder.json"), holder(work))
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
@@ -172,7 +196,16 @@ def holder(work: Work) -> dict[str, Any]:
         "seccomp": security.seccomp_object(profile, [], _settings(work).seccomp_profile),
         "shm_size_bytes": mounts.SHM_SIZE_BYTES,
         "shm_owner": namespaces.root_of(options),
+        **_selinux(work),
     }
+
+
+def _selinux(work: Work) -> dict[str, str]:
+    """Every pod's process may enter through a file without categories."""
+    policy, made = work.services.node.selinux, work.sandbox.selinux
+    if policy is None:
+        return {}
+    return {"selinux_label": made.process, "mount_label": made.mount, "program_label": str(policy.file)}
 
 
 def _settings(work: Work) -> Containers:

@@ -12,6 +12,8 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.config.model import Containers
 from cri_server.node import Node, loaded_apparmor_profiles
+from cri_server.selinux.labels import NONE as NO_LABELS
+from cri_server.selinux.labels import Labels
 from cri_server.spec import (
     block_io,
     capabilities,
@@ -68,6 +70,7 @@ class Inputs:
     edits: list[cdi.Edits] = field(default_factory=list)
     settings: Containers = field(default_factory=Containers)
     hooks: list[hooks.Hook] = field(default_factory=list)
+    labels: Labels = NO_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,8 @@ def _process(inputs: Inputs, who: User, granted: dict[str, list[str]]) -> dict[s
     )
     if profile:
         result["apparmorProfile"] = profile
-    if inputs.node.selinux:
-        security.check_selinux(context.selinux_options)
+    if inputs.labels.process:
+        result["selinuxLabel"] = inputs.labels.process
     return result
 
 
@@ -205,6 +208,8 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
     if filters is not None:
         result["seccomp"] = filters
     result.update(namespaces.id_maps(context.namespace_options))
+    if inputs.labels.mount:
+        result["mountLabel"] = inputs.labels.mount
     propagation = mounts.root_propagation(inputs.wanted)
     if propagation:
         result["rootfsPropagation"] = propagation

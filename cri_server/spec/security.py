@@ -131,9 +131,3 @@ def apparmor_name(profile: Profile, *, enabled: bool, default: str, loaded: set[
     if profile.reference not in loaded:
         raise InvalidArgument(f"apparmor profile {profile.reference!r} is not loaded")
     return profile.reference
-
-
-def check_selinux(asked: api.SELinuxOption) -> None:
-    """Labels are not built; a host that enforces them must not run an unlabelled container in silence."""
-    if asked.level or asked.type or asked.user or asked.role:
-        raise Unsupported("selinux_options: SELinux labels are not supported")

@@ -14,6 +14,8 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.encoded import CachedEncoding
 from cri_server.locks import Gate
+from cri_server.selinux.labels import NONE as NO_LABELS
+from cri_server.selinux.labels import Labels
 from cri_server.store.facts import Process
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compiler.client import CompiledLaunch
@@ -54,6 +56,7 @@ class Sandbox:
     netns_path: str = ""
     holder: Process | None = None
     shim: Process | None = None
+    selinux: Labels = NO_LABELS
     # Facts and coordination, not recorded.
     holder_alive: bool = False
     reachable: bool = False
@@ -100,6 +103,7 @@ class Sandbox:
             "netns_path": self.netns_path,
             "holder": _process(self.holder),
             "shim": _process(self.shim),
+            "selinux": [self.selinux.process, self.selinux.mount],
         }
 
     @classmethod
@@ -120,6 +124,7 @@ class Sandbox:
                 netns_path=record["netns_path"],
                 holder=Process.parse(record["holder"]),
                 shim=Process.parse(record["shim"]),
+                selinux=Labels(*record.get("selinux", ())),  # not in records of the version before
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRecord(f"sandbox record: {error!r}") from None

@@ -15,7 +15,7 @@ from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 
 class Image(Value):
@@ -57,12 +57,10 @@ def open_image(image: Image, held: Mapping[str, int]) -> int:
         close(own)
 
 
-def open_overlay_of(
-    mount: int, place: str, upper: str, work: str, options: Sequence[tuple[str, None]]
-) -> int:
+def open_overlay_of(mount: int, place: str, upper: str, work: str, options: kernel_mount.Options) -> int:
     """A detached overlay over a detached mount. Raises KernelError."""
     if facts.host().clones_detached:
         return kernel_mount.open_overlay([mount], upper, work, options=options)
     from pyrunc.kernel import detached
 
-    return detached.open_overlay([place], upper, work, volatile=bool(options), mapped=[mount])
+    return detached.open_overlay([place], upper, work, options, mapped=[mount])

@@ -15,7 +15,7 @@ from pyrunc.compile.descriptors import (
     open_namespaces,
     refuse_settings_of_the_host,
 )
-from pyrunc.errors import InvalidArgument, InvalidSpec
+from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch.model import Launch
 from pyrunc.parts import Parts
@@ -44,7 +44,8 @@ class PauseRequest(Value):
     `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join, `pinned` for one that whoever
     launches adds (`Launch.pinned`), or `host` or `none` for the caller's. The mount namespace is always its own. A new user namespace needs the mappings, and owns the others.
     `mounts`: folder in it -> a detached mount that containers will get clones of; attached only where the kernel needs it.
-    `timed`: the program tells when each operation is done.
+    `timed`: the program tells when each operation is done. `selinux_label`: the process's; `program_label`: of the file that it
+    executes, which is in memory and has no label that a policy lets it enter by.
     """
 
     id: str
@@ -61,6 +62,8 @@ class PauseRequest(Value):
     gid_mappings: tuple[IdMap, ...] = ()
     mounts: Mapping[str, int] = _NO_MOUNTS
     timed: bool = False
+    selinux_label: str = ""
+    program_label: str = ""
 
 
 def compile_pause(
@@ -85,7 +88,7 @@ def compile_pause(
     refuse_settings_of_the_host(spec, descriptors)
     if linux.sysctl:
         descriptors.take("proc", kernel_mount.open_mount("proc"))
-    descriptors.take("pause", _open_pause())
+    descriptors.take("pause", _open_pause(request.program_label))
     places = () if facts.host().clones_detached else tuple(request.mounts)
     for place in places:
         descriptors.take(f"mount:{place}", os.dup(request.mounts[place]))
@@ -104,6 +107,7 @@ def compile_pause(
         oom_score_adj=request.oom_score_adj,
         mounts=places,
         cgroup=cgroup is not None,
+        selinux_label=request.selinux_label,
     )
     pinned = {f"namespace:{kind}": kind for kind, how in request.namespaces.items() if how == "pinned"}
     lowered = lower(plan, timed=request.timed)
@@ -143,12 +147,26 @@ def _namespaces(chosen: Mapping[str, str]) -> list[Namespace]:
 _pause: int | None = None
 
 
-def _open_pause() -> int:
-    """A copy of the descriptor of the sealed pause program, made once per process like the launcher's."""
+def _open_pause(label: str = "") -> int:
+    """A copy of the descriptor of the sealed pause program, made once per process like the launcher's; `label`: SELinux's, which is
+    the same for all. Raises KernelError."""
     global _pause
     if _pause is None:
         from pyrunc.kernel.fd import open_sealed_executable
 
         with open(os.path.join(os.path.dirname(LAUNCHER), "pause"), "rb", buffering=0) as file:
-            _pause = open_sealed_executable("pyrunc:pause", file.readall() or b"")
+            made = open_sealed_executable("pyrunc:pause", file.readall() or b"")
+        if label:
+            _label(made, label)
+        _pause = made
     return os.dup(_pause)
+
+
+def _label(descriptor: int, label: str) -> None:
+    try:
+        os.setxattr(f"/proc/self/fd/{descriptor}", "security.selinux", label.encode())
+    except OSError as error:
+        os.close(descriptor)
+        raise KernelError(
+            "setxattr", f"security.selinux={label} of the pause program", error.errno or 0
+        ) from None

@@ -82,12 +82,22 @@ def open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> int
     The upper and work folders are not: overlayfs writes to them as the mounter, whose id a map would not have (the mount
     would silently be read-only), so they must belong to the namespace's root.
     """
-    options = (("volatile", None),) if rootfs.volatile and rootfs.upper else ()
+    options = _options(rootfs, linux)
     if linux.namespace("user") is not None:
         return _open_mapped_overlay(rootfs, linux, descriptors, options)
     if len(rootfs.lower) == 1 and not rootfs.upper:  # overlayfs wants two layers, or one to write to
         return _open_read_only(rootfs.lower[0])
     return open_layers(rootfs.lower, rootfs.upper, rootfs.work, options)
+
+
+def _options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
+    """All files of a labelled overlay have one label, whatever its layers have, which other containers use."""
+    options: list[tuple[str, str | None]] = []
+    if rootfs.volatile and rootfs.upper:
+        options.append(("volatile", None))
+    if linux.mount_label and facts.host().selinux:
+        options.append(("context", linux.mount_label))
+    return tuple(options)
 
 
 def _open_overlay_of_image(
@@ -101,14 +111,14 @@ def _open_overlay_of_image(
             owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
             _map(lower, owner, image.index, recursive=False)
             _give_to_root(rootfs, linux)
-        options = (("volatile", None),) if rootfs.volatile else ()
+        options = _options(rootfs, linux)
         return open_overlay_of(lower, image.place, rootfs.upper, rootfs.work, options)
     finally:
         os.close(lower)
 
 
 def open_layers(
-    lower: Sequence[str], upper: str = "", work: str = "", options: tuple[tuple[str, None], ...] = ()
+    lower: Sequence[str], upper: str = "", work: str = "", options: kernel_mount.Options = ()
 ) -> int:
     """A detached overlay of layers as they are, top first, on every kernel that we know. Raises KernelError."""
     try:
@@ -118,11 +128,11 @@ def open_layers(
             raise
     from pyrunc.kernel import detached  # brings contextlib, 3 ms
 
-    return detached.open_overlay(lower, upper, work, volatile=bool(options))
+    return detached.open_overlay(lower, upper, work, options)
 
 
 def _open_mapped_overlay(
-    rootfs: Overlay, linux: Linux, descriptors: Descriptors, options: tuple[tuple[str, None], ...]
+    rootfs: Overlay, linux: Linux, descriptors: Descriptors, options: kernel_mount.Options
 ) -> int:
     owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
     layers: list[int] = []
@@ -138,10 +148,7 @@ def _open_mapped_overlay(
             return kernel_mount.open_overlay(layers, upper, work, options=options)
         from pyrunc.kernel import detached
 
-        volatile = bool(options)
-        return detached.open_overlay(
-            rootfs.lower, rootfs.upper, rootfs.work, volatile=volatile, mapped=layers
-        )
+        return detached.open_overlay(rootfs.lower, rootfs.upper, rootfs.work, options, mapped=layers)
     finally:
         for layer in layers:
             os.close(layer)

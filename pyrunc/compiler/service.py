@@ -248,7 +248,9 @@ def _pause(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     pins: dict[str, int] = {}
     try:
         if asked["namespaces"].get("ipc") == "new":
-            pins["shm"] = _open_shm(asked["shm_size_bytes"], asked.get("shm_owner", (0, 0)))
+            pins["shm"] = _open_shm(
+                asked["shm_size_bytes"], asked.get("shm_owner", (0, 0)), asked.get("mount_label", "")
+            )
             parts.end("/dev/shm")
         with Undo() as undo, Descriptors() as descriptors:
             compiled = compile_pause(
@@ -261,6 +263,8 @@ def _pause(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
                     cgroup=CgroupChoice(**asked["cgroup"]),
                     oom_score_adj=asked.get("oom_score_adj"),
                     seccomp=asked.get("seccomp"),
+                    selinux_label=asked.get("selinux_label", ""),
+                    program_label=asked.get("program_label", ""),
                     uid_mappings=_id_maps(asked.get("uid_mappings", ())),
                     gid_mappings=_id_maps(asked.get("gid_mappings", ())),
                     mounts={f"/{name}": number for name, number in pins.items()},
@@ -357,9 +361,11 @@ def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) ->
     )
 
 
-def _open_shm(size_bytes: int, owner: Sequence[int]) -> int:
+def _open_shm(size_bytes: int, owner: Sequence[int], label: str) -> int:
     uid, gid = owner
     options = [("mode", "1777"), ("size", str(size_bytes)), ("uid", str(uid)), ("gid", str(gid))]
+    if label:
+        options.append(("context", label))
     attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
     return open_mount("tmpfs", options, attributes=attributes, source="shm")
 

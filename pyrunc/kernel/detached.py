@@ -64,19 +64,20 @@ def open_folder(mount_fd: int, place: str, path: str) -> int:
 
 
 def open_overlay(
-    lower: Sequence[str], upper: str, work: str, *, volatile: bool, mapped: Sequence[int] = ()
+    lower: Sequence[str], upper: str, work: str, given: kernel_mount.Options = (), mapped: Sequence[int] = ()
 ) -> int:
     """A detached overlay by mount(2), whose options must fit a page: layers are named from the folder they share.
 
     `mapped` has a detached mount for each lower layer, which is put in its place for the moment: so the overlay takes it with
-    its id map, which no path of ours has.
+    its id map, which no path of ours has. `given`: flags, and SELinux's `context`.
     """
     folder = os.path.commonpath([os.path.dirname(path) for path in lower])
     names = [_escaped(os.path.relpath(path, folder)) for path in lower]
     options = [f"lowerdir={':'.join(names)}"]
     if upper:
         options += [f"upperdir={_escaped(upper)}", f"workdir={_escaped(work)}"]
-        options += ["volatile"] * volatile
+    # A label has commas: SELinux takes it out of the options before they are split, with its quotes (selinux_sb_eat_lsm_opts).
+    options += [key if value is None else f'{key}="{value}"' for key, value in given]
     place = os.path.abspath(lower[0])
     with _elsewhere():
         for layer, path in zip(mapped, lower, strict=False):

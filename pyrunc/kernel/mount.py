@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _MOUNT_ATTR = Struct("<4Q")
 _STATFS_TYPE = Struct("@l")
+Options = tuple[tuple[str, str | None], ...]  # a flag has no value
 STRING_LIMIT_BYTES = 255  # of a value, fsconfig(2)
 
 

@@ -150,6 +150,7 @@ def build_holder(
     oom_score_adj: int | None = None,
     mounts: Collection[str] = (),
     cgroup: bool = True,
+    selinux_label: str = "",
 ) -> Plan:
     """The plan of a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
     steps = steps_of_holder(linux)
@@ -157,6 +158,8 @@ def build_holder(
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
     if score is not None and score != host.oom_score_adj:
         ops.append(model.SetOomScore(score))
+    if selinux_label:
+        ops.append(model.SetExecLabel("selinux", selinux_label))
     ops += _birth(linux, cgroup, steps, host.pinned)
     ops += [
         model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),

@@ -68,7 +68,9 @@ def test_overlay_by_mount(tmp_path: Path, layers: int) -> None:
         lower.append(str(folder))
     for name in ("u:p,per", "work"):
         (tmp_path / name).mkdir()
-    mount = detached.open_overlay(lower, str(tmp_path / "u:p,per"), str(tmp_path / "work"), volatile=True)
+    mount = detached.open_overlay(
+        lower, str(tmp_path / "u:p,per"), str(tmp_path / "work"), (("volatile", None),)
+    )
     try:
         assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
         folder = os.open(".", os.O_RDONLY, dir_fd=mount)

@@ -1,0 +1,1 @@
+"""SELinux labels, against fakes of the kernel's files."""

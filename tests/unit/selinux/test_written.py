@@ -1,0 +1,140 @@
+"""The bytes that reach the kernel: calls of a program that is lowered, and options of mounts, recorded in place of being made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyrunc.compile import host, pause, sources
+from pyrunc.compile.sources import Overlay
+from pyrunc.kernel import detached
+from pyrunc.kernel import mount as kernel_mount
+from pyrunc.plan import build as plans
+from pyrunc.plan.lower import lower
+from pyrunc.plan.model import Findings
+from pyrunc.program.assemble import Assembler
+from pyrunc.spec.default import default
+from pyrunc.spec.model import Linux, Namespace
+from pyrunc.spec.parse import parse
+from tests.unit.plan.test_plan import HOST
+
+PROCESS, MOUNT = "system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"
+
+
+class Calls:
+    """What a program writes into which file."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, ...]] = []
+
+    def written(self) -> dict[str, bytes]:
+        found, name = {}, ""
+        for call, *arguments in self.made:
+            if call == "openat2":
+                name = arguments[1]
+            elif call == "write" and "attr/" in str(name):
+                assert arguments[2] == len(arguments[1])
+                found[name] = arguments[1]
+        return found
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    """Every call that is assembled; constants as they are."""
+    recorded, contents = Calls(), {}
+    sys, constant = Assembler.sys, Assembler.constant
+
+    def noting_constant(self: Assembler, content: bytes, *rest: Any) -> Any:
+        address = constant(self, content, *rest)
+        contents[id(address)] = (address, content)
+        return address
+
+    def noting_sys(self: Assembler, name: str, *arguments: Any, **rest: Any) -> Any:
+        recorded.made.append((name, *(contents.get(id(a), (a, a))[1] for a in arguments)))
+        return sys(self, name, *arguments, **rest)
+
+    monkeypatch.setattr(Assembler, "constant", noting_constant)
+    monkeypatch.setattr(Assembler, "sys", noting_sys)
+    yield recorded
+
+
+EXPECTED = {"thread-self/attr/exec": PROCESS.encode(), "thread-self/attr/keycreate": PROCESS.encode()}
+
+
+def test_a_containers_process(calls: Calls) -> None:
+    document = default()
+    document["process"]["selinuxLabel"], document["linux"]["mountLabel"] = PROCESS, MOUNT
+    lower(plans.build(parse(document), HOST.replace(selinux=True), Findings(), keyring="_ses.x"))
+    assert calls.written() == EXPECTED
+    order = [
+        c[0] if c[0] != "write" else "write" for c in calls.made if c[0] in ("write", "clone3", "keyctl")
+    ]
+    assert order.index("write") < order.index("clone3") < order.index("keyctl")
+    (label,) = (c for c in calls.made if c[0] == "fsetxattr")
+    assert label[2:] == ("security.selinux", MOUNT.encode(), len(MOUNT), 0)
+    contexts = [c for c in calls.made if c[0] == "fsconfig" and "context" in c]
+    assert contexts and all(MOUNT in c for c in contexts)
+
+
+def test_an_exec(calls: Calls) -> None:
+    document = default()
+    document["process"]["selinuxLabel"] = PROCESS
+    spec = parse(document)
+    assert spec.process is not None
+    lower(plans.build_exec(spec.linux, spec.process.replace(terminal=False), HOST.replace(selinux=True)))
+    assert calls.written() == EXPECTED
+
+
+def test_the_pause_process(calls: Calls) -> None:
+    linux = Linux(namespaces=(Namespace("mount"), Namespace("pid")))
+    lower(plans.build_holder(linux, HOST.replace(selinux=True), selinux_label=PROCESS))
+    assert calls.written() == EXPECTED
+
+
+def test_the_program_of_the_pause_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory, where a label is kept also without SELinux."""
+    import os
+
+    monkeypatch.setattr(pause, "_pause", None)
+    descriptor = pause._open_pause("system_u:object_r:container_file_t:s0")
+    try:
+        label = os.getxattr(f"/proc/self/fd/{descriptor}", "security.selinux")
+        assert label == b"system_u:object_r:container_file_t:s0"
+    finally:
+        os.close(descriptor)
+        assert pause._pause is not None
+        os.close(pause._pause)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_overlay(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(host, "host", lambda: HOST.replace(selinux=on))
+    monkeypatch.setattr(kernel_mount, "open_overlay", lambda *a, **k: given.append(k["options"]) or 7)
+    with sources_descriptors() as descriptors:
+        sources.open_overlay(
+            Overlay(("/l",), "/u", "/w", volatile=True), Linux(mount_label=MOUNT), descriptors
+        )
+    assert given == [(("volatile", None), *([("context", MOUNT)] if on else []))]
+
+
+@contextlib.contextmanager
+def sources_descriptors() -> Iterator[Any]:
+    from pyrunc.compile.descriptors import Descriptors
+
+    with Descriptors() as found:
+        yield found
+
+
+def test_the_overlay_by_mount_has_its_label_in_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label has commas, at which mount(2)'s options are split."""
+    given: list[Any] = []
+    monkeypatch.setattr(detached, "_elsewhere", contextlib.nullcontext)
+    monkeypatch.setattr(detached.os, "chdir", lambda path: None)
+    monkeypatch.setattr(kernel_mount, "mount", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(kernel_mount, "open_tree", lambda *arguments: 7)
+    detached.open_overlay(["/i/l"], "/u", "/w", (("volatile", None), ("context", MOUNT)))
+    assert given[0][4] == f'lowerdir=l,upperdir=/u,workdir=/w,volatile,context="{MOUNT}"'
