@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 PASSIVE: tuple[Check, ...] = (
     kernel.version, kernel.calls, kernel.namespaces, kernel.seccomp, kernel.modules, cgroups.version, cgroups.driver,
     file_systems.disk, file_systems.state, file_systems.programs, network.configuration, network.forwarding, limits.apparmor,
-    limits.descriptors, limits.runtimes, limits.sysctls, limits.swap, kubelet.kubelet,
+    limits.selinux, limits.descriptors, limits.runtimes, limits.sysctls, limits.swap, kubelet.kubelet,
 )  # fmt: skip
 # Those that try something out, start a program, or look for what only a server that runs can tell.
 ACTIVE: tuple[Check, ...] = (

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator
 
 from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.selinux import policy
 
 DESCRIPTORS = 65_536
 # sysctl -> the least that a node with 110 pods wants, what happens below it
@@ -41,6 +42,30 @@ def apparmor(host: Host) -> Iterator[Finding]:
             "the default profile cannot be loaded: containers that want it run unconfined or are refused",
             "apt install apparmor",
         )
+
+
+def selinux(host: Host) -> Iterator[Finding]:
+    kernel = host.path(policy.KERNEL)
+    found = policy.probe(host.top)
+    if found is None:
+        yield fine("selinux", "off")
+        return
+    mode = "enforcing" if host.text(f"{policy.KERNEL}/enforce") == "1" else "permissive"
+    unknown = [str(c) for c in (found.process, found.file) if not policy.is_known(c, kernel)]
+    if not host.config.selinux.enabled:
+        yield Finding(
+            "selinux", Level.NOTE, f"{mode}, and [selinux] enabled = false", "pods get no labels, whatever they ask for"
+        )  # fmt: skip
+    elif unknown:
+        yield Finding(
+            "selinux",
+            Level.WARNING,
+            f"{mode}; the policy does not know {' and '.join(unknown)}",
+            "containers cannot start: the kernel refuses their labels",
+            "a policy for containers (package container-selinux), or [selinux] enabled = false",
+        )
+    else:
+        yield fine("selinux", f"{mode}, containers are {found.process}")
 
 
 def descriptors(host: Host) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ _TEXTS = {
     "root-space": ("Space and inodes of the root directory", "Images, writable layers and records are there."),
     "runtimes": ("Programs of runtime handlers", "[runtimes.NAME] names the OCI runtime of a RuntimeClass's handler; without a binary it is our own."),
     "seccomp": ("seccomp filters", "Each sandbox and each pod with RuntimeDefault has one."),
+    "selinux": ("SELinux and its policy", "Labels of pods come from the policy's lxc_contexts; the kernel is asked whether it knows them."),
     "server": ("Whether a server answers", "At [server] listen. Pods outlive it."),
     "state-tmpfs": ("The state directory", "Sockets and facts of this boot: they are written often, not synced, and must be gone after a restart of the machine."),
     "swap": ("Swap", "kubelet's failSwapOn is true unless its configuration says otherwise."),

@@ -41,7 +41,7 @@ GOOD = {
 }  # fmt: skip
 CHECKS: tuple[Check, ...] = (
     kernel.version, kernel.calls, kernel.namespaces, kernel.seccomp, kernel.modules, cgroups.version, cgroups.driver,
-    network.configuration, network.forwarding, limits.apparmor, limits.sysctls, limits.swap, kubelet.kubelet,
+    network.configuration, network.forwarding, limits.apparmor, limits.selinux, limits.sysctls, limits.swap, kubelet.kubelet,
 )  # fmt: skip
 
 
@@ -101,6 +101,8 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
         ({"/proc/sys/net/ipv4/ip_forward": "0", "/etc/cni/net.d/10.conflist": FLANNEL, "/opt/cni/bin/flannel": "#!"}, {}, "ip-forward", Level.WARNING, "is 0"),
         ({"/usr/sbin/apparmor_parser": None}, {}, "apparmor", Level.WARNING, "apparmor_parser"),
         ({"/sys/module/apparmor/parameters/enabled": None}, {}, "apparmor", Level.NOTE, "does not use"),
+        ({"/sys/fs/selinux/enforce": "1"}, {}, "selinux", Level.WARNING, "enforcing; the policy does not know system_u:system_r:container_t"),
+        ({"/sys/fs/selinux/enforce": "0"}, {"selinux__enabled": False}, "selinux", Level.NOTE, "permissive, and"),
         ({"/proc/sys/fs/inotify/max_user_instances": "128"}, {}, "sysctls", Level.WARNING, "is 128"),
         ({"/proc/swaps": "Filename\n/dev/sda2 partition 1 0 -2"}, {}, "swap", Level.NOTE, "/dev/sda2"),
         ({KUBELET: None, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": None}, {}, "kubelet", Level.NOTE, "no kubelet"),
@@ -202,3 +204,12 @@ def test_whether_images_are_mounted(
     (found,) = examine.examine(host, (file_systems.images,))
     assert (found.code, found.level) == ("images", level) and says in found.found
     assert bool(found.follows and found.mend) == (level > Level.FINE)
+
+
+def test_a_policy_for_containers_is_fine(tmp_path: Path) -> None:
+    host = machine(tmp_path, {"/sys/fs/selinux/enforce": "0", "/sys/fs/selinux/context": ""})
+    (found,) = limits.selinux(host)
+    assert (found.level, found.found) == (
+        Level.FINE,
+        "permissive, containers are system_u:system_r:container_t",
+    )
