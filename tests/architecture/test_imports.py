@@ -63,7 +63,7 @@ PYRUNC_ROOMS = (
 )
 CRI_SERVER_ROOMS = (
     ("logs", "meters", "debug", "explain", "together", "timeline"),
-    ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2"),
+    ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2", "selinux"),
     ("store",),
     ("config", "network", "checkpoints"),
     ("node",),
