@@ -20,11 +20,12 @@ from pyrunc.compile.descriptors import Descriptors
 from pyrunc.compile.image_mount import Image, open_image
 from pyrunc.compile.sources import Overlay, open_overlay
 from pyrunc.container import state as states
-from pyrunc.errors import Error, KernelError, ResourceExhausted
+from pyrunc.errors import Error, KernelError, ResourceExhausted, Unsupported
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.spec.model import Linux
 
 DUMP = "cri_server.checkpoints.dump:dump"
+WRITE_TREE = "cri_server.checkpoints.dump:write_tree"
 PACK = "cri_server.checkpoints.dump:pack"
 
 
@@ -73,6 +74,18 @@ def pack(arguments: dict[str, Any], fds: list[int]) -> int:
             os.unlink(target)
             raise
     return 0
+
+
+def write_tree(arguments: dict[str, Any], fds: list[int]) -> int:
+    """{"target"} + a folder: its files as the new tar `target`. Raises Error."""
+    target = str(arguments["target"])
+    with _worded(target):
+        layer.write(f"/proc/self/fd/{fds[0]}", target, _refuse_opaque)
+    return 0
+
+
+def _refuse_opaque() -> int:
+    raise Unsupported("a folder that is no overlay's has trusted.overlay.opaque")
 
 
 def write_archive(work: str, file: Any) -> None:

@@ -21,15 +21,18 @@ from cri_server.images.layers import make_devices, refuse_links
 from cri_server.images.trees import open_folder
 from cri_server.images.unpack import TREE, Layer, unpack
 from pyrunc.errors import InvalidArgument, KernelError, ResourceExhausted
+from pyrunc.kernel.copy_tree import copy_tree
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath, open_regular_in_root
 
 UNPACK = "cri_server.checkpoints.read:unpack_archive"
+FILL = "cri_server.checkpoints.read:fill"
 TAKE = "cri_server.checkpoints.read:take"
 TAKEN = (names.CONFIG, names.SPEC, names.LAYER, names.DELETED)
 DOCUMENT_LIMIT_BYTES = 16 << 20
 MOST_IMAGES = 100_000
 CHUNK_BYTES = 1 << 20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAMES = "an archive of a checkpoint as kubelet's checkpoint API, containerd, CRI-O and `pyrunc-cri checkpoint` write"
 
@@ -162,6 +165,17 @@ def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
             os.close(made)
     finally:
         os.close(source)
+
+
+def fill(arguments: dict[str, Any], fds: list[int]) -> int:
+    """{"source": a folder that UNPACK has made} + an empty folder, a pod's /dev/shm: the files go there. Raises Error."""
+    target = f"/proc/self/fd/{fds[0]}"
+    try:
+        source = os.open(str(arguments["source"]), _FOLDER | os.O_NOFOLLOW)
+        copy_tree(source, os.open(target, _FOLDER))
+    except OSError as error:
+        raise _in_our_words(error, target) from None
+    return 0
 
 
 def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:

@@ -79,9 +79,9 @@ async def checkpoint(services: Services, reference: str, location: str, timeout_
         raise
 
 
-def key(container: Container) -> tuple[str, str]:
+def key(of: Container | Sandbox) -> tuple[str, str]:
     """By which `services.running` knows a checkpoint."""
-    return ("checkpoint", container.id)
+    return ("checkpoint", of.id)
 
 
 def _check_location(location: str) -> None:
@@ -98,7 +98,7 @@ def require(services: Services, sandbox: Sandbox, container: Container) -> None:
     if not container.running:
         raise WrongState(f"container {container.id} is not running")
     refuse_paused(container)
-    if key(container) in services.running:
+    if key(container) in services.running or key(sandbox) in services.running:
         raise WrongState(f"a checkpoint of container {container.id} is under way")
     handler = handlers.find(services.config, sandbox.runtime_handler)
     if handler is None or handler.binary:

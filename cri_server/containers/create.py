@@ -44,6 +44,7 @@ class Work:
     id: str
     runtime: Runtime
     settings: Containers
+    archive: str = ""
     checkpoint: Checkpoint | None = None
     image: Image | None = None
     rootfs: Rootfs | None = None
@@ -60,9 +61,15 @@ class Work:
 
 
 async def create(
-    services: Services, reference: str, config: api.ContainerConfig, sandbox_config: api.PodSandboxConfig
+    services: Services,
+    reference: str,
+    config: api.ContainerConfig,
+    sandbox_config: api.PodSandboxConfig,
+    *,
+    archive: str = "",
 ) -> str:
-    """The id of a container in state CREATED. The same request again joins the running one or returns what it made.
+    """The id of a container in state CREATED. The same request again joins the running one or returns what it made. `archive`: of a
+    checkpoint that it is restored from, whatever image the configuration names.
 
     Raises NotFound (sandbox, image), WrongState (sandbox not ready), InvalidArgument, AlreadyExists, Unsupported.
     """
@@ -75,7 +82,7 @@ async def create(
     if sandbox.state != api.SANDBOX_READY:
         raise WrongState(f"sandbox {sandbox.id} is not ready")
     return await services.running.join(
-        ("create", name), lambda: _create(services, sandbox, config), request=config
+        ("create", name), lambda: _create(services, sandbox, config, archive), request=config
     )
 
 
@@ -86,9 +93,10 @@ def _again(found: Container, config: api.ContainerConfig) -> str:
     raise AlreadyExists(f"container {found.id} of the same name and attempt {why}")
 
 
-async def _create(services: Services, sandbox: Sandbox, config: api.ContainerConfig) -> str:
+async def _create(services: Services, sandbox: Sandbox, config: api.ContainerConfig, archive: str) -> str:
     with sandbox.gate:
         work = _work(services, sandbox, config)
+        work.archive = archive
         await STEPS.run(work)
         assert work.container is not None
         if sandbox.state != api.SANDBOX_READY:
@@ -119,7 +127,7 @@ async def _take_back(work: Work) -> None:
 
 async def find_checkpoint(work: Work) -> None:
     """An image may be one, or be in an archive."""
-    reference = work.config.image.image
+    reference = work.archive or work.config.image.image
     if not reference:
         raise InvalidArgument("config.image.image is empty")
     work.checkpoint = await restore.take(work.services, work.id, reference)

@@ -12,7 +12,9 @@ from cri_server.api import api_pb2 as api
 from cri_server.containers import checkpoint, create, remove, reopen_log, sessions, start, stop, update
 from cri_server.containers import exec as execution
 from cri_server.rpc.methods import Parts
+from cri_server.sandboxes import checkpoint as sandbox_checkpoint
 from cri_server.sandboxes import remove as sandbox_remove
+from cri_server.sandboxes import restore as sandbox_restore
 from cri_server.sandboxes import run as sandbox_run
 from cri_server.sandboxes import stop as sandbox_stop
 from cri_server.sandboxes import update as sandbox_update
@@ -123,6 +125,13 @@ class RuntimeService:
             self._services, request.pod_sandbox_id, request.overhead, request.resources
         )
         return api.UpdatePodSandboxResourcesResponse()
+
+    async def CheckpointPod(self, request: api.CheckpointPodRequest) -> api.CheckpointPodResponse:
+        await sandbox_checkpoint.checkpoint(self._services, request)
+        return api.CheckpointPodResponse()
+
+    async def RestorePod(self, request: api.RestorePodRequest) -> api.RestorePodResponse:
+        return await sandbox_restore.restore(self._services, request)
 
     # -- containers
 

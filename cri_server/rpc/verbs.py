@@ -259,6 +259,8 @@ DESCRIBE: dict[str, Describe] = {
     "StopPodSandbox": _stop_pod,
     "RemovePodSandbox": _pod,
     "UpdatePodSandboxResources": _pod,
+    "CheckpointPod": _pod,
+    "RestorePod": _run_pod,
     "CreateContainer": _create,
     "StartContainer": _container,
     "StopContainer": _stop,

@@ -374,8 +374,6 @@ def test_runtime_and_image_calls(server: Server) -> None:
     assert code_of(lambda: server.runtime.UpdateRuntimeConfig(wrong)) == grpc.StatusCode.INVALID_ARGUMENT
     info = server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems[0]
     assert info.timestamp and info.HasField("used_bytes") and Path(info.fs_id.mountpoint).is_dir()
-    code = code_of(lambda: server.runtime.CheckpointPod(api.CheckpointPodRequest()))
-    assert code == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_pod_on_the_hosts_network_has_no_address(server: Server) -> None:

@@ -225,3 +225,43 @@ def test_a_damaged_checkpoint_starts_nothing(server: Server, tmp_path: Path) -> 
         restore(server, archive, config(server))
     ended = [c for c in server.containers() if c.state == api.CONTAINER_EXITED]
     assert len(ended) == 1 and server.status(ended[0].id).reason == "StartError"
+
+
+def test_a_pod(server: Server, tmp_path: Path) -> None:
+    """Two containers that share memory: what one has read is never ahead of what the other has written."""
+    writer = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/n; echo $i > /count; sleep 0.02; done"
+    reader = "while :; do cat /dev/shm/n > /next 2>/dev/null && mv /next /count; sleep 0.02; done"
+    configs = []
+    for name, script in (("writer", writer), ("reader", reader)):
+        wanted = config(server, script, log_path=f"{name}.log")
+        wanted.metadata.name = name
+        configs.append(wanted)
+    pod = server.run_pod()
+    containers = [server.launch(pod, wanted) for wanted in configs]
+    for container in containers:
+        wait_beyond(server, container, 10)
+    folder = tmp_path / "pod"
+    folder.mkdir()
+    server.runtime.CheckpointPod(
+        api.CheckpointPodRequest(pod_sandbox_id=pod, output_path=str(folder), container_ids=containers),
+        timeout=300,
+    )
+    names = {"pod.options", "pod.dump", "devshm-checkpoint.tar", *(f"{c}.tar" for c in containers)}
+    assert {path.name for path in folder.iterdir()} == names
+    for container in containers:
+        wait_beyond(server, container, count(server, container))
+    new = server.pod_config()
+    answer = server.runtime.RestorePod(
+        api.RestorePodRequest(checkpoint_path=str(folder), config=new, container_configs=configs), timeout=120
+    )
+    again = {found.name: found.container_id for found in answer.restored_containers}
+    assert {server.status(c).state for c in again.values()} == {api.CONTAINER_CREATED}
+    assert server.pod_status(answer.pod_sandbox_id).network.ip != server.pod_status(pod).network.ip
+    server.start_container(again["reader"])
+    assert wait_until(lambda: count(server, again["reader"]) > 0, 30)
+    still = server.output(again["reader"], "cat", "/dev/shm/n")  # its writer does not run yet
+    assert count(server, again["reader"]) <= int(still)
+    server.start_container(again["writer"])
+    wait_beyond(server, again["writer"], int(still))
+    wait_beyond(server, again["reader"], int(still))
+    assert count(server, containers[0]) > int(still)

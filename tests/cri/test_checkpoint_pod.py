@@ -1,0 +1,201 @@
+"""CheckpointPod and RestorePod, as far as they go without CRIU: what is refused, and that nothing is left."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.checkpoints import pods
+from tests.cri import test_checkpoint as single
+from tests.cri.server_harness import Server, code_of, message_of
+from tests.cri.test_checkpoint import COUNT, IMAGES, archive, criu, goes_on, programs
+
+__all__ = ["criu", "programs"]
+
+Code = grpc.StatusCode
+
+
+@pytest.fixture(scope="module")
+def module_server(programs: Path) -> Iterator[Server]:
+    with single.started(programs) as server:
+        yield server
+
+
+@pytest.fixture
+def pod(server: Server) -> tuple[str, list[str]]:
+    """A pod with two containers that count."""
+    made = server.run_pod()
+    found = []
+    for name in ("one", "two"):
+        config = server.container_config(["sh", "-c", COUNT], log_path=f"{name}.log")
+        config.metadata.name = name
+        found.append(server.launch(made, config))
+    return made, found
+
+
+def checkpoint(server: Server, pod: str, folder: Path | str, containers: list[str], **options: str) -> None:
+    request = api.CheckpointPodRequest(
+        pod_sandbox_id=pod, output_path=str(folder), container_ids=containers, options=options
+    )
+    server.runtime.CheckpointPod(request, timeout=60)
+
+
+def test_what_cannot_be_right(server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path) -> None:
+    sandbox, containers = pod
+    other = server.launch(server.run_pod())
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    empty.mkdir()
+    full.mkdir()
+    (full / "file").write_bytes(b"mine")
+    (tmp_path / "link").symlink_to(empty)
+
+    def code(pod: str, folder: Path | str, ids: list[str], **options: str) -> grpc.StatusCode:
+        return code_of(lambda: checkpoint(server, pod, folder, ids, **options))
+
+    for folder in ("", "relative", tmp_path / "none", full / "file", full, tmp_path / "link"):
+        assert code(sandbox, folder, containers) == Code.INVALID_ARGUMENT, folder
+    assert code(sandbox, empty, []) == Code.INVALID_ARGUMENT
+    assert code(sandbox, empty, [containers[0]] * 2) == Code.INVALID_ARGUMENT
+    assert code(sandbox, empty, [containers[0], other]) == Code.INVALID_ARGUMENT
+    assert code(sandbox, empty, ["0" * 64]) == Code.NOT_FOUND
+    assert code("0" * 64, empty, containers) == Code.NOT_FOUND
+    assert code(sandbox, empty, containers, mode="fast") == Code.INVALID_ARGUMENT
+    server.stop_container(containers[1])
+    assert code(sandbox, empty, containers) == Code.FAILED_PRECONDITION
+    assert not list(empty.iterdir()) and (full / "file").read_bytes() == b"mine"
+
+
+def test_without_criu(server: Server, pod: tuple[str, list[str]], tmp_path: Path) -> None:
+    sandbox, containers = pod
+    assert "criu is not in $PATH" in message_of(lambda: checkpoint(server, sandbox, tmp_path, containers))
+
+
+def test_a_failure_leaves_all_as_it_was(
+    server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path
+) -> None:
+    """Both stood still when CRIU failed with the first."""
+    sandbox, containers = pod
+    noted = tmp_path / "noted"
+    criu.write_text(
+        f"#!/bin/sh\nfor g in {_groups(server)}; do read frozen < $g; echo $frozen; done > {noted}; exit 1\n"
+    )
+    folder = tmp_path / "out"
+    folder.mkdir()
+    assert "criu" in message_of(lambda: checkpoint(server, sandbox, folder, containers))
+    assert noted.read_text().split() == ["1", "1"]
+    assert not list(folder.iterdir())
+    for container in containers:
+        goes_on(server, container)
+
+
+def _groups(server: Server) -> str:
+    """The freezers of all containers."""
+    found = []
+    for container in server.containers():
+        request = api.ContainerStatusRequest(container_id=container.id, verbose=True)
+        pid = json.loads(server.runtime.ContainerStatus(request).info["info"])["pid"]
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        (group,) = (line.removeprefix("0::") for line in lines if line.startswith("0::"))
+        root = next(p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if p.is_dir())
+        found.append(f"{root}{group}/cgroup.freeze")
+    return " ".join(found)
+
+
+# -- RestorePod
+
+
+def saved(folder: Path, *names: str, **options: Any) -> Path:
+    """A pod's checkpoint with these containers."""
+    folder.mkdir()
+    ids = {name: f"{number:064x}" for number, name in enumerate(names)}
+    for name, identifier in ids.items():
+        archive(folder / f"{identifier}.tar", *IMAGES, name=name)
+    (folder / pods.OPTIONS).write_text(json.dumps({"version": 1, "containers": ids, **options}))
+    return folder
+
+
+def request(server: Server, folder: Path | str, *names: str, **changes: Any) -> api.RestorePodRequest:
+    configs = []
+    for name in names:
+        config = server.container_config(log_path=f"{name}.log")
+        config.metadata.name = name
+        configs.append(config)
+    return api.RestorePodRequest(
+        checkpoint_path=str(folder), config=server.pod_config(), container_configs=configs, **changes
+    )
+
+
+def refused(server: Server, wanted: api.RestorePodRequest) -> tuple[grpc.StatusCode, str]:
+    """What RestorePod says; nothing of the pod is left."""
+    found = (
+        code_of(lambda: server.runtime.RestorePod(wanted, timeout=60)),
+        message_of(lambda: server.runtime.RestorePod(wanted, timeout=60)),
+    )
+    assert not server.pods() and not list((server.state / "sandboxes").iterdir())
+    assert not [p for p in (server.root / "containers").iterdir() if p.is_dir()]
+    return found
+
+
+def test_all_containers_are_created_and_none_runs(server: Server, criu: Path, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved", "one", "two")
+    with tarfile.open(folder / pods.SHM, "w") as tar:
+        member = tarfile.TarInfo("shared")
+        member.size = 6
+        tar.addfile(member, io.BytesIO(b"memory"))
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
+    answer = server.runtime.RestorePod(request(server, folder, "two", "one"), timeout=60)
+    assert [found.name for found in answer.restored_containers] == ["two", "one"]
+    for found in answer.restored_containers:
+        status = server.status(found.container_id)
+        assert status.state == api.CONTAINER_CREATED and status.metadata.name == found.name
+    assert server.pod_status(answer.pod_sandbox_id).state == api.SANDBOX_READY
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir()) == before
+    other = server.launch(answer.pod_sandbox_id)
+    assert server.output(other, "cat", "/dev/shm/shared") == "memory"
+
+
+def test_what_does_not_fit(server: Server, criu: Path, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved", "one", "two")
+    for wanted, code, why in (
+        (request(server, folder, "one"), Code.INVALID_ARGUMENT, "the checkpoint has one, two"),
+        (request(server, folder, "one", "three"), Code.INVALID_ARGUMENT, "container_configs are one, three"),
+        (request(server, folder, "one", "one"), Code.INVALID_ARGUMENT, "is there twice"),
+        (request(server, folder, "one", "two", options={"x": "y"}), Code.INVALID_ARGUMENT, "options"),
+        (request(server, "relative", "one"), Code.INVALID_ARGUMENT, "is not an absolute path"),
+        (request(server, tmp_path, "one"), Code.NOT_FOUND, "holds no pod's checkpoint"),
+        (request(server, tmp_path / "none", "one"), Code.NOT_FOUND, "holds no pod's checkpoint"),
+        (request(server, folder, "one", "two", runtime_handler="none"), Code.INVALID_ARGUMENT, "handler"),
+    ):
+        assert refused(server, wanted)[0] == code and why in refused(server, wanted)[1], refused(
+            server, wanted
+        )
+
+
+def test_what_fails_in_the_middle_leaves_no_pod(server: Server, criu: Path, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved", "one", "two")
+    (folder / f"{1:064x}.tar").write_bytes(b"no archive")
+    code, said = refused(server, request(server, folder, "one", "two"))
+    assert code == Code.INVALID_ARGUMENT and "the checkpoint's archive" in said
+    (folder / f"{1:064x}.tar").unlink()
+    assert refused(server, request(server, folder, "one", "two"))[0] == Code.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"containers": {"one": "../../etc/passwd"}}', '{"containers": {"one": 3}}', '{"containers": {}, "version": 9}'],
+)  # fmt: skip
+def test_hostile_options(server: Server, criu: Path, tmp_path: Path, content: str) -> None:
+    folder = saved(tmp_path / "saved", "one")
+    (folder / pods.OPTIONS).write_text(content)
+    assert refused(server, request(server, folder, "one"))[0] == Code.INVALID_ARGUMENT
+    (folder / pods.OPTIONS).unlink()
+    (folder / pods.OPTIONS).symlink_to("/etc/passwd")
+    assert refused(server, request(server, folder, "one"))[0] == Code.INVALID_ARGUMENT
