@@ -144,11 +144,14 @@ def run_sandbox(client: Client, pod: manifest.Pod, running: Running) -> api.PodS
 
 
 def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str, api.Image]:
-    """Each image by its name; the local one is preferred unless the manifest says Always."""
+    """Each image by its name; the local one is preferred unless the manifest says Always. A path is an archive's."""
     found: dict[str, api.Image] = {}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         reference = container.image
         if reference in found:
+            continue
+        if reference.startswith("/"):  # of a checkpoint: the server reads it
+            found[reference] = api.Image(id=reference)
             continue
         local = None if container.image_pull_policy == "Always" else image.find(client, reference)
         if local is None and container.image_pull_policy == "Never":

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.shim.starter import Holder
+    from pyrunc.spec.model import Spec
 
 ROOT = "rootfs"
 
@@ -41,7 +42,7 @@ def start(
     attach(fields, fds, directory, holder)
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
         document = jsontext.loads(file.readall() or b"")
-    asked, record = fields["restore"], fields["state"]
+    spec, asked, record = parse(document), fields["restore"], fields["state"]
     state = State(
         directory,
         record["id"],
@@ -54,10 +55,10 @@ def start(
     )
     created = restore.restore(
         state,
-        Bundle(directory, document, parse(document)),
+        Bundle(directory, document, spec),
         CreateOptions(**asked["cgroup"]),
         Choices(image_path=asked["images"], work_path=asked["work"], **asked["options"]),
-        restore.Labels(),
+        _labels(spec),
         stdio,
     )
     os.close(created.pidfd)
@@ -65,3 +66,9 @@ def start(
     process = Process(created.pid, created.start_time, created.cgroup, created.console_fd)
     process.has_poststop = bool(fields["poststop"])
     return process
+
+
+def _labels(spec: Spec) -> restore.Labels:
+    """SELinux' are the new pod's: with those of the images the processes could not use its files, or might be somebody else's."""
+    label = spec.process.selinux_label if spec.process else ""
+    return restore.Labels(f"selinux:{label}" if label else "", spec.linux.mount_label)

@@ -21,6 +21,7 @@ CONTAINERD = "v2.4.2"
 RUNC = "v1.5.2"
 CNI_PLUGINS = "v1.9.1"
 CRI_TOOLS = "v1.36.0"
+CHECKPOINTCTL = "v1.6.0"
 H2SPEC = "v2.2.1+incompatible"
 GO_AT_LEAST = (1, 26)
 
@@ -264,6 +265,16 @@ def crictl() -> Path:
         package = "sigs.k8s.io/cri-tools/cmd/crictl"
         build_module("crictl", f"{package}@{CRI_TOOLS}", [package], out)
     return out / "crictl"
+
+
+def checkpointctl() -> Path:
+    """The program that shows what a checkpoint's archive holds, of CRIU's project."""
+    out = cache() / "peer" / f"checkpointctl-{CHECKPOINTCTL}"
+    if not (out / "checkpointctl").exists():
+        package = "github.com/checkpoint-restore/checkpointctl"
+        tags = "containers_image_openpgp,exclude_graphdriver_btrfs"
+        build_module("checkpointctl", f"{package}@{CHECKPOINTCTL}", [package], out, tags=tags)
+    return out / "checkpointctl"
 
 
 def h2spec() -> Path:

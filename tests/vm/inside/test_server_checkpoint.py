@@ -15,6 +15,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.images import build
+from tests.cri.client_verbs import call, ok
 from tests.cri.server_harness import IMAGE, Server
 from tests.support.processes import wait_until
 
@@ -265,3 +266,24 @@ def test_a_pod(server: Server, tmp_path: Path) -> None:
     wait_beyond(server, again["writer"], int(still))
     wait_beyond(server, again["reader"], int(still))
     assert count(server, containers[0]) > int(still)
+
+
+def test_the_verb(server: Server, tmp_path: Path) -> None:
+    """`checkpoint` and `run` with the archive in place of the image."""
+    pod = server.run_pod(server.pod_config("verb"))
+    container = server.launch(pod, config(server))
+    wait_beyond(server, container, 3)
+    archive, folder = tmp_path / "a.tar", tmp_path / "pod"
+    assert ok(server, "checkpoint", "verb/c", "--export", str(archive)).lines == [str(archive)]
+    assert ok(server, "checkpoint", "verb", "--export", str(folder)).lines == [str(folder)]
+    assert (folder / "pod.options").exists() and f"{archive} exists" in call(server, "checkpoint", "verb/c", "-e", str(archive)).error  # fmt: skip
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "again"},
+        "spec": {"containers": [{"name": "c", "image": str(archive)}]},
+    }
+    (tmp_path / "pod.yaml").write_text(json.dumps(manifest))
+    ok(server, "run", str(tmp_path / "pod.yaml"))
+    (again,) = ok(server, "ps", "-q", "--no-trunc", "--pod", "again").lines
+    wait_beyond(server, again, 10)
