@@ -138,6 +138,8 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     services.zygotes = {"shims": zygote, "errands": errands}
     shims.moved = lambda sandbox: _moved(services, sandbox)
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
+    if services.kept_launches:
+        stack.callback(services.kept_launches.close)
     stack.callback(services.timeline.flush)
     if config.tracing.endpoint:
         services.tracing = Exporter(config.tracing.endpoint, config.tracing.sampling)

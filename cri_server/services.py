@@ -22,8 +22,18 @@ from cri_server.timeline.ring import Ring
 from pyrunc.compiler.client import Compilers
 from pyrunc.zygote.client import Zygote
 
+try:
+    from pyrunc.accelerate.kept_launches import KeptLaunches
+except ImportError:  # that folder may be removed
+    KeptLaunches = None  # type: ignore[assignment,misc]
+
 if TYPE_CHECKING:
     from cri_server.nri.service import Nri
+
+
+def open_kept_launches() -> KeptLaunches | None:
+    """None where `pyrunc.accelerate` was removed."""
+    return KeptLaunches() if KeptLaunches is not None else None
 
 
 @dataclass(slots=True)
@@ -47,6 +57,7 @@ class Services:
     oci_features: OciFeatures = field(init=False)
     running: SingleFlight = field(default_factory=SingleFlight)
     selinux_levels: Levels = field(init=False)
+    kept_launches: KeptLaunches | None = field(default_factory=open_kept_launches)
     nri: Nri | None = None  # None: no plugins, and nothing of them is imported
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made
 

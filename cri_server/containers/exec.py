@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -204,8 +204,7 @@ async def sync(services: Services, reference: str, command: Sequence[str], timeo
     Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants are dead then), KernelError.
     """
     _, container, client = running(services, reference)
-    described = oci_process(services, container, command, tty=False)
-    session = await begin(services, container, described, stdout=True, stderr=True)
+    session = await begin(services, container, command, stdout=True, stderr=True)
     assert session.stdout_fd is not None and session.stderr_fd is not None
     budget = Budget(OUTPUT_LIMIT_BYTES)
     stdout, stderr = (
@@ -225,31 +224,60 @@ async def sync(services: Services, reference: str, command: Sequence[str], timeo
 
 
 async def begin(
-    services: Services, container: Container, described: dict[str, Any], *, tty: bool = False, **streams: bool
+    services: Services, container: Container, command: Sequence[str], *, tty: bool = False, **streams: bool
 ) -> ExecSession:
-    """Start the process. A program that is not there is the caller's mistake, not a container that is not there."""
+    """Start the command. A program that is not there is the caller's mistake, not a container that is not there.
+
+    Raises InvalidArgument, WrongState, KernelError, PeerError.
+    """
     pause.refuse_paused(container)
     try:
-        folder = str(services.paths.container_state(container.id))
-        assert container.process is not None
         with span("compile"):
-            runtime = other_runtime(services, container)
-            if runtime is not None:
-                launch = CompiledLaunch({"runtime": runtime, "process": described})
-            else:
-                launch = await services.compilers.exec(
-                    folder, container.process.pid, described, LAUNCH_TIMEOUT_S, tty=tty
-                )
+            launch = await _launch(services, container, command, tty=tty)
             graft(launch.parts)
         with launch, span("execute"):
             _, _, client = running(services, container.id)
             session = await client.exec(container.id, new_exec_id(), launch, tty=tty, **streams)
             graft(session.parts)
         return session
-    except NotFound as error:
-        if container.running:
+    except Error as error:
+        if services.kept_launches:
+            services.kept_launches.drop(container.id)
+        if isinstance(error, NotFound) and container.running:
             raise InvalidArgument(error.message) from None
         raise
+
+
+async def _launch(
+    services: Services, container: Container, command: Sequence[str], *, tty: bool
+) -> CompiledLaunch:
+    """One that is kept, or a new one."""
+    folder = str(services.paths.container_state(container.id))
+    kept, key = services.kept_launches, _key(folder, container, command, tty)
+    launch = kept.find(container.id, key) if kept else None
+    if launch is not None:
+        return launch
+    described = oci_process(services, container, command, tty=tty)
+    runtime = other_runtime(services, container)
+    if runtime is not None:
+        return CompiledLaunch({"runtime": runtime, "process": described})
+    assert container.process is not None
+    launch = await services.compilers.exec(
+        folder, container.process.pid, described, LAUNCH_TIMEOUT_S, tty=tty
+    )
+    # Without a home in its environment, a process gets that of the container's passwd file, which may change.
+    if kept and any(entry.startswith("HOME=/") for entry in described.get("env", ())):
+        kept.keep(container.id, key, launch)
+    return launch
+
+
+def _key(folder: str, container: Container, command: Sequence[str], tty: bool) -> Hashable:
+    """All that a launch is made from: the container's process and its configuration, which an update writes anew."""
+    try:
+        facts = os.stat(f"{folder}/config.json")
+    except OSError as error:
+        raise KernelError("stat", f"{folder}/config.json", error.errno or 0) from None
+    return container.process, facts.st_ino, facts.st_mtime_ns, facts.st_size, tuple(command), tty
 
 
 def other_runtime(services: Services, container: Container) -> dict[str, Any] | None:

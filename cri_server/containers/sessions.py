@@ -111,11 +111,10 @@ class Sessions:
 
     async def exec(self, options: ExecOptions) -> Session:
         _, container, client = execution.running(self._services, options.container_id)
-        described = execution.oci_process(self._services, container, options.command, tty=options.tty)
         session = await execution.begin(
             self._services,
             container,
-            described,
+            options.command,
             stdin=options.stdin,
             stdout=options.stdout,
             stderr=options.stderr,
