@@ -144,6 +144,8 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     if config.tracing.endpoint:
         services.tracing = Exporter(config.tracing.endpoint, config.tracing.sampling)
         stack.push_async_callback(services.tracing.close)
+    services.trash.empty_soon()
+    stack.push_async_callback(services.trash.close)
     stack.push_async_callback(_settle, services)
     return services
 

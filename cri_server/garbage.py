@@ -41,6 +41,7 @@ KNOWN = {
     "images",
     "network",
     "timeline",
+    "trash",
     "installed.json",
 }
 DOCTOR, DOCTOR_AGE_S = ".doctor-", 3600.0  # the folder that a doctor tries an overlay in
@@ -175,6 +176,9 @@ class _Collector:
         await self._half_made("container", containers, idle, half_made_containers, drop_container)
         for path in files:
             await self._file(path, idle)
+        for path in [paths.trash / name for name in await services.trash.settle(PATIENCE_S)]:
+            size = await asyncio.to_thread(size_of, path)
+            await self._remove("folder", str(path), _WHY["trash"], size, partial(_remove_tree, path))
         for folder in (paths.root, paths.state):
             for name in sorted(set(entries(folder)) - KNOWN):
                 await self._stranger(folder / name)

@@ -9,7 +9,6 @@ from pathlib import Path
 from cri_server.api import api_pb2 as api
 from cri_server.selinux.relabel import set_label
 from cri_server.spec.mounts import PodFiles
-from pyrunc import atomic_file
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.shim.log_file import LOG_NOTE
 
@@ -59,7 +58,8 @@ def paths(folder: Path) -> PodFiles:
 def write(
     folder: Path, config: api.PodSandboxConfig, name: str, owner: tuple[int, int] = (0, 0), label: str = ""
 ) -> None:
-    """Write the three files, which belong to the pod's root (`owner`: uid and gid; `label`: SELinux's, if any). Raises OSError, InvalidArgument."""
+    """Write the three files, which belong to the pod's root (`owner`: uid and gid; `label`: SELinux's, if any), to a folder that is new:
+    nobody reads there yet. Raises OSError, InvalidArgument."""
     resolver = resolv_conf(config)
     contents = {
         "resolv.conf": _host_file("/etc/resolv.conf") if resolver is None else resolver.encode(),
@@ -67,11 +67,20 @@ def write(
         "hosts": _host_file("/etc/hosts"),
     }
     for file, content in contents.items():
-        atomic_file.write_bytes(str(folder / file), content, mode=0o644)
-        if owner != (0, 0):
-            os.chown(folder / file, *owner)
+        try:
+            with open(folder / file, "xb", opener=_open_readable) as opened:
+                opened.write(content)
+                if owner != (0, 0):
+                    os.fchown(opened.fileno(), *owner)
+        except OSError as error:
+            error.filename = str(folder / file)  # write(2) knows no name
+            raise
         if label:
             set_label(str(folder / file), label)
+
+
+def _open_readable(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o644)
 
 
 def make_log_directory(path: str) -> None:

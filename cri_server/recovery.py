@@ -199,5 +199,5 @@ async def drop_container(services: Services, identifier: str) -> None:
     folder = services.paths.container_state(identifier)
     await orphans.kill_group(_container_cgroups_path(folder), identifier)
     await disk.forget(services.paths.container_record(identifier))
-    await disk.delete_container_folders(services.paths, identifier)
+    await disk.delete_container_folders(services.paths, services.trash, identifier)
     log.info("dropped what was left of container %s", identifier)

@@ -17,6 +17,7 @@ from cri_server.selinux.levels import Levels
 from cri_server.shims import Shims
 from cri_server.store.index import Index
 from cri_server.store.paths import Paths
+from cri_server.store.trash import Trash
 from cri_server.timeline.export import Exporter
 from cri_server.timeline.ring import Ring
 from pyrunc.compiler.client import Compilers
@@ -57,6 +58,7 @@ class Services:
     oci_features: OciFeatures = field(init=False)
     running: SingleFlight = field(default_factory=SingleFlight)
     selinux_levels: Levels = field(init=False)
+    trash: Trash = field(init=False)
     kept_launches: KeptLaunches | None = field(default_factory=open_kept_launches)
     nri: Nri | None = None  # None: no plugins, and nothing of them is imported
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made
@@ -64,4 +66,5 @@ class Services:
     def __post_init__(self) -> None:
         self.selinux_levels = Levels(self.config.selinux.category_range)
         self.oci_features = OciFeatures(self.errands)
+        self.trash = Trash(self.paths.trash)
         self.timeline = Ring(self.paths.root / "timeline")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cri_server import events, orphans
@@ -324,8 +326,9 @@ async def make_folders(work: Work) -> None:
     paths = work.services.paths
     try:
         paths.container_state(work.id).mkdir(mode=0o700)
-        await asyncio.to_thread(make_layer, str(paths.container_root(work.id)), work.rootfs.lower_dirs[0])
-        await asyncio.to_thread(anonymous_volumes.fill, work.volumes, work.rootfs.lower_dirs)
+        await asyncio.to_thread(
+            _make_on_disk, str(paths.container_root(work.id)), work.rootfs.lower_dirs, work.volumes
+        )
         if work.checkpoint is not None:
             await restore.fill_layer(work.services, work.id, work.volumes)
         if work.labels.mount:
@@ -339,6 +342,11 @@ def _label(volumes: list[mounts.Asked], label: str) -> None:
         relabel.relabel_tree(volume.source, label.encode())
 
 
+def _make_on_disk(root: str, lower_dirs: Sequence[Path], volumes: list[mounts.Asked]) -> None:
+    make_layer(root, lower_dirs[0])
+    anonymous_volumes.fill(volumes, lower_dirs)
+
+
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
     """The writable layer. The root of the merged tree takes owner and mode from `upper`, so that has the image's."""
     os.makedirs(root, 0o700, exist_ok=True)  # a checkpoint may be there
@@ -350,7 +358,7 @@ def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
 
 
 async def remove_folders(work: Work) -> None:
-    await disk.delete_container_folders(work.services.paths, work.id)
+    await disk.delete_container_folders(work.services.paths, work.services.trash, work.id)
 
 
 async def write_bundle(work: Work) -> None:

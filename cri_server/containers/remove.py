@@ -72,7 +72,7 @@ async def remove_record(work: Work) -> None:
 
 
 async def remove_folders(work: Work) -> None:
-    await disk.delete_container_folders(work.services.paths, work.container.id)
+    await disk.delete_container_folders(work.services.paths, work.services.trash, work.container.id)
 
 
 async def forget(work: Work) -> None:

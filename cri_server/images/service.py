@@ -191,8 +191,10 @@ class ImageService:
             layers = self._store.layers.lower_dirs(content.chain)
             found = Rootfs(image_id, layers, content.config.image)
         else:
-            with store_errors(self._store.root):
-                mount = await in_thread(lambda: self._store.mount(content))
+            mount = self._store.mount_at_hand(content)
+            if mount is None:
+                with store_errors(self._store.root):
+                    mount = await in_thread(lambda: self._store.mount(content))
             assert mount is not None
             if self._store.catalog.content(image_id) is not content:  # it was converted meanwhile
                 return await self.rootfs(image_id)

@@ -307,6 +307,10 @@ class Store:
         layers, files, blobs = self.layers.totals(), self.files.totals(), self.catalog.used_blobs()
         return layers[0] + files[0] + sum(blobs.values()), layers[1] + files[1] + len(blobs)
 
+    def mount_at_hand(self, content: Content) -> ImageMount | None:
+        """The mount of an image that is mounted, if it was asked for before. Does not block."""
+        return self._mounts.at_hand(content.chain)
+
     def mount(self, content: Content) -> ImageMount | None:
         """The image's mount; None for one that is unpacked. Blocking. Raises Error, OSError."""
         return self._mounts.get(content.diff_ids, content.chain) if content.mounted else None

@@ -39,16 +39,21 @@ class Attachment:
 
 
 class Attachments:
-    """The records in one folder, which is made with mode 0700. All methods touch the disk."""
+    """The records in one folder, which is made with mode 0700. All methods but `at_hand` touch the disk."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        self._written: dict[str, Attachment] = {}  # by this server: what their files say
         if os.path.isdir(folder):
             remove_leftovers(folder)
 
     def has(self, sandbox_id: str) -> bool:
         """Whether there is a record, be it damaged; one lookup of a name."""
         return os.path.exists(self._path(sandbox_id))
+
+    def at_hand(self, sandbox_id: str) -> Attachment | None:
+        """What was written since the server started; None says nothing."""
+        return self._written.get(sandbox_id)
 
     def write(self, attachment: Attachment, *, durable: bool = True) -> None:
         """Raises OSError."""
@@ -67,6 +72,7 @@ class Attachments:
             },
             durable=durable,
         )
+        self._written[attachment.sandbox_id] = attachment
 
     def read(self, sandbox_id: str) -> Attachment | None:
         """None for a sandbox that is not attached. Raises DamagedRecord.
@@ -101,6 +107,8 @@ class Attachments:
             raise DamagedRecord(f"{path}: {error}") from None
 
     def forget(self, sandbox_id: str) -> None:
+        """Fine when there is nothing. Raises OSError."""
+        self._written.pop(sandbox_id, None)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(sandbox_id))
 

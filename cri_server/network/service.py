@@ -168,31 +168,37 @@ class Network:
         async with self._turns.of(sandbox_id):
             with contextlib.suppress(Error):  # then the first record is there
                 await self.settle(sandbox_id)
-            attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
+            attachment = await self._recalled(sandbox_id)
             if attachment is None:
                 return
             same = netns_path is not None and _namespace_id(netns_path) == attachment.netns_id
             await self._plugins.delete(attachment, netns_path if same and netns_path else "")
             await asyncio.to_thread(self._attachments.forget, sandbox_id)
 
+    async def _recalled(self, sandbox_id: str) -> Attachment | None:
+        found = self._attachments.at_hand(sandbox_id)
+        if found is None and self._attachments.has(sandbox_id):
+            found = await asyncio.to_thread(self._attachments.read, sandbox_id)
+        return found
+
     async def moved(self, sandbox_id: str, netns_path: str) -> None:
         """The sandbox's namespace is found at another path from now on. Raises KernelError."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
-            attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
+            attachment = await self._recalled(sandbox_id)
             if attachment is not None:
                 await self._remember(replace(attachment, netns_path=netns_path))
 
     async def check(self, sandbox_id: str) -> None:
         """The chain's CHECK. Raises NotFound, PeerError for the first damage found."""
-        attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
+        attachment = await self._recalled(sandbox_id)
         if attachment is None or attachment.result is None:
             raise NotFound(f"sandbox {sandbox_id} is not attached to the network")
         await self._plugins.check(attachment)
 
     async def recall(self, sandbox_id: str) -> NetworkResult | None:
         """The result of a successful `attach` that was not detached, also after a restart of the server."""
-        attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
+        attachment = await self._recalled(sandbox_id)
         return None if attachment is None or attachment.result is None else _result(attachment)
 
     async def reconcile(self, live_sandbox_ids: Iterable[str]) -> list[str]:

@@ -142,6 +142,10 @@ def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
 
 async def make_state(work: Work) -> None:
     """The state folder is the intent: without a record beside it the sandbox was never finished."""
+    await asyncio.to_thread(_make_on_disk, work, holder(work))
+
+
+def _make_on_disk(work: Work, holder_record: dict[str, Any]) -> None:
     paths = work.services.paths
     folder, root = paths.sandbox_state(work.sandbox.id), paths.sandbox_root(work.sandbox.id)
     try:
@@ -154,11 +158,11 @@ async def make_state(work: Work) -> None:
             namespaces.root_of(work.sandbox.options),
             work.sandbox.selinux.mount,
         )
-        atomic_file.write_json(str(folder / "holder.json"), holder(work))
+        atomic_file.write_json(str(folder / "holder.json"), holder_record)
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
     if work.config.log_directory:
-        await asyncio.to_thread(files.make_log_directory, work.config.log_directory)
+        files.make_log_directory(work.config.log_directory)
 
 
 async def remove_state(work: Work) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from cri_server.store.facts import entries
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
+from cri_server.store.trash import Trash
 from pyrunc import atomic_file
 from pyrunc.errors import KernelError, NotFound, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
@@ -28,8 +29,12 @@ CONTAINER_VERSION = 1
 
 
 async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
-    """Write the record as the sandbox is now. Raises NotFound (removed meanwhile), ResourceExhausted, KernelError."""
-    await _save(paths.sandbox_record(sandbox.id), sandbox, SANDBOX_VERSION)
+    """Write the record as the sandbox is now. Raises NotFound (removed meanwhile), ResourceExhausted, KernelError.
+
+    After a power cut all are stopped: that one was need not be on the disk, only a whole record.
+    """
+    named = sandbox.phase != "stopped"
+    await _save(paths.sandbox_record(sandbox.id), sandbox, SANDBOX_VERSION, named=named)
 
 
 async def save_container(paths: Paths, container: Container) -> None:
@@ -37,13 +42,14 @@ async def save_container(paths: Paths, container: Container) -> None:
     await _save(paths.container_record(container.id), container, CONTAINER_VERSION)
 
 
-async def _save(path: Path, thing: Sandbox | Container, version: int) -> None:
+async def _save(path: Path, thing: Sandbox | Container, version: int, *, named: bool = True) -> None:
     async with thing.on_disk:
         if thing.removed:
             raise NotFound(f"{thing.id} was removed meanwhile")
         content = thing.to_record()
         await _to_the_end(
-            lambda: atomic_file.write_json(str(path), content, version=version, durable=True), path
+            lambda: atomic_file.write_json(str(path), content, version=version, durable=True, named=named),
+            path,
         )
 
 
@@ -95,11 +101,20 @@ async def delete_sandbox_folders(paths: Paths, identifier: str) -> None:
     await asyncio.to_thread(_delete_trees, paths.sandbox_root(identifier), paths.sandbox_state(identifier))
 
 
-async def delete_container_folders(paths: Paths, identifier: str) -> None:
-    """As `delete_sandbox_folders`. Raises KernelError."""
+async def delete_container_folders(paths: Paths, trash: Trash, identifier: str) -> None:
+    """As `delete_sandbox_folders`; the writable layer goes to the trash. Raises KernelError."""
     await asyncio.to_thread(
-        _delete_trees, paths.container_root(identifier), paths.container_state(identifier)
+        _delete_container, paths.container_root(identifier), paths.container_state(identifier), trash
     )
+    trash.empty_soon()
+
+
+def _delete_container(root: Path, state: Path, trash: Trash) -> None:
+    try:
+        trash.take(root)
+    except OSError as error:
+        raise worded(error, "rmdir", str(root)) from None
+    _delete_trees(state)
 
 
 def _delete_trees(*folders: Path) -> None:

@@ -36,6 +36,11 @@ class Paths:
         return self.state / "containers"
 
     @property
+    def trash(self) -> Path:
+        """Holds writable layers of removed containers until they are deleted."""
+        return self.root / "trash"
+
+    @property
     def images(self) -> Path:
         return self.root / "images"
 
@@ -80,6 +85,7 @@ class Paths:
             self.sandbox_states,
             self.container_states,
             self.images,
+            self.trash,
         ):
             # The state directory may hold the socket, which a group may have been given; images and records are nobody's
             # business (CVE-2021-41103, CVE-2024-25621).

@@ -47,6 +47,10 @@ class Mounts:
         self._mounts: dict[str, ImageMount] = {}
         self._dropped: list[ImageMount] = []
 
+    def at_hand(self, chain: Sequence[str]) -> ImageMount | None:
+        """The mount of the image of these layers, if it is there. Does not block."""
+        return self._mounts.get(chain[-1])
+
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
         """The mount of the image of these layers. Blocking. Raises KernelError, OSError, DamagedRecord."""
         with self._lock:
