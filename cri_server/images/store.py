@@ -10,7 +10,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from cri_server.images.catalog import Catalog, Content, Name, Policy
 from cri_server.images.content import Blobs
 from cri_server.images.erofs import build as index_builder
 from cri_server.images.erofs import layer_tar
+from cri_server.images.erofs.early import GrowingTars
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.erofs.mounts import ImageMount, Mounts
 from cri_server.images.erofs.probe import why_not, why_not_shared
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 RESERVE_LIMIT_BYTES = 512 << 20
 STREAMS_AT_ONCE = 16  # of all pulls: each is a process of a few MiB that mostly waits for its registry
+EARLY_LAYERS_LIMIT = 100  # whose descriptors go to a process in one message
 Stream = Callable[[Descriptor, Pipes], Awaitable[None]]
 _EVERYTHING = "everything"  # a key that is held as digests are
 _ERRAND_END_S = 10.0
@@ -412,13 +414,46 @@ class Store:
         stream: Stream | None = None,
     ) -> None:
         layers = dict(zip(reversed(diff_ids), reversed(manifest.layers), strict=True))
-        async with asyncio.TaskGroup() as group:
+        chain_id = chain_ids(diff_ids)[-1]
+        async with (
+            self._index_beside(diff_ids, chain_id, watch, stream) as tars,
+            asyncio.TaskGroup() as group,
+        ):
             for diff_id in dict.fromkeys(diff_ids):
-                group.create_task(self._have_tar(diff_id, layers[diff_id], fetch, watch, stream))
-        chain = chain_ids(diff_ids)
-        async with self.turns.of(f"index {chain[-1]}", watch):
-            if not self.files.has_index(chain[-1]):
-                await self._make_index(diff_ids, chain[-1], watch)
+                group.create_task(self._have_tar(diff_id, layers[diff_id], fetch, watch, stream, tars))
+        async with self.turns.of(f"index {chain_id}", watch):
+            if not self.files.has_index(chain_id):
+                await self._make_index(diff_ids, chain_id, watch)
+
+    @asynccontextmanager
+    async def _index_beside(
+        self, diff_ids: Sequence[str], chain_id: str, watch: Watch, stream: Stream | None
+    ) -> AsyncIterator[GrowingTars | None]:
+        """Make the index from tars that are made in the block, as far as they are there. Whatever goes wrong with that, the index is
+        not there after the block, and is to be made from the whole tars."""
+        if stream is None or self.files.has_index(chain_id) or len(diff_ids) > EARLY_LAYERS_LIMIT:
+            yield None
+            return
+        tars = GrowingTars(diff_ids)
+
+        async def make() -> None:
+            async with self.turns.of(f"index {chain_id}", Watch(math.inf, "")):
+                if not self.files.has_index(chain_id):
+                    await self._make_index(diff_ids, chain_id, watch, tars)
+
+        making = asyncio.create_task(make())
+        try:
+            yield tars
+            if not tars.replaced:
+                tars.whole()
+                await asyncio.wait([making])
+        finally:
+            making.cancel()
+            tars.whole()
+            await asyncio.wait([making])
+            if not making.cancelled() and (error := making.exception()):
+                log.debug("an index that was begun early: %s", error)
+            tars.close()
 
     async def _have_tar(
         self,
@@ -427,17 +462,20 @@ class Store:
         fetch: Callable[[Descriptor], Awaitable[None]],
         watch: Watch,
         stream: Stream | None,
+        tars: GrowingTars | None,
     ) -> None:
         """Somebody who does the same already is waited for."""
         async with self.turns.of(f"tar {diff_id}", watch):
             here = self.files.has_tar(diff_id)
-            if not here and stream and await self._stream_tar(diff_id, descriptor, stream, watch):
+            if not here and stream and await self._stream_tar(diff_id, descriptor, stream, watch, tars):
                 return
             if not here or self.policy.keep_blobs:
                 await fetch(descriptor)
             if not here:
                 await self._make_tar(diff_id, descriptor, watch)
                 self._drop_blob(descriptor.digest)
+            if tars:
+                tars.begun(diff_id, self.files.open_tar(diff_id))
 
     def _drop_blob(self, digest: str) -> None:
         """The tar has taken its place, unless somebody else wants it: then it is collected later."""
@@ -446,19 +484,33 @@ class Store:
         if not held and not self.policy.keep_blobs and digest not in self.catalog.used_blobs():
             self.blobs.remove(digest)
 
-    async def _stream_tar(self, diff_id: str, descriptor: Descriptor, stream: Stream, watch: Watch) -> bool:
+    async def _stream_tar(
+        self,
+        diff_id: str,
+        descriptor: Descriptor,
+        stream: Stream,
+        watch: Watch,
+        tars: GrowingTars | None,
+    ) -> bool:
         """Make the tar while its blob arrives; False when it must be made from a blob that is kept, or has to be looked into."""
         if self.policy.keep_blobs or self.blobs.size(descriptor.digest) == descriptor.size:
             return False
         try:
             async with self._work_folder() as folder:
+                if tars:
+                    tars.begun(diff_id, layer_tar.open_new(folder))
+
+                def ticked() -> None:
+                    watch.touch()
+                    if tars:
+                        tars.grown()
 
                 @asynccontextmanager
                 async def pipes() -> AsyncIterator[PipedBlob]:
                     with watch.paused():
                         await self._streams.acquire()
                     try:
-                        async with piped(lambda fd: self._write_tar(diff_id, fd, folder, watch)) as blob:
+                        async with piped(lambda fd: self._write_tar(diff_id, fd, folder, ticked)) as blob:
                             yield blob
                     finally:
                         self._streams.release()
@@ -474,12 +526,12 @@ class Store:
         try:
             async with self._work_folder() as folder:
                 async with self._core(watch):
-                    await self._write_tar(diff_id, blob_fd, folder, watch)
+                    await self._write_tar(diff_id, blob_fd, folder, watch.touch)
                 await in_thread(lambda: self.files.commit_tar(folder, diff_id))
         finally:
             os.close(blob_fd)
 
-    async def _write_tar(self, diff_id: str, blob_fd: int, folder: str, watch: Watch) -> None:
+    async def _write_tar(self, diff_id: str, blob_fd: int, folder: str, ticked: Callable[[], None]) -> None:
         limits = self._limits_of_layer()
         arguments = {"folder": folder, "diff_id": diff_id, "limits": asdict(limits)}
         await self._perform(
@@ -487,27 +539,33 @@ class Store:
             arguments,
             [blob_fd],
             lambda tick: layer_tar.write_tar(blob_fd, folder, diff_id, limits, tick),
-            watch,
+            ticked,
         )
 
-    async def _make_index(self, diff_ids: Sequence[str], chain_id: str, watch: Watch) -> None:
+    async def _make_index(
+        self, diff_ids: Sequence[str], chain_id: str, watch: Watch, growing: GrowingTars | None = None
+    ) -> None:
+        """Of the tars that are here, or those that are being made."""
         devices = list(dict.fromkeys(diff_ids))
-        async with self._work_folder() as folder, self._core(watch):
+        fds = await growing.fds() if growing else []
+        async with self._work_folder() as folder:
             arguments = {
                 "folder": folder,
-                "tars": [str(self.files.tar(diff_id)) for diff_id in devices],
+                "tars": [] if growing else [str(self.files.tar(diff_id)) for diff_id in devices],
                 "diff_ids": devices,
                 "chain": [devices.index(diff_id) for diff_id in diff_ids],
                 "uuid": chain_id.removeprefix("sha256:")[: 2 * index_builder.UUID_BYTES],
                 "limits": asdict(self._limits_of_layer()),
             }
-            await self._perform(
-                _INDEX_ERRAND,
-                arguments,
-                [],
-                lambda tick: index_builder.build_in(folder, arguments, tick),
-                watch,
-            )
+            # One that waits for tars to grow must not take the turn of those who make them.
+            async with nullcontext() if growing else self._core(watch):
+                await self._perform(
+                    _INDEX_ERRAND,
+                    arguments,
+                    fds,
+                    lambda tick: index_builder.build_in(folder, arguments, tick, fds),
+                    watch.touch,
+                )
             await in_thread(lambda: self.files.commit_index(folder, chain_id))
 
     # ---- unpacked layers
@@ -550,7 +608,7 @@ class Store:
                         arguments,
                         [fd],
                         lambda tick: unpack.unpack(fd, folder, layer.diff_id, limits, tick),
-                        watch,
+                        watch.touch,
                     )
                 if layer.below is not None:
                     await layer.below.wait()
@@ -582,13 +640,13 @@ class Store:
         arguments: dict[str, Any],
         fds: list[int],
         here: Callable[[Callable[[], None]], object],
-        watch: Watch,
+        ticked: Callable[[], None],
     ) -> None:
         """`function` in an errand with a pipe for its progress, or without errands `here` in a thread."""
         if self._errands is None:
-            await _in_thread_with_ticks(here, watch)
+            await _in_thread_with_ticks(here, ticked)
         else:
-            await _in_errand(self._errands, function, arguments, fds, watch)
+            await _in_errand(self._errands, function, arguments, fds, ticked)
 
     @asynccontextmanager
     async def _core(self, watch: Watch) -> AsyncIterator[None]:
@@ -605,11 +663,13 @@ async def is_here(descriptor: Descriptor) -> None:
     """A `fetch` for `make_all` when all blobs are in the layout already, or have been replaced by tars."""
 
 
-async def _in_thread_with_ticks(work: Callable[[Callable[[], None]], object], watch: Watch) -> None:
+async def _in_thread_with_ticks(
+    work: Callable[[Callable[[], None]], object], ticked: Callable[[], None]
+) -> None:
     abandoned = threading.Event()
 
     def tick() -> None:
-        watch.touch()
+        ticked()
         if abandoned.is_set():
             raise Abandoned
 
@@ -617,19 +677,23 @@ async def _in_thread_with_ticks(work: Callable[[Callable[[], None]], object], wa
 
 
 async def _in_errand(
-    errands: Zygote, function: str, arguments: dict[str, Any], fds: list[int], watch: Watch
+    errands: Zygote,
+    function: str,
+    arguments: dict[str, Any],
+    fds: list[int],
+    ticked: Callable[[], None],
 ) -> None:
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()  # the errand's end of the pipe is closed, so it is gone and writes no more
 
-    def ticked() -> None:
-        watch.touch()
+    def readable() -> None:
+        ticked()
         if not os.read(reading, 4096):
             loop.remove_reader(reading)
             ended.set()
 
-    loop.add_reader(reading, ticked)
+    loop.add_reader(reading, readable)
     try:
         result = await errands.run(function, arguments, [*fds, writing])
     finally:

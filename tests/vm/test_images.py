@@ -11,7 +11,7 @@ from tests.vm import remote
 
 pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
-STORE = ("erofs", "erofs_store", "two_stores", "hostile", "store", "pull", "faults", "crash")
+STORE = ("erofs", "erofs_store", "two_stores", "hostile", "store", "pull", "piped", "faults", "crash")
 WHAT = {
     "sealed": "tests/vm/images",
     "containers": "tests/cri/test_mounted_images.py",

@@ -15,7 +15,7 @@ from typing import Any
 from cri_server.images import jail
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged
-from cri_server.images.erofs.tar_file import TarFile
+from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.erofs.write import Device, iterate_pieces
 from cri_server.images.erofs.write import index as make_index
 from cri_server.images.inflate import Limits
@@ -35,14 +35,17 @@ def build(
     uuid: bytes,
     limits: Limits,
     tick: Callable[[], None] = lambda: None,
+    growth: Growth | None = None,
 ) -> None:
     """Write the index to `out_fd`, an empty file. `tar_fds` are the devices, called by their `diff_ids`; `chain`: for each layer of
-    the image, bottom first, the number of its device from 0 on.
+    the image, bottom first, the number of its device from 0 on; `growth`: of tars that are still being written.
 
     Raises BadLayer, ResourceExhausted, OSError.
     """
-    tars = [TarFile(fd) for fd in tar_fds]
+    tars = [TarFile(fd, growth) for fd in tar_fds]
     layers = [read_layer(tar, number, limits, tick) for number, tar in enumerate(tars, 1)]
+    for tar in tars:
+        tar.complete()
     devices = [
         Device(diff_id.removeprefix("sha256:").encode(), tar.size_bytes)
         for diff_id, tar in zip(diff_ids, tars, strict=True)
@@ -74,8 +77,8 @@ def _copy(tar: TarFile, source: int, fd: int, target: int, length: int) -> None:
 
 
 def errand(arguments: dict[str, Any], fds: list[int]) -> int:
-    """What the zygote forks: `fds` is a pipe that gets a byte now and then; the arguments are `build_in`'s."""
-    [progress_fd] = fds
+    """What the zygote forks: the last of `fds` is a pipe that gets a byte now and then; the arguments and the others are `build_in`'s."""
+    *given, progress_fd = fds
     gc.disable()  # a tree of a million nodes has no cycles, and the process ends with it
     os.set_blocking(progress_fd, False)
 
@@ -87,7 +90,7 @@ def errand(arguments: dict[str, Any], fds: list[int]) -> int:
 
     folder = arguments["folder"]
     try:
-        build_in(folder, arguments, tick, jail.enter)
+        build_in(folder, arguments, tick, given, jail.enter)
     except Error:
         raise
     except OSError as error:
@@ -99,18 +102,21 @@ def build_in(
     folder: str,
     arguments: dict[str, Any],
     tick: Callable[[], None],
+    fds: Sequence[int] = (),
     restrict: Callable[[str], None] = lambda folder: None,
 ) -> None:
-    """Write the index to FILE in `folder`, of the tars at the paths `tars`; `restrict` is called with the folder when they are open.
+    """Write the index to FILE in `folder`, of the tars at the paths `tars`, or of those that are being written: `fds` are a `Growth`'s
+    pipe and then they. `restrict` is called with the folder when all are open.
 
     Raises as `build` does.
     """
+    growth, tars = (Growth(fds[0]), list(fds[1:])) if fds else (None, [])
     with ExitStack() as stack:
-        tars = [_open(path, os.O_RDONLY, stack) for path in arguments["tars"]]
+        tars += [_open(path, os.O_RDONLY, stack) for path in arguments["tars"]]
         restrict(folder)
         out_fd = _open(os.path.join(folder, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL, stack)
         uuid, limits = bytes.fromhex(arguments["uuid"]), Limits(**arguments["limits"])
-        build(tars, arguments["diff_ids"], arguments["chain"], out_fd, uuid, limits, tick)
+        build(tars, arguments["diff_ids"], arguments["chain"], out_fd, uuid, limits, tick, growth)
 
 
 def _open(path: str, flags: int, stack: ExitStack) -> int:

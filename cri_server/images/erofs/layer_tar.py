@@ -30,7 +30,7 @@ def write_tar(
     tick: Callable[[], None] = lambda: None,
     restrict: Callable[[str], None] = lambda folder: None,
 ) -> None:
-    """Write the content of the blob (from the descriptor's position on, which may be a pipe) to FILE in `folder`. `tick` is called now
+    """Write the content of the blob (from the descriptor's position on, which may be a pipe) to FILE in `folder`, which is empty if it is there. `tick` is called now
     and then, and may raise; `restrict` with the folder, in each thread, before that meets a byte of the blob.
 
     Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
@@ -47,6 +47,12 @@ def write_tar(
         found = writer.finish()
     if found != diff_id:
         raise BadLayer(f"the layer's content is {found}, not {diff_id} as the image's configuration says")
+
+
+def open_new(folder: str) -> int:
+    """Make the FILE that `write_tar` is to write; a descriptor for reading, which the caller closes."""
+    flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(os.path.join(folder, FILE), flags, 0o600)
 
 
 class _Writer:
@@ -97,7 +103,7 @@ class _Writer:
                 pass
 
     def _write_all(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(os.path.join(self._folder, FILE), flags, 0o600)
         try:
             while (block := self._blocks.get()) is not None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
+import tarfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cri_server.images.build import image, layer
+from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.inflate import BadLayer
 from cri_server.images.piped import Interrupted, piped
 from cri_server.images.service import ImageService
+from cri_server.images.tar_headers import members, skip
 from pyrunc.errors import ResourceExhausted
 from pyrunc.zygote.client import Zygote
 from tests.cri.images.test_pull import left_over
@@ -48,6 +54,7 @@ async def test_the_tar_grows_while_the_blob_arrives(
         return any(tar.stat().st_size > 1_000_000 for tar in ingest.glob("layer-*/tar"))
 
     assert await asyncio.to_thread(wait_until, grown, 60)
+    assert await asyncio.to_thread(wait_until, lambda: any(ingest.glob("layer-*/index")), 60), "is begun"
     assert [name for name in names(ingest) if name.startswith("blob")] == [] and await service.list() == []
     pull.cancel()
     await asyncio.wait([pull], timeout=60)
@@ -74,6 +81,59 @@ async def test_a_blob_of_other_content_is_a_wrong_digest_and_no_bad_layer(
     with pytest.raises(Exception, match="has the content of"):
         await service.pull(f"{registry.host}/app:v1")
     assert left_over(tmp_path) == set()
+
+
+async def test_the_index_is_made_once(
+    registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the download, and not again after it; of layers that are here and of new ones."""
+    made: list[bool] = []
+    make = service._store._make_index
+
+    async def counted(*arguments: Any) -> None:
+        await make(*arguments)
+        made.append(len(arguments) == 4)
+
+    monkeypatch.setattr(service._store, "_make_index", counted)
+    base, top = (layer({f"{name}/file": os.urandom(100_000)}) for name in ("base", "top"))
+    for number, layers in enumerate(([base], [base, top], [top, base, top])):
+        built = image(layers)
+        registry.push(f"app:{number}", built)
+        assert await service.pull(f"{registry.host}/app:{number}") == built.id
+        assert made == [True] * (number + 1)
+        rootfs = await service.rootfs(built.id)
+        found = {str(path.relative_to(rootfs.lower_dirs[0])) for path in rootfs.lower_dirs[0].rglob("*")}
+        assert found == {"base", "base/file", "top", "top/file"} - (set() if number else {"top", "top/file"})
+
+
+def test_a_tar_that_grows_reads_as_a_whole_one(tmp_path: Path) -> None:
+    content = layer({f"folder/{n}": os.urandom(n * 100) for n in range(60)})
+    for chunk in (100, 512, 70_000):
+        (tmp_path / "tar").write_bytes(b"")
+        reading, writing = os.pipe()
+        fd = os.open(tmp_path / "tar", os.O_RDONLY)
+
+        def grow(chunk: int = chunk, writing: int = writing) -> None:
+            with open(tmp_path / "tar", "ab", buffering=0) as tar:
+                for at in range(0, len(content), chunk):
+                    tar.write(content[at : at + chunk])
+                    os.write(writing, b".")
+            os.close(writing)
+
+        thread = threading.Thread(target=grow)
+        thread.start()
+        tar = TarFile(fd, Growth(reading))
+        found = []
+        for entry in members(tar):
+            found.append((entry.name.rstrip(b"/"), entry.size, tar.position))
+            skip(tar, entry.stored)
+        tar.complete()
+        thread.join()
+        os.close(fd)
+        os.close(reading)
+        with tarfile.open(fileobj=io.BytesIO(content)) as expected:
+            assert found == [(m.name.encode(), m.size, m.offset_data) for m in expected]
+        assert tar.size_bytes == len(content)
 
 
 # ---- the pipe by itself

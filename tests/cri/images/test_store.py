@@ -431,7 +431,7 @@ TOO_BIG = pytest.mark.parametrize(
     ("built", "what"),
     [
         (make(3, layers=1, size=8_000_000), "no space"),
-        (make(3, layers=1, size=4_000_000), "no space"),
+        (image([layer({"file": b"x" * 8_000_000})]), "no space"),
         (image([layer({f"f{n}": "x" for n in range(600)})]), "no inodes"),
     ],
     ids=["the blob does not fit", "the files do not fit", "too many files"],

@@ -1,0 +1,55 @@
+"""The tars of an image while they are made: what its index can be begun from before they are whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+
+class GrowingTars:
+    """A descriptor for each of the tars `diff_ids`, and a pipe that says when they have grown: see `tar_file.Growth`. Ends with
+    `close`."""
+
+    def __init__(self, diff_ids: Iterable[str]) -> None:
+        self._fds: dict[str, int | None] = dict.fromkeys(diff_ids)
+        self._all_begun = asyncio.Event()
+        self._reading, self._writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._writing, False)
+        self.replaced = False
+
+    def begun(self, diff_id: str, fd: int) -> None:
+        """The tar is behind this descriptor, which is taken over. If another one was named before, that does not count, and nor does
+        what was made of it: they are `replaced`."""
+        if self._fds[diff_id] is not None:
+            self.replaced = True
+            os.close(fd)
+            return
+        self._fds[diff_id] = fd
+        if None not in self._fds.values():
+            self._all_begun.set()
+
+    def grown(self) -> None:
+        """One of them."""
+        if self._writing >= 0:
+            with suppress(BlockingIOError):  # nobody has read the last ones yet
+                os.write(self._writing, b".")
+
+    def whole(self) -> None:
+        """All of them. Idempotent."""
+        writing, self._writing = self._writing, -1
+        if writing >= 0:
+            os.close(writing)
+
+    async def fds(self) -> list[int]:
+        """The pipe, and the tars in their order, once all are begun; they stay ours."""
+        await self._all_begun.wait()
+        return [self._reading, *(fd for fd in self._fds.values() if fd is not None)]
+
+    def close(self) -> None:
+        """When nobody reads them any more."""
+        self.whole()
+        for fd in (self._reading, *self._fds.values()):
+            if fd is not None:
+                os.close(fd)
