@@ -100,11 +100,12 @@ def test_the_docs_find_out_why_a_pod_is_slow(node: Newcomer) -> None:
     node.types("rm /opt/cni/bin/slow")
     assert f"RunPodSandbox default/{pod}" in node.types(slowest)
     said = node.types(one, NAMESPACE="default", POD=pod)
-    took_ms = {
-        name: float(ms)
+    took_ms = [  # when the pod was made, and when it ended
+        float(ms)
         for ms, name in re.findall(r"^ +([\d.]+) ms +[█·]+ +(.*?)(?: !)?$", said, re.MULTILINE)
-    }
-    assert took_ms["plugin slow"] > SLOW_S * 1000, said
+        if name == "plugin slow"
+    ]
+    assert max(took_ms) > SLOW_S * 1000, said
     said = node.types(log, NAMESPACE="default", POD=pod)
     assert re.search(rf"RunPodSandbox .*pod=default/{pod}", said)
     finding = re.findall(r"^(?:note|warning|WRONG) +([\w-]+):", said, re.MULTILINE)[0]

@@ -37,7 +37,7 @@ def label(pid: int) -> Context:
 
 def file_label(pid: int, path: str) -> Context:
     """Of a file as the process sees it."""
-    return read(os.getxattr(f"/proc/{pid}/root{path}", "security.selinux"))
+    return read(os.getxattr(f"/proc/{pid}/root{path}", "security.selinux", follow_symlinks=False))
 
 
 def parts(context: Context) -> tuple[str, str, str]:
