@@ -61,6 +61,12 @@ def freeze() -> None:
     """Collect once and take everything that lives out of the collector's sight."""
     gc.collect()
     gc.disable()
+    try:
+        from pyrunc.accelerate.immortal import make_immortal
+    except ImportError:  # that folder may be removed
+        pass
+    else:
+        make_immortal()
     gc.freeze()
 
 
