@@ -287,3 +287,19 @@ def test_the_verb(server: Server, tmp_path: Path) -> None:
     ok(server, "run", str(tmp_path / "pod.yaml"))
     (again,) = ok(server, "ps", "-q", "--no-trunc", "--pod", "again").lines
     wait_beyond(server, again, 10)
+
+
+def test_again_and_again_with_a_new_server_between(server: Server, tmp_path: Path) -> None:
+    """What is restored can be checkpointed; a server that was killed starts what its predecessor has created."""
+    wanted = config(server)
+    container = server.launch(server.run_pod(), wanted)
+    for generation in range(2):
+        wait_beyond(server, container, 3)
+        archive = checkpoint(server, container, tmp_path / f"{generation}.tar")
+        at_dump = count(server, container)
+        wanted.image.image = str(archive)
+        container = server.create(server.run_pod(), wanted)
+        server.restart(Server.kill)
+        server.start_container(container)
+        wait_beyond(server, container, at_dump)
+        assert server.output(container, "cat", "/data/file") == "kept\n"
