@@ -10,7 +10,7 @@ from tests.vm import remote
 # Folders and files that run in the guest; each is one pytest run there, so that a report names what failed. The plan's tests
 # run there because the guest's kernel is older than 6.15: no layers by descriptor, no clones of detached mounts.
 PLAN = ("container", "holder", "old_kernels", "user_namespace", "mounts", "exec", "identity")
-INSIDE = ("tests/vm/inside", " ".join(f"tests/kernel/plan/test_{name}.py" for name in PLAN))
+INSIDE = ("-m 'not slow' tests/vm/inside", " ".join(f"tests/kernel/plan/test_{name}.py" for name in PLAN))
 
 
 @pytest.mark.guest
@@ -18,3 +18,10 @@ INSIDE = ("tests/vm/inside", " ".join(f"tests/kernel/plan/test_{name}.py" for na
 @pytest.mark.parametrize("what", INSIDE, ids=("limits", "plan"))
 def test_in_the_guest(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     remote.run(guest, what, capsys, ledger="machine")
+
+
+@pytest.mark.guest
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_more_of_checkpoints(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    remote.run(guest, "-m slow tests/vm/inside", capsys)

@@ -82,13 +82,12 @@ def test_it_goes_on_in_another_pod(server: Server, tmp_path: Path) -> None:
     assert sorted(os.listdir(server.root / "containers" / again)) == ["upper", "work"]
     status = server.status(again)
     assert status.image.image == IMAGE and status.state == api.CONTAINER_RUNNING
-    server.restart()
-    wait_beyond(server, again, count(server, again))
     server.stop_container(again)
     assert server.status(again).exit_code == 137
     assert count(server, first) > at_dump
 
 
+@pytest.mark.slow
 def test_what_the_archive_holds(server: Server, tmp_path: Path) -> None:
     container = server.launch(server.run_pod(), config(server))
     wait_beyond(server, container, 1)
@@ -113,6 +112,7 @@ def test_what_the_archive_holds(server: Server, tmp_path: Path) -> None:
             assert {"data/file", "etc/passwd"} <= set(written.getnames())
 
 
+@pytest.mark.slow
 def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> None:
     """A volume's content is not in the archive: it is what the new pod has."""
     volumes = [tmp_path / name for name in ("old", "new")]
@@ -131,6 +131,7 @@ def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> 
         restore(server, archive, config(server))
 
 
+@pytest.mark.slow
 def test_from_an_image_with_the_annotation(server: Server, tmp_path: Path) -> None:
     """As `buildah add` makes one of an archive."""
     first = server.launch(server.run_pod(), config(server))
@@ -144,6 +145,7 @@ def test_from_an_image_with_the_annotation(server: Server, tmp_path: Path) -> No
     assert server.status(again).image.image == IMAGE
 
 
+@pytest.mark.slow
 def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
     """What an image declares as VOLUME is the container's own, so it comes along."""
     reference = "registry.test/volume:1"
@@ -160,6 +162,7 @@ def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
     assert server.output(again, "sh", "-c", "cat /state/file; echo /state/*") == "mine\n/state/file\n"
 
 
+@pytest.mark.slow
 def test_a_terminal(server: Server, tmp_path: Path) -> None:
     wanted = config(server, tty=True)
     first = server.launch(server.run_pod(), wanted)
@@ -171,6 +174,7 @@ def test_a_terminal(server: Server, tmp_path: Path) -> None:
     assert wait_until(lambda: str(at + 1) in server.log_lines(again), 30)
 
 
+@pytest.mark.slow
 def test_it_is_limited_and_confined_again(server: Server, tmp_path: Path) -> None:
     wanted = config(server)
     wanted.linux.resources.memory_limit_in_bytes = 128 << 20
@@ -213,6 +217,7 @@ def test_listeners_listen_and_connections_are_closed(server: Server, tmp_path: P
         assert server.output(container, "wget", "-qO-", "http://127.0.0.1:8080/") == "hello\n"
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_starts_nothing(server: Server, tmp_path: Path) -> None:
     first = server.launch(server.run_pod(), config(server))
     wait_beyond(server, first, 1)
@@ -268,6 +273,7 @@ def test_a_pod(server: Server, tmp_path: Path) -> None:
     assert count(server, containers[0]) > int(still)
 
 
+@pytest.mark.slow
 def test_the_verb(server: Server, tmp_path: Path) -> None:
     """`checkpoint` and `run` with the archive in place of the image."""
     pod = server.run_pod(server.pod_config("verb"))
@@ -289,6 +295,7 @@ def test_the_verb(server: Server, tmp_path: Path) -> None:
     wait_beyond(server, again, 10)
 
 
+@pytest.mark.slow
 def test_again_and_again_with_a_new_server_between(server: Server, tmp_path: Path) -> None:
     """What is restored can be checkpointed; a server that was killed starts what its predecessor has created."""
     wanted = config(server)

@@ -63,14 +63,18 @@ class Api:
                 raise
 
     def summary(self) -> Json:
-        """kubelet's own answer, whose certificate nobody has signed."""
+        """kubelet's own answer."""
+        found: Json = json.loads(self.kubelet("GET", "/stats/summary"))
+        return found
+
+    def kubelet(self, method: str, path: str) -> bytes:
+        """What kubelet answers, whose certificate nobody has signed."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
             with urllib3.HTTPSConnectionPool("127.0.0.1", 10250, cert_reqs="CERT_NONE", **MANNER) as kubelet:
-                answer = kubelet.request("GET", "/stats/summary")
+                answer = kubelet.request(method, path)
         assert answer.status == 200, answer.data
-        found: Json = json.loads(answer.data)
-        return found
+        return bytes(answer.data)
 
     def text(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> str:
         """The answer's text. Raises Refused."""
