@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -245,7 +246,9 @@ def test_a_hostile_archive(
 ) -> None:
     code, said = refused(server, archive(tmp_path / "a.tar", *members))
     assert code == Code.INVALID_ARGUMENT and "checkpoint" in said, said
-    assert not list(server.root.rglob("escaped")) and not (tmp_path.parent / "escaped").exists()
+    # os.walk passes over what the emptying of the trash takes away meanwhile.
+    assert not [path for path, _, names in os.walk(server.root) if "escaped" in names]
+    assert not (tmp_path.parent / "escaped").exists()
 
 
 def test_the_request_must_fit(server: Server, criu: Path, tmp_path: Path) -> None:
