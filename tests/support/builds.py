@@ -36,6 +36,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("cri/test_runtime_handlers", "tests.support.toolchain:runc"),
     ("vm/test_oci", "tests.support.toolchain:peer"),
     ("vm/", "tests.support.guest:build"),
+    ("vm/test_selinux", "tests.support.guest:build_selinux"),
     ("vm/test_debian12", "tests.support.guest:build_bookworm"),
     ("vm/test_tasks", "tests.support.guest_disk:kubeadm"),
     ("vm/test_two_guests", "tests.support.guest_disk:flannel"),

@@ -72,9 +72,25 @@ def dependencies() -> list[str]:
     ]
 
 
-def disk_folder(suite: str) -> Path:
+@dataclass(frozen=True)
+class Variant:
+    """What a guest has beside the others: packages, and words of the kernel's command line."""
+
+    packages: tuple[str, ...] = ()
+    arguments: str = ""
+
+
+PLAIN = Variant()
+# Labels are set and decisions are noted, nothing is refused: the disk's files have no labels.
+SELINUX = Variant(
+    ("selinux-basics", "selinux-policy-default", "policycoreutils", "selinux-utils"),
+    "selinux=1 security=selinux enforcing=0",
+)
+
+
+def disk_folder(suite: str, variant: Variant = PLAIN) -> Path:
     """The cache folder of the disk; another list of packages or another recipe is another disk."""
-    recipe = "\n".join([*PACKAGES, *dependencies(), *INITRD_MODULES, INIT, "3"])
+    recipe = "\n".join([*PACKAGES, *variant.packages, *dependencies(), *INITRD_MODULES, INIT, "3"])
     return toolchain.cache() / "vm" / f"{suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
@@ -83,25 +99,30 @@ def build_bookworm() -> Path:
     return build("bookworm")
 
 
-def build(suite: str = "trixie") -> Path:
+def build_selinux() -> Path:
+    """The disk with SELinux' policy."""
+    return build(variant=SELINUX)
+
+
+def build(suite: str = "trixie", variant: Variant = PLAIN) -> Path:
     """Make disk, kernel and initrd, unless they are there. Returns their folder."""
-    folder = disk_folder(suite)
+    folder = disk_folder(suite, variant)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(
         folder.with_suffix(".lock"), "w"
     ) as lock:  # two builders would change each other's disk and key
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "disk.img").exists():
-            _build(folder, suite)
+            _build(folder, suite, variant)
     return folder
 
 
-def _build(folder: Path, suite: str) -> None:
+def _build(folder: Path, suite: str, variant: Variant) -> None:
     work = folder.with_suffix(f".{os.getpid()}")
     work.mkdir(parents=True)
     try:
         root = work / "root"
-        _bootstrap(root, suite)
+        _bootstrap(root, suite, variant)
         _install_dependencies(root)
         _configure(root, work)
         _initrd(root, work)
@@ -112,13 +133,13 @@ def _build(folder: Path, suite: str) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _bootstrap(root: Path, suite: str) -> None:
+def _bootstrap(root: Path, suite: str, variant: Variant) -> None:
     _run(
         "mmdebstrap",
         "--quiet",
         "--mode=root",
         "--variant=minbase",
-        f"--include={','.join(PACKAGES)}",
+        f"--include={','.join((*PACKAGES, *variant.packages))}",
         suite,
         str(root),
     )
@@ -242,15 +263,16 @@ class Guest:
         link: Link | None = None,
         forward: Mapping[int, int] | None = None,
         services: Mapping[int, int] | None = None,
+        variant: Variant = PLAIN,
     ) -> None:
         """`port` is ssh's on this side (0: a free one), `disks` are read-only in the guest, as /dev/vdb, /dev/vdc, …
 
         `forward` has more ports of 127.0.0.1 here and the guest's that they lead to, `services` the ports of SERVICES in the
         guest and those of 127.0.0.1 here.
         """
-        self.disk, self.port, self.memory_mib, self.disks = build(suite), port or free_port(), memory_mib, tuple(disks)  # fmt: skip
+        self.disk, self.port, self.memory_mib, self.disks = build(suite, variant), port or free_port(), memory_mib, tuple(disks)  # fmt: skip
         self._link, self._forward = link, {**(forward or {}), self.port: 22}
-        self._services = dict(services or {})
+        self._services, self._arguments = dict(services or {}), variant.arguments
         self.program = Program(f"guest-{self.port}", toolchain.cache() / "vm" / "run")
         self.accelerator = ""
         self._connection: Path | None = None
@@ -283,7 +305,7 @@ class Guest:
         return [
             "qemu-system-x86_64", "-M", "q35", "-accel", self.accelerator, "-cpu", "max", "-smp", "2", "-m", str(self.memory_mib), "-nographic", "-no-reboot",
             "-kernel", str(self.disk / "vmlinuz"), "-initrd", str(self.disk / "initrd.gz"), "-snapshot",
-            "-append", "console=ttyS0 quiet root=/dev/vda rw net.ifnames=0 mitigations=off systemd.show_status=0 audit=0 panic=-1 oops=panic",
+            "-append", f"console=ttyS0 quiet root=/dev/vda rw net.ifnames=0 mitigations=off systemd.show_status=0 audit=0 panic=-1 oops=panic {self._arguments}",
             "-drive", f"file={self.disk}/disk.img,if=virtio,format=raw,cache=unsafe",
             *(word for disk in self.disks for word in ("-drive", f"file={disk},if=virtio,format=raw,readonly=on")),
             "-netdev", f"user,id=n0,restrict=on{forward}", "-device", "virtio-net-pci,netdev=n0",

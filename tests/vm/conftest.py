@@ -13,10 +13,12 @@ import pytest
 from tests.support import guest_disk, package
 from tests.support.chroot import build_package
 from tests.support.debian import suite
-from tests.support.guest import Guest, free_port
+from tests.support.guest import PLAIN, Guest, Variant, free_port
 
 RELEASE, LATER = "trixie", "99.0-1"
-collect_ignore = [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci", "linux_6_1", "images"]
+collect_ignore = (
+    [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci", "linux_6_1", "images", "selinux"]
+)
 
 
 class Boots:
@@ -26,17 +28,17 @@ class Boots:
 
     def __init__(self) -> None:
         self.api_port = free_port()
-        self._suite = ""
+        self._kind = "", PLAIN
         self._running: Guest | None = None
 
-    def guest(self, suite: str, disks: Sequence[Path] = ()) -> Guest:
-        """A running guest of that suite with the checkout in /root/project and `disks`, by default that of Kubernetes' programs."""
-        if self._running is None or self._suite != suite:
+    def guest(self, suite: str, disks: Sequence[Path] = (), variant: Variant = PLAIN) -> Guest:
+        """A running guest of that suite and variant with the checkout in /root/project and `disks`, by default that of Kubernetes' programs."""
+        if self._running is None or self._kind != (suite, variant):
             self.stop()
             wanted = disks or [guest_disk.kubernetes()]
-            booted = Guest(suite, disks=wanted, services={6443: self.api_port})
+            booted = Guest(suite, disks=wanted, services={6443: self.api_port}, variant=variant)
             booted.start()
-            self._suite, self._running = suite, booted
+            self._kind, self._running = (suite, variant), booted
             booted.push_project()
         return self._running
 

@@ -1,0 +1,148 @@
+"""Labels that the kernel shows of pods, containers and volumes of a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.selinux import policy
+from cri_server.selinux.context import Context, parse
+from tests.cri.server_harness import Server
+
+PROCESS, FILE = ("system_u", "system_r", "container_t"), ("system_u", "object_r", "container_file_t")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(network=False) as found:
+        found.load_image()
+        yield found
+
+
+def read(text: bytes) -> Context:
+    found = parse(text.decode().rstrip("\0\n"))
+    assert found is not None, text
+    return found
+
+
+def label(pid: int) -> Context:
+    return read(Path(f"/proc/{pid}/attr/current").read_bytes())
+
+
+def file_label(pid: int, path: str) -> Context:
+    """Of a file as the process sees it."""
+    return read(os.getxattr(f"/proc/{pid}/root{path}", "security.selinux", follow_symlinks=False))
+
+
+def parts(context: Context) -> tuple[str, str, str]:
+    return context.user, context.role, context.type
+
+
+def pids(server: Server, container: str) -> tuple[int, int]:
+    """The container's first process, and its pod's pause process."""
+    state = json.loads((server.state / "containers" / container / "state.json").read_text())
+    sandbox = (
+        server.runtime.ListContainers(api.ListContainersRequest(filter=api.ContainerFilter(id=container)))
+        .containers[0]
+        .pod_sandbox_id
+    )
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox, verbose=True)
+    pause = json.loads(server.runtime.PodSandboxStatus(request).info["info"])["pid"]
+    return int(state["pid"]), int(pause)
+
+
+def options(**words: str) -> api.SELinuxOption:
+    return api.SELinuxOption(**words)
+
+
+def test_the_kernel_has_a_policy() -> None:
+    found = policy.probe()
+    assert found is not None and parts(found.process) == PROCESS and parts(found.file) == FILE
+    assert found.has_levels
+
+
+def test_pods_are_kept_apart_by_their_levels(server: Server) -> None:
+    first, second = server.run_pod(host_network=True), server.run_pod(host_network=True)
+    levels = []
+    for pod in (first, second):
+        one, two = server.container_config(), server.container_config()
+        two.metadata.name = "two"
+        found = [pids(server, server.launch(pod, config)) for config in (one, two)]
+        labels = {label(pid) for pair in found for pid in pair}
+        assert len(labels) == 1, labels
+        (process,) = labels
+        assert parts(process) == PROCESS and process.level.startswith("s0:c")
+        for path in ("/", "/bin/busybox", "/dev", "/dev/shm", "/dev/pts", "/etc/hosts", "/etc/resolv.conf"):
+            seen = file_label(found[0][0], path)
+            assert (parts(seen), seen.level) == (FILE, process.level), path
+        levels.append(process.level)
+    assert levels[0] != levels[1]
+
+
+def test_an_exec_and_what_it_writes(server: Server) -> None:
+    container = server.launch(server.run_pod(host_network=True))
+    pid, _ = pids(server, container)
+    assert read(server.output(container, "cat", "/proc/self/attr/current").encode()) == label(pid)
+    server.output(container, "sh", "-c", "echo x >/written; mkdir /dev/mqueue/x 2>/dev/null; true")
+    assert file_label(pid, "/written").level == label(pid).level
+    assert read(os.getxattr(f"/proc/{pid}/root/dev/mqueue", "security.selinux")).level == label(pid).level
+
+
+def test_what_is_asked_for(server: Server) -> None:
+    config = server.pod_config()
+    config.linux.security_context.selinux_options.CopyFrom(options(level="s0:c5,c6"))
+    pod = server.run_pod(config, host_network=True)
+    container = server.container_config()
+    container.linux.security_context.selinux_options.CopyFrom(options(type="container_t"))
+    pid, pause = pids(server, server.launch(pod, container))
+    assert label(pid).level == label(pause).level == file_label(pid, "/").level == "s0:c5,c6"
+
+
+def test_a_type_that_the_policy_has_not(server: Server) -> None:
+    container = server.container_config()
+    container.linux.security_context.selinux_options.CopyFrom(options(type="no_such_t"))
+    with pytest.raises(grpc.RpcError, match="no_such_t"):
+        server.launch(server.run_pod(host_network=True), container)
+
+
+def test_a_privileged_container(server: Server) -> None:
+    config = server.pod_config()
+    config.linux.security_context.privileged = True
+    pod = server.run_pod(config, host_network=True)
+    container = server.container_config()
+    container.linux.security_context.privileged = True
+    pid, pause = pids(server, server.launch(pod, container))
+    wanted = policy.probe()
+    assert wanted is not None
+    assert label(pid) == (wanted.privileged or label(server.pid))
+    assert parts(label(pause)) == PROCESS
+
+
+def test_a_volume_is_relabelled_where_that_is_asked(server: Server, tmp_path: Path) -> None:
+    for name in ("asked", "not"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    mounts = [
+        api.Mount(container_path=f"/{name}", host_path=str(tmp_path / name), selinux_relabel=name == "asked")
+        for name in ("asked", "not")
+    ]
+    pid, _ = pids(
+        server, server.launch(server.run_pod(host_network=True), server.container_config(mounts=mounts))
+    )
+    assert file_label(pid, "/asked/deep") == file_label(pid, "/")
+    assert file_label(pid, "/not/deep").type != FILE[2]
+
+
+def test_a_level_is_kept_over_a_restart(server: Server) -> None:
+    pod = server.run_pod(host_network=True)
+    before, _ = pids(server, server.launch(pod))
+    server.restart()
+    second = server.container_config()
+    second.metadata.name = "two"
+    after, _ = pids(server, server.launch(pod, second))
+    assert label(after) == label(before)
