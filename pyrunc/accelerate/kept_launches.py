@@ -1,8 +1,8 @@
 """Launches of commands that enter a container again and again, as probes do: made once, carried out many times.
 
-A launch of an exec holds no pid: its program is sealed, and its one descriptor is the container's cgroup. It can be carried out
-again as long as all that it was made from is the same, which is the asker's `key`. Only a command that is asked for a second time
-is kept, so that those that come once take no memory.
+A launch of an exec holds no pid. It has three descriptors: its program and its words, which are sealed, and the container's cgroup.
+It can be carried out again as long as all that it was made from is the same, which is the asker's `key`. Only a command that is
+asked for a second time is kept, so that those that come once take no memory.
 """
 
 from __future__ import annotations
