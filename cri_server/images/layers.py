@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class Layers:
         self._trash = root / "trash"
         self._empty = root / "empty"
         self._known: dict[str, Layer] = {}
+        self._unsynced: set[str] = set()  # chain ids of layers that a crash may take
 
     def prepare(self) -> None:
         """Make the folders, read the records. A layer without a readable record and what an earlier life was working on
@@ -97,20 +98,23 @@ class Layers:
             make_devices(os.path.join(folder, TREE), layer)
         if not layer.opaque:
             self._inherit(folder, layer, [self.tree(c) for c in reversed(chain[:-1])])
+        self._unsynced.add(chain[-1])
         os.rename(folder, self._path(chain[-1]))
         self._known[chain[-1]] = layer
 
-    def sync(self, folders: Iterable[str]) -> None:
-        """Write unpacked trees to the disk, all at once: syncfs(2) of the file system that they share."""
-        for folder in folders:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                syscall("syncfs", "the image store", fd)
-            except KernelError as error:
-                raise node_error(OSError(error.errno, ""), "layers", self._folder) from None
-            finally:
-                os.close(fd)
+    def sync(self, chain: Sequence[str]) -> None:
+        """Write those of the chain's layers to the disk that are not yet there: syncfs(2) of the file system that they share."""
+        pending = self._unsynced.intersection(chain)
+        if not pending:
             return
+        fd = os.open(self.tree(chain[-1]), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            syscall("syncfs", "the image store", fd)
+        except KernelError as error:
+            raise node_error(OSError(error.errno, ""), "layers", self._folder) from None
+        finally:
+            os.close(fd)
+        self._unsynced -= pending
 
     def tree(self, chain_id: str) -> Path:
         """Where the layer's files are."""

@@ -16,6 +16,7 @@ from cri_server.images.catalog import Name
 from cri_server.images.client import Session
 from cri_server.images.content import DigestMismatch, Ingest, store_errors
 from cri_server.images.hosts import hosts_for
+from cri_server.images.layer_maker import BlobSource
 from cri_server.images.layers import chain_ids
 from cri_server.images.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.model import Auth, Progress
@@ -148,19 +149,14 @@ class Pull:
         missing = {
             layer.digest: layer.size
             for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
-            if self._store.needs_blob(manifest.config.digest, layer, diff_id)
+            if self._store.maker.needs_blob(manifest.config.digest, layer, diff_id)
         }
         self._total = sum(missing.values())
-        if self._total > self._store.free_bytes():
-            raise ResourceExhausted(f"{self._total} bytes of layers: {self._store.full()}")
+        if self._total > self._store.room.free_bytes():
+            raise ResourceExhausted(f"{self._total} bytes of layers: {self._store.room.full()}")
         self._tell("fetching")
-        await self._store.make_all(
-            manifest,
-            config.diff_ids,
-            partial(self._fetch, registry),
-            self._watch,
-            partial(self._stream, registry),
-        )
+        source = BlobSource(self._watch, partial(self._fetch, registry), partial(self._stream, registry))
+        await self._store.maker.make_all(manifest, config.diff_ids, source)
 
     def _name(self, target: Descriptor) -> Name:
         reference = self._reference

@@ -22,10 +22,11 @@ from cri_server.images.content import store_errors
 from cri_server.images.erofs.mounts import ImageMount
 from cri_server.images.inflate import Limits
 from cri_server.images.layer_blobs import PlainLayers
+from cri_server.images.layer_maker import BlobSource
 from cri_server.images.manifest import LIMIT_BYTES, Descriptor
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.reference import Reference
-from cri_server.images.store import Store, is_here
+from cri_server.images.store import Store
 from cri_server.images.unused import Entry
 from cri_server.images.waiting import Watch, in_thread
 from pyrunc.errors import InvalidArgument, NotFound, WrongState
@@ -208,7 +209,7 @@ class ImageService:
 
     def room(self) -> Limits:
         """What an archive may unpack to on the store's disk. Raises ResourceExhausted when there is none."""
-        return self._store.limits_of_archive()
+        return self._store.room.limits_of_archive()
 
     def to_convert(self, image_id: str) -> str:
         """What `convert` would make of the image: "mounted", "unpacked", or nothing as it is that already. Raises NotFound."""
@@ -363,7 +364,7 @@ class ImageService:
             await self._store.collect()
 
     async def _load(self, path: Path, name: str | None, watch: Watch) -> builtins.list[Image]:
-        room = self._store.limits_of_archive()
+        room = self._store.room.limits_of_archive()
         given_up = threading.Event()
         loaded = await in_thread(
             lambda: archives.load(self._store.blobs, path, name, room, given_up.is_set), given_up.set
@@ -371,7 +372,7 @@ class ImageService:
         return [await self._finish(image, watch) for image in loaded]
 
     async def _finish(self, image: archives.Loaded, watch: Watch) -> Image:
-        await self._store.make_all(image.manifest, image.config.diff_ids, is_here, watch)
+        await self._store.maker.make_all(image.manifest, image.config.diff_ids, BlobSource(watch))
         names = [Name(r.name, r.tag if not r.digest else None, image.target) for r in image.references]
         await self._store.publish(names or [Name("", None, image.target)], image.config.diff_ids)
         found = self._store.catalog.find(image.manifest.config.digest)

@@ -88,13 +88,13 @@ async def test_the_index_is_made_once(
 ) -> None:
     """Beside the download, and not again after it; of layers that are here and of new ones."""
     made: list[bool] = []
-    make = service._store._make_index
+    make = service._store.maker._make_index
 
     async def counted(*arguments: Any) -> None:
         await make(*arguments)
         made.append(len(arguments) == 4)
 
-    monkeypatch.setattr(service._store, "_make_index", counted)
+    monkeypatch.setattr(service._store.maker, "_make_index", counted)
     base, top = (layer({f"{name}/file": os.urandom(100_000)}) for name in ("base", "top"))
     for number, layers in enumerate(([base], [base, top], [top, base, top])):
         built = image(layers)

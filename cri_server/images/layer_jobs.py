@@ -1,0 +1,120 @@
+"""Where work on layers is done: in errands of the zygote, so many at once, in folders that are gone at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from cri_server.images.layers import Layers
+from cri_server.images.waiting import Abandoned, Watch, in_thread
+from pyrunc.errors import PeerError
+from pyrunc.zygote.client import Zygote
+
+log = logging.getLogger(__name__)
+
+STREAMS_AT_ONCE = 16  # of all pulls: each is a process of a few MiB that mostly waits for its registry
+_ERRAND_END_S = 10.0
+
+
+class LayerJobs:
+    """All of one store. Without `errands` the work is done in threads."""
+
+    def __init__(self, errands: Zygote | None, layers: Layers) -> None:
+        self._errands, self._layers = errands, layers
+        self._cores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+        self._streams = asyncio.Semaphore(STREAMS_AT_ONCE)
+
+    @asynccontextmanager
+    async def folder(self) -> AsyncIterator[str]:
+        """A fresh folder, which is gone at the end, unless it was committed."""
+        folder = self._layers.new_folder()
+        try:
+            yield folder
+        finally:
+            await in_thread(lambda: self._layers.discard(folder))
+
+    async def perform(
+        self,
+        function: str,
+        arguments: dict[str, Any],
+        fds: list[int],
+        here: Callable[[Callable[[], None]], object],
+        ticked: Callable[[], None],
+    ) -> None:
+        """`function` in an errand with a pipe for its progress, or without errands `here` in a thread."""
+        if self._errands is None:
+            await _in_thread_with_ticks(here, ticked)
+        else:
+            await _in_errand(self._errands, function, arguments, fds, ticked)
+
+    @asynccontextmanager
+    async def core(self, watch: Watch) -> AsyncIterator[None]:
+        """One of the machine's, when it is our turn: waiting for it is not a lack of progress."""
+        with watch.paused():
+            await self._cores.acquire()
+        try:
+            yield
+        finally:
+            self._cores.release()
+
+    @asynccontextmanager
+    async def stream(self, watch: Watch) -> AsyncIterator[None]:
+        """The turn of a blob that is worked on while it arrives."""
+        with watch.paused():
+            await self._streams.acquire()
+        try:
+            yield
+        finally:
+            self._streams.release()
+
+
+async def _in_thread_with_ticks(
+    work: Callable[[Callable[[], None]], object], ticked: Callable[[], None]
+) -> None:
+    abandoned = threading.Event()
+
+    def tick() -> None:
+        ticked()
+        if abandoned.is_set():
+            raise Abandoned
+
+    await in_thread(lambda: work(tick), abandoned.set)
+
+
+async def _in_errand(
+    errands: Zygote,
+    function: str,
+    arguments: dict[str, Any],
+    fds: list[int],
+    ticked: Callable[[], None],
+) -> None:
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()  # the errand's end of the pipe is closed, so it is gone and writes no more
+
+    def readable() -> None:
+        ticked()
+        if not os.read(reading, 4096):
+            loop.remove_reader(reading)
+            ended.set()
+
+    loop.add_reader(reading, readable)
+    try:
+        result = await errands.run(function, arguments, [*fds, writing])
+    finally:
+        os.close(writing)
+        try:
+            await asyncio.wait_for(ended.wait(), _ERRAND_END_S)
+        except TimeoutError:
+            log.warning("a process that works on a layer does not end")
+        finally:
+            loop.remove_reader(reading)
+            os.close(reading)
+    if result.exit_code:
+        said = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise PeerError(f"unpacking a layer failed with exit code {result.exit_code}: {said[:300]}")

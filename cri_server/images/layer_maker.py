@@ -1,0 +1,334 @@
+"""An image's layers made from their blobs: tars with one index, or unpacked folders. Layers of one image are made in parallel, and
+one that somebody else is making already is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import asdict, dataclass
+
+from cri_server.images import unpack
+from cri_server.images.catalog import Catalog, Content, Policy
+from cri_server.images.content import Blobs
+from cri_server.images.erofs import build as index_builder
+from cri_server.images.erofs import layer_tar
+from cri_server.images.erofs.early import GrowingTars
+from cri_server.images.erofs.files import LayerFiles
+from cri_server.images.holds import Holds
+from cri_server.images.layer_jobs import LayerJobs
+from cri_server.images.layers import Layers, chain_ids
+from cri_server.images.manifest import Descriptor, Manifest
+from cri_server.images.piped import Interrupted, PipedBlob, Pipes, piped
+from cri_server.images.room import Room
+from cri_server.images.waiting import KeyedLock, Watch, first_error, in_thread
+
+log = logging.getLogger(__name__)
+
+EARLY_LAYERS_LIMIT = 100  # whose descriptors go to a process in one message
+_UNPACK_ERRAND = "cri_server.images.unpack:errand"
+_TAR_ERRAND = "cri_server.images.erofs.layer_tar:errand"
+_INDEX_ERRAND = "cri_server.images.erofs.build:errand"
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """What the layers are made of and become: blobs; unpacked layers; tars and indexes."""
+
+    blobs: Blobs
+    layers: Layers
+    files: LayerFiles
+
+
+async def _is_here(descriptor: Descriptor) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class BlobSource:
+    """Where the layers' blobs come from. `watch`: of the whole work; `fetch` sees to a blob, by default they are all in the layout, or
+    tars have taken their places; `stream` sends one that need not be kept into a pipe, or raises Interrupted."""
+
+    watch: Watch
+    fetch: Callable[[Descriptor], Awaitable[None]] = _is_here
+    stream: Callable[[Descriptor, Pipes], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A layer to unpack: the last of `chain`, whose content is `diff_id`, from the blob `descriptor`."""
+
+    chain: list[str]
+    diff_id: str
+    descriptor: Descriptor
+    below: asyncio.Event | None
+    committed: asyncio.Event
+
+
+class LayerMaker:
+    """Of one store. Methods that are coroutines run on one event loop."""
+
+    def __init__(
+        self, folders: Folders, catalog: Catalog, policy: Policy, holds: Holds, room: Room, jobs: LayerJobs
+    ) -> None:
+        self._blobs, self._layers, self._files = folders.blobs, folders.layers, folders.files
+        self._catalog, self._policy, self._holds, self._room = catalog, policy, holds, room
+        self._jobs = jobs
+        self._turns = KeyedLock()
+
+    async def make_all(
+        self,
+        manifest: Manifest,
+        diff_ids: Sequence[str],
+        source: BlobSource,
+    ) -> None:
+        """Have all layers here, as tars with an index or unpacked with their blobs. In parallel.
+
+        Cancels what is left when one fails. Raises what failed.
+        """
+        try:
+            if diff_ids and self._catalog.is_mounted(manifest.config.digest):
+                await self._index_all(manifest, diff_ids, source)
+            else:
+                await self._unpack_all(manifest, diff_ids, source)
+        except BaseExceptionGroup as problems:
+            raise first_error(problems) from None
+
+    def needs_blob(self, image_id: str, layer: Descriptor, diff_id: str) -> bool:
+        """Whether the layer's blob must be fetched before `make_all` can have the layer of that image."""
+        if (
+            self._catalog.is_mounted(image_id)
+            and not self._policy.keep_blobs
+            and self._files.has_tar(diff_id)
+        ):
+            return False
+        return self._blobs.size(layer.digest) != layer.size
+
+    async def convert(self, content: Content) -> bool:
+        """Have a listed image's layers in the form that new ones get, from what is here; whether they are to be mounted then.
+
+        Raises NotFound (a blob of it is gone), ResourceExhausted, KernelError.
+        """
+        mounted = self._policy.erofs
+        make = self._index_all if mounted else self._unpack_all
+        try:
+            await make(content.manifest, content.diff_ids, BlobSource(Watch(math.inf, "")))
+        except BaseExceptionGroup as problems:
+            raise first_error(problems) from None
+        return mounted
+
+    # ---- tars and their index
+
+    async def _index_all(
+        self,
+        manifest: Manifest,
+        diff_ids: Sequence[str],
+        source: BlobSource,
+    ) -> None:
+        layers = dict(zip(reversed(diff_ids), reversed(manifest.layers), strict=True))
+        chain_id = chain_ids(diff_ids)[-1]
+        async with (
+            self._index_beside(diff_ids, chain_id, source) as tars,
+            asyncio.TaskGroup() as group,
+        ):
+            for diff_id in dict.fromkeys(diff_ids):
+                group.create_task(self._have_tar(diff_id, layers[diff_id], source, tars))
+        async with self._turns.of(f"index {chain_id}", source.watch):
+            if not self._files.has_index(chain_id):
+                await self._make_index(diff_ids, chain_id, source.watch)
+
+    @asynccontextmanager
+    async def _index_beside(
+        self, diff_ids: Sequence[str], chain_id: str, source: BlobSource
+    ) -> AsyncIterator[GrowingTars | None]:
+        """Make the index from tars that are made in the block, as far as they are there. Whatever goes wrong with that, the index is
+        not there after the block, and is to be made from the whole tars."""
+        if source.stream is None or self._files.has_index(chain_id) or len(diff_ids) > EARLY_LAYERS_LIMIT:
+            yield None
+            return
+        tars = GrowingTars(diff_ids)
+
+        async def make() -> None:
+            async with self._turns.of(f"index {chain_id}", Watch(math.inf, "")):
+                if not self._files.has_index(chain_id):
+                    await self._make_index(diff_ids, chain_id, source.watch, tars)
+
+        making = asyncio.create_task(make())
+        try:
+            yield tars
+            if not tars.replaced:
+                tars.whole()
+                await asyncio.wait([making])
+        finally:
+            making.cancel()
+            tars.whole()
+            await asyncio.wait([making])
+            if not making.cancelled() and (error := making.exception()):
+                log.debug("an index that was begun early: %s", error)
+            tars.close()
+
+    async def _have_tar(
+        self,
+        diff_id: str,
+        descriptor: Descriptor,
+        source: BlobSource,
+        tars: GrowingTars | None,
+    ) -> None:
+        """Somebody who does the same already is waited for."""
+        async with self._turns.of(f"tar {diff_id}", source.watch):
+            here = self._files.has_tar(diff_id)
+            if not here and await self._stream_tar(diff_id, descriptor, source, tars):
+                return
+            if not here or self._policy.keep_blobs:
+                await source.fetch(descriptor)
+            if not here:
+                await self._make_tar(diff_id, descriptor, source.watch)
+                self._drop_blob(descriptor.digest)
+            if tars:
+                tars.begun(diff_id, self._files.open_tar(diff_id))
+
+    def _drop_blob(self, digest: str) -> None:
+        """The tar has taken its place, unless somebody else wants it: then it is collected later."""
+        if (
+            not self._holds.by_others(digest)
+            and not self._policy.keep_blobs
+            and digest not in self._catalog.used_blobs()
+        ):
+            self._blobs.remove(digest)
+
+    async def _stream_tar(
+        self,
+        diff_id: str,
+        descriptor: Descriptor,
+        source: BlobSource,
+        tars: GrowingTars | None,
+    ) -> bool:
+        """Make the tar while its blob arrives; False when it must be made from a blob that is kept, or has to be looked into."""
+        stream, watch = source.stream, source.watch
+        is_kept = self._policy.keep_blobs or self._blobs.size(descriptor.digest) == descriptor.size
+        if stream is None or is_kept:
+            return False
+        try:
+            async with self._jobs.folder() as folder:
+                if tars:
+                    tars.begun(diff_id, layer_tar.open_new(folder))
+
+                def ticked() -> None:
+                    watch.touch()
+                    if tars:
+                        tars.grown()
+
+                @asynccontextmanager
+                async def pipes() -> AsyncIterator[PipedBlob]:
+                    async with (
+                        self._jobs.stream(watch),
+                        piped(lambda fd: self._write_tar(diff_id, fd, folder, ticked)) as blob,
+                    ):
+                        yield blob
+
+                await stream(descriptor, pipes)
+                await in_thread(lambda: self._files.commit_tar(folder, diff_id))
+        except Interrupted:
+            return False
+        return True
+
+    async def _make_tar(self, diff_id: str, descriptor: Descriptor, watch: Watch) -> None:
+        blob_fd = self._blobs.open_blob(descriptor.digest)
+        try:
+            async with self._jobs.folder() as folder:
+                async with self._jobs.core(watch):
+                    await self._write_tar(diff_id, blob_fd, folder, watch.touch)
+                await in_thread(lambda: self._files.commit_tar(folder, diff_id))
+        finally:
+            os.close(blob_fd)
+
+    async def _write_tar(self, diff_id: str, blob_fd: int, folder: str, ticked: Callable[[], None]) -> None:
+        limits = self._room.limits_of_layer()
+        arguments = {"folder": folder, "diff_id": diff_id, "limits": asdict(limits)}
+        await self._jobs.perform(
+            _TAR_ERRAND,
+            arguments,
+            [blob_fd],
+            lambda tick: layer_tar.write_tar(blob_fd, folder, diff_id, limits, tick),
+            ticked,
+        )
+
+    async def _make_index(
+        self, diff_ids: Sequence[str], chain_id: str, watch: Watch, growing: GrowingTars | None = None
+    ) -> None:
+        """Of the tars that are here, or those that are being made."""
+        devices = list(dict.fromkeys(diff_ids))
+        fds = await growing.fds() if growing else []
+        async with self._jobs.folder() as folder:
+            arguments = {
+                "folder": folder,
+                "tars": [] if growing else [str(self._files.tar(diff_id)) for diff_id in devices],
+                "diff_ids": devices,
+                "chain": [devices.index(diff_id) for diff_id in diff_ids],
+                "uuid": chain_id.removeprefix("sha256:")[: 2 * index_builder.UUID_BYTES],
+                "limits": asdict(self._room.limits_of_layer()),
+            }
+            # One that waits for tars to grow must not take the turn of those who make them.
+            async with nullcontext() if growing else self._jobs.core(watch):
+                await self._jobs.perform(
+                    _INDEX_ERRAND,
+                    arguments,
+                    fds,
+                    lambda tick: index_builder.build_in(folder, arguments, tick, fds),
+                    watch.touch,
+                )
+            await in_thread(lambda: self._files.commit_index(folder, chain_id))
+
+    # ---- unpacked layers
+
+    async def _unpack_all(
+        self,
+        manifest: Manifest,
+        diff_ids: Sequence[str],
+        source: BlobSource,
+    ) -> None:
+        """Committed bottom first."""
+        chain = chain_ids(diff_ids)
+        committed = [asyncio.Event() for _ in chain]
+        async with asyncio.TaskGroup() as group:
+            for number, descriptor in enumerate(manifest.layers):
+                below = committed[number - 1] if number else None
+                layer = _Wanted(chain[: number + 1], diff_ids[number], descriptor, below, committed[number])
+                group.create_task(self._unpack_layer(layer, source))
+
+    async def _unpack_layer(self, layer: _Wanted, source: BlobSource) -> None:
+        """Somebody who does the same already is waited for."""
+        async with self._turns.of(f"layer {layer.chain[-1]}", source.watch):
+            await source.fetch(layer.descriptor)
+            if self._layers.get(layer.chain[-1]) is None:
+                await self._unpack(layer, source.watch)
+        layer.committed.set()
+
+    async def _unpack(self, layer: _Wanted, watch: Watch) -> None:
+        limits = self._room.limits_of_layer()
+        fd = self._open_layer(layer)
+        try:
+            async with self._jobs.folder() as folder:
+                arguments = {"folder": folder, "diff_id": layer.diff_id, "limits": asdict(limits)}
+                async with self._jobs.core(watch):
+                    await self._jobs.perform(
+                        _UNPACK_ERRAND,
+                        arguments,
+                        [fd],
+                        lambda tick: unpack.unpack(fd, folder, layer.diff_id, limits, tick),
+                        watch.touch,
+                    )
+                if layer.below is not None:
+                    await layer.below.wait()
+                await in_thread(lambda: self._layers.commit(folder, layer.chain))
+        finally:
+            os.close(fd)
+
+    def _open_layer(self, layer: _Wanted) -> int:
+        """Its blob, or the tar that has taken its place."""
+        if self._blobs.size(layer.descriptor.digest) is None and self._files.has_tar(layer.diff_id):
+            return self._files.open_tar(layer.diff_id)
+        return self._blobs.open_blob(layer.descriptor.digest)

@@ -1,0 +1,47 @@
+"""How much the image store may still write: what its disk has left, without a reserve for the node to go on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from cri_server.images.inflate import Limits
+from pyrunc.errors import ResourceExhausted
+from pyrunc.kernel.full import reason
+
+RESERVE_LIMIT_BYTES = 512 << 20
+
+
+class Room:
+    """Of the file system that `root` is on. Asks it each time."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def free_bytes(self) -> int:
+        """What may still be written, with a reserve left for the node to go on."""
+        found = os.statvfs(self._root)
+        return max(0, found.f_bavail * found.f_frsize - self._reserve_bytes())
+
+    def full(self) -> str:
+        """Why no more than `free_bytes` can be written."""
+        kept = f"{self._reserve_bytes()} bytes are kept for the node"
+        return f"{reason(errno.ENOSPC, str(self._root))} ({kept})"
+
+    def _reserve_bytes(self) -> int:
+        found = os.statvfs(self._root)
+        return min(RESERVE_LIMIT_BYTES, found.f_blocks * found.f_frsize // 50)
+
+    def limits_of_archive(self) -> Limits:
+        """What an archive may unpack to: as much as there is room for. Raises ResourceExhausted when there is none."""
+        free = self.free_bytes()
+        if not free:
+            raise ResourceExhausted(self.full())
+        return Limits(free, reason=self.full(), subject="the archive", folder=str(self._root))
+
+    def limits_of_layer(self) -> Limits:
+        """A layer's own, or what there is room for. Raises ResourceExhausted when there is none."""
+        limits, room = Limits(folder=str(self._root)), self.limits_of_archive()
+        return replace(room, subject=limits.subject) if room.size_bytes < limits.size_bytes else limits
