@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from cri_server import typed
 from pyrunc.errors import InvalidArgument
 
 OPTIONS, DUMP, SHM = "pod.options", "pod.dump", "devshm-checkpoint.tar"
@@ -29,7 +30,7 @@ class Options(msgspec.Struct):
 def decode(content: bytes) -> Options:
     """What `encode` wrote. Raises InvalidArgument."""
     try:
-        found = msgspec.json.decode(content, type=Options)
+        found = typed.decode(content, Options)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the checkpoint's {OPTIONS}: {error}") from None
     if found.version != VERSION:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from cri_server import typed
 from cri_server.checkpoints import names
 from cri_server.images import jail
 from cri_server.images.inflate import BadLayer, Limits
@@ -97,7 +98,7 @@ def _document(folder: str, name: str, kind: type[Any]) -> Any:
             content = file.read(DOCUMENT_LIMIT_BYTES + 1)
         if len(content) > DOCUMENT_LIMIT_BYTES:
             raise InvalidArgument(f"the checkpoint's {name} is larger than {DOCUMENT_LIMIT_BYTES} bytes")
-        return msgspec.json.decode(content, type=kind)
+        return typed.decode(content, kind)
     except FileNotFoundError:
         raise InvalidArgument(f"the checkpoint has no {name}: it is not {NAMES}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from cri_server import typed
 from cri_server.images.model import Auth
 from cri_server.images.reference import DOCKER
 from pyrunc.errors import InvalidSpec
@@ -145,7 +146,7 @@ def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
 def _read(path: Path, domain: str, *, own: bool) -> list[Host]:
     """`own`: the file is the registry's, not the one for all that have none."""
     try:
-        file = msgspec.convert(tomllib.loads(_text(path)), _File)
+        file = typed.convert(tomllib.loads(_text(path)), _File)
     except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise InvalidSpec(str(path), str(error)) from None
     hosts = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cri_server import typed
 from cri_server.images.model import ImageConfig
 from cri_server.images.reference import is_digest
 from pyrunc.errors import NotFound, PeerError, Unsupported
@@ -293,6 +294,6 @@ def _refuse_constant(name: str) -> Any:
 
 def _typed(document: dict[str, Any], kind: type[Any], what: str) -> Any:
     try:
-        return msgspec.convert(document, kind)
+        return typed.convert(document, kind)
     except msgspec.ValidationError as error:
         raise BadManifest(f"{what}: {str(error)[:300]}") from None

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from cri_server import typed
 from cri_server.images.reference import Reference
 from pyrunc.errors import Error, WrongState
 
@@ -91,7 +92,7 @@ def read(path: str) -> Policy:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        found = msgspec.convert(json.loads(content, object_pairs_hook=_once), _File)
+        found = typed.convert(json.loads(content, object_pairs_hook=_once), _File)
         _check("default", found.default)
         for transport, scopes in found.transports.items():
             for scope, requirements in scopes.items():

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from cri_server import typed
 from cri_server.images import policy
 from cri_server.images.policy import Policy, Requirement
 from cri_server.images.reference import Reference, is_digest
@@ -109,7 +110,7 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
     except NotFound:
         return []
     try:
-        layers = msgspec.json.decode(data, type=_Manifest).layers
+        layers = typed.decode(data, _Manifest).layers
     except msgspec.MsgspecError as error:
         raise SignatureValidationFailed(f"the signatures of {digest} are no manifest: {error}") from None
     found = []
@@ -128,7 +129,7 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
 def _unfit(payload: bytes, digest: str, requirement: Requirement, reference: Reference) -> str:
     """Why a signature by the right key is not one of this image; empty when it is."""
     try:
-        critical = msgspec.json.decode(payload, type=_Payload).critical
+        critical = typed.decode(payload, _Payload).critical
     except msgspec.MsgspecError:
         return "what was signed is no claim about an image"
     if critical.type != TYPE:

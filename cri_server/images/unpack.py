@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from cri_server import typed
 from cri_server.images import jail
 from cri_server.images.extract import extract
 from cri_server.images.inflate import BadLayer, Limits, Stream
@@ -48,7 +49,7 @@ class Layer:
         """The record in the folder. Raises NotFound, DamagedRecord: a process that met hostile bytes has written it."""
         values = atomic_file.read_json(os.path.join(folder, RECORD))
         try:
-            return msgspec.convert(values, cls)
+            return typed.convert(values, cls)
         except msgspec.ValidationError as error:
             raise atomic_file.DamagedRecord(f"{folder}/{RECORD}: {error}") from None
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from cri_server import typed
 from pyrunc.errors import InvalidArgument, WrongState
 
 POD = "blockio.resources.beta.kubernetes.io/pod"
@@ -71,7 +72,7 @@ def read(path: str) -> dict[str, list[Entry]]:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        return msgspec.convert(yaml.safe_load(content) or {}, _File).classes
+        return typed.convert(yaml.safe_load(content) or {}, _File).classes
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise WrongState(f"block I/O classes in {path}: {' '.join(str(error).split())}") from None
 

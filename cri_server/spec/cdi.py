@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from cri_server import typed
 from cri_server.spec.sources import device_facts
 from pyrunc.errors import InvalidArgument
 
@@ -145,8 +146,8 @@ def _read(path: Path) -> Specification:
     finally:
         os.close(descriptor)
     if path.suffix == ".json":
-        return msgspec.json.decode(content, type=Specification)
-    return msgspec.convert(_yaml(content), Specification)
+        return typed.decode(content, Specification)
+    return typed.convert(_yaml(content), Specification)
 
 
 def _yaml(content: bytes) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from cri_server import typed
 from pyrunc.errors import WrongState
 
 SIZE_LIMIT_BYTES = 1 << 20
@@ -91,7 +92,7 @@ def _read(path: Path) -> Hook:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        found = msgspec.json.decode(content, type=_File)
+        found = typed.decode(content, _File)
         if not found.hook.path.startswith("/"):
             raise ValueError(f"hook.path {found.hook.path!r} is not absolute")
         return _hook(found)

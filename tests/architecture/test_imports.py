@@ -63,7 +63,7 @@ PYRUNC_ROOMS = (
     ("accelerate",),
 )
 CRI_SERVER_ROOMS = (
-    ("logs", "meters", "debug", "explain", "together", "timeline"),
+    ("logs", "meters", "debug", "explain", "together", "timeline", "typed"),
     ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2", "selinux"),
     ("store",),
     ("config", "network", "checkpoints"),
