@@ -1,16 +1,75 @@
-"""A program that pulls one image into a store: for tests that kill it."""
+"""A program that pulls images into a store: for tests that kill it.
+
+    puller STORE REFERENCE…          pull and remove them for ever
+    puller once STORE REFERENCE      pull and remove it
+    puller steps NUMBER STORE REFERENCE REFERENCE
+                                     the same story each time, killed before its NUMBERth change to a file
+
+With ERRANDS in the environment layers are worked on in processes of their own, which outlive it for a moment.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error
+from pyrunc.zygote.client import Zygote
 
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
+ERRANDS = "PYRUNC_TESTS_IMAGE_ERRANDS"
+_MODULES = (
+    "cri_server.images.unpack",
+    "cri_server.images.erofs.build",
+    "cri_server.images.erofs.layer_tar",
+)
+_CHANGES = (
+    "mkdir", "rename", "unlink", "rmdir", "link", "symlink", "write", "pwrite", "ftruncate", "fsync", "chmod", "chown", "utime",
+)  # fmt: skip
+
+
+def count_changes(kill_at: int) -> Callable[[], int]:
+    """From now on calls that change files are counted, in all threads, and the process ends before the one with that number."""
+    count = itertools.count(1)
+    last = 0
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            nonlocal last
+            last = next(count)
+            if last == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **options)
+
+        return run
+
+    for name in _CHANGES:
+        setattr(os, name, counted(getattr(os, name)))
+    return lambda: last
+
+
+async def steps(kill_at: str, store: str, first: str, second: str) -> None:
+    """Two images with a common base are pulled side by side, one is removed and pulled again, the other removed. Stdout has how many
+    changes that were."""
+    errands = await Zygote.start(_MODULES) if ERRANDS in os.environ else None
+    changes = count_changes(int(kill_at))
+    service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), errands=errands)
+    await service.start()
+    ids = await asyncio.gather(service.pull(first), service.pull(second))
+    await service.remove(ids[0])
+    await service.pull(first)
+    await service.remove(ids[1])
+    await service.close()
+    if errands:
+        await errands.close()
+    print(changes(), flush=True)
 
 
 async def once(store: str, reference: str) -> None:
@@ -43,4 +102,10 @@ async def main(store: str, *references: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(once(*sys.argv[2:]) if sys.argv[1] == "once" else main(*sys.argv[1:]))
+    verb, *given = sys.argv[1:]
+    if verb == "once":
+        asyncio.run(once(*given))
+    elif verb == "steps":
+        asyncio.run(steps(*given))
+    else:
+        asyncio.run(main(verb, *given))

@@ -16,6 +16,7 @@ import pytest
 
 from cri_server.images.build import BuiltImage, image, layer
 from cri_server.images.service import ImageService
+from tests.cri.images.puller import ERRANDS
 from tests.cri.images.trees import names
 from tests.support.registry import Registry
 
@@ -114,6 +115,50 @@ async def test_killed_at_any_moment(tmp_path: Path, registry: Registry) -> None:
 @pytest.mark.timeout(600)
 async def test_killed_at_many_moments(tmp_path: Path, registry: Registry) -> None:
     assert len(await kill_often(tmp_path, registry, 200)) > 1, "every kill hit the same moment"
+
+
+def small_images() -> dict[str, BuiltImage]:
+    """As `two_images`, of a few files: their number is that of the steps of an unpacker."""
+    base, *tops = (layer({f"{name}/{n}": f"{name} {n}" * 9 for n in range(2)}) for name in ("base", "a", "b"))
+    return {f"app:{n}": image([base, top]) for n, top in enumerate(tops)}
+
+
+async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[int]:
+    """Kill the same story before its first change, then `every` changes later, until it comes to its end."""
+    built = small_images()
+    for name, one in built.items():
+        registry.push(name, one)
+    references, listed = [f"{registry.host}/{name}" for name in built], set()
+    command = [sys.executable, "-m", "tests.cri.images.puller", "steps"]
+    for number in range(1, 10_000, every):
+        store = tmp_path / f"store-{number}"
+        done = subprocess.run(
+            [*command, str(number), str(store), *references], cwd=ROOT, capture_output=True, check=False
+        )
+        assert done.returncode in (0, -signal.SIGKILL), f"change {number}: {done.stderr.decode()}"
+        listed.add(await check(store, built))
+        shutil.rmtree(store)
+        if not done.returncode:
+            assert int(done.stdout) < number
+            return listed
+    raise AssertionError("the story does not end")
+
+
+@pytest.fixture(params=["threads", "errands"])
+def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where layers are worked on. Errands outlive what is killed, and write on into folders that the next one throws away."""
+    if request.param == "errands":
+        monkeypatch.setenv(ERRANDS, "yes")
+
+
+async def test_killed_at_some_steps(tmp_path: Path, registry: Registry, each_place: None) -> None:
+    await kill_at_steps(tmp_path, registry, 25)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_killed_at_every_step(tmp_path: Path, registry: Registry, each_place: None) -> None:
+    assert {0, 1, 2} == await kill_at_steps(tmp_path, registry, 1)
 
 
 WORDS = {"ENOSPC": "no space left", "EDQUOT": "the disk quota"}
