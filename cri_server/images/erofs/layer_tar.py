@@ -16,6 +16,7 @@ from cri_server.images import jail
 from cri_server.images.erofs.build import to_error
 from cri_server.images.inflate import BadLayer, Limits, Stream
 from pyrunc.errors import Error
+from pyrunc.kernel.allocator import keep_freed_memory
 
 FILE = "tar"
 _TICK_BYTES = 4 << 20
@@ -117,6 +118,7 @@ class _Writer:
 def errand(arguments: dict[str, Any], fds: list[int]) -> int:
     """What the zygote forks: `fds` are the blob and a pipe that gets a byte now and then; the arguments are `write_tar`'s."""
     blob_fd, progress_fd = fds
+    keep_freed_memory()
     os.set_blocking(progress_fd, False)
 
     def tick() -> None:
