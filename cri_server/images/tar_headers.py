@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct
 from typing import Protocol
+from zlib import adler32
 
 from cri_server.images.inflate import BadLayer
 
@@ -31,6 +32,7 @@ _KINDS = {
     b"5": DIRECTORY, b"6": FIFO, b"D": DIRECTORY,
 }  # fmt: skip
 _WITH_DATA = {b"0", b"\0", b"7", b"S", b"D", b"V", b"M", b"N"}
+_SPECIAL = {b"x", b"X", b"L", b"K"}  # are about the member that follows
 _PASSED_OVER = {b"V", b"N"}  # a volume's label; old GNU's rename list
 _HEADER = Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12s")
 _XATTR = b"SCHILY.xattr."
@@ -91,10 +93,12 @@ def members(stream: Source) -> Iterator[Entry]:
 
     Raises BadLayer for anything that is not a whole, well-formed tar.
     """
-    extended = _Extended()
+    extended = nothing = _Extended()
     special = False
     while (header := _next_header(stream)) is not None:
         kind = header[7]
+        if kind in _SPECIAL and extended is nothing:
+            extended = _Extended()
         if kind in (b"x", b"X"):
             _pax(extended.count(_extended_data(stream, header)), extended)
         elif kind == b"g":
@@ -108,9 +112,10 @@ def members(stream: Source) -> Iterator[Entry]:
         else:
             entry = _entry(stream, header, extended)
             yield entry
-            skip(stream, -entry.stored % BLOCK + (0 if entry.kind == FILE else entry.stored))
-            extended = _Extended()
-        special = kind in (b"x", b"X", b"L", b"K")
+            if rest := -entry.stored % BLOCK + (0 if entry.kind == FILE else entry.stored):
+                skip(stream, rest)
+            extended = nothing
+        special = kind in _SPECIAL
     if special:
         raise BadLayer("the tar ends after an extended header")
 
@@ -124,18 +129,26 @@ def skip(stream: Source, size: int) -> None:
 def _next_header(stream: Source) -> tuple[bytes, ...] | None:
     """The next header's fields; None at the end: a zero block, or the end of the stream where a header could be."""
     block = stream.read_exact(BLOCK)
-    if not block or (not block.strip(b"\0") and len(block) == BLOCK):
-        return None
     if len(block) < BLOCK:
+        if not block:
+            return None
         raise BadLayer("the tar is truncated in a header")
+    if not block[0] and not block.strip(b"\0"):
+        return None
     fields = _HEADER.unpack(block)
     expected = _number(fields[6], "checksum")
-    total = sum(block) - sum(block[148:156]) + 8 * 0x20
+    total = _sum(block[:256]) + _sum(block[256:]) - sum(fields[6]) + 8 * 0x20
     if total != expected:
         above = sum(1 for byte in block[:148] + block[156:] if byte > 127)
         if total - 256 * above != expected:  # some old tars summed signed bytes
             raise BadLayer("the tar has a header with a wrong checksum")
     return fields
+
+
+def _sum(block: bytes) -> int:
+    """Of at most 256 bytes: 1 + their sum is Adler-32's lower half, which is below its modulus of 65521 then. Ten times as fast as `sum`,
+    which took a sixth of an index's time."""
+    return (adler32(block) & 0xFFFF) - 1
 
 
 def _padded(size: int) -> int:
@@ -155,9 +168,12 @@ def _extended_data(stream: Source, header: tuple[bytes, ...]) -> bytes:
 def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> Entry:
     pax, type_flag = extended.pax, header[7]
     name = _name(header) if extended.name is None else extended.name
-    name = pax.get(b"GNU.sparse.name", pax.get(b"path", name))
     link = extended.link if extended.link is not None else header[8].partition(b"\0")[0]
-    link = pax.get(b"linkpath", link)
+    xattrs = {}
+    if pax:
+        name = pax.get(b"GNU.sparse.name", pax.get(b"path", name))
+        link = pax.get(b"linkpath", link)
+        xattrs = {key.removeprefix(_XATTR): value for key, value in pax.items() if key.startswith(_XATTR)}
     kind = _KINDS.get(type_flag)
     if kind is None:
         raise BadLayer(f"{shown(name)}: entries of type {type_flag!r} are not supported")
@@ -179,9 +195,10 @@ def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> En
         link=_checked_name(link, "link") if kind in (HARDLINK, SYMLINK) else b"",
         major=_number(header[13], "device number") if device else 0,
         minor=_number(header[14], "device number") if device else 0,
-        xattrs={key.removeprefix(_XATTR): value for key, value in pax.items() if key.startswith(_XATTR)},
+        xattrs=xattrs,
     )
-    _sparse(stream, header, extended, entry)
+    if pax or extended.sparse_pairs or type_flag == b"S":
+        _sparse(stream, header, extended, entry)
     return entry
 
 

@@ -80,7 +80,7 @@ class _Reader:
             if entries % _TICK_ENTRIES == 0:
                 self._tick()
             names = components(entry.name)
-            if any(name.startswith(WHITEOUT) for name in names):
+            if WHITEOUT in entry.name and any(name.startswith(WHITEOUT) for name in names):
                 self._whiteout(entry, names)
             elif names:
                 make[entry.kind](entry, names)
@@ -105,7 +105,8 @@ class _Reader:
         node = self._described(entry, stat.S_IFREG)
         node.size, node.stored, node.sparse = entry.size, entry.stored, entry.sparse
         node.device, node.block = self._device, self._tar.position // BLOCK
-        tar_headers.skip(self._tar, entry.stored)
+        if entry.stored:
+            tar_headers.skip(self._tar, entry.stored)
         self._put(path, parent, names[-1], node)
 
     def _directory(self, entry: Entry, names: list[bytes]) -> None:
