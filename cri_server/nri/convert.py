@@ -45,9 +45,10 @@ CPU_SETS = {"cpus": "cpus", "mems": "mems"}
 
 
 def pod(sandbox: Sandbox) -> api.PodSandbox:
-    """A pod as plugins see it."""
+    """A pod as plugins see it. One that was stopped has no network namespace: the path to it may lead to another by now."""
     config = sandbox.config
-    network = [api.LinuxNamespace(type="network", path=sandbox.netns_path)] if sandbox.netns_path else []
+    has_network = sandbox.netns_path and sandbox.phase != "stopped"
+    network = [api.LinuxNamespace(type="network", path=sandbox.netns_path)] if has_network else []
     return api.PodSandbox(
         id=sandbox.id,
         name=config.metadata.name,

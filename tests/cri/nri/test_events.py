@@ -85,6 +85,10 @@ def test_the_life_of_a_pod_and_its_container(server: Server, nri_socket: Path) -
         server.stop_pod(pod)
         server.remove_pod(pod)
         assert plugin.methods(pod) == ["RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"]
+        for method, networks in (("RunPodSandbox", 1), ("StopPodSandbox", 1), ("RemovePodSandbox", 0)):
+            told = plugin.wait_for(method, pod).pod
+            assert [n.type for n in told.linux.namespaces] == ["network"] * networks, method
+            assert list(told.ips) == list(plugin.wait_for("RunPodSandbox", pod).pod.ips)
         assert plugin.methods(container) == [
             "CreateContainer",
             "ValidateContainerAdjustment",
