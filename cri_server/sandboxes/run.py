@@ -58,6 +58,7 @@ async def run(services: Services, config: api.PodSandboxConfig, handler: str) ->
     Raises InvalidArgument, AlreadyExists (the name is taken by another configuration), and what its steps raise.
     """
     check(config)
+    check_hostname(config, services.node.hostname)
     check_handler(services, config, handler)
     name = sandbox_name(config.metadata)
     found = services.index.sandboxes.named(name)
@@ -74,6 +75,15 @@ def _again(found: Sandbox, config: api.PodSandboxConfig) -> str:
     raise AlreadyExists(
         f"sandbox {found.id} of the same name, namespace, uid and attempt {why} ({age_s:.0f} s old)"
     )
+
+
+def check_hostname(config: api.PodSandboxConfig, host: str) -> None:
+    """Raises InvalidArgument for a name that a pod with the node's network, and so its UTS namespace, cannot have."""
+    on_host = config.linux.security_context.namespace_options.network == api.NODE
+    if on_host and config.hostname not in ("", host):
+        raise InvalidArgument(
+            f"hostname {config.hostname[:80]!r}: a pod on the node's network has the node's name, {host!r}"
+        )
 
 
 def check_handler(services: Services, config: api.PodSandboxConfig, handler: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -47,6 +48,17 @@ def test_files_of_the_pod(server: Server) -> None:
     expected = "search google.com b.c\nnameserver 10.10.10.10\noptions ndots:8\n"
     assert server.output(container, "cat", "/etc/resolv.conf") == expected
     assert server.output(container, "cat", "/etc/hosts") == Path("/etc/hosts").read_text()
+
+
+def test_a_pod_on_the_nodes_network_has_its_name(server: Server) -> None:
+    """Another would be in the files and the environment, but not what hostname(1) says."""
+    with pytest.raises(grpc.RpcError) as refused:
+        server.run_pod(server.pod_config(hostname="another"), host_network=True)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "'another'" in refused.value.details() and not server.pods()
+    for name in ("", socket.gethostname()):
+        container = server.launch(server.run_pod(server.pod_config(hostname=name), host_network=True))
+        assert server.output(container, "hostname").strip() == socket.gethostname()
 
 
 def test_dns_by_presence(server: Server) -> None:
