@@ -254,7 +254,9 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Colle
         else:
             number = _open_bind(mount, os.path.join(request.bundle, mount.source), request.settled)
         descriptors.take(f"tree:{i}", number)
-        if mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
+        # Overlays of layers are mapped already, each of their layers.
+        of_image = _pinned_name(mount) in request.image_volumes and linux.namespace("user") is not None
+        if of_image or mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
             uids = mount.uid_mappings or linux.uid_mappings
             gids = mount.gid_mappings or linux.gid_mappings
             owner = _user_namespace(uids, gids, linux, descriptors)

@@ -118,8 +118,10 @@ def test_a_pod_with_users_of_its_own(server: Server) -> None:
         config.linux.security_context.namespace_options,
     ):
         options.userns_options.CopyFrom(users)
+    config.mounts.append(api.Mount(container_path="/v", readonly=True, image=api.ImageSpec(image=IMAGE)))
     container = server.launch(server.run_pod(pod_config), config)
-    assert server.output(container, "stat", "-c", "%u %g", "/etc/passwd").split() == ["0", "0"]
+    for file in ("/etc/passwd", "/v/etc/passwd"):
+        assert server.output(container, "stat", "-c", "%u %g", file).split() == ["0", "0"], file
     server.output(container, "sh", "-c", "echo x >> /etc/passwd")
 
 
