@@ -1,6 +1,6 @@
 """Real peers, built from their Go modules into the cache folder: Kubernetes, etcd, containerd, runc, the reference plugins.
 
-`python -m tests.support.toolchain kubernetes|kube-proxy|e2e|peer|go` builds and prints where the result is. A build that is there is not
+`python -m tests.support.toolchain kubernetes|kube-proxy|e2e|coredns|peer|go` builds and prints where the result is. A build that is there is not
 repeated; the version is part of its folder's name.
 """
 
@@ -17,6 +17,8 @@ from pathlib import Path
 
 KUBERNETES = "v1.36.3"
 ETCD = "v3.6.16"
+COREDNS = "v1.15.0"
+SAMPLE_APISERVER = "v0.29.2"
 CONTAINERD = "v2.4.2"
 RUNC = "v1.5.2"
 CNI_PLUGINS = "v1.9.1"
@@ -197,15 +199,52 @@ def _package(component: str) -> str:
 
 
 def _build_etcd(out: Path) -> None:
-    source = cache() / "src" / "etcd"
+    text = 'package main\n\nimport (\n\t"os"\n\n\t"go.etcd.io/etcd/server/v3/etcdmain"\n)\n\nfunc main() { etcdmain.Main(os.Args) }\n'
+    _build_own_main("etcd", f"go.etcd.io/etcd/server/v3@{ETCD}", text, out / "etcd")
+
+
+def coredns() -> Path:
+    """The program CoreDNS with the plugins that kubeadm's Corefile names; all of them would be ten times as much."""
+    program = cache() / "kube" / f"coredns-{COREDNS}-kubeadm" / "coredns"
+    if not program.exists():
+        module = "github.com/coredns/coredns"
+        plugins = (
+            "errors",
+            "health",
+            "ready",
+            "kubernetes",
+            "metrics",
+            "forward",
+            "cache",
+            "loop",
+            "reload",
+            "loadbalance",
+        )
+        imports = "\n".join(f'\t_ "{module}/plugin/{name}"' for name in plugins)
+        text = f'package main\n\nimport (\n\t"{module}/coremain"\n{imports}\n)\n\nfunc main() {{ coremain.Run() }}\n'
+        _build_own_main("coredns", f"{module}@{COREDNS}", text, program)
+    return program
+
+
+def sample_apiserver() -> Path:
+    """The API server of Kubernetes' examples, which the suite adds to a cluster."""
+    out = cache() / "kube" / f"sample-apiserver-{SAMPLE_APISERVER}"
+    if not (out / "sample-apiserver").exists():
+        module = "k8s.io/sample-apiserver"
+        build_module("sample-apiserver", f"{module}@{SAMPLE_APISERVER}", [module], out)
+    return out / "sample-apiserver"
+
+
+def _build_own_main(name: str, requirement: str, text: str, program: Path) -> None:
+    """Build a `main.go` of our own, `text`, in a module that requires `path@version`."""
+    source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
-    (source / "go.mod").write_text(f"module etcdbuild\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n")
-    (source / "main.go").write_text(
-        'package main\n\nimport (\n\t"os"\n\n\t"go.etcd.io/etcd/server/v3/etcdmain"\n)\n\nfunc main() { etcdmain.Main(os.Args) }\n'
-    )
-    run_go(source, "get", f"go.etcd.io/etcd/server/v3@{ETCD}")
+    (source / "go.mod").write_text(f"module {name}build\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n")
+    (source / "main.go").write_text(text)
+    run_go(source, "get", requirement)
     run_go(source, "mod", "tidy", "-e")
-    run_go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(out / "etcd"), ".", CGO_ENABLED="0")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    run_go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(program), ".", CGO_ENABLED="0")
 
 
 def peer() -> Path:
@@ -224,6 +263,24 @@ def peer() -> Path:
     runc(out / "bin")
     reference_plugins(out / "cni")
     return out
+
+
+def containerd_integration() -> Path:
+    """containerd's own integration tests of its CRI server, one program."""
+    out = cache() / "peer" / f"containerd-integration-{CONTAINERD}"
+    if not (out / "integration.test").exists():
+        source, package = (
+            cache() / "src" / "containerd-integration",
+            "github.com/containerd/containerd/v2/integration",
+        )
+        source.mkdir(parents=True, exist_ok=True)
+        (source / "go.mod").write_text(
+            f"module containerdintegrationbuild\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n"
+        )
+        run_go(source, "get", "-t", f"{package}@{CONTAINERD}")
+        out.mkdir(parents=True, exist_ok=True)
+        run_go(source, "test", "-c", "-vet=off", "-o", f"{out}/integration.test", package)
+    return out / "integration.test"
 
 
 def runc(out: Path | None = None) -> Path:
@@ -292,6 +349,8 @@ def main(arguments: list[str]) -> None:
         "kubernetes": kubernetes,
         "kube-proxy": kube_proxy,
         "e2e": e2e,
+        "coredns": coredns,
+        "sample-apiserver": sample_apiserver,
         "peer": peer,
         "critest": critest,
         "h2spec": h2spec,

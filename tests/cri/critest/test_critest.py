@@ -6,22 +6,19 @@ Its images are made here and come from a registry on the loopback of the server'
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyrunc.abi.clone import CLONE_NEWNET
-from pyrunc.kernel.namespace import setns
+from tests.cri import inner_registry
 from tests.cri.critest import images
 from tests.cri.server_harness import Server
 from tests.support import toolchain
-from tests.support.registry import Registry, without_host
+from tests.support.registry import without_host
 
 TIMEOUT_S = 1200
 
@@ -51,7 +48,10 @@ def _segments() -> set[str]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     settings = {"registry": {"config_path": str(tmp_path / "certs.d")}}
-    with Server(settings=settings) as server, _registry(server, tmp_path / "registry") as registry:
+    with (
+        Server(settings=settings) as server,
+        inner_registry.inside(server, tmp_path / "registry") as registry,
+    ):
         for name, image in images.all_of_them().items():
             registry.push(without_host(name), image, docker=True)
         for host in images.HOSTS:
@@ -59,22 +59,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
             hosts.parent.mkdir(parents=True)
             hosts.write_text(f'server = "{registry.url}"\n[host."{registry.url}"]\n')
         yield server
-
-
-def _registry(server: Server, folder: Path) -> Registry:
-    """One whose socket is in the server's network namespace."""
-    made: list[Registry] = []
-
-    def make() -> None:
-        namespace = os.open(f"/proc/{server.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        setns(namespace, CLONE_NEWNET)
-        os.close(namespace)
-        made.append(Registry(folder))
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    return made[0]
 
 
 @pytest.mark.slow

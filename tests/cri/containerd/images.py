@@ -1,0 +1,66 @@
+"""The images that containerd's CRI integration tests ask for, made here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from cri_server.images import build
+from cri_server.images.build import BuiltImage, Node
+from tests.support import nginx
+from tests.support.registry import archive_images
+
+HOST = "registry.k8s.io"
+PAUSE = Path(__file__).parents[3] / "pyrunc/native/pause"
+_USERS = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    "etc/group": "root:x:0:\ndaemon:x:1:\nwheel:x:10:root\nnogroup:x:65534:\n",
+}
+VOLUMES = {
+    "/test_dir": "test_file",
+    "/C:/weird_test_dir": "weird_test_file",
+    "/:colon_prefixed": "colon_prefixed_file",
+}
+# Takes 100 MB and holds them, as the suite asks of the program it calls `stress`.
+STRESS = "#!/bin/sh\nhead -c 110000000 /dev/zero | tail -c 105000000 >/dev/shm/taken\nexec sleep 30\n"
+# It says when it starts workers, through a path that leads to its standard error.
+NGINX_SETTINGS = "daemon off; error_log /dev/stderr notice;"
+
+
+def all_of_them() -> Mapping[str, BuiltImage]:
+    """The suite's own word for each -> image."""
+    shell = build.busybox()
+    (web,) = archive_images(nginx.archive()).values()
+    pause = build.image([build.layer({"pause": Node(PAUSE.read_bytes(), 0o755)})], {"Entrypoint": ["/pause"]})
+    users = build.image([*shell.layers, build.layer(_USERS)], {"Cmd": ["sh"]})
+    return {
+        "Alpine": users,
+        "BusyBox": users,
+        "Pause": pause,
+        "ResourceConsumer": _with(users, {"bin/stress": Node(STRESS.encode(), 0o755)}, Cmd=["sleep", "3600"]),
+        "VolumeCopyUp": _with(
+            users, {f"{place[1:]}/{name}": "test_content\n" for place, name in VOLUMES.items()},
+            Volumes={"/test_dir": {}, "C:/weird_test_dir": {}, "/:colon_prefixed": {}},
+        ),
+        "VolumeOwnership": _with(users, {"test_dir": _owned_by_nobody()}, Volumes={"/test_dir": {}}),
+        "Nginx": build.image(web.layers, {**nginx.CONFIG, "Cmd": ["nginx", "-g", NGINX_SETTINGS]}),
+    }  # fmt: skip
+
+
+def reference(word: str) -> str:
+    """The name under which the registry has the suite's image."""
+    return f"{HOST}/suite/{word.lower()}:1"
+
+
+def image_list() -> str:
+    """The TOML file that tells the suite those names."""
+    return "".join(f"{word} = {json.dumps(reference(word))}\n" for word in all_of_them())
+
+
+def _owned_by_nobody() -> Node:
+    return build.directory(uid=65534, gid=65534)
+
+
+def _with(base: BuiltImage, files: build.Files, **config: object) -> BuiltImage:
+    return build.image([*base.layers, build.layer(files)], {"Cmd": ["sh"], **config})
