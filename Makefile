@@ -95,6 +95,13 @@ kube: build .venv/tested ## build Kubernetes, start a one-node cluster on our se
 kube-down:
 	@$(BIN)/python -m tests.support.cluster down $(CACHE)/kube-node
 
+# FOCUS holds a regular expression for names of specs, PARALLEL how many run at a time, RESULTS where the report goes.
+PARALLEL ?= 4
+RESULTS ?= build/conformance
+.PHONY: conformance
+conformance: build .venv/tested ## Kubernetes' conformance suite on a cluster of two nodes; FOCUS='sig-network' PARALLEL=4
+	@$(BIN)/python -m tests.kube_conformance $(RESULTS) --parallel $(PARALLEL) --focus '$(FOCUS)' $(CONFORMANCE)
+
 .PHONY: vm vm-down test-vm
 vm: build .venv/tested ## build and boot the guest with pure cgroup v2 and systemd; `make vm-down` ends it
 	@$(BIN)/python -m tests.support.guest start

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from tests.support.registry import archive_images
 E2E = "registry.k8s.io/e2e-test-images"
 PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
 # What specs run in agnhost beside agnhost itself.
-TOOLS = "bash,curl,netcat-openbsd,iproute2,bind9-dnsutils"
+TOOLS = "bash,curl,netcat-openbsd,iproute2,bind9-dnsutils,libc-bin"  # that one has getent
 AGNHOST_USERS = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -66,7 +68,10 @@ def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
     source = toolchain.kubernetes_source() / "test/images/agnhost/porter"
     own = {
         **_links(system),
+        # Debian makes this link when it configures the package; busybox's nc has not all of its options.
+        "usr/local/bin/nc": build.symlink(f"/{_path_in(system, 'nc.openbsd')}"),
         **AGNHOST_USERS,
+        "etc/nsswitch.conf": "hosts: files dns\n",
         "agnhost": Node((toolchain.kubernetes() / "agnhost").read_bytes(), 0o755),
         "agnhost-2": build.symlink("agnhost"),
         "uploads": build.directory(),
@@ -75,6 +80,13 @@ def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
     }
     layers = [*shell.layers, system, build.layer(own)]
     return build.image(layers, {"Entrypoint": ["/agnhost"], "Cmd": ["pause"]})
+
+
+def _path_in(layer: bytes, name: str) -> str:
+    """Where the one file of this name is."""
+    with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+        (path,) = (path for path in archive.getnames() if path.endswith(f"/{name}"))
+    return path.removeprefix("./")
 
 
 def _links(system: bytes) -> build.Files:

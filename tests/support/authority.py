@@ -9,7 +9,10 @@ from pathlib import Path
 
 _EC_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 _DAYS = "365"
-NAMES = ("IP:127.0.0.1", "IP:10.96.0.1", "DNS:localhost", "DNS:kubernetes", "DNS:kubernetes.default")
+NAMES = (
+    "IP:127.0.0.1", "IP:10.96.0.1", "DNS:localhost",
+    *(f"DNS:kubernetes{rest}" for rest in ("", ".default", ".default.svc", ".default.svc.cluster.local")),
+)  # fmt: skip
 
 
 class Authority:
@@ -39,8 +42,11 @@ class Authority:
         )  # fmt: skip
 
     def sign_for_cluster(self, names: Iterable[str], nodes: Iterable[str]) -> None:
-        """Certificates for the API server, which is also called `names`, the administrator and each of `nodes`."""
+        """Certificates for the API server, which is also called `names`, for it as a client of API servers that extend it, for
+        the administrator and each of `nodes`.
+        """
         self.sign("apiserver", "/CN=kube-apiserver", names)
+        self.sign("front-proxy", "/CN=front-proxy")
         self.sign("admin", "/O=system:masters/CN=admin")
         for node in nodes:
             self.sign(node, f"/O=system:masters/CN=system:node:{node}")

@@ -50,9 +50,12 @@ class ControlPlane:
             "--tls-cert-file", f"{pki}/apiserver.crt", "--tls-private-key-file", f"{pki}/apiserver.key", "--client-ca-file", f"{pki}/ca.crt",
             "--service-account-key-file", f"{pki}/sa.pub", "--service-account-signing-key-file", f"{pki}/sa.key",
             "--service-account-issuer", "https://kubernetes.default.svc", "--service-cluster-ip-range", SERVICE_RANGE,
-            "--authorization-mode", "RBAC", "--allow-privileged=true", "--endpoint-reconciler-type", "none",
+            "--authorization-mode", "RBAC", "--allow-privileged=true",
             "--kubelet-client-certificate", f"{pki}/admin.crt", "--kubelet-client-key", f"{pki}/admin.key",
-            "--kubelet-preferred-address-types", "InternalIP,Hostname",
+            "--kubelet-preferred-address-types", "InternalIP,Hostname", "--requestheader-client-ca-file", f"{pki}/ca.crt",
+            "--requestheader-allowed-names", "front-proxy", "--requestheader-username-headers", "X-Remote-User",
+            "--requestheader-group-headers", "X-Remote-Group", "--requestheader-extra-headers-prefix", "X-Remote-Extra-",
+            "--proxy-client-cert-file", f"{pki}/front-proxy.crt", "--proxy-client-key-file", f"{pki}/front-proxy.key",
         )  # fmt: skip
 
     def start_controllers(self, programs: Path) -> None:
@@ -61,7 +64,7 @@ class ControlPlane:
         self._start(
             programs / "kube-controller-manager", "--kubeconfig", own, "--service-account-private-key-file", f"{self.pki}/sa.key",
             "--root-ca-file", f"{self.pki}/ca.crt", "--use-service-account-credentials", "--leader-elect=false",
-            "--allocate-node-cidrs", "--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}",
+            "--cluster-signing-cert-file", f"{self.pki}/ca.crt", "--cluster-signing-key-file", f"{self.pki}/ca.key", "--allocate-node-cidrs", "--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}",
         )  # fmt: skip
         self._start(programs / "kube-scheduler", "--kubeconfig", own, "--leader-elect=false")
 

@@ -260,11 +260,13 @@ class Node:
         )  # fmt: skip
 
     def _kubelet_configuration(self, pki: Path) -> dict[str, object]:
-        """cgroupsPerQOS needs controllers in the v2 tree, which a hybrid host keeps on v1."""
+        """cgroupsPerQOS needs controllers in the v2 tree, which a hybrid host keeps on v1. Each node has its own folder of logs:
+        a kubelet removes those of pods that it does not know.
+        """
         return {
             "kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "failSwapOn": False, "failCgroupV1": False, "cgroupsPerQOS": False, "enforceNodeAllocatable": [], "cgroupDriver": "cgroupfs",
-            "address": "0.0.0.0", "staticPodPath": f"{self.folder}/manifests",
+            "address": "0.0.0.0", "staticPodPath": f"{self.folder}/manifests", "podLogsDir": f"{self.folder}/pod-logs",
             "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}, "x509": {"clientCAFile": f"{pki}/ca.crt"}},
             "authorization": {"mode": "AlwaysAllow"}, "containerRuntimeEndpoint": f"unix://{self.socket}",
             "evictionHard": {"imagefs.available": "1%", "nodefs.available": "1%", "memory.available": "50Mi"},

@@ -1,0 +1,51 @@
+"""`make conformance`: `python -m tests.kube_conformance RESULTS [--focus REGEX] [--parallel N] [--timeout SECONDS]`.
+
+Starts the cluster, runs Kubernetes' conformance suite or what `--focus` finds of it, and prints the summary. RESULTS gets the
+suite's own report: `e2e.log` and `junit_01.xml`. Exit code 1 when a spec failed or was not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.kube_conformance import cluster, suite
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.kube_conformance")
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--focus", default="", help="only specs whose names this regular expression finds")
+    parser.add_argument("--parallel", type=int, default=4, help="specs at a time; the serial ones come last")
+    parser.add_argument("--timeout", type=int, default=6 * 3600, help="seconds for all of them")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    results: Path = asked.results.absolute()
+    shutil.rmtree(results, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="pyrunc-conformance-", ignore_cleanup_errors=True) as folder:
+        try:
+            with cluster.running(Path(folder) / "cluster") as running:
+                print(f"cluster ready; the log is {results}/{suite.LOG}", flush=True)
+                result = suite.run(running, results, asked.focus, asked.parallel, asked.timeout)
+        finally:
+            _keep_logs(Path(folder), results)
+    print(result.text())
+    print(f"report: {results}/{suite.LOG}, {results}/{suite.JUNIT}")
+    sys.exit(1 if result.failed or result.not_run else 0)
+
+
+def _keep_logs(folder: Path, results: Path) -> None:
+    """What the cluster's programs said, each node's in a folder of its own."""
+    for log in folder.glob("**/log/*.log"):
+        kept = results / "logs" / log.parent.parent.name / log.name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The images that the conformance suite asks for beside those of the node's suite, and the cluster's name server, made here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from cri_server.images import build
+from cri_server.images.build import BuiltImage, Node
+from tests.kube_e2e import images
+from tests.support import toolchain
+from tests.support.registry import archive_images
+
+NAME_SERVER = f"registry.k8s.io/coredns/coredns:{toolchain.COREDNS}"
+ETCD = "registry.k8s.io/etcd:3.6.8-0"
+# Specs ask which picture they have, and for a system's name; the pictures themselves are looked at by nobody.
+PICTURES = ("nautilus", "kitten")
+
+
+def archives() -> list[Path]:
+    """docker-archives with all of them and with those of the node's suite, made once for each version of what is in them."""
+    base = images.archive()
+    recipe = f"{base.name} {toolchain.COREDNS} {toolchain.SAMPLE_APISERVER} {toolchain.ETCD} {Path(__file__).read_text()}"
+    path = (
+        toolchain.cache() / "images" / f"conformance-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
+    )
+    if not path.exists():
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(build.docker_archive(_all_of_them(archive_images(base))))
+        temporary.rename(path)
+    return [base, path]
+
+
+def _all_of_them(base: Mapping[str, BuiltImage]) -> dict[str, BuiltImage]:
+    agnhost = base[f"{images.E2E}/agnhost:2.63.0"]
+    etcd = _program(toolchain.kubernetes() / "etcd", "usr/local/bin/etcd")
+    return {
+        # With the C library's resolver, which agnhost's tools bring.
+        f"{images.E2E}/glibc-dns-testing:2.0.0": build.image(agnhost.layers, {"Cmd": ["sh"]}),
+        f"{images.E2E}/sample-apiserver:1.29.2": _program(toolchain.sample_apiserver(), "sample-apiserver"),
+        ETCD: etcd,
+        NAME_SERVER: _program(toolchain.coredns(), "coredns"),
+        **{f"{images.E2E}/{name}:1.8": _picture(agnhost, name) for name in PICTURES},
+    }
+
+
+def _program(path: Path, name: str) -> BuiltImage:
+    files = {name: Node(path.read_bytes(), 0o755), "tmp": build.directory(0o1777)}
+    return build.image([build.layer(files)], {"Entrypoint": [f"/{name}"]})
+
+
+def _picture(agnhost: BuiltImage, name: str) -> BuiltImage:
+    files = {
+        "data.json": f'{{"image": "{name}.jpg"}}\n',
+        f"{name}.jpg": name,
+        "etc/os-release": 'NAME="in place of Alpine Linux"\n',
+    }
+    config = {"Entrypoint": ["/agnhost"], "Cmd": ["test-webserver"]}
+    return build.image([*agnhost.layers, build.layer(files)], config)

@@ -1,0 +1,79 @@
+"""What came of a run: ginkgo's report of it, read and summed up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PASSED = "passed"
+_NOT_RUN = ("skipped", "pending", "")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How each of the selected specs ended. `failed` has what it said, `limited` why it was not started."""
+
+    passed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    limited: dict[str, str] = field(default_factory=dict)
+    not_run: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The summary for people: all that did not pass by name, the counts in the last line."""
+        lines = [
+            *(f"FAILED   {name}\n         {said}" for name, said in sorted(self.failed.items())),
+            *(f"NOT RUN  {name}" for name in sorted(self.not_run)),
+            *(f"LIMIT    {name}\n         {why}" for name, why in sorted(self.limited.items())),
+            f"{self.total} specs: {len(self.passed)} passed, {len(self.failed)} failed, "
+            f"{len(self.limited)} cannot run here, {len(self.not_run)} not run",
+        ]
+        return "\n".join(lines)
+
+    @property
+    def total(self) -> int:
+        """How many specs were selected."""
+        return len(self.passed) + len(self.failed) + len(self.limited) + len(self.not_run)
+
+
+def spec_name(spec: Mapping[str, Any]) -> str:
+    """A spec's whole name, as focus and skip expressions see it."""
+    return " ".join([*(spec["ContainerHierarchyTexts"] or []), spec["LeafNodeText"]])
+
+
+def specs(report: Path) -> list[dict[str, Any]]:
+    """The specs of ginkgo's JSON report; none where the run ended before it was written."""
+    if not report.exists():
+        return []
+    suites = json.loads(report.read_text())
+    return [spec for suite in suites for spec in suite["SpecReports"] if spec["LeafNodeType"] == "It"]
+
+
+def sum_up(selected: Iterable[str], ended: Iterable[Mapping[str, Any]], why: Callable[[str], str]) -> Result:
+    """Sort the `selected` names by how they ended; `why` is the reason for not starting a spec, empty where there is none."""
+    by_name = {spec_name(spec): spec for spec in ended}
+    result = Result()
+    for name in selected:
+        spec = by_name.get(name, {})
+        state = spec.get("State", "")
+        if state == PASSED:
+            result.passed.append(name)
+        elif state not in _NOT_RUN:
+            result.failed[name] = _first_line(spec, state)
+        elif reason := why(name) or _said(spec):
+            result.limited[name] = reason
+        else:
+            result.not_run.append(name)
+    return result
+
+
+def _said(spec: Mapping[str, Any]) -> str:
+    """What a spec said that skipped itself."""
+    return " ".join(str(spec.get("Failure", {}).get("Message", "")).split())
+
+
+def _first_line(spec: Mapping[str, Any], state: str) -> str:
+    lines = _said(spec)
+    return f"{state}: {lines[:300]}" if lines else state

@@ -1,0 +1,65 @@
+"""Kubernetes' conformance suite, run by ginkgo against a cluster; its own report goes into a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from tests.kube_conformance import limits, report
+from tests.kube_conformance.report import Result
+from tests.support import toolchain
+from tests.support.cluster import Cluster
+
+LABEL = "Conformance"
+LOG, JUNIT = "e2e.log", "junit_01.xml"
+_REPORT = "ginkgo/report.json"
+
+
+def selected(focus: str, folder: Path) -> list[str]:
+    """The names of the conformance specs that the regular expression `focus` finds, all where it is empty."""
+    out = folder / "selected.json"
+    program = str(toolchain.e2e() / "e2e.test")
+    subprocess.run(
+        [program, "--ginkgo.dry-run", f"--ginkgo.label-filter={LABEL}", f"--ginkgo.focus={focus}", f"--ginkgo.json-report={out}",
+         "--provider=local", "--kubeconfig=/dev/null"],
+        check=True, capture_output=True, cwd=folder,
+    )  # fmt: skip
+    names = [report.spec_name(spec) for spec in report.specs(out) if spec["State"] == report.PASSED]
+    out.unlink()
+    return names
+
+
+def run(cluster: Cluster, results: Path, focus: str, processes: int, timeout_s: int) -> Result:
+    """Run what `focus` finds, `processes` specs at a time; serial ones come last, alone. `results` gets `e2e.log` and
+    `junit_01.xml`. What has not ended within `timeout_s` seconds is interrupted.
+    """
+    results.mkdir(parents=True, exist_ok=True)
+    names = selected(focus, results)
+    there = limits.of_this_machine()
+    programs, skip = toolchain.e2e(), limits.skip_expression(there)
+    command = [
+        str(programs / "ginkgo"), f"--procs={processes}", f"--timeout={timeout_s}s", f"--label-filter={LABEL}", f"--focus={focus}",
+        *([f"--skip={skip}"] if skip else []), "--no-color", "-v", str(programs / "e2e.test"), "--",
+        f"--kubeconfig={cluster.kubeconfig}", "--provider=local", f"--kubectl-path={cluster.bin}/kubectl",
+        f"--container-runtime-endpoint=unix://{cluster.node.socket}", f"--kubelet-root-dir={cluster.node.folder}/kubelet",
+        "--disable-log-dump", f"--report-dir={results}", "--report-complete-ginkgo", f"--e2e-output-dir={results}",
+    ]  # fmt: skip
+    with open(results / LOG, "wb") as log:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=results, start_new_session=True
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # what was not reported was not run
+                child.wait(timeout_s + 300)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    result = report.sum_up(names, report.specs(results / _REPORT), lambda name: limits.reason(name, there))
+    (results / "summary.txt").write_text(result.text() + "\n")
+    shutil.rmtree(results / "ginkgo", ignore_errors=True)
+    return result
