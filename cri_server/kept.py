@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from cri_server.store.model import Container, Sandbox
 from pyrunc.errors import Error
 from pyrunc.shim.client import ExecSession, Kept, ShimClient
+from pyrunc.shim.messages import KeptContainer, KeptHolder
 
 log = logging.getLogger(__name__)
 
@@ -21,32 +22,38 @@ class Keeper:
     """By the ids of sandboxes (their holders) and of containers."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Kept] = {}
+        self._holders: dict[str, Kept[KeptHolder]] = {}
+        self._containers: dict[str, Kept[KeptContainer]] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
     def holds(self, identifier: str) -> bool:
-        return identifier in self._kept
+        return identifier in self._holders or identifier in self._containers
 
-    def keep(self, of: Sandbox | Container, kept: Kept | None) -> None:
-        """It belongs to the keeper from here on; what has ended meanwhile is not kept."""
-        if kept is None:
-            return
-        self.let_go(of.id)
-        if of.exit is not None if isinstance(of, Container) else not of.holder_alive:
-            kept.close()
+    def keep_holder(self, sandbox: Sandbox, kept: Kept[KeptHolder]) -> None:
+        """It belongs to the keeper from here on; what has ended meanwhile is not kept. Here and below."""
+        self.let_go(sandbox.id)
+        if sandbox.holder_alive:
+            self._holders[sandbox.id] = kept
         else:
-            self._kept[of.id] = kept
+            kept.close()
+
+    def keep_container(self, container: Container, kept: Kept[KeptContainer]) -> None:
+        self.let_go(container.id)
+        if container.exit is None:
+            self._containers[container.id] = kept
+        else:
+            kept.close()
 
     def let_go(self, identifier: str) -> None:
         """It has ended; fine when nothing is kept."""
-        kept = self._kept.pop(identifier, None)
-        if kept is not None:
-            kept.close()
+        for kept in (self._holders.pop(identifier, None), self._containers.pop(identifier, None)):
+            if kept is not None:
+                kept.close()
 
     def close(self) -> None:
         for task in self._asking:
             task.cancel()
-        for identifier in list(self._kept):
+        for identifier in [*self._holders, *self._containers]:
             self.let_go(identifier)
 
     def ask(self, sandbox: Sandbox, containers: Iterable[Container], client: ShimClient) -> None:
@@ -62,7 +69,10 @@ class Keeper:
     async def _ask(self, sandbox: Sandbox, wanted: Sequence[Sandbox | Container], client: ShimClient) -> None:
         for one in wanted:
             try:
-                self.keep(one, await client.keep(None if one is sandbox else one.id))
+                if isinstance(one, Container):
+                    self.keep_container(one, await client.keep_container(one.id))
+                else:
+                    self.keep_holder(one, await client.keep_holder())
             except Error as error:  # it has ended meanwhile, or its shim has, or is of an older version
                 log.debug("sandbox %s: %s: nothing to keep: %s", sandbox.id, one.id, error)
 
@@ -74,10 +84,10 @@ class Keeper:
         sessions: Sequence[ExecSession],
     ) -> None:
         """Give all to the shim behind `client`, which has taken the place of a dead one. Raises Error."""
-        if holder := self._kept.get(sandbox.id):
+        if holder := self._holders.get(sandbox.id):
             sandbox.netns_path = await client.adopt_holder(holder) or ""
         for container in containers:
-            if kept := self._kept.get(container.id):
+            if kept := self._containers.get(container.id):
                 await client.adopt_container(
                     container.id, kept, [one for one in sessions if one.container == container.id]
                 )

@@ -15,6 +15,7 @@ from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit
 from cri_server.store.paths import Paths
 from pyrunc import atomic_file
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import Error, NotFound
 from pyrunc.shim import messages
 
@@ -48,7 +49,8 @@ def read_facts(paths: Paths, container: Container) -> None:
     """What was written about the container: its process by us, its exit by the shim."""
     folder = paths.container_state(container.id)
     try:
-        container.ended(Exit.from_record(atomic_file.read_json(str(folder / messages.EXIT_RECORD))))
+        record = atomic_file.read_json(str(folder / messages.EXIT_RECORD))
+        container.ended(Exit.of_shim(messages.Exit.of(record, DamagedRecord)))
     except NotFound:
         pass
     except Error as error:
@@ -75,21 +77,15 @@ async def end_container(paths: Paths, container: Container) -> None:
         kill_process(container.process)
     await kill_group(container.cgroups_path, container.id)
     message = f"{messages.LOST_CODE}; the container was killed"
-    ended = Exit(messages.UNKNOWN_CODE, time.time_ns(), reason=messages.UNKNOWN_REASON, message=message)
-    content = {
-        "exit_code": ended.exit_code,
-        "signal": None,
-        "finished_at_ns": ended.finished_at_ns,
-        "oom_killed": False,
-        "reason": ended.reason,
-        "message": ended.message,
-    }
+    ended = messages.Exit(
+        messages.UNKNOWN_CODE, None, time.time_ns(), reason=messages.UNKNOWN_REASON, message=message
+    )
     path = paths.container_state(container.id) / messages.EXIT_RECORD
     try:
-        atomic_file.write_json(str(path), content)
+        atomic_file.write_json(str(path), ended.to_fields())
     except OSError as error:
         log.error("container %s: cannot write %s: %s", container.id, path, error)
-    container.ended(ended)
+    container.ended(Exit.of_shim(ended))
 
 
 def was_started(container: Container) -> bool:

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from cri_server import orphans
 from cri_server.kept import Keeper
@@ -24,7 +23,6 @@ from pyrunc.errors import Error, NotFound, Unavailable, Unsupported
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
 from pyrunc.shim.client import ExecSession, ShimClient, ShimState, start_shim
-from pyrunc.shim.client import Exit as ShimExit
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
@@ -289,7 +287,7 @@ class Shims:
                 container.process = Process(entry.pid, entry.start_time)
             container.started_at_ns = container.started_at_ns or entry.started_at_ns
             if entry.exit is not None and container.exit is None:
-                container.ended(of_shim(entry.exit))
+                container.ended(Exit.of_shim(entry.exit))
                 self.told(sandbox, container)
 
     def _end_unless_kept(self, container: Container) -> None:
@@ -358,17 +356,16 @@ class Shims:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _event(self, sandbox: Sandbox, event: dict[str, Any]) -> None:
-        kind = event.get("event")
-        if kind == "holder_exit":
+    def _event(self, sandbox: Sandbox, event: messages.Event) -> None:
+        if isinstance(event, messages.HolderExited):
             sandbox.holder_alive = False
             self.keeper.let_go(sandbox.id)
             self.told(sandbox, None)
-        elif kind == "exit":
-            self.keeper.let_go(str(event.get("container")))
-            container = self._index.containers.find(str(event.get("container")))
+        elif isinstance(event, messages.Exited):
+            self.keeper.let_go(event.container)
+            container = self._index.containers.find(event.container)
             if container is not None and container.exit is None:
-                container.ended(Exit.from_record(event))
+                container.ended(Exit.of_shim(event.exit))
                 self.told(sandbox, container)
 
     def _closed(self, sandbox: Sandbox, client: ShimClient) -> None:
@@ -425,13 +422,6 @@ class Shims:
         self._end_unless_kept(container)
         if container.exit is not None:
             self.told(sandbox, container)
-
-
-def of_shim(ended: ShimExit) -> Exit:
-    """How a container ended, as its shim says it."""
-    return Exit(
-        ended.exit_code, ended.finished_at_ns, ended.oom_killed, ended.reason or "", ended.message or ""
-    )
 
 
 async def _nobody_is_told(sandbox: Sandbox) -> None:

@@ -20,6 +20,7 @@ from cri_server.store.model import Container, Sandbox
 from cri_server.timeline.trace import graft, span
 from pyrunc import atomic_file
 from pyrunc.compiler.client import CompiledLaunch
+from pyrunc.compiler.messages import CompiledExec, OtherRuntime
 from pyrunc.errors import (
     DeadlineExceeded,
     Error,
@@ -260,7 +261,7 @@ async def _launch(
     described = oci_process(services, container, command, tty=tty)
     runtime = other_runtime(services, container)
     if runtime is not None:
-        return CompiledLaunch({"runtime": runtime, "process": described})
+        return CompiledLaunch(CompiledExec(runtime=runtime, process=described).to_fields())
     assert container.process is not None
     launch = await services.compilers.exec(
         folder, container.process.pid, described, LAUNCH_TIMEOUT_S, tty=tty
@@ -280,14 +281,13 @@ def _key(folder: str, container: Container, command: Sequence[str], tty: bool) -
     return container.process, facts.st_ino, facts.st_mtime_ns, facts.st_size, tuple(command), tty
 
 
-def other_runtime(services: Services, container: Container) -> dict[str, Any] | None:
+def other_runtime(services: Services, container: Container) -> OtherRuntime | None:
     """The OCI runtime that runs the container, as it was when that was created; None for ours."""
     sandbox = services.index.sandboxes.get(container.sandbox_id)
     if sandbox.runtime_handler in handlers.OURS:
         return None
-    asked = atomic_file.read_json(str(services.paths.container_state(container.id) / "launch.json"))
-    runtime: dict[str, Any] | None = asked.get("runtime")
-    return runtime and {**runtime, "systemd": asked["cgroup"]["driver"] == "systemd"}
+    folder = services.paths.container_state(container.id)
+    return OtherRuntime.in_launch(atomic_file.read_json(str(folder / "launch.json")))
 
 
 async def _exit_code(client: ShimClient, session: ExecSession, container: Container, timeout_s: float) -> int:

@@ -10,8 +10,9 @@ from cri_server import orphans
 from cri_server.services import Services
 from cri_server.store.model import Container
 from cri_server.timeline.trace import graft, span
-from pyrunc.cgroups.group import Cgroup
 from pyrunc.compiler.client import CompiledLaunch
+from pyrunc.compiler.messages import CompiledContainer
+from pyrunc.launch.sealed import cgroup_of
 
 TIMEOUT_S = 60.0
 
@@ -31,7 +32,9 @@ async def take(services: Services, container: Container) -> CompiledLaunch:
     launch, container.launch = container.launch, None
     if launch is not None:
         # Another runtime makes the cgroup itself, and so does a restore.
-        if "launch" not in launch.fields or Cgroup.from_record(launch.fields["launch"]["cgroup"]).exists():
+        sealed = CompiledContainer.of(launch.compiled).launch
+        group = sealed and cgroup_of(sealed)
+        if not group or group.exists():
             return launch
         launch.close()
     await prepare(services, container)

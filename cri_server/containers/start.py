@@ -19,6 +19,7 @@ from cri_server.steps import Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.timeline.trace import graft
+from pyrunc.compiler.messages import CompiledContainer
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
 
 START_ERROR, START_ERROR_CODE = "StartError", 128
@@ -105,10 +106,10 @@ async def execute(work: Work) -> None:
         if isinstance(error, NotFound) or files.is_bad_log_path(error) or is_bad_place(error):
             raise InvalidArgument(error.message) from None
         raise
-    work.services.shims.keeper.keep(container, started.kept)
+    work.services.shims.keeper.keep_container(container, started.kept)
     container.process = Process(started.pid, started.start_time)
     container.started_at_ns = started.started_at_ns
-    if "restore" in taken.fields:
+    if CompiledContainer.of(taken.compiled).restore is not None:
         await restore.forget(work.services, container.id)
 
 

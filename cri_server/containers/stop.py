@@ -12,9 +12,8 @@ import logging
 from cri_server.api import api_pb2 as api
 from cri_server.containers import pause
 from cri_server.services import Services
-from cri_server.shims import of_shim
 from cri_server.spec import signals
-from cri_server.store.model import Container, Sandbox
+from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc.errors import NotFound, PeerError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -79,4 +78,4 @@ async def _end(
         if container.exit is None:
             raise
     else:
-        container.ended(of_shim(ended))
+        container.ended(Exit.of_shim(ended))

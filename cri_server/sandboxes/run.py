@@ -286,7 +286,8 @@ async def start_holder(work: Work) -> None:
     work.sandbox.holder = Process(started.pid, started.start_time)
     work.sandbox.netns_path = started.netns_path or ""
     work.sandbox.holder_alive = True
-    work.services.shims.keeper.keep(work.sandbox, started.kept)
+    assert started.kept is not None
+    work.services.shims.keeper.keep_holder(work.sandbox, started.kept)
 
 
 async def end_holder(work: Work) -> None:

@@ -17,9 +17,9 @@ async def opened(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int
     if sandbox.options.ipc == api.NODE:
         yield []
         return
-    kept = await services.shims.get(sandbox).keep()
+    kept = await services.shims.get(sandbox).keep_holder()
     try:
-        mounts = dict(zip(reversed(kept.fields["mounts"]), reversed(kept.fds), strict=False))
+        mounts = dict(zip(reversed(kept.record.mounts), reversed(kept.fds), strict=False))
         name = POD_SHM.removeprefix(OUR_MOUNTS)
         yield [mounts[name]] if name in mounts else []
     finally:

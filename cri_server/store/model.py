@@ -19,6 +19,7 @@ from cri_server.selinux.labels import Labels
 from cri_server.store.facts import Process
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compiler.client import CompiledLaunch
+from pyrunc.shim import messages
 
 NAME_LABEL, NAMESPACE_LABEL = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
 
@@ -141,13 +142,10 @@ class Exit:
     message: str = ""
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Exit:
+    def of_shim(cls, ended: messages.Exit) -> Exit:
+        """As the container's shim has it."""
         return cls(
-            exit_code=int(record.get("exit_code", 255)),
-            finished_at_ns=int(record.get("finished_at_ns", 0)),
-            oom_killed=bool(record.get("oom_killed", False)),
-            reason=str(record.get("reason") or ""),
-            message=str(record.get("message") or ""),
+            ended.exit_code, ended.finished_at_ns, ended.oom_killed, ended.reason or "", ended.message or ""
         )
 
     @property

@@ -29,7 +29,7 @@ class KeptLaunches:
         if kept is None:
             return None
         self._kept.move_to_end((container, key))
-        return CompiledLaunch(kept.fields, [os.dup(fd) for fd in kept.fds])
+        return CompiledLaunch(kept.compiled, [os.dup(fd) for fd in kept.fds])
 
     def keep(self, container: str, key: Hashable, launch: CompiledLaunch) -> None:
         """Have a copy, if this was asked for before."""
@@ -40,7 +40,7 @@ class KeptLaunches:
                 self._seen.popitem(last=False)
             return
         self._forget((container, key))
-        self._kept[container, key] = CompiledLaunch(launch.fields, [os.dup(fd) for fd in launch.fds])
+        self._kept[container, key] = CompiledLaunch(launch.compiled, [os.dup(fd) for fd in launch.fds])
         if len(self._kept) > MOST:
             self._forget(next(iter(self._kept)))
 

@@ -14,18 +14,24 @@ from _socket import AF_UNIX, SOCK_SEQPACKET, socket
 
 from pyrunc import ipc
 from pyrunc.abi.prctl import PR_SET_PDEATHSIG
+from pyrunc.compiler.messages import CompiledContainer, CompiledExec, Io
 from pyrunc.kernel.fd import close_all
 from pyrunc.launch.model import Launch
 from pyrunc.launch.sealed import seal
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.model import READY
+from pyrunc.shim import messages
 from pyrunc.shim.pods import Pods
 from pyrunc.shim.starter import LibraryStarter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
+
+    from pyrunc.ipc import Message
+    from pyrunc.records import Request
 
 ROUNDS = 10  # a function's code is specialised from its eighth call on
 MOST_TURNS = 1000
@@ -73,35 +79,33 @@ class _Stage:
 
     def round(self, name: str) -> None:
         pid = self.start(name)
-        self._ask("exec", _ending(), container=name, exec=name, stdout=True, stderr=True, container_pid=pid)
+        launch, fds = _sealed(_ending(), pid)
+        compiled = CompiledExec(launch).to_fields()
+        self._ask(messages.StartExec(name, name, compiled, stdout=True, stderr=True), fds)
         self._hear("exec_exit")
-        self._ask("state")
-        self._ask("stop", container=name, signal=signal.SIGTERM, timeout_s=1.0)
-        self._ask("forget", container=name)
+        self._ask(messages.GetState())
+        self._ask(messages.Stop(name, signal.SIGTERM, 1.0))
+        self._ask(messages.Forget(name))
 
     def start(self, name: str) -> int:
         """A container's process, by its pid."""
         directory = f"{self._folder}/{name}"
         os.mkdir(directory)
-        io = {"log_path": f"{directory}/0.log", "log_directory": directory, "stdin": False}
-        more = {"io": io, "state": {}, "poststart": [], "poststop": False}
-        return int(self._ask("start_container", _waiting(), container=name, **more)["pid"])
+        launch, fds = _sealed(_waiting(), 0)
+        io = Io(log_path=f"{directory}/0.log", log_directory=directory)
+        compiled = CompiledContainer({}, io, launch).to_fields()
+        answer = self._ask(messages.StartContainer(name, compiled), fds)
+        return messages.ContainerStarted.of(answer).pid
 
-    def _ask(self, call: str, launch: Launch | None = None, **parameters: Any) -> dict[str, Any]:
-        request: dict[str, Any] = {"id": 1, "call": call, **parameters}
-        fds: list[int] = []
-        if launch is not None:
-            fields, fds = seal(launch)
-            fields |= {"cgroup": NO_GROUP, "container_pid": parameters.get("container_pid", 0)}
-            request["compiled"] = {"launch": fields, "warnings": [], **parameters}
-        ipc.send(self._client, request, fds)
+    def _ask(self, request: Request, fds: Sequence[int] = ()) -> Message:
+        ipc.send(self._client, {"id": 1, **request.to_message()}, fds)
         ipc.close_all(fds)
         answer = self._hear("id")
         if "error" in answer:
-            raise RuntimeError(f"{call}: {answer['error']}")
+            raise RuntimeError(f"{request.call}: {answer['error']}")
         return dict(answer["ok"])
 
-    def _hear(self, word: str) -> dict[str, Any]:
+    def _hear(self, word: str) -> Message:
         """The next message with this key, or the event of this name."""
         for _ in range(MOST_TURNS):
             try:
@@ -115,6 +119,12 @@ class _Stage:
             if word in message or message.get("event") == word:
                 return message
         raise RuntimeError(f"the shim never said {word}")
+
+
+def _sealed(launch: Launch, container_pid: int) -> tuple[Message, list[int]]:
+    """The launch's message, in a group that nobody has."""
+    fields, fds = seal(launch)
+    return fields | {"cgroup": NO_GROUP, "container_pid": container_pid}, fds
 
 
 def _waiting() -> Launch:

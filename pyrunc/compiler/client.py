@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyrunc import ipc
+from pyrunc.compiler.messages import CompileContainer, CompileExec, CompilePause
+from pyrunc.records import Request
 from pyrunc.zygote.workers import Errands, Workers
 
 SERVE = "pyrunc.compiler.service:serve"
@@ -15,16 +17,16 @@ KEPT = max(2, min(os.cpu_count() or 1, 8))
 
 
 class CompiledLaunch:
-    """A launch that waits for its shim: the fields of a compiler's answer, and descriptors that it owns until `close`.
+    """A launch that waits for its shim: a compiler's answer (`compiler.messages`), and descriptors that it owns until `close`.
 
     `parts`: where the compiler's time went (`pyrunc.parts`).
     """
 
-    __slots__ = ("fds", "fields", "parts")
+    __slots__ = ("compiled", "fds", "parts")
 
-    def __init__(self, fields: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        self.fields, self.fds = {name: fields[name] for name in fields if name != "parts"}, list(fds)
-        self.parts: Sequence[Sequence[Any]] = fields.get("parts", ())
+    def __init__(self, compiled: ipc.Message, fds: Sequence[int] = ()) -> None:
+        self.compiled, self.fds = {name: compiled[name] for name in compiled if name != "parts"}, list(fds)
+        self.parts: Sequence[Sequence[Any]] = compiled.get("parts", ())
 
     def close(self) -> None:
         """Close the descriptors; fine when they are closed. A cgroup that was made stays."""
@@ -61,23 +63,19 @@ class Compilers:
         """The launch of the container whose configuration is in `directory`; its cgroup exists from here on. `images`: mounts of
         images by the paths of their indexes, which stay the caller's. Raises Error."""
         held = images or {}
-        wanted = {"call": "container", "container": container, "directory": directory, "images": list(held)}
+        wanted = CompileContainer(container, directory, list(held), self.timed)
         return await self._ask(wanted, timeout_s, list(held.values()))
 
     async def pause(self, sandbox_dir: str, timeout_s: float) -> CompiledLaunch:
         """The launch of the pause process that `sandbox_dir` describes; its cgroup exists from here on. Raises Error."""
-        return await self._ask({"call": "pause", "sandbox_dir": sandbox_dir}, timeout_s)
+        return await self._ask(CompilePause(sandbox_dir, self.timed), timeout_s)
 
     async def exec(
         self, directory: str, pid: int, process: Mapping[str, Any], timeout_s: float, *, tty: bool = False
     ) -> CompiledLaunch:
         """The launch of an OCI process object in the container whose first process is `pid`. Raises Error."""
-        wanted = {"call": "exec", "directory": directory, "pid": pid, "process": dict(process), "tty": tty}
+        wanted = CompileExec(directory, pid, dict(process), tty, self.timed)
         return await self._ask(wanted, timeout_s)
 
-    async def _ask(
-        self, question: Mapping[str, Any], timeout_s: float, fds: Sequence[int] = ()
-    ) -> CompiledLaunch:
-        if self.timed:
-            question = {**question, "timed": True}
-        return CompiledLaunch(*await self._workers.ask(question, timeout_s, fds))
+    async def _ask(self, question: Request, timeout_s: float, fds: Sequence[int] = ()) -> CompiledLaunch:
+        return CompiledLaunch(*await self._workers.ask(question.to_message(), timeout_s, fds))

@@ -5,15 +5,7 @@ page faults. Paths of others are opened here: a compiler that hangs on one is ki
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": fields} + descriptors, or {"id": n, "error": …}, as between server and shim.
 
-| call | parameters (and timed: the launch's operations are to be timed) | answer (and parts: where the time went) |
-|---|---|---|
-| container | container, directory (config.json and launch.json are read there), images (paths of their indexes) + their mounts | launch, state, io, poststart, poststop, warnings |
-| container, with `runtime` or `restore` in launch.json | the same | runtime or restore, cgroup, attached (places of the mounts that come along), pinned (places of what the pod pins), state, io, poststop, warnings |
-| pause | sandbox_dir (holder.json is read there) | launch, pins, network, warnings; the pinned mounts come last |
-| exec | directory, pid, process, tty | launch, warnings |
-
-`launch` is a message of `launch.sealed`, `state` what state.json will hold but for the process, `io` what launch.json says about
-streams and the log, `network` what holder.json says: host, new (with the process), pinned (the shim's).
+The calls and their answers are the records of `compiler.messages`.
 """
 
 from __future__ import annotations
@@ -33,6 +25,17 @@ from pyrunc.compile.exec import ExecRequest, compile_exec, merged
 from pyrunc.compile.image_mount import Image, open_image
 from pyrunc.compile.pause import PauseRequest, compile_pause
 from pyrunc.compile.sources import Overlay, open_overlay, open_root
+from pyrunc.compiler.messages import (
+    CompileContainer,
+    CompiledContainer,
+    CompiledExec,
+    CompiledPause,
+    CompileExec,
+    CompilePause,
+    Io,
+    OtherRuntime,
+    Restore,
+)
 from pyrunc.container import state as states
 from pyrunc.container.state import State
 from pyrunc.errors import Error, InvalidArgument, KernelError, WrongState
@@ -50,16 +53,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from pyrunc.ipc import Message
+    from pyrunc.records import Record
     from pyrunc.spec.model import Spec
 
-    Answer = tuple[dict[str, Any], list[int]]
+    Answer = tuple[Record, list[int]]
 
 CONFIG, LAUNCH, PAUSE = "config.json", "launch.json", "holder.json"
-IO = ("tty", "stdin", "stdin_once", "log_path", "log_directory")
 SPECS_AT_MOST = 64
 
 
-def serve(arguments: dict[str, Any], fds: list[int]) -> int:
+def serve(arguments: Message, fds: list[int]) -> int:
     """Answer what comes from the socket `fds[0]` until it closes."""
     reaper.set_name("pyrunc-compile")
     bpf.keep_programs()
@@ -67,12 +71,12 @@ def serve(arguments: dict[str, Any], fds: list[int]) -> int:
     while (received := next_request(requests)) is not None:
         request, given = received
         try:
-            fields, made = _answer(request, given)
+            answer, made = _answer(request, given)
         except Error as error:
             ipc.send(requests, {"id": request.get("id"), "error": error.to_wire()})
         else:
             try:
-                ipc.send(requests, {"id": request.get("id"), "ok": fields}, made)
+                ipc.send(requests, {"id": request.get("id"), "ok": answer.to_fields()}, made)
             finally:
                 ipc.close_all(made)
         finally:
@@ -83,7 +87,7 @@ def serve(arguments: dict[str, Any], fds: list[int]) -> int:
     return 0
 
 
-def next_request(requests: socket) -> tuple[dict[str, Any], list[int]] | None:
+def next_request(requests: socket) -> tuple[Message, list[int]] | None:
     """Meanwhile the placeholders of scopes whose processes have come are reaped."""
     _reap_placeholders(requests.fileno())
     return ipc.receive(requests)
@@ -101,12 +105,16 @@ def _reap_placeholders(until: int | None) -> None:
             return
 
 
-def _answer(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
-    call = CALLS.get(str(request.get("call")))
-    if call is None:
-        raise InvalidArgument(f"a compiler has no call {request.get('call')!r}")
+def _answer(message: Message, given: Sequence[int]) -> Answer:
+    name = message.get("call")
     try:
-        return call(request, given)
+        if name == CompileContainer.call:
+            return _container(CompileContainer.of(message), given)
+        if name == CompilePause.call:
+            return _pause(CompilePause.of(message))
+        if name == CompileExec.call:
+            return _exec(CompileExec.of(message))
+        raise InvalidArgument(f"a compiler has no call {name!r}")
     except OSError as error:
         raise KernelError("compile", error.filename or "", error.errno or 0, error.strerror or "") from None
     except Error:
@@ -116,8 +124,8 @@ def _answer(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
         raise Error(f"{type(error).__name__}: {error}") from None
 
 
-def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
-    identifier, directory, parts = str(request["container"]), str(request["directory"]), Parts()
+def _container(request: CompileContainer, given: Sequence[int]) -> Answer:
+    identifier, directory, parts = request.container, request.directory, Parts()
     asked = atomic_file.read_json(f"{directory}/{LAUNCH}")
     spec = _with_oom_score(_spec(directory))
     if spec.hooks.create_container and spec.root:  # where they find the root, in the container's mounts only
@@ -127,7 +135,7 @@ def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
         _forget_earlier_mount(rootfs["work"])
     parts.end("read and parse")
     if "runtime" in asked or "restore" in asked:
-        images = dict(zip(request.get("images", ()), given, strict=False))
+        images = dict(zip(request.images, given, strict=False))
         return _with_places(identifier, directory, spec, asked, images, parts)
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_container(
@@ -142,8 +150,8 @@ def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
                 cgroup=CgroupChoice(**asked["cgroup"]),
                 pinned=("shm",),
                 settled=tuple(asked.get("settled", ())),
-                timed=bool(request.get("timed")),
-                images=dict(zip(request.get("images", ()), given, strict=False)),
+                timed=request.timed,
+                images=dict(zip(request.images, given, strict=False)),
                 image_volumes={
                     name: Image.from_record(image) for name, image in asked.get("image_volumes", {}).items()
                 },
@@ -156,16 +164,16 @@ def _container(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
         undo.commit()
     parts.end("seal")
     assert compiled.launch.cgroup is not None
-    fields = {
-        "launch": launch,
-        "state": _first_state(identifier, directory, spec, compiled.launch.cgroup).record(),
-        "io": {name: asked.get(name) for name in IO},
-        "poststart": plain(spec.hooks.poststart),
-        "poststop": bool(spec.hooks.poststop),
-        "warnings": list(compiled.warnings),
-        "parts": parts.noted,
-    }
-    return fields, fds
+    answer = CompiledContainer(
+        state=_first_state(identifier, directory, spec, compiled.launch.cgroup).record(),
+        io=Io.of(asked),
+        launch=launch,
+        poststart=plain(spec.hooks.poststart),
+        poststop=bool(spec.hooks.poststop),
+        warnings=list(compiled.warnings),
+        parts=parts.noted,
+    )
+    return answer, fds
 
 
 def _with_places(
@@ -197,24 +205,23 @@ def _with_places(
         ipc.close_all(fds)
         raise
     parts.end("root and mounts")
-    fields = {
-        **_what_runs_it(asked, cgroup.driver),
-        "poststop": bool(spec.hooks.poststop),
-        "cgroup": cgroup.record(),
-        "attached": ["rootfs", *(place["place"] for place in places)],
-        "pinned": {place["place"]: place["pinned"] for place in asked["places"] if "pinned" in place},
-        "state": _first_state(identifier, directory, spec, cgroup).record(),
-        "io": {name: asked.get(name) for name in IO},
-        "warnings": [],
-        "parts": parts.noted,
-    }
-    return fields, fds
-
-
-def _what_runs_it(asked: Mapping[str, Any], driver: str) -> dict[str, Any]:
+    runtime = restore = None
     if "runtime" in asked:
-        return {"runtime": {**asked["runtime"], "systemd": driver == "systemd"}}
-    return {"restore": {**asked["restore"], "cgroup": asked["cgroup"]}}
+        runtime = OtherRuntime.of(asked["runtime"]).replace(systemd=cgroup.driver == "systemd")
+    else:
+        restore = Restore.of({**asked["restore"], "cgroup": asked["cgroup"]})
+    answer = CompiledContainer(
+        state=_first_state(identifier, directory, spec, cgroup).record(),
+        io=Io.of(asked),
+        runtime=runtime,
+        restore=restore,
+        poststop=bool(spec.hooks.poststop),
+        cgroup=cgroup.record(),
+        attached=["rootfs", *(place["place"] for place in places)],
+        pinned={place["place"]: place["pinned"] for place in asked["places"] if "pinned" in place},
+        parts=parts.noted,
+    )
+    return answer, fds
 
 
 def _overlay(record: Mapping[str, Any]) -> Overlay:
@@ -242,8 +249,8 @@ def _forget_earlier_mount(work: str) -> None:
             pass
 
 
-def _pause(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
-    directory = str(request["sandbox_dir"])
+def _pause(request: CompilePause) -> Answer:
+    directory = request.sandbox_dir
     asked, parts = atomic_file.read_json(f"{directory}/{PAUSE}"), Parts()
     pins: dict[str, int] = {}
     try:
@@ -268,7 +275,7 @@ def _pause(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
                     uid_mappings=_id_maps(asked.get("uid_mappings", ())),
                     gid_mappings=_id_maps(asked.get("gid_mappings", ())),
                     mounts={f"/{name}": number for name, number in pins.items()},
-                    timed=bool(request.get("timed")),
+                    timed=request.timed,
                 ),
                 descriptors,
                 undo,
@@ -280,42 +287,35 @@ def _pause(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
     except BaseException:
         ipc.close_all(list(pins.values()))
         raise
-    fields = {
-        "launch": launch,
-        "pins": list(pins),
-        "network": asked["namespaces"].get("network"),
-        "warnings": list(compiled.warnings),
-        "parts": parts.noted,
-    }
-    return fields, [*fds, *pins.values()]
+    network = asked["namespaces"].get("network")
+    answer = CompiledPause(launch, network, list(pins), list(compiled.warnings), parts.noted)
+    return answer, [*fds, *pins.values()]
 
 
-def _exec(request: Mapping[str, Any], given: Sequence[int]) -> Answer:
-    directory, tty, parts = str(request["directory"]), bool(request["tty"]), Parts()
+def _exec(request: CompileExec) -> Answer:
+    directory, parts = request.directory, Parts()
     spec, state = _with_oom_score(_spec(directory)), atomic_file.read_json(f"{directory}/{states.STATE}")
-    if state.get("pid") != request["pid"]:
+    if state.get("pid") != request.pid:
         raise WrongState("the container is not running")
     parts.end("read and parse")
     with Descriptors() as descriptors:
         compiled = compile_exec(
             ExecRequest(
-                pid=int(request["pid"]),
+                pid=request.pid,
                 pidfd=-1,
                 spec=spec,
-                process=merged(spec, {**request["process"], "terminal": tty}),
+                process=merged(spec, {**request.process, "terminal": request.tty}),
                 cgroup=Cgroup.from_record(state["cgroup"]),
                 keyring=str(state.get("keyring", "")),
-                timed=bool(request.get("timed")),
+                timed=request.timed,
             ),
             descriptors,
         )
         parts.end("plan and lower")
         launch, fds = seal(compiled.launch)
     parts.end("seal")
-    return {"launch": launch, "warnings": list(compiled.warnings), "parts": parts.noted}, fds
+    return CompiledExec(launch, warnings=list(compiled.warnings), parts=parts.noted), fds
 
-
-CALLS = {"container": _container, "pause": _pause, "exec": _exec}
 
 _specs: dict[str, tuple[tuple[int, ...], Spec]] = {}
 

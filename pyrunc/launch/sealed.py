@@ -15,6 +15,7 @@ from pyrunc.errors import ResourceExhausted, Unsupported
 from pyrunc.kernel import fd as _fd
 from pyrunc.launch.model import Launch
 from pyrunc.program.received import ReceivedProgram, words_of
+from pyrunc.records import Record
 from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from pyrunc.ipc import Message
     from pyrunc.plan.model import Step
 
 VERSION = 1
@@ -30,7 +32,39 @@ MOST_DESCRIPTORS = ipc.MOST_FDS - 4
 PLAIN = ("args", "stdio_owner", "own_nulls", "id", "bundle", "oci_version", "status", "container_pid")
 
 
-def seal(launch: Launch) -> tuple[dict[str, Any], list[int]]:
+class SealedLaunch(Record):
+    """The message. `numbers`: of the descriptors that the program uses, by name; `steps`: of the parent, by the number of the plan's
+    line; `placeholder`: the last descriptor keeps a systemd scope."""
+
+    version: int
+    args: Sequence[str]
+    stdio_owner: int | None
+    own_nulls: bool
+    id: str
+    bundle: str
+    oci_version: str
+    status: str
+    container_pid: int
+    pid_op: int | None
+    numbers: dict[str, int]
+    steps: dict[str, Any]
+    descriptors: Sequence[str]
+    pinned: dict[str, str]
+    annotations: dict[str, str]
+    cgroup: dict[str, str] | None
+    placeholder: bool
+
+    @classmethod
+    def read(cls, message: Message) -> SealedLaunch:
+        """Raises Unsupported for another version, InvalidArgument."""
+        if message.get("version") != VERSION:
+            raise Unsupported(
+                f"a launch of version {message.get('version')!r}, we take {VERSION}: we are of different versions"
+            )
+        return cls.of(message)
+
+
+def seal(launch: Launch) -> tuple[Message, list[int]]:
     """The message. The descriptors are new ones, the caller's to close; the cgroup's placeholder, if it has one, goes with them.
 
     Raises ResourceExhausted for a launch of too many descriptors.
@@ -54,19 +88,20 @@ def seal(launch: Launch) -> tuple[dict[str, Any], list[int]]:
     except BaseException:
         ipc.close_all(fds)
         raise
-    fields: dict[str, Any] = {name: getattr(launch, name) for name in PLAIN}
-    fields |= {
-        "version": VERSION,
-        "pid_op": program.pid_op,
-        "numbers": dict(launch.lowered.numbers),
-        "steps": {str(line): [plain(step) for step in steps] for line, steps in launch.lowered.steps.items()},
-        "descriptors": names,
-        "pinned": dict(launch.pinned),
-        "annotations": dict(launch.annotations),
-        "cgroup": launch.cgroup and launch.cgroup.record(),
-        "placeholder": placeholder is not None,
-    }
-    return fields, fds
+    steps = {str(line): [plain(step) for step in steps] for line, steps in launch.lowered.steps.items()}
+    sealed = SealedLaunch(
+        version=VERSION,
+        **{name: getattr(launch, name) for name in PLAIN},
+        pid_op=program.pid_op,
+        numbers=dict(launch.lowered.numbers),
+        steps=steps,
+        descriptors=names,
+        pinned=dict(launch.pinned),
+        annotations=dict(launch.annotations),
+        cgroup=launch.cgroup.record() if launch.cgroup else None,
+        placeholder=placeholder is not None,
+    )
+    return sealed.to_fields(), fds
 
 
 class OpenedLaunch:
@@ -74,11 +109,11 @@ class OpenedLaunch:
 
     __slots__ = ("_fds", "launch")
 
-    def __init__(self, fields: Mapping[str, Any], fds: Sequence[int]) -> None:
+    def __init__(self, message: Message, fds: Sequence[int]) -> None:
         """Owns `fds` from here on, also when it raises Unsupported (another version)."""
         self._fds = list(fds)
         try:
-            self.launch = _opened(fields, self._fds)
+            self.launch = _opened(SealedLaunch.read(message), self._fds)
         except BaseException:
             ipc.close_all(self._fds)
             raise
@@ -98,26 +133,33 @@ class _Lowered:
         self.program, self.numbers, self.steps = program, numbers, steps
 
 
-def _opened(fields: Mapping[str, Any], fds: list[int]) -> Launch:
-    if fields.get("version") != VERSION:
-        raise Unsupported(
-            f"a launch of version {fields.get('version')!r}, we take {VERSION}: we are of different versions"
-        )
-    names, cgroup = fields["descriptors"], None
-    if fields["cgroup"]:
-        cgroup = Cgroup.from_record(fields["cgroup"])
-        if fields["placeholder"]:
+def _opened(sealed: SealedLaunch, fds: list[int]) -> Launch:
+    cgroup = None
+    if sealed.cgroup:
+        cgroup = Cgroup.from_record(sealed.cgroup)
+        if sealed.placeholder:
             cgroup.take_placeholder(fds.pop())
-    steps = {int(line): tuple(map(value_of, found)) for line, found in fields["steps"].items()}
+    steps = {int(line): tuple(map(value_of, found)) for line, found in sealed.steps.items()}
     return Launch(
-        _Lowered(ReceivedProgram(fds[0], fds[1], fields["pid_op"]), fields["numbers"], steps),
-        dict(zip(names, fds[2:], strict=True)),
+        _Lowered(ReceivedProgram(fds[0], fds[1], sealed.pid_op), sealed.numbers, steps),
+        dict(zip(sealed.descriptors, fds[2:], strict=True)),
         (),
-        pinned=fields["pinned"],
-        annotations=fields["annotations"],
+        pinned=sealed.pinned,
+        annotations=sealed.annotations,
         cgroup=cgroup,
-        **{name: fields[name] for name in PLAIN},
+        **{name: getattr(sealed, name) for name in PLAIN},
     )
+
+
+def cgroup_of(message: Message) -> Cgroup | None:
+    """Where the process of a sealed launch is to live. Raises Unsupported (another version)."""
+    record = SealedLaunch.read(message).cgroup
+    return Cgroup.from_record(record) if record else None
+
+
+def kinds_of_steps(message: Message) -> set[str]:
+    """The names of the parent's steps of a sealed launch. Raises Unsupported (another version)."""
+    return {step["type"] for found in SealedLaunch.read(message).steps.values() for step in found}
 
 
 def plain(value: Any) -> Any:

@@ -7,20 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pyrunc import ipc
 from pyrunc.compiler.client import CompiledLaunch
-from pyrunc.errors import NotFound, Unavailable
-from pyrunc.peer import Answer, Peer, answered, fail
+from pyrunc.errors import Error, NotFound, PeerError, Unavailable
+from pyrunc.peer import Peer, answered, fail
+from pyrunc.records import Record, Request
 from pyrunc.shim import messages
+from pyrunc.shim.messages import (
+    ContainerState,
+    Event,
+    ExecExited,
+    Exit,
+    KeptContainer,
+    KeptHolder,
+    event_of,
+)
 from pyrunc.zygote.client import Zygote
 
-EventHandler = Callable[[dict[str, Any]], None]
+EventHandler = Callable[[Event], None]
+KeptOf = TypeVar("KeptOf", KeptHolder, KeptContainer)
+Answered = TypeVar("Answered", bound=Record)
+log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 2.0
 SHIM = "pyrunc.shim.main:main"
 """What a zygote forks, and may keep a spare child of."""
@@ -34,14 +48,15 @@ class StartedShim:
     netns_path: str | None
 
 
-class Kept:
+class Kept(Generic[KeptOf]):
     """What another shim would need to go on with a holder or a container: see `pyrunc.shim.kept`."""
 
-    __slots__ = ("fds", "fields")
+    __slots__ = ("fds", "record")
 
-    def __init__(self, fields: dict[str, Any], fds: list[int]) -> None:
+    def __init__(self, record: KeptOf, fds: list[int]) -> None:
         """Owns the descriptors."""
-        self.fields, self.fds = fields, fds
+        self.record: KeptOf = record
+        self.fds = fds
 
     def close(self) -> None:
         """It has ended, or another server keeps it."""
@@ -59,7 +74,7 @@ class Started:
     pid: int
     start_time: int
     started_at_ns: int
-    kept: Kept = field(compare=False)
+    kept: Kept[KeptContainer] = field(compare=False)
     parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
 
 
@@ -70,32 +85,8 @@ class StartedHolder:
     pid: int
     start_time: int
     netns_path: str | None
-    kept: Kept | None = field(default=None, compare=False)
+    kept: Kept[KeptHolder] | None = field(default=None, compare=False)
     parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a container ended. `exit_code` is 128 + n for signal n; `reason` is set for OOMKilled and StartError."""
-
-    exit_code: int
-    signal: int | None
-    finished_at_ns: int
-    oom_killed: bool
-    reason: str | None = None
-    message: str | None = None
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Exit:
-        """From an exit record, an `exit` event or an answer."""
-        return cls(
-            int(fields["exit_code"]),
-            fields.get("signal"),
-            int(fields["finished_at_ns"]),
-            bool(fields.get("oom_killed")),
-            fields.get("reason"),
-            fields.get("message"),
-        )
 
 
 @dataclass
@@ -128,18 +119,6 @@ class ExecSession(Streams):
 
 
 @dataclass(frozen=True)
-class ContainerState:
-    """One container as its shim knows it; `exit` once it has ended."""
-
-    id: str
-    pid: int
-    start_time: int
-    started_at_ns: int
-    running: bool
-    exit: Exit | None = None
-
-
-@dataclass(frozen=True)
 class ShimState:
     """All that a shim knows, for a server that was restarted. `netns_path`: the namespace that it pins, also without a holder."""
 
@@ -163,7 +142,7 @@ class ShimClient:
         self._execs: dict[str, ExecSession] = {}
         self.lost_sessions: list[ExecSession] = []
         """Those that ran when the shim went, which it has not ended."""
-        self._peer = Peer(sock, "the shim", self._event, self._lost)
+        self._peer = Peer(sock, "the shim", self._received, self._lost)
 
     @property
     def closed(self) -> bool:
@@ -201,43 +180,52 @@ class ShimClient:
 
     async def make_network(self) -> str:
         """The path of the network namespace that the shim pins for the pod, made if it is not there."""
-        answer = await self._ask("make_network")
-        return str(answer["netns_path"])
+        answer = await self._ask(messages.MakeNetwork(), messages.Network)
+        return str(answer.netns_path)
 
     async def start_holder(self, launch: CompiledLaunch) -> StartedHolder:
         """Start the pod's pause process. The launch is closed, unless this raises before it is sent; here and below."""
-        answer, fds = await self._call("start_holder", launch)
-        kept = Kept(answer["kept"], fds)
-        return StartedHolder(
-            answer["pid"], answer["start_time"], answer.get("netns_path"), kept, answer.get("parts", ())
-        )
+        answer, fds = await self._call(messages.StartHolder(launch.compiled), messages.HolderStarted, launch)
+        kept = Kept(answer.kept, fds)
+        return StartedHolder(answer.pid, answer.start_time, answer.netns_path, kept, answer.parts)
 
     async def start_container(self, container: str, launch: CompiledLaunch) -> Started:
         """Start the container; on failure its exit record is written and its cgroup removed."""
-        answer, fds = await self._call("start_container", launch, container=container)
-        kept = Kept(answer["kept"], fds)
-        return Started(
-            answer["pid"], answer["start_time"], answer["started_at_ns"], kept, answer.get("parts", ())
+        answer, fds = await self._call(
+            messages.StartContainer(container, launch.compiled), messages.ContainerStarted, launch
         )
+        kept = Kept(answer.kept, fds)
+        return Started(answer.pid, answer.start_time, answer.started_at_ns, kept, answer.parts)
 
-    async def keep(self, container: str | None = None) -> Kept:
-        """What another shim would need to go on with this container, or with the holder, which runs. The caller's to close. Raises
-        WrongState, Unsupported (an older shim)."""
-        named = {} if container is None else {"container": container}
-        answer, fds = await self._call("keep", None, **named)
-        return Kept(answer["kept"], fds)
+    async def keep_holder(self) -> Kept[KeptHolder]:
+        """What another shim would need to go on with the holder, which runs. The caller's to close. Raises WrongState, Unsupported (an
+        older shim); here and below."""
+        return await self._keep(None, KeptHolder)
 
-    async def adopt_holder(self, kept: Kept) -> str | None:
+    async def keep_container(self, container: str) -> Kept[KeptContainer]:
+        """The same of a container."""
+        return await self._keep(container, KeptContainer)
+
+    async def _keep(self, container: str | None, kind: type[KeptOf]) -> Kept[KeptOf]:
+        answer, fds = await self._call(messages.Keep(container), messages.KeptAnswer)
+        try:
+            return Kept(kind.of(answer.kept, PeerError), fds)
+        except PeerError:
+            ipc.close_all(fds)
+            raise
+
+    async def adopt_holder(self, kept: Kept[KeptHolder]) -> str | None:
         """Go on with the holder of a shim that was lost; the path of the network namespace that this shim pins from now on. `kept`
         stays the caller's, here and below."""
-        answer = await self._ask("adopt_holder", kept, kept=kept.fields)
-        found = answer["netns_path"]
-        return None if found is None else str(found)
+        answer = await self._ask(messages.AdoptHolder(kept.record), messages.Network, kept.fds)
+        return answer.netns_path
 
-    async def adopt_container(self, container: str, kept: Kept, sessions: Sequence[ExecSession] = ()) -> None:
+    async def adopt_container(
+        self, container: str, kept: Kept[KeptContainer], sessions: Sequence[ExecSession] = ()
+    ) -> None:
         """Go on with a container of a shim that was lost; `sessions`, which nobody holds, are ended."""
         ended = [[session.pid, session.start_time] for session in sessions]
-        await self._ask("adopt_container", kept, container=container, kept=kept.fields, sessions=ended)
+        await self._ask(messages.AdoptContainer(container, kept.record, ended), messages.Nothing, kept.fds)
 
     async def exec(
         self,
@@ -254,23 +242,14 @@ class ShimClient:
         session = ExecSession(exec_id=exec_id, container=container)
         self._execs[exec_id] = session
         try:
-            answer, fds = await self._call(
-                "exec",
-                launch,
-                container=container,
-                exec=exec_id,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                tty=tty,
-            )
+            request = messages.StartExec(container, exec_id, launch.compiled, stdin, stdout, stderr, tty)
+            answer, fds = await self._call(request, messages.ExecStarted, launch)
         except BaseException as error:
             self._execs.pop(exec_id, None)
             if isinstance(error, asyncio.CancelledError):
-                self._peer.tell({"id": 0, "call": "kill_exec", "exec": exec_id})
+                self._peer.tell({"id": 0, **messages.KillExec(exec_id).to_message()})
             raise
-        session.pid, session.parts = answer["pid"], answer.get("parts", ())
-        session.start_time = answer.get("start_time", 0)
+        session.pid, session.start_time, session.parts = answer.pid, answer.start_time, answer.parts
         if tty:
             session.stdout_fd = fds[0]
             session.stdin_fd = os.dup(fds[0]) if stdin else None
@@ -280,7 +259,7 @@ class ShimClient:
 
     async def kill_exec(self, exec_id: str) -> None:
         """Kill the session's process and all its descendants; also when the process itself has exited already."""
-        await self._ask("kill_exec", exec=exec_id)
+        await self._ask(messages.KillExec(exec_id), messages.Nothing)
 
     async def stop(self, container: str, signal: int, timeout_s: float) -> Exit:
         """Send `signal`, SIGKILL after `timeout_s` (at once if it is not above 0), return when the container has exited.
@@ -288,17 +267,18 @@ class ShimClient:
         The escalation goes on in the shim when this call is cancelled or the server dies. Of several stops the first
         one's signal is sent and the earliest deadline holds. Raises DeadlineExceeded if SIGKILL does not end it.
         """
-        return Exit.of(await self._ask("stop", container=container, signal=int(signal), timeout_s=timeout_s))
+        return await self._ask(messages.Stop(container, int(signal), timeout_s), Exit)
 
     async def signal(self, container: str, signal: int) -> None:
         """Send `signal` to the container's first process."""
-        await self._ask("signal", container=container, signal=int(signal))
+        await self._ask(messages.Signal(container, int(signal)), messages.Nothing)
 
     async def attach(
         self, container: str, *, stdin: bool = False, stdout: bool = True, stderr: bool = False
     ) -> Streams:
         """Follow the container's new output and feed its stdin, through pipes of the shim; EOF when it has ended."""
-        _, fds = await self._call("attach", container=container, stdin=stdin, stdout=stdout, stderr=stderr)
+        request = messages.Attach(container, stdin, stdout, stderr)
+        _, fds = await self._call(request, messages.Nothing)
         streams = Streams()
         _distribute(streams, fds, stdin, stdout, stderr)
         return streams
@@ -307,25 +287,27 @@ class ShimClient:
         self, width: int, height: int, *, container: str | None = None, exec_id: str | None = None
     ) -> None:
         """Set the terminal's size, in characters, of a container or of an exec session."""
-        target = {"container": container} if exec_id is None else {"exec": exec_id}
-        await self._ask("resize", width=width, height=height, **target)
+        target = container if exec_id is None else None
+        await self._ask(messages.Resize(width, height, target, exec_id), messages.Nothing)
 
     async def reopen_log(self, container: str) -> None:
         """Write to a new file at the log's path from now on; it exists when this returns."""
-        await self._ask("reopen_log", container=container)
+        await self._ask(messages.ReopenLog(container), messages.Nothing)
 
     async def state(self) -> ShimState:
         """What the shim knows."""
-        answer = await self._ask("state")
-        holder = answer.get("holder")
+        answer = await self._ask(messages.GetState(), messages.State)
+        holder = answer.holder
         return ShimState(
-            protocol=answer["protocol"],
-            pid=answer["pid"],
-            holder=holder and StartedHolder(holder["pid"], holder["start_time"], holder.get("netns_path")),
-            netns_path=answer.get("netns_path") or (holder and holder.get("netns_path")),
-            holder_running=bool(holder and holder["running"]),
-            containers=[_container_state(entry) for entry in answer["containers"]],
-            execs=list(answer["execs"]),
+            protocol=answer.protocol,
+            pid=answer.pid,
+            holder=holder
+            if holder is None
+            else StartedHolder(holder.pid, holder.start_time, holder.netns_path),
+            netns_path=answer.netns_path or (holder.netns_path if holder else None),
+            holder_running=holder is not None and holder.running,
+            containers=list(answer.containers),
+            execs=list(answer.execs),
         )
 
     async def take_pod(
@@ -333,24 +315,22 @@ class ShimClient:
     ) -> StartedShim:
         """Another pod for the same process; `ShimClient.connect` to its folder works then. Unsupported: an older shim."""
         with _listener(sandbox_dir) as listener:
-            folders = {"sandbox_dir": os.fspath(sandbox_dir), "containers_dir": os.fspath(containers_dir)}
-            _, answering = self._peer.ask({"call": "take_pod", **folders}, [listener.fileno()])
-            answer, fds = await answered(answering)
-        ipc.close_all(fds)
-        return StartedShim(int(answer["pid"]), None)
+            request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir))
+            answer = await self._ask(request, messages.Taken, [listener.fileno()])
+        return StartedShim(answer.pid, None)
 
     async def stop_holder(self) -> None:
         """End the pod's holder; its network namespace stays until `shutdown`."""
-        await self._ask("stop_holder")
+        await self._ask(messages.StopHolder(), messages.Nothing)
 
     async def forget(self, container: str) -> None:
         """Drop an exited container. Unknown ones are fine."""
-        await self._ask("forget", container=container)
+        await self._ask(messages.Forget(container), messages.Nothing)
 
     async def shutdown(self) -> None:
         """End the shim, which closes the network namespace. Raises WrongState while a container or the holder runs."""
         self.on_close = None
-        await self._ask("shutdown")
+        await self._ask(messages.Shutdown(), messages.Nothing)
         self.close()
 
     def close(self) -> None:
@@ -360,29 +340,40 @@ class ShimClient:
         self._peer.close(why)
         self._break_sessions(why)
 
-    async def _ask(
-        self, call: str, sent: CompiledLaunch | Kept | None = None, **parameters: Any
-    ) -> dict[str, Any]:
-        answer, fds = await self._call(call, sent, **parameters)
-        ipc.close_all(fds)
-        return answer
+    async def _ask(self, request: Request, kind: type[Answered], fds: Sequence[int] = ()) -> Answered:
+        """The answer to a request that gets no descriptors; `fds` stay the caller's. Raises Error, PeerError for a bad answer."""
+        _, answering = self._peer.ask(request.to_message(), fds)
+        fields, received = await answered(answering)
+        ipc.close_all(received)
+        return kind.of(fields, PeerError)
 
-    async def _call(self, call: str, sent: CompiledLaunch | Kept | None = None, **parameters: Any) -> Answer:
-        """`sent`: what goes along with its descriptors. Those of a launch are closed as soon as they are on their way: ours would keep
-        a scope's placeholder in the container's cgroup until after the answer."""
-        question = {"call": call, **parameters}
-        if isinstance(sent, CompiledLaunch):
-            question["compiled"] = sent.fields
-        _, answer = self._peer.ask(question, sent.fds if sent is not None else ())
-        if isinstance(sent, CompiledLaunch):
-            sent.close()
-        return await answered(answer)
+    async def _call(
+        self, request: Request, kind: type[Answered], launch: CompiledLaunch | None = None
+    ) -> tuple[Answered, list[int]]:
+        """The answer and its descriptors. Those of `launch` are closed as soon as they are on their way: ours would keep a scope's
+        placeholder in the container's cgroup until after the answer."""
+        _, answering = self._peer.ask(request.to_message(), () if launch is None else launch.fds)
+        if launch is not None:
+            launch.close()
+        fields, fds = await answered(answering)
+        try:
+            return kind.of(fields, PeerError), fds
+        except PeerError:
+            ipc.close_all(fds)
+            raise
 
-    def _event(self, event: dict[str, Any]) -> None:
-        if event["event"] == "exec_exit":
-            session = self._execs.pop(event["exec"], None)
+    def _received(self, message: ipc.Message) -> None:
+        try:
+            event = event_of(message)
+        except Error as error:
+            log.error("an event of a shim: %s", error)
+            return
+        if event is None:
+            return
+        if isinstance(event, ExecExited):
+            session = self._execs.pop(event.exec, None)
             if session is not None and not session.exited.done():
-                session.exited.set_result(int(event["exit_code"]))
+                session.exited.set_result(event.exit_code)
         if self.on_event:
             self.on_event(event)
 
@@ -464,15 +455,3 @@ def _distribute(streams: Streams, fds: Sequence[int], stdin: bool, stdout: bool,
         streams.stdout_fd = remaining.pop(0)
     if stderr and remaining:  # a container with a tty has no stderr
         streams.stderr_fd = remaining.pop(0)
-
-
-def _container_state(entry: Mapping[str, Any]) -> ContainerState:
-    ended = entry.get("exit")
-    return ContainerState(
-        id=entry["id"],
-        pid=entry["pid"],
-        start_time=entry["start_time"],
-        started_at_ns=entry["started_at_ns"],
-        running=entry["running"],
-        exit=Exit.of(ended) if ended else None,
-    )

@@ -4,30 +4,9 @@ Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or
 Events {"event": …} go to every connected client, after the fact is on disk. A shim may be older or newer than its client:
 unknown fields are ignored, an unknown call is `unsupported`, and `state` tells the shim's protocol version.
 
-| call | parameters | answer |
-|---|---|---|
-| make_network | | netns_path |
-| start_holder | compiled + descriptors | pid, start_time, netns_path, parts, kept + descriptors |
-| start_container | container, compiled + descriptors | pid, start_time, started_at_ns, parts, kept + descriptors |
-| keep | container, or none for the holder | kept + descriptors, as from the start |
-| adopt_holder, adopt_container (container, sessions: [[pid, start_time], …]) | kept + descriptors | netns_path of the holder |
-| exec | container, exec, compiled + descriptors, stdin, stdout, stderr, tty | pid, start_time, parts; tty: [master], else those asked of [stdin, stdout, stderr] |
-| kill_exec | exec | |
-| stop | container, signal, timeout_s | the exit, when it has come |
-| signal | container, signal | |
-| attach | container, stdin, stdout, stderr | descriptors as in exec without tty |
-| resize | container or exec, width, height | |
-| reopen_log | container | |
-| state | | protocol, holder, netns_path, containers, execs |
-| stop_holder, forget (container), shutdown | | |
-| take_pod | sandbox_dir, containers_dir, listening socket | pid: this shim serves that pod as well |
-
-Events: exit {container, exit_code, signal, finished_at_ns, oom_killed, reason?, message?}, exec_exit {exec, container,
-exit_code}, holder_exit {}.
-
-`kept` is for a server that outlives this shim: see `pyrunc.shim.kept`.
-
-`parts` are where the time of the start went (`pyrunc.parts`). `compiled` is what a compiler has answered (`compiler.service`), with its descriptors.
+A call is a `Request`, `pyrunc.shim.serve` reads it and `pyrunc.shim.client` sends it. `parts` are where the time of a start went
+(`pyrunc.parts`). `compiled` is what a compiler has answered (`compiler.messages`), with its descriptors. `kept` is for a server
+that outlives this shim: see `pyrunc.shim.kept`.
 
 Files. `shim.sock` and `shim.json` {pid, start_time} in the sandbox's folder. In a container's folder `state.json` is written when
 it runs (`container.state`, with started_at_ns), `exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?}
@@ -36,6 +15,15 @@ before anyone is told; `config.json` is read for poststop hooks.
 
 from __future__ import annotations
 
+from pyrunc.records import Record, Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from pyrunc.ipc import Message
+    from pyrunc.records import AbsolutePath, Id
 PROTOCOL = 2
 SOCKET = "shim.sock"
 SHIM_RECORD = "shim.json"
@@ -55,3 +43,343 @@ LOST_CODE = "the container's shim was lost, and with it the exit code"
 START_ERROR = "StartError"
 START_ERROR_CODE = 128
 OOM_KILLED = "OOMKilled"
+
+
+# ---- how something ended
+
+
+class Exit(Record):
+    """How a container ended: `exit.json`, the answer to `Stop`, and most of `Exited`. `exit_code` is 128 + n for signal n; `reason` is
+    set for OOMKilled and StartError."""
+
+    exit_code: int
+    signal: int | None
+    finished_at_ns: int
+    oom_killed: bool = False
+    reason: str | None = None
+    message: str | None = None
+
+
+# ---- events
+
+
+class Exited(Record):
+    """A container has ended, and `exit.json` is written. The fields of `Exit`."""
+
+    container: Id
+    exit_code: int
+    signal: int | None
+    finished_at_ns: int
+    oom_killed: bool = False
+    reason: str | None = None
+    message: str | None = None
+
+    @property
+    def exit(self) -> Exit:
+        return Exit(
+            self.exit_code, self.signal, self.finished_at_ns, self.oom_killed, self.reason, self.message
+        )
+
+    @classmethod
+    def with_exit(cls, container: str, end: Exit) -> Exited:
+        return cls(
+            container,
+            end.exit_code,
+            end.signal,
+            end.finished_at_ns,
+            end.oom_killed,
+            end.reason,
+            end.message,
+        )
+
+
+class ExecExited(Record):
+    """The process of an exec session has ended."""
+
+    exec: Id
+    container: Id
+    exit_code: int
+
+
+class HolderExited(Record):
+    """The pod's pause process has ended. None: nobody saw how."""
+
+    exit_code: int | None = None
+
+
+Event = Exited | ExecExited | HolderExited
+EVENTS: dict[str, type[Event]] = {"exit": Exited, "exec_exit": ExecExited, "holder_exit": HolderExited}
+_EVENT_NAMES = {kind: name for name, kind in EVENTS.items()}
+
+
+def message_of(event: Event) -> Message:
+    """The event as it travels."""
+    return {"event": _EVENT_NAMES[type(event)], **event.to_fields()}
+
+
+def event_of(message: Mapping[str, Any]) -> Event | None:
+    """The event that `message_of` made; None for one that this version does not know. Raises InvalidArgument."""
+    kind = EVENTS.get(str(message.get("event")))
+    return None if kind is None else kind.of(message)
+
+
+# ---- what a server keeps
+
+
+class KeptHolder(Record):
+    """A holder. With it go its pidfd, the network namespace if it has one, and its mounts by these names."""
+
+    pid: int
+    start_time: int
+    group: dict[str, str] | None
+    network: bool
+    mounts: Sequence[str]
+
+
+class KeptContainer(Record):
+    """A container that runs. With it go the pidfd of its first process and what its `outputs` are read from."""
+
+    pid: int
+    start_time: int
+    group: dict[str, str]
+    poststop: bool
+    started_at_ns: int
+    terminal: bool
+    stdin: bool
+    log_path: str | None
+    log_directory: str
+    outputs: Sequence[str]
+    other: bool = False
+
+
+# ---- requests, and their answers after them
+
+
+class Nothing(Record):
+    """The answer of a call that has none but that it was done."""
+
+
+class MakeNetwork(Request):
+    """Have the pod's network namespace made, if it is not there."""
+
+    call = "make_network"
+
+
+class Network(Record):
+    """`netns_path`: of the network namespace that the shim pins, if there is one."""
+
+    netns_path: str | None
+
+
+class StartHolder(Request):
+    """Start the pod's pause process, with the descriptors of the launch (`compiler.messages.CompiledPause`)."""
+
+    call = "start_holder"
+    compiled: Message
+
+
+class HolderStarted(Record):
+    """With the descriptors of `kept`."""
+
+    pid: int
+    start_time: int
+    kept: KeptHolder
+    netns_path: str | None = None
+    parts: Sequence[Any] = ()
+
+
+class StartContainer(Request):
+    """Start a container, with the descriptors of the launch (`compiler.messages.CompiledContainer`)."""
+
+    call = "start_container"
+    container: Id
+    compiled: Message
+
+
+class ContainerStarted(Record):
+    """With the descriptors of `kept`."""
+
+    pid: int
+    start_time: int
+    started_at_ns: int
+    kept: KeptContainer
+    parts: Sequence[Any] = ()
+
+
+class Keep(Request):
+    """Give what another shim would need to go on with the container, or, without one, with the holder."""
+
+    call = "keep"
+    container: Id | None = None
+
+
+class KeptAnswer(Record):
+    """`kept`: a `KeptContainer` or a `KeptHolder`, as was asked, with its descriptors."""
+
+    kept: Message
+
+
+class AdoptHolder(Request):
+    """Go on with the holder of a shim that was lost, with the descriptors of `kept`. The answer is a `Network`."""
+
+    call = "adopt_holder"
+    kept: KeptHolder
+
+
+class AdoptContainer(Request):
+    """Go on with a container of a shim that was lost, with the descriptors of `kept`. `sessions`: pid and start time of each exec
+    session, which are ended."""
+
+    call = "adopt_container"
+    container: Id
+    kept: KeptContainer
+    sessions: Sequence[Sequence[int]] = ()
+
+
+class StartExec(Request):
+    """Run a process in a container, with the descriptors of the launch (`compiler.messages.CompiledExec`)."""
+
+    call = "exec"
+    container: Id
+    exec: Id
+    compiled: Message
+    stdin: bool = False
+    stdout: bool = False
+    stderr: bool = False
+    tty: bool = False
+
+
+class ExecStarted(Record):
+    """With a terminal's master, or pipes to those of stdin, stdout and stderr that were asked for."""
+
+    pid: int
+    start_time: int = 0
+    parts: Sequence[Any] = ()
+
+
+class KillExec(Request):
+    """Kill the session's process and its descendants. One that is gone is fine."""
+
+    call = "kill_exec"
+    exec: Id
+
+
+class Stop(Request):
+    """Send the signal, SIGKILL after `timeout_s`. The answer is the `Exit`, when it has come."""
+
+    call = "stop"
+    container: Id
+    signal: int
+    timeout_s: float
+
+
+class Signal(Request):
+    """Send a signal to the container's first process."""
+
+    call = "signal"
+    container: Id
+    signal: int
+
+
+class Attach(Request):
+    """Pipes to the container's streams: descriptors as those of `ExecStarted`."""
+
+    call = "attach"
+    container: Id
+    stdin: bool = False
+    stdout: bool = False
+    stderr: bool = False
+
+
+class Resize(Request):
+    """Set the size of the terminal of a container, or of an exec session, in characters."""
+
+    call = "resize"
+    width: int
+    height: int
+    container: Id | None = None
+    exec: Id | None = None
+
+
+class ReopenLog(Request):
+    """Write to a new file at the log's path."""
+
+    call = "reopen_log"
+    container: Id
+
+
+class GetState(Request):
+    """Everything that the shim knows: a `State`."""
+
+    call = "state"
+
+
+class HolderState(Record):
+    """The pause process."""
+
+    pid: int
+    start_time: int
+    running: bool
+    netns_path: str | None = None
+
+
+class ContainerState(Record):
+    """A container; `exit` once it has ended."""
+
+    id: Id
+    pid: int
+    start_time: int
+    started_at_ns: int
+    running: bool
+    exit: Exit | None = None
+
+
+class State(Record):
+    """`netns_path`: the namespace that it pins; `execs`: sessions that run. `protocol` is the shim's."""
+
+    protocol: int
+    pid: int
+    holder: HolderState | None
+    containers: Sequence[ContainerState]
+    execs: Sequence[str]
+    netns_path: str | None = None
+
+
+class StopHolder(Request):
+    """End the pause process."""
+
+    call = "stop_holder"
+
+
+class Forget(Request):
+    """Drop a container that has ended. An unknown one is fine."""
+
+    call = "forget"
+    container: Id
+
+
+class Shutdown(Request):
+    """End the pod's shim, in which nothing runs any more."""
+
+    call = "shutdown"
+
+
+class TakePod(Request):
+    """Serve another pod as well, on the listening socket that goes with this."""
+
+    call = "take_pod"
+    sandbox_dir: AbsolutePath
+    containers_dir: AbsolutePath
+
+
+class Taken(Record):
+    """`pid`: the shim's."""
+
+    pid: int
+
+
+class ShimRecord(Record):
+    """`shim.json`."""
+
+    pid: int
+    start_time: int

@@ -32,13 +32,14 @@ from pyrunc.shim.starter import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
+    from pyrunc.compiler.messages import CompiledContainer, CompiledExec, OtherRuntime
+    from pyrunc.ipc import Message
     from pyrunc.shim.session import Container
     from pyrunc.shim.starter import Holder
 
-    Fields = Mapping[str, Any]
     Stdio = tuple[int, int, int]
 
 STATE, LOG, PID, CONSOLE = "runtime", "runtime.log", "runtime.pid", "console.sock"
@@ -51,19 +52,19 @@ NO_SUCH_PROGRAM = ("executable file not found", "no such file or directory", "no
 class Runtime:
     """The command line, for one container. Its folder is the working directory: a socket's path may not be long."""
 
-    def __init__(self, record: Fields, directory: str, container_id: str) -> None:
+    def __init__(self, record: OtherRuntime, directory: str, container_id: str) -> None:
         os.chdir(directory)
         self.id, self._directory = container_id, directory
-        self._binary = str(record["binary"])
-        self._head = [self._binary, *record.get("arguments", ()), "--root", f"{directory}/{STATE}"]
+        self._binary = record.binary
+        self._head = [self._binary, *record.arguments, "--root", f"{directory}/{STATE}"]
         self._head += ["--log", f"{directory}/{LOG}", "--log-format", "json"]
-        self._head += ["--systemd-cgroup"] if record.get("systemd") else []
+        self._head += ["--systemd-cgroup"] if record.systemd else []
 
     def create(self, stdio: Stdio, *, tty: bool) -> tuple[int, int | None]:
         """The pid of the process that waits for `start`, and the terminal's master. Raises PeerError, NotFound."""
         return self._spawn(["create", "--bundle", self._directory], stdio, tty, PID)
 
-    def execute(self, process: Fields, stdio: Stdio, *, tty: bool, name: str) -> tuple[int, int | None]:
+    def execute(self, process: Message, stdio: Stdio, *, tty: bool, name: str) -> tuple[int, int | None]:
         """The pid of another process, described as in config.json, and its terminal's master. Raises PeerError, NotFound."""
         path = f"{self._directory}/{name}.json"
         atomic_file.write_json(path, {**process, "terminal": tty})
@@ -158,41 +159,45 @@ class _Listener:
         os.unlink(self._name)
 
 
-def start(fields: Fields, fds: Sequence[int], directory: str, stdio: Stdio, holder: Holder | None) -> Process:
+def start(
+    compiled: CompiledContainer, fds: Sequence[int], directory: str, stdio: Stdio, holder: Holder | None
+) -> Process:
     """In a fork of its own: the container's first process, which runs. Raises Error."""
-    attach(fields, fds, directory, holder)
-    runtime = Runtime(fields["runtime"], directory, os.path.basename(directory))
+    assert compiled.runtime is not None and compiled.cgroup is not None
+    attach(compiled, fds, directory, holder)
+    runtime = Runtime(compiled.runtime, directory, os.path.basename(directory))
     console = None
     try:
-        pid, console = runtime.create(stdio, tty=bool(fields["io"].get("tty")))
+        pid, console = runtime.create(stdio, tty=bool(compiled.io.tty))
         runtime.start()
     except BaseException:
         if console is not None:
             os.close(console)
         _try(runtime.delete)
         raise
-    return _process(pid, Cgroup.from_record(fields["cgroup"]), console)
+    return _process(pid, Cgroup.from_record(compiled.cgroup), console)
 
 
-def execute(fields: Fields, container: Container, stdio: Stdio, tty: bool) -> Process:
+def execute(compiled: CompiledExec, container: Container, stdio: Stdio, tty: bool) -> Process:
     """In a fork of its own: another process in a container that runs. Raises Error."""
-    runtime = Runtime(fields["runtime"], container.directory, container.id)
+    assert compiled.runtime is not None and compiled.process is not None
+    runtime = Runtime(compiled.runtime, container.directory, container.id)
     name = f"exec-{os.getpid()}"
-    pid, console = runtime.execute(fields["process"], stdio, tty=tty, name=name)
+    pid, console = runtime.execute(compiled.process, stdio, tty=tty, name=name)
     return _process(pid, container.group, console)
 
 
-def send_signal(record: Fields, directory: str, number: int) -> None:
+def send_signal(record: OtherRuntime, directory: str, number: int) -> None:
     """In a fork of its own. Raises Error."""
     Runtime(record, directory, os.path.basename(directory)).kill(number)
 
 
-def delete(record: Fields, directory: str) -> None:
+def delete(record: OtherRuntime, directory: str) -> None:
     """In a fork of its own, of a container that has ended. Raises Error."""
     Runtime(record, directory, os.path.basename(directory)).delete()
 
 
-def attach(fields: Fields, fds: Sequence[int], directory: str, holder: Holder | None) -> None:
+def attach(compiled: CompiledContainer, fds: Sequence[int], directory: str, holder: Holder | None) -> None:
     """Put the mounts in their places, for this process and what it starts."""
     unshare(CLONE_NEWNS)
     real = os.path.realpath(directory)
@@ -202,9 +207,9 @@ def attach(fields: Fields, fds: Sequence[int], directory: str, holder: Holder | 
     )
     # This one mount alone: volumes that are shared with the host go on being so.
     kernel_mount.mount(None, above, None, MS_SLAVE)
-    for place, number in zip(fields["attached"], fds, strict=True):
+    for place, number in zip(compiled.attached, fds, strict=True):
         kernel_mount.move_mount(number, f"{directory}/{place}")
-    for place, name in fields["pinned"].items():
+    for place, name in (compiled.pinned or {}).items():
         if holder is None or name not in holder.mounts:
             raise InvalidArgument(f"there is no mount called {name!r} in this pod")
         clone = pinned.clone(holder.mounts[name], f"/proc/{holder.pid}/ns/mnt")

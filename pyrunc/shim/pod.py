@@ -7,27 +7,28 @@ import signal
 import sys
 
 from pyrunc import atomic_file, ipc
+from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.launch.run import drive
 from pyrunc.parts import Parts
 from pyrunc.shim import kept, messages, tree
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
-from pyrunc.shim.serve import Server
+from pyrunc.shim.serve import Server, handler
 from pyrunc.shim.session import Container, Exec, Streams
-from pyrunc.shim.starter import Process
+from pyrunc.shim.starter import Process, StartedProcess
 from pyrunc.shim.steps import Steps
 from pyrunc.shim.worker import Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
+    from pyrunc.ipc import Message
     from pyrunc.shim.pods import Pods
     from pyrunc.shim.reaper import Ended
-    from pyrunc.shim.serve import Call, Connection
+    from pyrunc.shim.serve import Call, Connection, Handler
     from pyrunc.shim.starter import Holder
 
 ENDED_EXEC_KEPT_S = 5.0
@@ -71,32 +72,32 @@ class Pod:
         """The sockets, which a fork must not keep open."""
         return self._server.descriptors()
 
-    def _calls(self) -> dict[str, Callable[[Call], None]]:
-        return {
-            "make_network": self._make_network,
-            "start_holder": self._start_holder,
-            "start_container": self._start_container,
-            "exec": self._exec,
-            "kill_exec": self._kill_exec,
-            "stop": self._stop,
-            "signal": self._signal,
-            "attach": self._attach,
-            "resize": self._resize,
-            "reopen_log": self._reopen_log,
-            "state": self._state,
-            "stop_holder": self._stop_holder,
-            "forget": self._forget,
-            "shutdown": self._shutdown,
-            "take_pod": self._pods.take,
-            "keep": self._keep,
-            "adopt_holder": self._adopt_holder,
-            "adopt_container": self._adopt_container,
-        }
+    def _calls(self) -> list[Handler]:
+        return [
+            handler(messages.MakeNetwork, self._make_network),
+            handler(messages.StartHolder, self._start_holder),
+            handler(messages.StartContainer, self._start_container),
+            handler(messages.StartExec, self._exec),
+            handler(messages.KillExec, self._kill_exec),
+            handler(messages.Stop, self._stop),
+            handler(messages.Signal, self._signal),
+            handler(messages.Attach, self._attach),
+            handler(messages.Resize, self._resize),
+            handler(messages.ReopenLog, self._reopen_log),
+            handler(messages.GetState, self._state),
+            handler(messages.StopHolder, self._stop_holder),
+            handler(messages.Forget, self._forget),
+            handler(messages.Shutdown, self._shutdown),
+            handler(messages.TakePod, self._pods.take),
+            handler(messages.Keep, self._keep),
+            handler(messages.AdoptHolder, self._adopt_holder),
+            handler(messages.AdoptContainer, self._adopt_container),
+        ]
 
     # -- the network namespace, which is there before the holder
 
-    def _make_network(self, call: Call) -> None:
-        call.answer({"netns_path": self._own_network()})
+    def _make_network(self, call: Call, asked: messages.MakeNetwork) -> None:
+        call.answer(messages.Network(self._own_network()))
 
     def _own_network(self) -> str:
         """The path of the pod's namespace that this process pins."""
@@ -112,11 +113,11 @@ class Pod:
 
     # -- the holder
 
-    def _start_holder(self, call: Call) -> None:
+    def _start_holder(self, call: Call, asked: messages.StartHolder) -> None:
         if self._holder or self._holder_starting:
             raise AlreadyExists("the pod's holder was started before")
-        fields, fds = _launch_of(call)
-        if fields["network"] == messages.PINNED:
+        compiled, fds = CompiledPause.of(asked.compiled), call.take_fds()
+        if compiled.network == messages.PINNED:
             self._own_network()
         else:
             self._drop_network()
@@ -124,8 +125,11 @@ class Pod:
 
         def done(holder: Holder) -> None:
             self._holder_starting, self._holder_running, self._holder = False, True, holder
-            kept_fields, kept_fds = kept.of_holder(holder)
-            call.answer({**holder.fields(), "kept": kept_fields}, kept_fds)
+            record, copies = kept.of_holder(holder)
+            path = holder.netns_path()
+            call.answer(
+                messages.HolderStarted(holder.pid, holder.start_time, record, path, holder.parts), copies
+            )
             self._reaper.expect(holder.pid, self._holder_ended)
             if self._holder_waiting:
                 self._kill_holder()
@@ -134,13 +138,13 @@ class Pod:
 
         def failed(error: Exception) -> None:
             self._holder_starting = False
-            self._clear_away(self._starter.group(fields, self._sandbox_dir))
+            self._clear_away(self._starter.group(compiled))
             call.fail(_told(error))
             self._holder_is_gone()
 
-        Steps(self.loop, self._reaper, self._starter.holder(fields, fds, self._network), done, failed)
+        Steps(self.loop, self._reaper, self._starter.holder(compiled, fds, self._network), done, failed)
 
-    def _stop_holder(self, call: Call) -> None:
+    def _stop_holder(self, call: Call, asked: messages.StopHolder) -> None:
         """One whose start is under way is ended when it runs: whoever asked for it has given up."""
         if self._holder_starting:
             self._holder_waiting.append(call)
@@ -152,15 +156,15 @@ class Pod:
         self._holder.send_signal(signal.SIGTERM)
         self.loop.after(HOLDER_GRACE_S, self._kill_holder)
 
-    def _adopt_holder(self, call: Call) -> None:
+    def _adopt_holder(self, call: Call, asked: messages.AdoptHolder) -> None:
         """The holder of a shim that was lost, with the pod's network namespace."""
         if self._holder or self._holder_starting:
             raise AlreadyExists("the pod has a holder")
-        self._holder = kept.holder(call.object("kept"), call.take_fds())
+        self._holder = kept.holder(asked.kept, call.take_fds())
         self._holder_running = True
         self._drop_network()
         self._network = self._holder.netns_fd
-        call.answer({"netns_path": None if self._network is None else self._own_network()})
+        call.answer(messages.Network(None if self._network is None else self._own_network()))
         if self._holder.group:
             self._kill_counts.watch(self._holder.group)
         self._reaper.expect_other(self._holder, self._holder_ended)
@@ -176,7 +180,7 @@ class Pod:
         self._holder.close_pidfd()
         if self._holder.group:
             self._remove(self._holder.group)
-        self._server.event({"event": "holder_exit", "exit_code": ended.exit_code})
+        self._server.event(messages.HolderExited(ended.exit_code))
         self._holder_is_gone()
 
     def _holder_is_gone(self) -> None:
@@ -186,8 +190,8 @@ class Pod:
 
     # -- containers
 
-    def _start_container(self, call: Call) -> None:
-        container_id = call.text("container")
+    def _start_container(self, call: Call, asked: messages.StartContainer) -> None:
+        container_id, compiled = asked.container, CompiledContainer.of(asked.compiled)
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
         if self._holder and not self._holder_running:  # its namespaces' names hold a pid, which may be reused
@@ -197,16 +201,15 @@ class Pod:
         container.signal_by_runtime = self._signal_by_runtime
         self._containers[container_id] = container
         try:
-            self._launch(container, call)
+            self._launch(container, call, compiled)
         except Exception as error:
             container.failed(error)
             raise
 
-    def _launch(self, container: Container, call: Call) -> None:
-        fields, fds = _launch_of(call)
-        io, parts = fields["io"], Parts()
-        container.open_log(io.get("log_path"), io.get("log_directory") or "")
-        tty, stdin, once = (bool(io.get(name)) for name in ("tty", "stdin", "stdin_once"))
+    def _launch(self, container: Container, call: Call, compiled: CompiledContainer) -> None:
+        fds, io, parts = call.take_fds(), compiled.io, Parts()
+        container.open_log(io.log_path, io.log_directory or "")
+        tty, stdin, once = bool(io.tty), bool(io.stdin), bool(io.stdin_once)
         streams = Streams(stdin=stdin and not tty, stdout=not tty, stderr=not tty)
         parts.end("log and pipes")
 
@@ -214,32 +217,33 @@ class Pod:
             parts.include(process.parts)
             streams.close_theirs()
             container.started(process, streams, stdin=stdin, once=once)
-            _record(container, fields)
+            _record(container, compiled.state)
             parts.end("record")
-            state = container.state()
-            told = {name: state[name] for name in ("pid", "start_time", "started_at_ns")}
-            kept_fields, kept_fds = container.keep()
-            call.answer({**told, "parts": parts.noted, "kept": kept_fields}, kept_fds)
+            record, copies = container.keep()
+            started = messages.ContainerStarted(
+                container.pid, container.start_time, container.started_at_ns, record, parts.noted
+            )
+            call.answer(started, copies)
             self._reaper.expect(container.pid, container.ended)
 
         def failed(error: Exception) -> None:
             streams.close()
-            self._clear_away(self._starter.group(fields, container.directory))
+            self._clear_away(self._starter.group(compiled))
             container.failed(error)
             call.fail(_told(error))
 
-        steps = self._starter.container(fields, fds, container.directory, streams.stdio, self._holder)
-        if self._starter.waits(fields):
+        steps = self._starter.container(compiled, fds, container.directory, streams.stdio, self._holder)
+        if self._starter.waits(compiled):
             container.starting = self._in_worker(
-                lambda: drive(steps).to_message(), lambda *told: done(Process.from_message(*told)), failed
+                lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
             )
             ipc.close_all(fds)  # the fork has its own
         else:
             container.starting = Steps(self.loop, self._reaper, steps, done, failed)
 
-    def _adopt_container(self, call: Call) -> None:
+    def _adopt_container(self, call: Call, asked: messages.AdoptContainer) -> None:
         """A container of a shim that was lost. Its sessions, for which nobody waits, are ended."""
-        container_id, sessions = call.text("container"), call.pairs("sessions")
+        container_id = asked.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} is here already")
         directory = f"{self._containers_dir}/{container_id}"
@@ -247,24 +251,25 @@ class Pod:
         container.signal_by_runtime = self._signal_by_runtime
         fds = call.take_fds()
         try:
-            process = container.adopt(call.object("kept"), fds)
+            process = container.adopt(asked.kept, fds)
         except BaseException:
             ipc.close_all(fds)
             raise
         self._containers[container_id] = container
         call.answer()
         self._reaper.expect_other(process, container.ended)
-        container.kill_sessions(sessions)
+        container.kill_sessions(asked.sessions)
 
-    def _keep(self, call: Call) -> None:
+    def _keep(self, call: Call, asked: messages.Keep) -> None:
         """Copies for a server that was started again."""
-        if call.has("container"):
-            fields, fds = self._running(call).keep()
+        record: messages.KeptContainer | messages.KeptHolder
+        if asked.container is not None:
+            record, fds = self._running(asked.container).keep()
         elif self._holder and self._holder_running:
-            fields, fds = kept.of_holder(self._holder)
+            record, fds = kept.of_holder(self._holder)
         else:
             raise WrongState("the pod's holder is not running")
-        call.answer({"kept": fields}, fds)
+        call.answer(messages.KeptAnswer(record.to_fields()), fds)
 
     def _clear_away(self, group: Cgroup | None) -> None:
         """A start has failed: its cgroup was made for it, and what may be left of it is in there."""
@@ -277,7 +282,7 @@ class Pod:
             print(f"pyrunc-shim: what a failed start left: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
-        self._server.event({"event": "exit", "container": container.id, **container.exit_fields()})
+        self._server.event(messages.Exited.with_exit(container.id, container.exited()))
         if container.of_other_runtime:
             self._delete(container)
             return
@@ -288,7 +293,7 @@ class Pod:
     def _delete(self, container: Container) -> None:
         """What the other runtime keeps of it. Until then it is not forgotten, for its folder is needed."""
 
-        def work() -> tuple[dict[str, Any], list[int]]:
+        def work() -> tuple[Message, list[int]]:
             self._starter.after_stop(container.id, container.directory)
             return {}, []
 
@@ -319,7 +324,7 @@ class Pod:
         if key in self._signalling:
             return
 
-        def work() -> tuple[dict[str, Any], list[int]]:
+        def work() -> tuple[Message, list[int]]:
             self._starter.send_signal(container.directory, number)
             return {}, []
 
@@ -336,41 +341,41 @@ class Pod:
     def _after_stop(self, container: Container) -> None:
         """The hooks may take their time; nobody waits for them."""
 
-        def work() -> tuple[dict[str, Any], list[int]]:
+        def work() -> tuple[Message, list[int]]:
             self._starter.after_stop(container.id, container.directory)
             return {}, []
 
         self._in_worker(work, lambda fields, fds: None, lambda error: print(error, file=sys.stderr))
 
-    def _stop(self, call: Call) -> None:
-        container = self._container(call)
-        container.stop(call, _signal_number(call), call.number("timeout_s"))
+    def _stop(self, call: Call, asked: messages.Stop) -> None:
+        self._container(asked.container).stop(call, _checked(asked.signal), asked.timeout_s)
 
-    def _signal(self, call: Call) -> None:
-        self._running(call).send_signal(_signal_number(call))
+    def _signal(self, call: Call, asked: messages.Signal) -> None:
+        self._running(asked.container).send_signal(_checked(asked.signal))
         call.answer()
 
-    def _attach(self, call: Call) -> None:
-        wanted = [name for name in messages.STREAMS if call.flag(name)]
-        call.answer({}, self._running(call).attach(wanted))
+    def _attach(self, call: Call, asked: messages.Attach) -> None:
+        wanted = [name for name in messages.STREAMS if getattr(asked, name)]
+        call.answer(None, self._running(asked.container).attach(wanted))
 
-    def _resize(self, call: Call) -> None:
-        width, height = int(call.number("width")), int(call.number("height"))
-        if call.has("exec"):
-            session = self._execs.get(call.text("exec"))
+    def _resize(self, call: Call, asked: messages.Resize) -> None:
+        if asked.exec is not None:
+            session = self._execs.get(asked.exec)
             if session is None:
-                raise NotFound(f"no exec session {call.text('exec')}")
-            session.resize(width, height)
+                raise NotFound(f"no exec session {asked.exec}")
+            session.resize(asked.width, asked.height)
+        elif asked.container is not None:
+            self._running(asked.container).resize(asked.width, asked.height)
         else:
-            self._running(call).resize(width, height)
+            raise InvalidArgument("resize: there is neither a container nor an exec session")
         call.answer()
 
-    def _reopen_log(self, call: Call) -> None:
-        self._running(call).reopen_log()
+    def _reopen_log(self, call: Call, asked: messages.ReopenLog) -> None:
+        self._running(asked.container).reopen_log()
         call.answer()
 
-    def _forget(self, call: Call) -> None:
-        container = self._containers.get(call.text("container"))
+    def _forget(self, call: Call, asked: messages.Forget) -> None:
+        container = self._containers.get(asked.container)
         if container and not container.exit:
             raise WrongState(f"container {container.id} is running")
         if container and container.id in self._in_folder:
@@ -383,20 +388,20 @@ class Pod:
 
     # -- exec sessions
 
-    def _exec(self, call: Call) -> None:
-        container, exec_id, tty = self._running(call), call.text("exec"), call.flag("tty")
-        fields, fds = _launch_of(call)
+    def _exec(self, call: Call, asked: messages.StartExec) -> None:
+        container, exec_id, tty = self._running(asked.container), asked.exec, asked.tty
+        compiled, fds = CompiledExec.of(asked.compiled), call.take_fds()
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
-        streams = Streams(**{n: call.flag(n) and not tty for n in messages.STREAMS})
+        streams = Streams(**{n: getattr(asked, n) and not tty for n in messages.STREAMS})
         session = self._execs[exec_id] = Exec(exec_id, container, call.connection)
 
         def done(started: Process) -> None:
             streams.close_theirs()
             master = [] if started.console_fd is None else [os.dup(started.console_fd)]
             session.started(started)
-            told = {"pid": started.pid, "start_time": started.start_time, "parts": started.parts}
-            call.answer(told, [*master, *streams.ours()])
+            answer = messages.ExecStarted(started.pid, started.start_time, started.parts)
+            call.answer(answer, [*master, *streams.ours()])
             self._reaper.expect(started.pid, lambda ended: self._exec_exited(session, ended))
 
         def failed(error: Exception) -> None:
@@ -404,10 +409,10 @@ class Pod:
             self._drop_exec(session)
             call.fail(_told(error))
 
-        steps = self._starter.execute(fields, fds, container, streams.stdio, tty)
-        if "runtime" in fields:  # a command line, which takes its time
+        steps = self._starter.execute(compiled, fds, container, streams.stdio, tty)
+        if compiled.runtime is not None:  # a command line, which takes its time
             session.starting = self._in_worker(
-                lambda: drive(steps).to_message(), lambda *told: done(Process.from_message(*told)), failed
+                lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
             )
         else:
             session.starting = Steps(self.loop, self._reaper, steps, done, failed)
@@ -415,15 +420,15 @@ class Pod:
     def _exec_exited(self, session: Exec, ended: Ended) -> None:
         session.ended()
         self.loop.after(ENDED_EXEC_KEPT_S, lambda: self._drop_exec(session))
-        fields = {"exec": session.id, "container": session.container.id, "exit_code": ended.exit_code}
-        self._server.event({"event": "exec_exit", **fields})
+        code = messages.UNKNOWN_CODE if ended.exit_code is None else ended.exit_code
+        self._server.event(messages.ExecExited(session.id, session.container.id, code))
 
     def _drop_exec(self, session: Exec) -> None:
         if self._execs.get(session.id) is session:
             del self._execs[session.id]
 
-    def _kill_exec(self, call: Call) -> None:
-        session = self._execs.get(call.text("exec"))
+    def _kill_exec(self, call: Call, asked: messages.KillExec) -> None:
+        session = self._execs.get(asked.exec)
         if session:
             session.kill()
         call.answer()
@@ -441,26 +446,30 @@ class Pod:
 
     def _in_worker(
         self,
-        work: Callable[[], tuple[dict[str, Any], list[int]]],
-        done: Callable[[dict[str, Any], list[int]], None],
+        work: Callable[[], tuple[Message, list[int]]],
+        done: Callable[[Message, list[int]], None],
         failed: Callable[[Exception], None],
     ) -> Worker:
         return Worker(self.loop, self._reaper, self._pods.descriptors(), work, done, failed)
 
-    def _state(self, call: Call) -> None:
-        holder = self._holder and {**self._holder.fields(), "running": self._holder_running, "parts": []}
+    def _state(self, call: Call, asked: messages.GetState) -> None:
+        holder = None
+        if (found := self._holder) is not None:
+            holder = messages.HolderState(
+                found.pid, found.start_time, self._holder_running, found.netns_path()
+            )
         call.answer(
-            {
-                "protocol": messages.PROTOCOL,
-                "pid": os.getpid(),
-                "holder": holder,
-                "netns_path": None if self._network is None else self._own_network(),
-                "containers": [container.state() for container in self._containers.values()],
-                "execs": [session.id for session in self._execs.values() if not session.exited],
-            }
+            messages.State(
+                protocol=messages.PROTOCOL,
+                pid=os.getpid(),
+                holder=holder,
+                netns_path=None if self._network is None else self._own_network(),
+                containers=[container.state() for container in self._containers.values()],
+                execs=[session.id for session in self._execs.values() if not session.exited],
+            )
         )
 
-    def _shutdown(self, call: Call) -> None:
+    def _shutdown(self, call: Call, asked: messages.Shutdown) -> None:
         running = [container.id for container in self._containers.values() if not container.exit]
         if running or self._holder_running or self._holder_starting:
             raise WrongState(f"still running in this pod: {', '.join(running) or 'its holder'}")
@@ -495,7 +504,7 @@ class Pod:
     def _remove_by_systemd(self, group: Cgroup) -> None:
         """It is asked over D-Bus, and may take its time to answer."""
 
-        def work() -> tuple[dict[str, Any], list[int]]:
+        def work() -> tuple[Message, list[int]]:
             group.remove()
             return {}, []
 
@@ -517,27 +526,32 @@ class Pod:
                 pass
         self._pods.left(self)
 
-    def _container(self, call: Call) -> Container:
-        container = self._containers.get(call.text("container"))
+    def _container(self, container_id: str) -> Container:
+        container = self._containers.get(container_id)
         if container is None:
-            raise NotFound(f"no container {call.text('container')} in this pod's shim")
+            raise NotFound(f"no container {container_id} in this pod's shim")
         return container
 
-    def _running(self, call: Call) -> Container:
-        container = self._container(call)
+    def _running(self, container_id: str) -> Container:
+        container = self._container(container_id)
         if not container.running:
             raise WrongState(f"container {container.id} is not running")
         return container
 
 
-def _launch_of(call: Call) -> tuple[dict[str, Any], list[int]]:
-    """What a compiler has made for this call. Raises InvalidArgument."""
-    return call.object("compiled"), call.take_fds()
+def _outcome(process: Process) -> tuple[Message, list[int]]:
+    """What a fork that has started a process tells us."""
+    started, fds = process.record()
+    return started.to_fields(), fds
 
 
-def _record(container: Container, fields: dict[str, Any]) -> None:
+def _process(message: Message, fds: list[int]) -> Process:
+    return Process.of(StartedProcess.of(message), fds)
+
+
+def _record(container: Container, compiled: Message) -> None:
     """state.json, for a server that finds neither itself nor us alive, and for `pyrunc`."""
-    state = fields["state"] | {
+    state = compiled | {
         "pid": container.pid,
         "start_time": container.start_time,
         "started_at_ns": container.started_at_ns,
@@ -550,8 +564,7 @@ def _record(container: Container, fields: dict[str, Any]) -> None:
         print(f"pyrunc-shim: container {container.id}: {messages.STATE_RECORD}: {error}", file=sys.stderr)
 
 
-def _signal_number(call: Call) -> int:
-    number = int(call.number("signal"))
+def _checked(number: int) -> int:
     if not 0 < number < signal.NSIG:
         raise InvalidArgument(f"{number} is not a signal")
     return number
@@ -571,5 +584,5 @@ def write_own_record(sandbox_dir: str) -> None:
     """Who we are, for a server that finds the folder."""
     own = tree.stat(os.getpid())
     assert own is not None
-    fields = {"pid": os.getpid(), "start_time": own.start_time}
-    atomic_file.write_json(f"{sandbox_dir}/{messages.SHIM_RECORD}", fields)
+    record = messages.ShimRecord(os.getpid(), own.start_time)
+    atomic_file.write_json(f"{sandbox_dir}/{messages.SHIM_RECORD}", record.to_fields())

@@ -44,18 +44,18 @@ class Pods:
             os.close(log)
             raise
 
-    def take(self, call: Call) -> None:
+    def take(self, call: Call, asked: messages.TakePod) -> None:
         """The call `take_pod`."""
         fds = call.take_fds()
         try:
             if len(fds) != 1:
                 raise InvalidArgument("take_pod: there is no listening socket")
-            self.add(call.path("sandbox_dir"), call.path("containers_dir"), fds[0])
+            self.add(asked.sandbox_dir, asked.containers_dir, fds[0])
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
-        call.answer({"pid": os.getpid()})
+        call.answer(messages.Taken(os.getpid()))
 
     def left(self, gone: pod.Pod) -> None:
         """A pod is at its end; with the last one the shim is."""

@@ -21,9 +21,9 @@ from pyrunc.spec.parse import parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
+    from pyrunc.compiler.messages import CompiledContainer
     from pyrunc.shim.starter import Holder
     from pyrunc.spec.model import Spec
 
@@ -31,18 +31,19 @@ ROOT = "rootfs"
 
 
 def start(
-    fields: Mapping[str, Any],
+    compiled: CompiledContainer,
     fds: Sequence[int],
     directory: str,
     stdio: tuple[int, int, int],
     holder: Holder | None,
 ) -> Process:
-    """In a fork of its own: the container's processes, which run. `fields` is a compiler's answer with `restore`: {images, work,
-    options, cgroup}. Raises Error."""
-    attach(fields, fds, directory, holder)
+    """In a fork of its own: the container's processes, which run. Raises Error."""
+    asked, record = compiled.restore, compiled.state
+    assert asked is not None
+    attach(compiled, fds, directory, holder)
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
         document = jsontext.loads(file.readall() or b"")
-    spec, asked, record = parse(document), fields["restore"], fields["state"]
+    spec = parse(document)
     state = State(
         directory,
         record["id"],
@@ -56,15 +57,15 @@ def start(
     created = restore.restore(
         state,
         Bundle(directory, document, spec),
-        CreateOptions(**asked["cgroup"]),
-        Choices(image_path=asked["images"], work_path=asked["work"], **asked["options"]),
+        CreateOptions(**asked.cgroup),
+        Choices(image_path=asked.images, work_path=asked.work, **asked.options),
         _labels(spec),
         stdio,
     )
     os.close(created.pidfd)
     assert created.cgroup is not None
     process = Process(created.pid, created.start_time, created.cgroup, created.console_fd)
-    process.has_poststop = bool(fields["poststop"])
+    process.has_poststop = compiled.poststop
     return process
 
 

@@ -8,66 +8,40 @@ import sys
 from _socket import SO_PEERCRED, SOL_SOCKET, socket
 
 from pyrunc import ipc
-from pyrunc.errors import Error, InvalidArgument, KernelError, Unsupported
+from pyrunc.errors import Error, KernelError, Unsupported
 from pyrunc.shim.loop import BROKEN, READABLE, WRITABLE
+from pyrunc.shim.messages import message_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import TypeVar
+
+    from pyrunc.ipc import Message
+    from pyrunc.records import Record, Request
+    from pyrunc.shim.loop import Loop
+    from pyrunc.shim.messages import Event
+
+    Asked = TypeVar("Asked", bound=Request)
+    Handler = tuple[str, Callable[["Call"], None]]
 
 UNSENT_LIMIT = 4096
 _UCRED = struct.Struct("iII")
 
 
-class Call:
-    """One request: its parameters, and the only way to answer it."""
+def handler(kind: type[Asked], function: Callable[[Call, Asked], None]) -> Handler:
+    """Of requests of this kind: `function` answers the call, at once or later, or raises."""
+    return kind.call, lambda call: function(call, kind.of(call.message))
 
-    def __init__(self, connection: Connection, request: dict[str, Any], fds: list[int]) -> None:
+
+class Call:
+    """One request, and the only way to answer it."""
+
+    def __init__(self, connection: Connection, message: Message, fds: list[int]) -> None:
         self.connection = connection
         self._fds = fds
-        self.name = str(request.get("call"))
-        self._id, self._request, self._answered = request.get("id", 0), request, False
-
-    def text(self, name: str) -> str:
-        """A parameter that is a text. Raises InvalidArgument."""
-        value = self._request.get(name)
-        if not isinstance(value, str) or not value or "/" in value:
-            raise InvalidArgument(f"{self.name}: {name} is {value!r}, not a name")
-        return value
-
-    def path(self, name: str) -> str:
-        """A parameter that is an absolute path. Raises InvalidArgument."""
-        value = self._request.get(name)
-        if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
-            raise InvalidArgument(f"{self.name}: {name} is {value!r}, not an absolute path")
-        return value
-
-    def number(self, name: str) -> float:
-        """A parameter that is a number. Raises InvalidArgument."""
-        value = self._request.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidArgument(f"{self.name}: {name} is {value!r}, not a number")
-        return value
-
-    def flag(self, name: str) -> bool:
-        """A parameter that is true or false; absent is false."""
-        return bool(self._request.get(name, False))
-
-    def object(self, name: str) -> dict[str, Any]:
-        """A parameter that is an object. Raises InvalidArgument."""
-        value = self._request.get(name)
-        if not isinstance(value, dict):
-            raise InvalidArgument(f"{self.name}: {name} is not an object")
-        return value
-
-    def pairs(self, name: str) -> list[list[int]]:
-        """A parameter that is a list of two numbers each; absent is empty. Raises InvalidArgument."""
-        value = self._request.get(name, [])
-        try:
-            return [[int(first), int(second)] for first, second in value]
-        except (TypeError, ValueError):
-            raise InvalidArgument(f"{self.name}: {name} is {value!r}, not pairs of numbers") from None
+        self.name = str(message.get("call"))
+        self._id, self.message, self._answered = message.get("id", 0), message, False
 
     def take_fds(self) -> list[int]:
         """The descriptors that came along, the caller's to close from here on."""
@@ -78,18 +52,15 @@ class Call:
         """Close those that nobody took."""
         ipc.close_all(self.take_fds())
 
-    def has(self, name: str) -> bool:
-        return self._request.get(name) is not None
-
-    def answer(self, fields: dict[str, Any] | None = None, fds: Sequence[int] = ()) -> None:
+    def answer(self, answer: Record | None = None, fds: Sequence[int] = ()) -> None:
         """Send the result; the descriptors are the connection's from now on."""
-        self._send({"id": self._id, "ok": fields or {}}, fds)
+        self._send({"id": self._id, "ok": {} if answer is None else answer.to_fields()}, fds)
 
     def fail(self, error: Error) -> None:
         """Send the error."""
         self._send({"id": self._id, "error": error.to_wire()}, ())
 
-    def _send(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+    def _send(self, message: Message, fds: Sequence[int]) -> None:
         assert not self._answered, f"{self.name} answered twice"
         self._answered = True
         self.connection.send(message, fds)
@@ -107,7 +78,7 @@ class Connection:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send or queue; owns `fds`. A client that reads nothing for thousands of messages is dropped."""
         if self.closed:
             ipc.close_all(fds)
@@ -147,8 +118,8 @@ class Connection:
         if received is None:
             self.close()
             return
-        request, fds = received
-        call = Call(self, request, fds)
+        message, fds = received
+        call = Call(self, message, fds)
         self._server.dispatch(call)
         call.close_fds()
 
@@ -169,25 +140,26 @@ class Connection:
 
 
 class Server:
-    """The listening socket. `calls` maps a call's name to a function that answers the call, or raises."""
+    """The listening socket. `calls` are what `handler` makes."""
 
     def __init__(
         self,
-        loop: Any,
+        loop: Loop,
         listener: int,
-        calls: dict[str, Callable[[Call], None]],
+        calls: Sequence[Handler],
         on_left: Callable[[Connection], None],
     ) -> None:
-        self.loop, self._calls, self._on_left = loop, calls, on_left
+        self.loop, self._calls, self._on_left = loop, dict(calls), on_left
         self._listener = socket(fileno=listener)
         self._listener.setblocking(False)
         self.connections: list[Connection] = []
         loop.watch(listener, READABLE, self._accept)
 
-    def event(self, fields: dict[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """Tell every client."""
+        message = message_of(event)
         for connection in list(self.connections):
-            connection.send(fields)
+            connection.send(message)
 
     def descriptors(self) -> list[int]:
         """The sockets, which a fork must not keep open."""

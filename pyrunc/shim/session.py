@@ -15,15 +15,15 @@ import time
 from pyrunc.errors import Error, WrongState
 from pyrunc.kernel import terminal
 from pyrunc.shim import kept, messages, tree
-from pyrunc.shim.exit import Exit
+from pyrunc.shim.exit import write as write_exit
 from pyrunc.shim.log_file import LogFile
+from pyrunc.shim.messages import Exit
 from pyrunc.shim.stdio import Follower, Input, Output
 from pyrunc.shim.stop import Stop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.shim.loop import Loop
@@ -92,13 +92,13 @@ class Container:
             fd = os.dup(process.console_fd) if process.console_fd is not None else streams.stdin
             self.input = Input(self._loop, fd, once and not tty)
 
-    def adopt(self, fields: dict[str, Any], fds: Sequence[int]) -> Process:
+    def adopt(self, record: messages.KeptContainer, fds: Sequence[int]) -> Process:
         """Go on with a process whose shim was lost: what `kept.of_container` said, and its descriptors, which belong to this container
         once this has returned. Raises InvalidArgument, KernelError."""
-        process = kept.process(fields, fds)
-        self.open_log(fields["log_path"], fields["log_directory"])
-        self._take(process, int(fields["started_at_ns"]), dict(zip(fields["outputs"], fds[1:], strict=True)))
-        if fields["stdin"] and process.console_fd is not None:
+        process = kept.process(record, fds)
+        self.open_log(record.log_path, record.log_directory)
+        self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
+        if record.stdin and process.console_fd is not None:
             self.input = Input(self._loop, os.dup(process.console_fd), False)
         return process
 
@@ -120,7 +120,7 @@ class Container:
         except (Error, OSError) as error:
             print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
 
-    def keep(self) -> kept.Kept:
+    def keep(self) -> tuple[messages.KeptContainer, list[int]]:
         """What another shim would need, see the module. Raises WrongState when its first process has ended."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
@@ -131,7 +131,7 @@ class Container:
         message = error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
         code, reason = messages.START_ERROR_CODE, messages.START_ERROR
         self.exit = Exit(code, None, time.time_ns(), reason=reason, message=message)
-        self.exit.write(self.directory)
+        write_exit(self.exit, self.directory)
         self._log.close()
         if self._stop:
             self._stop.exited()
@@ -176,12 +176,12 @@ class Container:
     def stop(self, call: Call, number: int, timeout_s: float) -> None:
         """Answer `call` when it has exited, see `Stop`."""
         if self.exit:
-            call.answer(self.exit_fields())
+            call.answer(self.exited())
             return
         if self._process is None and self.starting:
             self.starting.kill()
         if self.exit:
-            call.answer(self.exit_fields())
+            call.answer(self.exited())
             return
         self._stop = self._stop or Stop(self._loop, self)
         self._stop.request(call, number, timeout_s)
@@ -225,22 +225,17 @@ class Container:
         """All of its processes, by the pids that we see."""
         return self.group.processes() if self._process else []
 
-    def exit_fields(self) -> dict[str, Any]:
+    def exited(self) -> Exit:
         """Of a container that has exited."""
         if self.exit is None:
             raise WrongState(f"container {self.id} is running")
-        return self.exit.fields()
+        return self.exit
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> messages.ContainerState:
         """For a server that was restarted."""
-        fields = {
-            "id": self.id,
-            "pid": self.pid,
-            "start_time": self.start_time,
-            "started_at_ns": self.started_at_ns,
-            "running": self.running,
-        }
-        return fields | ({"exit": self.exit.fields()} if self.exit else {})
+        return messages.ContainerState(
+            self.id, self.pid, self.start_time, self.started_at_ns, self.running, self.exit
+        )
 
     # -- end
 
@@ -292,7 +287,7 @@ class Container:
         self.exit = Exit(
             code, ended.signal, self._finished_at_ns, oom_killed=oom_killed, reason=reason, message=message
         )
-        self.exit.write(self.directory)
+        write_exit(self.exit, self.directory)
         if self.input:
             self.input.close()
         if not self._log.waiting:

@@ -1,8 +1,7 @@
 """The shim's door to the runtime library: carry out the launches that the server has had compiled.
 
 The caller becomes the parent of what is started. All is done in steps, between other work; what waits for others on its way
-(hooks, a seccomp agent) is for a fork to do, see `pod`. What comes back from there goes through a message: `to_message` and
-`from_message`.
+(hooks, a seccomp agent) is for a fork to do, see `pod`. What comes back from there is a record and descriptors.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (sign
 
 from pyrunc import atomic_file, ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
+from pyrunc.compiler.messages import OtherRuntime
 from pyrunc.errors import VISIBLE, InvalidArgument, InvalidSpec
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch import pinned
 from pyrunc.launch.enter import entering
 from pyrunc.launch.run import first_process_steps
-from pyrunc.launch.sealed import OpenedLaunch
+from pyrunc.launch.sealed import OpenedLaunch, cgroup_of, kinds_of_steps
 from pyrunc.parts import CLOCK_MONOTONIC_RAW, STAGES, of_launch
+from pyrunc.records import Record
 from pyrunc.shim import messages
 from pyrunc.undo import Undo
 
@@ -29,24 +30,23 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from typing import Any, Protocol
 
+    from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause
     from pyrunc.launch.model import Launch
     from pyrunc.launch.run import ChildProcess, Times
     from pyrunc.parts import Part
     from pyrunc.shim.session import Container
 
-    Fields = dict[str, Any]
-
     class Starter(Protocol):
-        """What the shim needs somebody to start for it. `fields` and `fds` are a compiler's answer (`compiler.service`); the
-        descriptors belong to the starter from the first step on."""
+        """What the shim needs somebody to start for it. The records are a compiler's answers (`compiler.messages`); their descriptors
+        belong to the starter from the first step on."""
 
         def holder(
-            self, fields: Fields, fds: Sequence[int], network: int | None
+            self, compiled: CompiledPause, fds: Sequence[int], network: int | None
         ) -> Generator[int, None, Holder]: ...
 
         def container(
             self,
-            fields: Fields,
+            compiled: CompiledContainer,
             fds: Sequence[int],
             directory: str,
             stdio: tuple[int, int, int],
@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 
         def execute(
             self,
-            fields: Fields,
+            compiled: CompiledExec,
             fds: Sequence[int],
             container: Container,
             stdio: tuple[int, int, int],
             tty: bool,
         ) -> Generator[int, None, Process]: ...
 
-        def waits(self, fields: Fields) -> bool: ...
+        def waits(self, compiled: CompiledContainer) -> bool: ...
 
-        def group(self, fields: Fields, directory: str) -> Cgroup | None: ...
+        def group(self, compiled: CompiledContainer | CompiledPause) -> Cgroup | None: ...
 
         def after_stop(self, container_id: str, directory: str) -> None: ...
 
@@ -106,6 +106,17 @@ class OfPod:
             self.pidfd = None
 
 
+class StartedProcess(Record):
+    """What a fork says of a `Process` that it has started, which goes with its terminal's master, if it has one."""
+
+    pid: int
+    start_time: int
+    group: dict[str, str]
+    poststop: bool
+    other: bool
+    parts: Sequence[Any]
+
+
 class Process(OfPod):
     """A process that was started. `console_fd`, a pty's master, belongs to whoever gets this. `parts`: where the time of its start
     went."""
@@ -118,25 +129,21 @@ class Process(OfPod):
         self.has_poststop = self.of_other_runtime = False
         self.parts: list[Part] = []
 
-    def to_message(self) -> tuple[dict[str, Any], list[int]]:
-        """Fields and descriptors, for the other side's `from_message`."""
-        fields = {
-            "pid": self.pid,
-            "start_time": self.start_time,
-            "group": self.group.record(),
-            "poststop": self.has_poststop,
-            "other": self.of_other_runtime,
-            "parts": self.parts,
-        }
-        return fields, [] if self.console_fd is None else [self.console_fd]
+    def record(self) -> tuple[StartedProcess, list[int]]:
+        """For the other side's `of`."""
+        group = self.group.record()
+        started = StartedProcess(
+            self.pid, self.start_time, group, self.has_poststop, self.of_other_runtime, self.parts
+        )
+        return started, [] if self.console_fd is None else [self.console_fd]
 
     @classmethod
-    def from_message(cls, fields: dict[str, Any], fds: list[int]) -> Process:
-        """The process that `to_message` described; owns the descriptors."""
+    def of(cls, started: StartedProcess, fds: list[int]) -> Process:
+        """The process that `record` described; owns the descriptors."""
         console_fd = fds[0] if fds else None
-        found = cls(fields["pid"], fields["start_time"], Cgroup.from_record(fields["group"]), console_fd)
-        found.has_poststop, found.parts = fields["poststop"], fields["parts"]
-        found.of_other_runtime = fields["other"]
+        found = cls(started.pid, started.start_time, Cgroup.from_record(started.group), console_fd)
+        found.has_poststop, found.of_other_runtime = started.poststop, started.other
+        found.parts = [*started.parts]
         return found
 
 
@@ -152,29 +159,24 @@ class Holder(OfPod):
         self.netns_fd, self.mounts, self.group = netns_fd, mounts, group
         self.parts: list[Part] = []
 
-    def to_message(self) -> tuple[dict[str, Any], list[int]]:
-        """Fields and descriptors, for the other side's `from_message`."""
-        fields = {
-            "pid": self.pid,
-            "start_time": self.start_time,
-            "group": self.group and self.group.record(),
-            "network": self.netns_fd is not None,
-            "mounts": list(self.mounts),
-        }
-        return fields, [*([] if self.netns_fd is None else [self.netns_fd]), *self.mounts.values()]
+    def record(self) -> tuple[messages.KeptHolder, list[int]]:
+        """For the other side's `of`."""
+        group = self.group.record() if self.group else None
+        network = self.netns_fd is not None
+        kept = messages.KeptHolder(self.pid, self.start_time, group, network, list(self.mounts))
+        return kept, [*([] if self.netns_fd is None else [self.netns_fd]), *self.mounts.values()]
 
     @classmethod
-    def from_message(cls, fields: dict[str, Any], fds: list[int]) -> Holder:
-        """The holder that `to_message` described; owns the descriptors."""
-        netns_fd = fds.pop(0) if fields["network"] else None
-        mounts = dict(zip(fields["mounts"], fds, strict=True))
-        group = fields["group"] and Cgroup.from_record(fields["group"])
-        return cls(fields["pid"], fields["start_time"], netns_fd, mounts, group)
+    def of(cls, kept: messages.KeptHolder, fds: list[int]) -> Holder:
+        """The holder that `record` described; owns the descriptors. Raises ValueError: not its descriptors."""
+        netns_fd = fds.pop(0) if kept.network else None
+        mounts = dict(zip(kept.mounts, fds, strict=True))
+        group = kept.group and Cgroup.from_record(kept.group)
+        return cls(kept.pid, kept.start_time, netns_fd, mounts, group or None)
 
-    def fields(self) -> dict[str, Any]:
-        """As the answer to `start_holder`."""
-        path = None if self.netns_fd is None else f"/proc/{os.getpid()}/fd/{self.netns_fd}"
-        return {"pid": self.pid, "start_time": self.start_time, "netns_path": path, "parts": self.parts}
+    def netns_path(self) -> str | None:
+        """Of the network namespace, as long as this process lives."""
+        return None if self.netns_fd is None else f"/proc/{os.getpid()}/fd/{self.netns_fd}"
 
     def ended(self) -> None:
         """The holder has exited: the mounts go, the network namespace stays for the teardown of the network."""
@@ -186,15 +188,16 @@ class Holder(OfPod):
 class LibraryStarter:
     """Starts by the runtime library."""
 
-    def holder(self, fields: Fields, fds: Sequence[int], network: int | None) -> Generator[int, None, Holder]:
+    def holder(
+        self, compiled: CompiledPause, fds: Sequence[int], network: int | None
+    ) -> Generator[int, None, Holder]:
         """The pod's pause process, its pinned mounts (the last descriptors), its network namespace: `network`, which stays the
         caller's, or one that is made with the process. Raises Error."""
-        names = fields["pins"]
-        first_pin = len(fds) - len(names)
-        mounts = dict(zip(names, fds[first_pin:], strict=True))
+        first_pin = len(fds) - len(compiled.pins)
+        mounts = dict(zip(compiled.pins, fds[first_pin:], strict=True))
         with Undo() as undo:
             undo.push("pinned mounts", ipc.close_all, list(mounts.values()))
-            opened = OpenedLaunch(fields["launch"], fds[:first_pin])
+            opened = OpenedLaunch(compiled.launch, fds[:first_pin])
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             try:
                 launch = opened.launch.replace(stdio=(null, null, null))
@@ -209,9 +212,9 @@ class LibraryStarter:
                 os.close(null)
                 opened.close()
             os.close(child.pidfd)
-            _warn(fields["warnings"])
+            _warn(compiled.warnings)
             netns_fd = network
-            if fields["network"] == "new":
+            if compiled.network == "new":
                 netns_fd = open_namespace(f"/proc/{child.pid}/ns/net", "net")
             undo.commit()
         holder = Holder(child.pid, child.start_time, netns_fd, mounts, launch.cgroup)
@@ -220,22 +223,22 @@ class LibraryStarter:
 
     def container(
         self,
-        fields: Fields,
+        compiled: CompiledContainer,
         fds: Sequence[int],
         directory: str,
         stdio: tuple[int, int, int],
         holder: Holder | None,
     ) -> Generator[int, None, Process]:
         """The container's first process. Raises Error."""
-        if "runtime" in fields:
+        if compiled.runtime is not None:
             from pyrunc.shim import other_runtime
 
-            return other_runtime.start(fields, fds, directory, stdio, holder)
-        if "restore" in fields:
+            return other_runtime.start(compiled, fds, directory, stdio, holder)
+        if compiled.restore is not None:
             from pyrunc.shim import restored
 
-            return restored.start(fields, fds, directory, stdio, holder)
-        opened = OpenedLaunch(fields["launch"], fds)
+            return restored.start(compiled, fds, directory, stdio, holder)
+        opened = OpenedLaunch(compiled.launch or {}, fds)
         clones: dict[str, int] = {}
         try:
             launch = opened.launch
@@ -250,28 +253,28 @@ class LibraryStarter:
             ipc.close_all(list(clones.values()))
             opened.close()
         os.close(child.pidfd)
-        _warn(fields["warnings"])
+        _warn(compiled.warnings)
         assert launch.cgroup is not None
-        if fields["poststart"]:
-            _run_poststart(fields["poststart"], launch, child)
+        if compiled.poststart:
+            _run_poststart(compiled.poststart, launch, child)
         process = Process(child.pid, child.start_time, launch.cgroup, child.console_fd)
-        process.has_poststop, process.parts = fields["poststop"], clock.parts
+        process.has_poststop, process.parts = compiled.poststop, clock.parts
         return process
 
     def execute(
         self,
-        fields: Fields,
+        compiled: CompiledExec,
         fds: Sequence[int],
         container: Container,
         stdio: tuple[int, int, int],
         tty: bool,
     ) -> Generator[int, None, Process]:
         """Another process in a container that runs. Raises Error."""
-        if "runtime" in fields:
+        if compiled.runtime is not None:
             from pyrunc.shim import other_runtime
 
-            return other_runtime.execute(fields, container, stdio, tty)
-        opened = OpenedLaunch(fields["launch"], fds)
+            return other_runtime.execute(compiled, container, stdio, tty)
+        opened = OpenedLaunch(compiled.launch or {}, fds)
         try:
             pidfd = container.open_pidfd()
             try:
@@ -291,21 +294,22 @@ class LibraryStarter:
         finally:
             opened.close()
         os.close(child.pidfd)
-        _warn(fields["warnings"])
+        _warn(compiled.warnings)
         process = Process(child.pid, child.start_time, container.group, child.console_fd)
         process.parts = clock.parts
         return process
 
-    def waits(self, fields: Fields) -> bool:
+    def waits(self, compiled: CompiledContainer) -> bool:
         """Whether the parent waits for somebody else while it carries the launch out, so that a fork should do it."""
-        if "launch" not in fields:
+        if compiled.launch is None:
             return True
-        steps = [step["type"] for found in fields["launch"]["steps"].values() for step in found]
-        return bool(fields.get("poststart")) or not WAITING_STEPS.isdisjoint(steps)
+        return bool(compiled.poststart) or not WAITING_STEPS.isdisjoint(kinds_of_steps(compiled.launch))
 
-    def group(self, fields: Fields, directory: str) -> Cgroup | None:
+    def group(self, compiled: CompiledContainer | CompiledPause) -> Cgroup | None:
         """Where the process lives or would have lived."""
-        record = fields["launch"]["cgroup"] if "launch" in fields else fields["cgroup"]
+        if compiled.launch is not None:
+            return cgroup_of(compiled.launch)
+        record = getattr(compiled, "cgroup", None)
         return Cgroup.from_record(record) if record else None
 
     def after_stop(self, container_id: str, directory: str) -> None:
@@ -341,11 +345,9 @@ class LibraryStarter:
         other_runtime.send_signal(runtime, directory, number)
 
 
-def _other_runtime(directory: str) -> dict[str, Any] | None:
+def _other_runtime(directory: str) -> OtherRuntime | None:
     """What launch.json says of the runtime; None for a container of ours."""
-    asked = atomic_file.read_json(f"{directory}/{messages.LAUNCH}")
-    runtime: dict[str, Any] | None = asked.get("runtime")
-    return runtime and {**runtime, "systemd": asked["cgroup"]["driver"] == "systemd"}
+    return OtherRuntime.in_launch(atomic_file.read_json(f"{directory}/{messages.LAUNCH}"))
 
 
 class _Clock:

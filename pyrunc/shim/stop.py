@@ -51,7 +51,7 @@ class Stop:
             self._timer.cancel()
         waiting, self._waiting = self._waiting, []
         for call in waiting:
-            call.answer(self._container.exit_fields())
+            call.answer(self._container.exited())
 
     def _later(self, delay_s: float, function: Callable[[], None]) -> None:
         if self._timer:

@@ -51,6 +51,7 @@ PYRUNC_ROOMS = (
     ("atomic_file", "ipc"),
     ("kernel", "peer"),
     ("spec",),
+    ("records",),
     ("seccomp", "cgroups", "program", "zygote"),
     ("plan",),
     ("launch",),

@@ -20,9 +20,10 @@ from typing import Any
 
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compiler.client import CompiledLaunch, Compilers
+from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause, Io
 from pyrunc.errors import Error, NotFound
 from pyrunc.kernel.cgroup import root as cgroup_root
-from pyrunc.shim import tree
+from pyrunc.shim import messages, tree
 from pyrunc.shim.client import SHIM, ExecSession, Exit, Kept, ShimClient, Started, StartedHolder, start_shim
 from pyrunc.spec.default import default
 from pyrunc.zygote.client import Zygote
@@ -50,6 +51,11 @@ APPLETS = (
 RECORD = re.compile(rb"\S+ (stdout|stderr) ([FP]) (.*)", re.DOTALL)
 
 
+def direct_exec(process: dict[str, Any]) -> CompiledLaunch:
+    """What `shim_starter.DirectStarter` takes for an exec."""
+    return CompiledLaunch(CompiledExec({"process": process}).to_fields())
+
+
 class TestPod:
     __test__ = False
 
@@ -66,7 +72,7 @@ class TestPod:
         self.starter = None if library else DIRECT
         self.rehearsed = rehearsed
         self.sandbox, self.containers, self.logs = folder / "sandbox", folder / "containers", folder / "logs"
-        self.events: list[dict[str, Any]] = []
+        self.events: list[messages.Event] = []
         self.closed = 0
         self.pid = 0
         self.netns_path: str | None = None
@@ -156,8 +162,8 @@ class TestPod:
         except FileNotFoundError:
             raise NotFound(f"no record of {name}") from None
         io = json.loads((directory / "launch.json").read_text())
-        fields = {"process": config["process"], "cgroup": config["linux"]["cgroupsPath"], "io": io}
-        return CompiledLaunch(fields | {"state": {"version": 1}})
+        launch = {"process": config["process"], "cgroup": config["linux"]["cgroupsPath"]}
+        return CompiledLaunch(CompiledContainer({"version": 1}, Io.of(io), launch).to_fields())
 
     async def hold(self) -> StartedHolder:
         """Start the pause process that holder.json describes."""
@@ -172,14 +178,15 @@ class TestPod:
             assert self._compilers
             return await self._compilers.pause(str(self.sandbox), TIMEOUT_S)
         wanted = json.loads((self.sandbox / "holder.json").read_text())
-        return CompiledLaunch({"cgroup": wanted["cgroups_path"], "network": "host", **wanted})
+        launch = {"cgroup": wanted["cgroups_path"], **wanted}
+        return CompiledLaunch(CompiledPause(launch, "host").to_fields())
 
     async def exec(
         self, name: str, exec_id: str, process: dict[str, Any], tty: bool = False, **streams: bool
     ) -> ExecSession:
         """Run a process in a container."""
         if not self.library:
-            with CompiledLaunch({"process": process}) as launch:
+            with direct_exec(process) as launch:
                 return await self.client.exec(name, exec_id, launch, tty=tty, **streams)
         assert self._compilers
         record = json.loads((self.containers / name / "state.json").read_text())
@@ -191,10 +198,12 @@ class TestPod:
         """Wait for a container's exit event."""
         await until(lambda: self.exit_events(name), timeout_s)
         (event,) = self.exit_events(name)
-        return Exit.of(event)
+        return event.exit
 
-    def exit_events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["event"] == "exit" and event["container"] == name]
+    def exit_events(self, name: str) -> list[messages.Exited]:
+        return [
+            event for event in self.events if isinstance(event, messages.Exited) and event.container == name
+        ]
 
     def exit_record(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.containers / name / "exit.json").read_text())

@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from pyrunc.cgroups.group import Cgroup
+from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause
 from pyrunc.errors import NotFound, WrongState
 from pyrunc.kernel import terminal
 from pyrunc.shim import tree
@@ -23,12 +24,12 @@ KEPT_FD = 1000
 
 
 class DirectStarter:
-    """`fields` are `{"process": …, "cgroup": path}` where the library gets a compiled launch, with `io` of a container."""
+    """The `launch` of what is compiled is `{"process": …, "cgroup": path}`."""
 
     def holder(
-        self, fields: dict[str, Any], fds: Sequence[int], sandbox_dir: str
+        self, compiled: CompiledPause, fds: Sequence[int], network: int | None
     ) -> Generator[int, None, Holder]:
-        group = Cgroup(fields["cgroup"])
+        fields, group = compiled.launch, Cgroup(compiled.launch["cgroup"])
         group.create()
         pid = _spawn(["/bin/sleep", "1000"], {}, (0, 1, 2), None, group)
         try:
@@ -44,36 +45,37 @@ class DirectStarter:
 
     def container(
         self,
-        fields: dict[str, Any],
+        compiled: CompiledContainer,
         fds: Sequence[int],
         directory: str,
         stdio: tuple[int, int, int],
         holder: Holder | None,
     ) -> Generator[int, None, Process]:
+        fields = _launch(compiled)
         group, process = Cgroup(fields["cgroup"]), fields["process"]
         group.create()
         if "gate" in process:
             yield from _wait(process["gate"])
-        return self._start(process, stdio, bool(fields["io"].get("tty")), group)
+        return self._start(process, stdio, bool(compiled.io.tty), group)
 
     def execute(
         self,
-        fields: dict[str, Any],
+        compiled: CompiledExec,
         fds: Sequence[int],
         container: Container,
         stdio: Sequence[int],
         tty: bool,
     ) -> Generator[int, None, Process]:
-        process = fields["process"]
+        process = _launch(compiled)["process"]
         if "gate" in process:
             yield from _wait(process["gate"])
         return self._start(process, stdio, tty, container.group)
 
-    def waits(self, fields: dict[str, Any]) -> bool:
-        return bool(fields["process"].get("blocks"))
+    def waits(self, compiled: CompiledContainer) -> bool:
+        return bool(_launch(compiled)["process"].get("blocks"))
 
-    def group(self, fields: dict[str, Any], directory: str) -> Cgroup:
-        return Cgroup(fields["cgroup"])
+    def group(self, compiled: CompiledContainer | CompiledPause) -> Cgroup:
+        return Cgroup(_launch(compiled)["cgroup"])
 
     def after_stop(self, container_id: str, directory: str) -> None:
         raise NotImplementedError("plain processes have no hooks")
@@ -93,6 +95,11 @@ class DirectStarter:
             if slave is not None:
                 os.close(slave)
         return Process(pid, _start_time(pid), group, master)
+
+
+def _launch(compiled: CompiledContainer | CompiledPause | CompiledExec) -> dict[str, Any]:
+    assert compiled.launch is not None
+    return compiled.launch
 
 
 def _spawn(

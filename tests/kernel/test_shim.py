@@ -12,12 +12,14 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from pyrunc.abi.capability import CAP_SYS_RESOURCE
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
+from pyrunc.peer import answered
 from pyrunc.shim import tree
 from pyrunc.shim.client import ShimClient
 from tests.kernel.shim_pod import TestPod, children, descriptors, gone, name_of, open_gate, settled, until
@@ -266,13 +268,19 @@ async def test_a_killed_shim_is_noticed_and_cannot_be_connected_to(pod: TestPod)
         await pod.connect()
 
 
+async def ask(pod: TestPod, call: object, **parameters: Any) -> list[int]:
+    """A request that no client of ours sends; the descriptors of its answer."""
+    _, answer = pod.client._peer.ask({"call": call, **parameters})
+    return (await answered(answer))[1]
+
+
 async def test_an_unknown_call_is_an_error_and_the_connection_stays(pod: TestPod) -> None:
     with pytest.raises(Unsupported, match="dance"):
-        await pod.client._ask("dance")
+        await ask(pod, "dance")
     with pytest.raises(InvalidArgument):
-        await pod.client._ask("stop", container="../../etc", signal=9, timeout_s=0)
+        await ask(pod, "stop", container="../../etc", signal=9, timeout_s=0)
     with pytest.raises(InvalidArgument):
-        await pod.client._ask("start_container", container=["a"])
+        await ask(pod, "start_container", container=["a"])
     assert (await pod.client.state()).pid == pod.pid
 
 
@@ -323,13 +331,12 @@ async def test_every_request_is_answered_whatever_it_holds(pod: TestPod) -> None
         "stdout",
     ]
     for _ in range(1000):
-        request = {name: random.choice(values) for name in names if random.random() < 0.7}
+        request: dict[str, Any] = {name: random.choice(values) for name in names if random.random() < 0.7}
         request |= {"container": "a"} if random.random() < 0.5 else {}
         request["signal"] = random.choice([v for v in values if v != -1] + [28])
         call = random.choice([*calls, None, 7, "no such"])
         try:
-            _, fds = await asyncio.wait_for(pod.client._call(call, **request), 30)
-            for fd in fds:
+            for fd in await asyncio.wait_for(ask(pod, call, **request), 30):
                 os.close(fd)
         except (TimeoutError, PeerError):
             raise

@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from pyrunc.errors import Error, NotFound, WrongState
 from pyrunc.shim.client import SHIM, StartedHolder
+from pyrunc.shim.messages import HolderExited
 from pyrunc.zygote.client import Zygote
 from tests.kernel.shim_pod import (
     TIMEOUT_S,
@@ -77,7 +78,7 @@ async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> No
     assert not os.path.exists(f"/proc/{held.pid}")
     assert os.stat(held.netns_path).st_ino  # type: ignore[arg-type]
     await until(lambda: not pod.cgroup("holder").exists() and pod.events)
-    assert [event["event"] for event in pod.events] == ["holder_exit"]
+    assert [type(event) for event in pod.events] == [HolderExited]
     await pod.client.stop_holder()
     await pod.client.shutdown()
 

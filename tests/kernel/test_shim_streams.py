@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, WrongState
 from pyrunc.shim.client import ExecSession, ShimClient
 from tests.kernel.shim_pod import (
     TestPod,
     children,
     descriptors,
+    direct_exec,
     gone,
     name_of,
     open_gate,
@@ -442,7 +442,7 @@ async def test_sessions_of_a_server_that_dies_are_killed_and_the_container_is_no
     await pod.run("a", "exec sleep 1000")
     dying = await ShimClient.connect(pod.sandbox)
     process = {"args": ["/bin/sh", "-c", "sleep 100 & sleep 100"]}
-    with CompiledLaunch({"process": process}) as launch:
+    with direct_exec(process) as launch:
         session = await dying.exec("a", "e1", launch)
     await until(lambda: len(pod.processes()) >= 3)
     dying.close()

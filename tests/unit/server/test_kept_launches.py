@@ -31,7 +31,7 @@ def test_the_least_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_count() == before + 2
     assert kept.find("container", "b") is None
     with kept.find("container", "a") as one, kept.find("container", "c") as other:
-        assert one.fields == other.fields and not set(one.fds) & set(other.fds)
+        assert one.compiled == other.compiled and not set(one.fds) & set(other.fds)
     kept.drop("container")
     assert open_count() == before and kept.find("container", "a") is None
 

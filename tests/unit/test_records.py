@@ -1,0 +1,137 @@
+"""Records that our processes exchange: what travels, what is ignored, and what is refused by the field's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyrunc.errors import InvalidArgument, PeerError
+from pyrunc.records import Record, Request
+from pyrunc.shim import messages
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from pyrunc.ipc import Message
+    from pyrunc.records import AbsolutePath, Id
+
+
+class Inner(Record):
+    number: int
+
+
+class Outer(Record):
+    name: Id
+    inner: Inner | None
+    many: Sequence[Inner] = ()
+    by_name: dict[str, int] | None = None
+    ratio: float = 0.5
+    path: AbsolutePath = "/"
+    free: Message | None = None
+    rest: Sequence[Any] = ()
+
+
+class Broken(Record):
+    what: set[int]
+
+
+def test_what_was_written_is_what_is_read() -> None:
+    one = Outer("a", Inner(1), [Inner(2), Inner(3)], {"x": 4}, 1, "/p", {"deep": [{}]}, [("t", 1.5)])
+    fields = one.to_fields()
+    assert fields["inner"] == {"number": 1} and fields["many"] == [{"number": 2}, {"number": 3}]
+    assert Outer.of(fields) == one
+
+
+def test_a_field_that_is_none_by_default_does_not_travel() -> None:
+    assert Outer("a", None).to_fields() == {
+        "name": "a",
+        "inner": None,
+        "many": [],
+        "ratio": 0.5,
+        "path": "/",
+        "rest": (),
+    }
+
+
+def test_what_another_version_adds_is_ignored_and_what_it_lacks_has_its_default() -> None:
+    assert Outer.of({"name": "a", "inner": None, "new": 1}) == Outer("a", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"inner": None}, "Outer: name is missing"),
+        ({"name": "a/b", "inner": None}, "Outer: name is 'a/b', not a name"),
+        ({"name": "", "inner": None}, "Outer: name is '', not a name"),
+        ({"name": "a", "inner": 1}, "Outer: inner is 1, not an object of its fields"),
+        ({"name": "a", "inner": {"number": True}}, "Inner: number is True, not a whole number"),
+        ({"name": "a", "inner": {"number": 1.0}}, "Inner: number is 1.0, not a whole number"),
+        (
+            {"name": "a", "inner": None, "many": {}},
+            "Outer: many is {}, not a list of which each is an object",
+        ),
+        (
+            {"name": "a", "inner": None, "by_name": {"x": "y"}},
+            "Outer: by_name is {'x': 'y'}, not an object of",
+        ),
+        ({"name": "a", "inner": None, "ratio": "1"}, "Outer: ratio is '1', not a number"),
+        ({"name": "a", "inner": None, "path": "p"}, "Outer: path is 'p', not an absolute path"),
+        ({"name": "a", "inner": None, "free": []}, r"Outer: free is \[\], not an object"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        Outer.of(fields)
+    with pytest.raises(PeerError, match=words):
+        Outer.of(fields, PeerError)
+
+
+def test_an_annotation_that_cannot_be_read_is_refused_at_the_first_use() -> None:
+    with pytest.raises(TypeError, match=r"set\[int\] is no type"):
+        Broken.of({})
+
+
+def test_a_request_is_named_by_its_call() -> None:
+    stop = messages.Stop("c", 15, 2.5)
+    assert stop.to_message() == {"call": "stop", "container": "c", "signal": 15, "timeout_s": 2.5}
+    with pytest.raises(InvalidArgument, match="stop: signal is 'TERM', not a whole number"):
+        messages.Stop.of({"container": "c", "signal": "TERM", "timeout_s": 1})
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        messages.Exited.with_exit("c", messages.Exit(137, 9, 5, True, "OOMKilled", "killed")),
+        messages.ExecExited("e", "c", 3),
+        messages.HolderExited(0),
+        messages.HolderExited(),
+    ],
+)
+def test_events_travel(event: messages.Event) -> None:
+    assert messages.event_of(messages.message_of(event)) == event
+
+
+def test_an_event_of_a_newer_shim_is_no_event() -> None:
+    assert messages.event_of({"event": "thawed"}) is None
+
+
+def test_every_record_has_fields_that_can_be_read() -> None:
+    from pyrunc.compiler import messages as compiled
+    from pyrunc.launch import sealed
+    from pyrunc.shim import starter
+
+    kinds = [
+        kind
+        for module in (messages, compiled, sealed, starter)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Record) and kind not in (Record, Request)
+    ]
+    assert len(kinds) > 40
+    for kind in kinds:
+        with_nothing = not kind.__slots__  # type: ignore[attr-defined]
+        try:
+            kind.of({})
+        except InvalidArgument:
+            continue
+        assert with_nothing or all(name in kind._defaults for name in kind.__slots__)  # type: ignore[attr-defined]
