@@ -1,4 +1,4 @@
-"""Where layers are unpacked: a process that can do nothing but make files in one folder.
+"""Where layers are unpacked, decompressed or indexed: a process that can do nothing but make files in one folder.
 
 If a decoder or our extractor is made to run an attacker's code, this is what it has: the blob, the layer's folder, a few
 capabilities to own files as the layer says, and no way to start programs, open sockets or look around (CVE classes: bugs in

@@ -1,4 +1,4 @@
-"""A blob that is used while it arrives, and never is a file: who decodes it reads a pipe.
+"""A blob that is used while it arrives, and never is a file: its decoder reads a pipe.
 
 A pipe cannot be taken back. When a download must begin again (another host, a server that ignores ranges), or its reader ends before
 it, `Interrupted` says that the blob has to be fetched to a file first: then it is known whose fault it was.
@@ -41,6 +41,7 @@ class PipedBlob(Incoming):
             raise Interrupted from None
 
     def restart(self) -> None:
+        """Forget what was written, which must be nothing. Raises Interrupted."""
         if self.size:
             super().restart()
             raise Interrupted

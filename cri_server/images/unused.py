@@ -1,4 +1,4 @@
-"""What of the image store no image needs, with its size: blobs, layers, and what a pull or a removal has left."""
+"""What of the image store no image needs, with its size: blobs, unpacked layers, tars, indexes, and what a pull or a removal has left."""
 
 from __future__ import annotations
 

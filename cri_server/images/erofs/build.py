@@ -1,7 +1,7 @@
-"""The index of an image made from its layers' tars, in an errand: a process that runs no decoder and opens nothing.
+"""The index of an image made from its layers' tars, in an errand: a process that runs no decoder.
 
-Whoever unpacked the tars met hostile bytes; here they are only parsed, in Python, and the index that the kernel will read is made by
-code that has never been in the hands of a layer.
+The processes that decompressed the tars met hostile bytes; here they are only parsed, in Python, so the index that the kernel will read
+is made by a process that no layer has taken over.
 """
 
 from __future__ import annotations

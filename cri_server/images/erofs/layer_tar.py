@@ -1,4 +1,4 @@
-"""One layer's blob made into its uncompressed tar, in an errand: the only process in which a decoder meets hostile bytes.
+"""One layer's blob made into its uncompressed tar, in an errand: the only process of a mounted image in which a decoder meets hostile bytes.
 
 Two threads share the work: one reads and inflates, the other hashes and writes; the libraries release the interpreter's lock.
 """
@@ -31,8 +31,8 @@ def write_tar(
     tick: Callable[[], None] = lambda: None,
     restrict: Callable[[str], None] = lambda folder: None,
 ) -> None:
-    """Write the content of the blob (from the descriptor's position on, which may be a pipe) to FILE in `folder`, which is empty if it is there. `tick` is called now
-    and then, and may raise; `restrict` with the folder, in each thread, before that meets a byte of the blob.
+    """Write the content of the blob (from the descriptor's position on; it may be a pipe) to FILE in `folder`, which is empty if it is
+    there. `tick` is called every few MiB, and may raise; `restrict` with the folder, in each thread, before that meets a byte of the blob.
 
     Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
     """
