@@ -99,9 +99,11 @@ def _plan() -> None:
     _like_a_pods(document)
     spec = parse(jsontext.loads(jsontext.dumps(document)))
     check(spec)
-    lower(plans.build(spec, facts.host(), Findings(), cgroup=True, keyring="rehearsal")).program.encode()
+    lower(
+        plans.build(spec, facts.host(), Findings(), plans.StartOptions(keyring="rehearsal"))
+    ).program.encode()
     process = merged(spec, {"args": ["true"], "cwd": "/", "terminal": False})
-    lower(plans.build_exec(spec.linux, process, facts.host(), cgroup=True)).program.encode()
+    lower(plans.build_exec(spec.linux, process, facts.host())).program.encode()
     for rules in (
         [{"allow": False, "access": "rwm"}],
         [{"allow": True, "type": "c", "major": 1, "access": "rwm"}],

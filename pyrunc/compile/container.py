@@ -203,15 +203,17 @@ def _plan(
         request.spec,
         facts.host(),
         found,
-        load_filter=load_filter,
-        cgroup=in_cgroup,
-        parent=parent,
-        await_start=not request.start_immediately,
-        keyring=f"_ses.{request.id}" if request.keyring else "",
-        restrict_oom_score_adj=request.restrict_oom_score_adj,
-        preserve=len(request.preserve_fds),
-        pivot=request.pivot,
-        keep_groups=request.keep_groups,
+        plans.StartOptions(
+            load_filter=load_filter,
+            cgroup=in_cgroup,
+            parent=parent,
+            await_start=not request.start_immediately,
+            keyring=f"_ses.{request.id}" if request.keyring else "",
+            restrict_oom_score_adj=request.restrict_oom_score_adj,
+            preserve=len(request.preserve_fds),
+            pivot=request.pivot,
+            keep_groups=request.keep_groups,
+        ),
     )
 
 

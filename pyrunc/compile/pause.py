@@ -100,14 +100,16 @@ def compile_pause(
     plan = plans.build_holder(
         linux,
         facts.host(),
-        hostname=request.hostname,
-        uid=request.uid,
-        gid=request.gid,
-        load_filter=load_filter,
-        oom_score_adj=request.oom_score_adj,
-        mounts=places,
-        cgroup=cgroup is not None,
-        selinux_label=request.selinux_label,
+        plans.HolderOptions(
+            hostname=request.hostname,
+            uid=request.uid,
+            gid=request.gid,
+            load_filter=load_filter,
+            oom_score_adj=request.oom_score_adj,
+            mounts=places,
+            cgroup=cgroup is not None,
+            selinux_label=request.selinux_label,
+        ),
     )
     pinned = {f"namespace:{kind}": kind for kind, how in request.namespaces.items() if how == "pinned"}
     lowered = lower(plan, timed=request.timed)

@@ -22,6 +22,7 @@ from pyrunc.plan.parent import (
 )
 from pyrunc.spec.check import cpu_list, sysctl_path
 from pyrunc.spec.model import CpuAffinity
+from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,38 +36,65 @@ if TYPE_CHECKING:
 ENDING = (1, 2, 3, 6, 15)
 
 
-def build(
-    spec: Spec,
-    host: Host,
-    findings: Findings,
-    *,
-    load_filter: LoadFilter | None = None,
-    cgroup: bool = True,
-    parent: Parent = Parent(),
-    await_start: bool = False,
-    keyring: str = "",
-    restrict_oom_score_adj: bool = False,
-    preserve: int = 0,
-    pivot: bool = True,
-    keep_groups: bool = False,
-) -> Plan:
-    """The plan of a container's start, both sides.
+class StartOptions(Value):
+    """How a container is started, beyond its configuration.
 
-    `parent`: what the runtime does on its side beyond the configuration; `await_start` waits for `start` before execve;
-    `keyring` names a new session keyring; without `pivot` the root covers ours; `keep_groups` leaves the caller's groups.
-    Raises InvalidSpec.
+    `parent`: what the runtime does on its side; `await_start` waits for `start` before execve; `keyring` names a new session
+    keyring; `preserve`: so many of the caller's descriptors stay open, from 3 on; without `pivot` the root covers ours;
+    `keep_groups` leaves the caller's groups.
     """
-    process, linux = spec.process, spec.linux
-    steps = steps_of_start(spec, parent)
-    load_filter = with_listener(load_filter, steps)
+
+    load_filter: LoadFilter | None = None
+    cgroup: bool = True
+    parent: Parent = Parent()
+    await_start: bool = False
+    keyring: str = ""
+    restrict_oom_score_adj: bool = False
+    preserve: int = 0
+    pivot: bool = True
+    keep_groups: bool = False
+
+
+class ExecOptions(Value):
+    """How a process is started in a container that runs, beyond its configuration. `home`: of its user, where its environment has none;
+    `attached`: its terminal is copied to the caller's; the others as in `StartOptions`."""
+
+    load_filter: LoadFilter | None = None
+    cgroup: bool = True
+    home: str = ""
+    keyring: str = ""
+    restrict_oom_score_adj: bool = False
+    preserve: int = 0
+    keep_groups: bool = False
+    attached: bool = False
+
+
+class HolderOptions(Value):
+    """What a pause process is, beyond its namespaces. `mounts`: absolute paths of mounts that are put into its root."""
+
+    hostname: str = ""
+    uid: int = 65535
+    gid: int = 65535
+    load_filter: LoadFilter | None = None
+    oom_score_adj: int | None = None
+    mounts: Collection[str] = ()
+    cgroup: bool = True
+    selinux_label: str = ""
+
+
+def build(spec: Spec, host: Host, findings: Findings, options: StartOptions = StartOptions()) -> Plan:
+    """The plan of a container's start, both sides. Raises InvalidSpec."""
+    process, linux, await_start = spec.process, spec.linux, options.await_start
+    steps = steps_of_start(spec, options.parent)
+    load_filter = with_listener(options.load_filter, steps)
     warnings = _unsupported_flags(linux)
     ops: list[Op] = [model.Prepare()]
     if process is not None:
-        ops += identity.before(process, host, restrict_oom_score_adj)
-    ops += _birth(linux, cgroup, steps, host.pinned)
-    if keyring:
-        ops.append(model.NewKeyring(keyring, linux.namespace("user") is not None))
-    ops += _root_filesystem(spec, host, findings, steps, parent.hook_folder or "/", pivot, warnings)
+        ops += identity.before(process, host, options.restrict_oom_score_adj)
+    ops += _birth(linux, options.cgroup, steps, host.pinned)
+    if options.keyring:
+        ops.append(model.NewKeyring(options.keyring, linux.namespace("user") is not None))
+    ops += _root_filesystem(spec, host, findings, steps, options, warnings)
     ops += _settings(spec, host)
     if await_start:  # before a filter, which need not know the call
         ops.append(model.EndBySignals(ENDING))
@@ -76,32 +104,19 @@ def build(
         ops += identity.scheduling(process, linux.personality)
         ops += sync("before-identity", steps)
         in_user = linux.namespace("user") is not None
-        ops += identity.change(process, host, load_filter, in_user, warnings, keep_groups)
+        ops += identity.change(process, host, load_filter, in_user, warnings, options.keep_groups)
         hooks = spec.hooks.start_container
-        ops += _execution(process, findings.home, await_start, preserve, load_filter, hooks)
+        ops += _execution(process, findings.home, await_start, options.preserve, load_filter, hooks)
     return model.Plan(tuple(ops), tuple(warnings))
 
 
-def build_exec(
-    linux: Linux,
-    process: Process,
-    host: Host,
-    *,
-    load_filter: LoadFilter | None = None,
-    cgroup: bool = True,
-    home: str = "",
-    keyring: str = "",
-    restrict_oom_score_adj: bool = False,
-    preserve: int = 0,
-    keep_groups: bool = False,
-    attached: bool = False,
-) -> Plan:
+def build_exec(linux: Linux, process: Process, host: Host, options: ExecOptions = ExecOptions()) -> Plan:
     """The plan of a process that joins a container whose configuration holds `linux`, both sides."""
-    steps = steps_of_exec(linux, process, attached)
-    load_filter = with_listener(load_filter, steps)
+    steps = steps_of_exec(linux, process, options.attached)
+    load_filter = with_listener(options.load_filter, steps)
     warnings: list[str] = []
     ops: list[Op] = [model.Prepare("pyrunc:exec")]
-    ops += identity.before(process, host, restrict_oom_score_adj)
+    ops += identity.before(process, host, options.restrict_oom_score_adj)
     affinity = process.exec_cpu_affinity or CpuAffinity()
     if affinity.initial:
         ops.append(model.SetAffinity(cpu_list(affinity.initial, "process.execCPUAffinity.initial")))
@@ -114,7 +129,7 @@ def build_exec(
     inner = tuple(kind for kind in ("user", "cgroup") if kind in kinds)
     if outer:
         ops.append(model.JoinProcess(outer, "container"))
-    ops.append(model.Clone((), cgroup))
+    ops.append(model.Clone((), options.cgroup))
     if inner:
         ops.append(model.JoinProcess(inner, "container"))
     ops += sync("born", steps)
@@ -125,8 +140,8 @@ def build_exec(
     ops.append(model.NewSession())
     if "user" in kinds:
         ops.append(model.BecomeRoot())
-    if keyring:
-        ops.append(model.NewKeyring(keyring, "user" in kinds))
+    if options.keyring:
+        ops.append(model.NewKeyring(options.keyring, "user" in kinds))
     if process.terminal:
         ops.append(model.OpenTerminal(process.console_size, process.user.uid, console=False))
     ops.append(model.SetUmask(0o022 if process.user.umask is None else process.user.umask))
@@ -134,52 +149,41 @@ def build_exec(
         ops.append(identity.memory_policy(linux.memory_policy))
     ops += identity.scheduling(process, linux.personality)
     ops += sync("before-identity", steps)
-    ops += identity.change(process, host, load_filter, "user" in kinds, warnings, keep_groups)
-    ops += _execution(process, home, False, preserve, load_filter)
+    ops += identity.change(process, host, load_filter, "user" in kinds, warnings, options.keep_groups)
+    ops += _execution(process, options.home, False, options.preserve, load_filter)
     return model.Plan(tuple(ops), tuple(warnings))
 
 
-def build_holder(
-    linux: Linux,
-    host: Host,
-    *,
-    hostname: str = "",
-    uid: int = 65535,
-    gid: int = 65535,
-    load_filter: LoadFilter | None = None,
-    oom_score_adj: int | None = None,
-    mounts: Collection[str] = (),
-    cgroup: bool = True,
-    selinux_label: str = "",
-) -> Plan:
+def build_holder(linux: Linux, host: Host, options: HolderOptions = HolderOptions()) -> Plan:
     """The plan of a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
     steps = steps_of_holder(linux)
-    score = None if oom_score_adj is None else max(oom_score_adj, host.oom_score_adj)
+    wanted = options.oom_score_adj
+    score = None if wanted is None else max(wanted, host.oom_score_adj)
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
     if score is not None and score != host.oom_score_adj:
         ops.append(model.SetOomScore(score))
-    if selinux_label:
-        ops.append(model.SetExecLabel("selinux", selinux_label))
-    ops += _birth(linux, cgroup, steps, host.pinned)
+    if options.selinux_label:
+        ops.append(model.SetExecLabel("selinux", options.selinux_label))
+    ops += _birth(linux, options.cgroup, steps, host.pinned)
     ops += [
         model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),
-        model.AttachEmptyRoot(_folders(mounts)),
-        *(model.AttachMount(path, f"mount:{path}") for path in mounts),
+        model.AttachEmptyRoot(_folders(options.mounts)),
+        *(model.AttachMount(path, f"mount:{path}") for path in options.mounts),
         model.PivotRoot(),
         model.SetUmask(0o022),
     ]
-    if hostname:
-        ops.append(model.SetHostname(hostname))
+    if options.hostname:
+        ops.append(model.SetHostname(options.hostname))
     ops += [model.SetSysctl(sysctl_path(key), value) for key, value in linux.sysctl.items()]
     ops += [
         model.DropBounding((), host.last_capability),
         model.SetGroups(()),
-        model.SetIds(uid, gid, False),
+        model.SetIds(options.uid, options.gid, False),
         model.SetCapabilities(0, 0, 0, ()),
         model.ForbidNewPrivileges(),
     ]
-    if load_filter is not None:
-        ops.append(load_filter)
+    if options.load_filter is not None:
+        ops.append(options.load_filter)
     ops.append(model.ExecuteDescriptor("pause", ("pause",), ()))
     return model.Plan(tuple(ops))
 
@@ -224,12 +228,12 @@ def _root_filesystem(
     host: Host,
     findings: Findings,
     steps: Steps,
-    root_place: str,
-    pivot: bool,
+    options: StartOptions,
     warnings: list[str],
 ) -> list[Op]:
     """Root, mounts, devices, links, pivot, working directory, terminal, and what is read-only in the end."""
-    linux, process = spec.linux, spec.process
+    linux, process, pivot = spec.linux, spec.process, options.pivot
+    root_place = options.parent.hook_folder or "/"
     ops: list[Op]
     if linux.namespace("mount") is None:
         _warn_of_no_mounts(spec, warnings)

@@ -40,7 +40,7 @@ def plan_spec(change: dict[str, Any] | None = None) -> Spec:
 
 def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
     findings = more.pop("findings", Findings())
-    return plans.build(plan_spec(change), HOST, findings, **more)
+    return plans.build(plan_spec(change), HOST, findings, plans.StartOptions(**more))
 
 
 def operations() -> set[type]:
@@ -220,7 +220,7 @@ def test_the_steps_of_the_parent_are_in_the_plan() -> None:
 def test_an_exec_has_steps_of_its_own() -> None:
     spec = plan_spec(EVERYTHING)
     assert spec.process is not None
-    built = plans.build_exec(spec.linux, spec.process, HOST, load_filter=LISTENING)
+    built = plans.build_exec(spec.linux, spec.process, HOST, plans.ExecOptions(load_filter=LISTENING))
     assert [text for number, text in numbered(built) if "." in number] == [
         "join resctrl group gold",
         "prlimit RLIMIT_CORE 1:2",
@@ -279,7 +279,7 @@ def test_oom_score_is_clamped_only_where_allowed() -> None:
     document["process"]["oomScoreAdj"] = -5
     spec = parse(document)
     scores = [
-        [op.value for op in plans.build(spec, host, Findings(), restrict_oom_score_adj=restrict).ops
+        [op.value for op in plans.build(spec, host, Findings(), plans.StartOptions(restrict_oom_score_adj=restrict)).ops
          if isinstance(op, model.SetOomScore)]
         for host, restrict in ((low, False), (low, True), (HOST, True))
     ]  # fmt: skip
@@ -337,7 +337,9 @@ def test_affinity() -> None:
 
 
 def test_holder() -> None:
-    built = plans.build_holder(parse(default()).linux, HOST, hostname="pod", load_filter=FILTER)
+    built = plans.build_holder(
+        parse(default()).linux, HOST, plans.HolderOptions(hostname="pod", load_filter=FILTER)
+    )
     assert names(built)[-3:] == ["ForbidNewPrivileges", "LoadFilter", "ExecuteDescriptor"]
     assert "SetHostname" in names(built)
 

@@ -67,7 +67,11 @@ EXPECTED = {"thread-self/attr/exec": PROCESS.encode(), "thread-self/attr/keycrea
 def test_a_containers_process(calls: Calls) -> None:
     document = default()
     document["process"]["selinuxLabel"], document["linux"]["mountLabel"] = PROCESS, MOUNT
-    lower(plans.build(parse(document), HOST.replace(selinux=True), Findings(), keyring="_ses.x"))
+    lower(
+        plans.build(
+            parse(document), HOST.replace(selinux=True), Findings(), plans.StartOptions(keyring="_ses.x")
+        )
+    )
     assert calls.written() == EXPECTED
     order = [
         c[0] if c[0] != "write" else "write" for c in calls.made if c[0] in ("write", "clone3", "keyctl")
@@ -90,7 +94,7 @@ def test_an_exec(calls: Calls) -> None:
 
 def test_the_pause_process(calls: Calls) -> None:
     linux = Linux(namespaces=(Namespace("mount"), Namespace("pid")))
-    lower(plans.build_holder(linux, HOST.replace(selinux=True), selinux_label=PROCESS))
+    lower(plans.build_holder(linux, HOST.replace(selinux=True), plans.HolderOptions(selinux_label=PROCESS)))
     assert calls.written() == EXPECTED
 
 

@@ -1,0 +1,49 @@
+"""A function of many parameters is asked for a record: they are one thing, or it does several."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.architecture.test_imports import MAY_IMPORT, modules
+
+MOST = 7
+MAY_HAVE_MORE = {
+    "cni_plugins.bridge.links.connect": "the two ends of a veth, which the plugin knows one by one",
+    "cni_plugins.net.rtnetlink.set_link": "attributes of one RTM_NEWLINK, each optional, as ip-link(8) has them",
+    "cri_server.cli.logs.logs": "the verb's options",
+    "cri_server.cli.update.update": "the verb's options",
+    "cri_server.images.erofs.build.build": "what an index is made of; the processes that make it get it by name",
+    "cri_server.images.service.ImageService.__init__": "what a server's configuration says of images",
+    "pyrunc.cli.table.Verb.__init__": "is a record itself",
+    "pyrunc.container.bundle.CreateOptions.__init__": "is a record itself",
+    "pyrunc.container.state.State.__init__": "is a record itself: state.json",
+    "pyrunc.program.macros.open_at": "the arguments of one system call, and what follows from its result",
+    "pyrunc.program.macros.require": "the words of an error, and what is compared",
+}
+
+
+def functions(node: ast.AST, name: str) -> list[tuple[str, int]]:
+    """(name, number of parameters but `self` and `cls`) of all that is defined below `node`."""
+    found = []
+    for child in ast.iter_child_nodes(node):
+        inner = name
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{name}.{child.name}"
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = child.args
+            names = [each.arg for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]
+            found.append((inner, len([each for each in names if each not in ("self", "cls")])))
+        found += functions(child, inner)
+    return found
+
+
+def test_functions_have_few_parameters() -> None:
+    many = {
+        name
+        for package in MAY_IMPORT
+        for module, path in modules(package)
+        for name, number in functions(ast.parse(path.read_text()), module)
+        if number > MOST
+    }
+    assert not many - set(MAY_HAVE_MORE), "a record takes their place"
+    assert not set(MAY_HAVE_MORE) - many, "no exception is needed any more"
