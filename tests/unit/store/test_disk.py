@@ -11,7 +11,7 @@ from cri_server.store import disk
 from cri_server.store.paths import Paths
 from pyrunc.atomic_file import read_json
 from pyrunc.errors import NotFound
-from tests.unit.server.test_store import sandbox
+from tests.unit.store.test_store import sandbox
 
 
 def test_of_many_saves_the_last_one_stays(tmp_path: Path) -> None:
