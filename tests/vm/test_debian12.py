@@ -31,6 +31,11 @@ def test_limits(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("what", ["-m 'not slow' tests/vm/kubelet/test_placement.py", "tests/vm/linux_6_1"], ids=["placement", "pods"])  # fmt: skip
+@pytest.mark.parametrize("what", ["-m 'not slow' tests/vm/kubelet/test_placement.py", "tests/vm/linux_6_1/test_pods.py"], ids=["placement", "pods"])  # fmt: skip
 def test_kubelet(node: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     remote.run(node, what, capsys, timeout_s=900)
+
+
+@pytest.mark.timeout(1200)
+def test_images(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    remote.run(guest, "tests/vm/linux_6_1/test_images.py", capsys, timeout_s=900)
