@@ -29,7 +29,7 @@ class Server:
     def sandbox(self) -> tuple[str, Any]:
         name = uuid.uuid4().hex[:8]
         config = api.PodSandboxConfig(
-            metadata=api.PodSandboxMetadata(name=name, uid=name, namespace="limits"), hostname=name
+            metadata=api.PodSandboxMetadata(name=name, uid=name, namespace="limits")
         )
         config.linux.cgroup_parent = self.parent
         config.linux.security_context.namespace_options.network = api.NODE
