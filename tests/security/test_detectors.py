@@ -88,7 +88,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                              "test_cgroups.py::test_file_names_from_limits"),
     "no device filter": ([("pyrunc/compile/descriptors.py", "cgroup.set_devices(rules)", "pass")], "test_cgroups.py::test_devices_of_the_host"),
     "no session of its own": ([(LOWER, 'low.a.sys("setsid")', "pass")], "test_calls.py::test_typing_into_the_callers_terminal"),
-    "no keyring of its own": ([("pyrunc/plan/build.py", "    if keyring:\n", "    if False:\n")], "test_calls.py::test_keys_of_the_caller"),
+    "no keyring of its own": ([("pyrunc/plan/build.py", "    if options.keyring:\n", "    if False:\n")], "test_calls.py::test_keys_of_the_caller"),
     "images are what CRIU opens": ([("pyrunc/checkpoint/criu_images.py", "if not S_ISREG(mode):", "if False:")], "test_checkpoints.py::test_images_that_are_no_files"),
     "images are what CRIU opens, dump": ([("pyrunc/checkpoint/criu_images.py", "if not S_ISREG(mode):", "if False:")], "test_checkpoints.py::test_a_dump_does_not_write_through_links"),
     "no filter": ([("pyrunc/compile/descriptors.py", "    if not seccomp:\n", "    if True:\n")], "test_calls.py::test_other_tables_are_no_way_around_a_filter"),
