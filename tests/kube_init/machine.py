@@ -1,0 +1,171 @@
+"""A machine for `kubeadm init`: a node's namespaces in which kubeadm may write below /etc, /opt, /usr/libexec and /var/lib, and in
+which kubelet is started as the unit of Kubernetes' packages does it, for there is no systemd.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.support import control_plane_images, images, session, toolchain
+from tests.support.cluster_node import Node
+from tests.support.processes import installed, wait_until
+
+WRITTEN = ("/etc", "/opt", "/usr/libexec", "/var/lib")
+PATIENCE_S = 240.0
+# What a hybrid host wants of kubelet and a network namespace of kube-proxy; what they are elsewhere is kubeadm's own.
+KUBELET = {
+    "kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "cgroupDriver": "cgroupfs", "cgroupsPerQOS": False, "enforceNodeAllocatable": ["none"], "failCgroupV1": False, "failSwapOn": False,
+    "evictionHard": {"imagefs.available": "1%", "nodefs.available": "1%", "memory.available": "50Mi"},
+}  # fmt: skip
+PROXY = {
+    "kind": "KubeProxyConfiguration", "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+    "mode": "nftables", "conntrack": {"maxPerCore": 0, "min": 0},
+}  # fmt: skip
+
+
+class Machine:
+    """Its administrator types; `kubectl` reaches the cluster from outside."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.node = Node(folder / "node", session.name("init"))
+        self.node.pods_group = f"/{session.name('init')}"
+        self._programs = toolchain.kubernetes()
+
+    def up(self) -> None:
+        """Namespaces, our server, and the images that its registry would have."""
+        toolchain.kubeadm()
+        archives = [control_plane_images.archive(), images.busybox()]
+        self.node.make_network()
+        self.node.make_mounts(())
+        for place in WRITTEN:
+            upper, work = self._written(place), self.folder / "work" / place.strip("/")
+            upper.mkdir(parents=True)
+            work.mkdir(parents=True)
+            self.types(
+                f"mount -t overlay -o lowerdir={place},upperdir={upper},workdir={work} overlay {place}"
+            )
+        self.types("echo 1 >/proc/sys/net/ipv4/ip_forward")
+        # The machine's own may name a resolver on its loopback, which CoreDNS takes for itself.
+        self.types("rm -f /etc/resolv.conf; echo nameserver 198.18.77.254 >/etc/resolv.conf")
+        self.node.write_configuration()
+        self.node.start_server()
+        for archive in archives:
+            self.cri("load", str(archive))
+
+    def _written(self, place: str) -> Path:
+        """Where what is written below `place` is seen from outside."""
+        return self.folder / "written" / place.strip("/")
+
+    def _path(self) -> str:
+        """The variable, with kubeadm, kubelet and kubectl on it."""
+        return f"PATH={self._programs}:{os.environ['PATH']}"
+
+    def types(self, command: str) -> str:
+        """A shell command on the machine; what it printed. Raises AssertionError when it fails."""
+        done = subprocess.run(
+            self.node.inside("env", self._path(), "sh", "-ec", command),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not done.returncode, f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def cri(self, *words: str) -> str:
+        """`pyrunc-cri` on it."""
+        command = [*installed("pyrunc-cri"), "--address", f"unix://{self.node.socket}", *words]
+        return self.types(shlex.join(command))
+
+    def kubeadm_file(self) -> Path:
+        """kubeadm's configuration with our socket, as docs/install.md has it."""
+        registration = {"criSocket": f"unix://{self.node.socket}", "name": self.node.host, "taints": []}
+        init = {
+            "nodeRegistration": {**registration, "kubeletExtraArgs": [{"name": "node-ip", "value": self.node.address}]},
+            "localAPIEndpoint": {"advertiseAddress": self.node.address},
+        }  # fmt: skip
+        logs = {"podLogsDir": str(self.node.folder / "pod-logs")}
+        api = {"apiVersion": "kubeadm.k8s.io/v1beta4"}
+        parts: list[dict[str, Any]] = [
+            {**api, "kind": "InitConfiguration", **init},
+            {**api, "kind": "ClusterConfiguration", "kubernetesVersion": toolchain.KUBERNETES},
+            {**KUBELET, **logs},
+            PROXY,
+        ]
+        file = self.folder / "kubeadm.yaml"
+        file.write_text("---\n".join(json.dumps(part) + "\n" for part in parts))
+        return file
+
+    def init(self, command: str) -> str:
+        """Run `kubeadm init`, and kubelet as soon as kubeadm would have its unit started. What kubeadm printed."""
+        words = ["env", self._path(), *shlex.split(command), "--ignore-preflight-errors=all"]
+        with open(self.folder / "kubeadm.log", "w+") as log:
+            running = subprocess.Popen(
+                self.node.inside(*words), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            try:
+                folder = self._written("/var/lib") / "kubelet"
+                configured = folder / "config.yaml"
+                wait_until(lambda: configured.exists() or running.poll() is not None, PATIENCE_S)
+                if configured.exists():
+                    self._start_kubelet((folder / "kubeadm-flags.env").read_text())
+                running.wait(PATIENCE_S)
+            finally:
+                running.kill()
+                running.wait()
+            log.seek(0)
+            said = log.read()
+        assert running.returncode == 0, f"{said}\n{self.node.kubelet.tail(60)}\n{self.node.server.tail(20)}"
+        return said
+
+    def _start_kubelet(self, flags: str) -> None:
+        """As the drop-in of kubeadm's package does. `flags`: the text of /var/lib/kubelet/kubeadm-flags.env."""
+        found = re.search(r'KUBELET_KUBEADM_ARGS="(.*)"', flags)
+        assert found, flags
+        own = "--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml"
+        self.node.kubelet.start(
+            self.node.inside(str(self._programs / "kubelet"), *own.split(), *shlex.split(found[1]))
+        )
+
+    def kubectl(self, *words: str, check: bool = True) -> str:
+        """From outside, as the cluster's administrator."""
+        configuration = self._written("/etc") / "kubernetes/admin.conf"
+        command = [str(self._programs / "kubectl"), "--kubeconfig", str(configuration), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert not check or not done.returncode, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout if not done.returncode else ""
+
+    def pods(self, *options: str) -> list[dict[str, Any]]:
+        """None while the API server does not answer."""
+        said = self.kubectl("get", "pods", "-o", "json", *options, check=False)
+        return list(json.loads(said)["items"]) if said else []
+
+    def until_ready(self, names: set[str], *options: str) -> None:
+        """Wait until there is a pod for each of these beginnings of names, and all pods are ready."""
+
+        def ready() -> bool:
+            pods = self.pods(*options)
+            found = {name for name in names for pod in pods if pod["metadata"]["name"].startswith(name)}
+            return found == names and all(is_ready(pod) for pod in pods)
+
+        if not wait_until(ready, PATIENCE_S, 1):
+            seen = self.kubectl("get", "pods,events", "-A", check=False) + self.cri("ps", "-a")
+            raise AssertionError(f"not ready: {sorted(names)}\n{seen}\n{self.node.kubelet.tail()}")
+
+    def down(self) -> None:
+        """Leave nothing but files."""
+        self.node.kubelet.stop()
+        self.node.stop()
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    """Its condition."""
+    conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
+    return conditions.get("Ready") == "True"
