@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from cri_server.images import build
-from cri_server.images.build import BuiltImage, Node
+from cri_server.images.build import BuiltImage
 from tests.kube_e2e import images
 from tests.support import toolchain
+from tests.support.images import made_once, of_program
 from tests.support.registry import archive_images
 
 NAME_SERVER = f"registry.k8s.io/coredns/coredns:{toolchain.COREDNS}"
@@ -23,14 +22,7 @@ def archives() -> list[Path]:
     """docker-archives with all of them and with those of the node's suite, made once for each version of what is in them."""
     base = images.archive()
     recipe = f"{base.name} {toolchain.COREDNS} {toolchain.SAMPLE_APISERVER} {toolchain.ETCD} {Path(__file__).read_text()}"
-    path = (
-        toolchain.cache() / "images" / f"conformance-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
-    )
-    if not path.exists():
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(build.docker_archive(_all_of_them(archive_images(base))))
-        temporary.rename(path)
-    return [base, path]
+    return [base, made_once("conformance", recipe, lambda: _all_of_them(archive_images(base)))]
 
 
 def _all_of_them(base: Mapping[str, BuiltImage]) -> dict[str, BuiltImage]:
@@ -47,8 +39,7 @@ def _all_of_them(base: Mapping[str, BuiltImage]) -> dict[str, BuiltImage]:
 
 
 def _program(path: Path, name: str) -> BuiltImage:
-    files = {name: Node(path.read_bytes(), 0o755), "tmp": build.directory(0o1777)}
-    return build.image([build.layer(files)], {"Entrypoint": [f"/{name}"]})
+    return of_program(path, name, Entrypoint=[f"/{name}"])
 
 
 def _picture(agnhost: BuiltImage, name: str) -> BuiltImage:

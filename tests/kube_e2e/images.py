@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from cri_server.images import build, manifest
 from cri_server.images.build import BuiltImage, Node
-from tests.support import busybox, debian, nginx, toolchain
+from tests.support import busybox, debian, images, nginx, toolchain
 from tests.support.registry import archive_images
 
 E2E = "registry.k8s.io/e2e-test-images"
-PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
 # What specs run in agnhost beside agnhost itself.
 TOOLS = "bash,curl,netcat-openbsd,iproute2,bind9-dnsutils,libc-bin"  # that one has getent
 AGNHOST_USERS = {
@@ -28,24 +26,19 @@ AGNHOST_USERS = {
 
 def archive() -> Path:
     """A docker-archive with all of them, made once for each version of what is in them."""
-    recipe = [toolchain.KUBERNETES, debian.suite(), Path(__file__).read_text(), _digest(PAUSE.read_bytes())]
-    key = _digest(json.dumps(recipe).encode())[:12]
-    path = toolchain.cache() / "images" / f"e2e-{key}.tar"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(build.docker_archive(_all_of_them()))
-        temporary.rename(path)
-    return path
+    recipe = [
+        toolchain.KUBERNETES,
+        debian.suite(),
+        Path(__file__).read_text(),
+        _digest(images.PAUSE.read_bytes()),
+    ]
+    return images.made_once("e2e", json.dumps(recipe), _all_of_them)
 
 
 def _all_of_them() -> Mapping[str, BuiltImage]:
     """Name -> image, for the versions that `toolchain.KUBERNETES` names in test/utils/image/manifest.go."""
     shell = build.busybox(busybox.program())
-    pause = build.image(
-        [build.layer({"pause": Node(PAUSE.read_bytes(), 0o755)})],
-        {"Entrypoint": ["/pause"], "User": "65535:65535"},
-    )
+    pause = images.pause(User="65535:65535")
     (web,) = archive_images(nginx.archive()).values()
     agnhost = _agnhost(shell, pause)
     program = (toolchain.e2e() / "nonewprivs").read_bytes()
@@ -56,8 +49,10 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
         f"{E2E}/glibc-dns-testing:2.0.0": shell,
         f"{E2E}/nginx:1.15-4": web,
         f"{E2E}/nginx:1.27-0": web,
-        f"{E2E}/nonewprivs:1.4": _with(shell, {"usr/local/bin/nnp": Node(program, 0o6755)}, Cmd=["nnp"]),
-        f"{E2E}/nonroot:1.5": _with(shell, {}, User="1234"),
+        f"{E2E}/nonewprivs:1.4": images.with_files(
+            shell, {"usr/local/bin/nnp": Node(program, 0o6755)}, Cmd=["nnp"]
+        ),
+        f"{E2E}/nonroot:1.5": images.with_files(shell, {}, User="1234"),
         "registry.k8s.io/pause:3.10.2": pause,
     }
 
@@ -115,11 +110,6 @@ def _fake_registry(name: str, tag: str, image: BuiltImage) -> build.Files:
 
 def _stored(folder: str, digest: str) -> str:
     return f"{folder}/sha256/{digest[:2]}/{digest}/data"
-
-
-def _with(base: BuiltImage, files: build.Files, **config: object) -> BuiltImage:
-    layers = [*base.layers, build.layer(files)] if files else base.layers
-    return build.image(layers, {"Cmd": ["sh"], **config})
 
 
 def _digest(data: bytes) -> str:

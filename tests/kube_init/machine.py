@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.support import control_plane_images, images, session, toolchain
 from tests.support.cluster_node import Node
+from tests.support.kubectl import Kubectl
 from tests.support.processes import installed, wait_until
 
 WRITTEN = ("/etc", "/opt", "/usr/libexec", "/var/lib")
@@ -30,7 +31,7 @@ PROXY = {
 }  # fmt: skip
 
 
-class Machine:
+class Machine(Kubectl):
     """Its administrator types; `kubectl` reaches the cluster from outside."""
 
     def __init__(self, folder: Path) -> None:
@@ -38,6 +39,7 @@ class Machine:
         self.node = Node(folder / "node", session.name("init"))
         self.node.pods_group = f"/{session.name('init')}"
         self._programs = toolchain.kubernetes()
+        self.kubeconfig = self._written("/etc") / "kubernetes/admin.conf"
 
     def up(self) -> None:
         """Namespaces, our server, and the images that its registry would have."""
@@ -134,18 +136,10 @@ class Machine:
             self.node.inside(str(self._programs / "kubelet"), *own.split(), *shlex.split(found[1]))
         )
 
-    def kubectl(self, *words: str, check: bool = True) -> str:
-        """From outside, as the cluster's administrator."""
-        configuration = self._written("/etc") / "kubernetes/admin.conf"
-        command = [str(self._programs / "kubectl"), "--kubeconfig", str(configuration), *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert not check or not done.returncode, f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout if not done.returncode else ""
-
     def pods(self, *options: str) -> list[dict[str, Any]]:
         """None while the API server does not answer."""
-        said = self.kubectl("get", "pods", "-o", "json", *options, check=False)
-        return list(json.loads(said)["items"]) if said else []
+        done = self.kubectl("get", "pods", "-o", "json", *options, check=False)
+        return list(json.loads(done.stdout)["items"]) if not done.returncode else []
 
     def until_ready(self, names: set[str], *options: str) -> None:
         """Wait until there is a pod for each of these beginnings of names, and all pods are ready."""
@@ -153,10 +147,10 @@ class Machine:
         def ready() -> bool:
             pods = self.pods(*options)
             found = {name for name in names for pod in pods if pod["metadata"]["name"].startswith(name)}
-            return found == names and all(is_ready(pod) for pod in pods)
+            return found == names and all(has_become_ready(pod) for pod in pods)
 
         if not wait_until(ready, PATIENCE_S, 1):
-            seen = self.kubectl("get", "pods,events", "-A", check=False) + self.cri("ps", "-a")
+            seen = self.kubectl("get", "pods,events", "-A", check=False).stdout + self.cri("ps", "-a")
             raise AssertionError(f"not ready: {sorted(names)}\n{seen}\n{self.node.kubelet.tail()}")
 
     def down(self) -> None:
@@ -165,7 +159,7 @@ class Machine:
         self.node.stop()
 
 
-def is_ready(pod: dict[str, Any]) -> bool:
+def has_become_ready(pod: dict[str, Any]) -> bool:
     """Its condition."""
     conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True"

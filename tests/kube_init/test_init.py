@@ -46,7 +46,7 @@ def restarts(pods: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
 
 def test_control_plane_proxy_and_name_server_are_ready(machine: Machine) -> None:
     machine.until_ready(PODS, "-n", "kube-system")
-    assert "pyrunc://" in machine.kubectl("get", "nodes", "-o", "wide")
+    assert "pyrunc://" in machine.kubectl("get", "nodes", "-o", "wide").stdout
     assert len(machine.cri("ps", "-q").split()) == len(machine.pods("-n", "kube-system"))
 
 
@@ -54,7 +54,7 @@ def test_a_pod_finds_a_service_by_its_name(machine: Machine) -> None:
     """By CoreDNS behind its service's address, which kube-proxy made."""
     machine.kubectl("run", "asks", "--image=busybox", "--image-pull-policy=Never", "--", "sleep", "100000")
     machine.until_ready({"asks"})
-    said = machine.kubectl("exec", "asks", "--", "nslookup", "kubernetes.default.svc.cluster.local")
+    said = machine.kubectl("exec", "asks", "--", "nslookup", "kubernetes.default.svc.cluster.local").stdout
     assert "10.96.0.1" in said, said
 
 
@@ -64,7 +64,9 @@ def test_the_cluster_outlives_a_killed_server(machine: Machine) -> None:
     machine.node.server.stop(signal.SIGKILL)
     machine.kubectl("delete", "pod", "asks", "--wait=false")
     machine.node.start_server()
-    assert wait_until(lambda: "asks" not in machine.kubectl("get", "pods", "-o", "name"), PATIENCE_S, 1)
+    assert wait_until(
+        lambda: "asks" not in machine.kubectl("get", "pods", "-o", "name").stdout, PATIENCE_S, 1
+    )
     machine.until_ready(PODS, "-n", "kube-system")
     del before["asks"]
     assert restarts(machine.pods("-A")) == before

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from cri_server.images import build
 from cri_server.images.build import BuiltImage, Node
-from tests.support import debian, toolchain
+from tests.support import debian, images, toolchain
 
-PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
 # What kube-proxy runs, and the names that Debian gives it when the packages are configured.
 PROXY_TOOLS = "iptables,nftables,kmod"
 PROXY_LINKS = [
@@ -31,16 +29,9 @@ def archive() -> Path:
         wanted(),
         debian.suite(),
         Path(__file__).read_text(),
-        hashlib.sha256(PAUSE.read_bytes()).hexdigest(),
+        hashlib.sha256(images.PAUSE.read_bytes()).hexdigest(),
     ]
-    key = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
-    path = toolchain.cache() / "images" / f"control-plane-{key}.tar"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(build.docker_archive(_all_of_them()))
-        temporary.rename(path)
-    return path
+    return images.made_once("control-plane", json.dumps(recipe), _all_of_them)
 
 
 def wanted() -> list[str]:
@@ -66,20 +57,14 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
         },
         "kube-proxy": _proxy(),
         "coredns": _of(toolchain.coredns(), Entrypoint=["coredns"]),
-        "pause": build.image(
-            [build.layer({"pause": Node(PAUSE.read_bytes(), 0o755)})], {"Entrypoint": ["/pause"]}
-        ),
+        "pause": images.pause(),
     }
     return {name: made[name.rpartition("/")[2].partition(":")[0]] for name in wanted()}
 
 
 def _of(program: Path, **config: object) -> BuiltImage:
-    """One static program on the path, and a folder for what it writes meanwhile."""
-    files = {
-        f"usr/local/bin/{program.name}": Node(program.read_bytes(), 0o755),
-        "tmp": build.directory(0o1777),
-    }
-    return build.image([build.layer(files)], config)
+    """The program on the path."""
+    return images.of_program(program, f"usr/local/bin/{program.name}", **config)
 
 
 def _proxy() -> BuiltImage:

@@ -1,12 +1,47 @@
-"""Images for tests: busybox of this machine as an archive in the cache folder."""
+"""Images for tests, as archives in the cache folder, and what several of them are made of."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cri_server.images import build
+from cri_server.images.build import BuiltImage, Node
 from tests.support import toolchain
+
+PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
+
+
+def made_once(name: str, recipe: str, make: Callable[[], Mapping[str, BuiltImage]]) -> Path:
+    """A docker-archive `name`-… of the images (name -> image) that `make` returns, made once for each `recipe`."""
+    key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
+    path = toolchain.cache() / "images" / f"{name}-{key}.tar"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(build.docker_archive(make()))
+        temporary.rename(path)
+    return path
+
+
+def pause(**config: object) -> BuiltImage:
+    """Our pause as an image."""
+    files = {"pause": Node(PAUSE.read_bytes(), 0o755)}
+    return build.image([build.layer(files)], {"Entrypoint": ["/pause"], **config})
+
+
+def of_program(program: Path, place: str, **config: object) -> BuiltImage:
+    """One static program at `place`, and a folder for what it writes meanwhile."""
+    files = {place: Node(program.read_bytes(), 0o755), "tmp": build.directory(0o1777)}
+    return build.image([build.layer(files)], config)
+
+
+def with_files(base: BuiltImage, files: build.Files, **config: object) -> BuiltImage:
+    """`base` with another layer, if there are files, and a shell where `config` says no command."""
+    layers = [*base.layers, build.layer(files)] if files else base.layers
+    return build.image(layers, {"Cmd": ["sh"], **config})
 
 
 def busybox(name: str = build.BUSYBOX_NAME) -> Path:

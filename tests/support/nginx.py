@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from cri_server.images import build
-from tests.support import debian, toolchain
+from cri_server.images.build import BuiltImage
+from tests.support import debian, images
 
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33:www-data:/var/www:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
@@ -29,15 +29,12 @@ PACKAGES = "nginx-light,busybox-static"
 def archive() -> Path:
     """The archive's path; the image is `docker.io/library/nginx:latest`."""
     recipe = json.dumps([debian.suite(), FILES, LINKS, CONFIG, PACKAGES, 7])
-    path = toolchain.cache() / "images" / f"nginx-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        base = debian.unpacked(PACKAGES)
-        image = build.image([base, _additions(base)], CONFIG)
-        temporary.write_bytes(build.docker_archive({"docker.io/library/nginx:latest": image}))
-        temporary.rename(path)
-    return path
+    return images.made_once("nginx", recipe, _image)
+
+
+def _image() -> Mapping[str, BuiltImage]:
+    base = debian.unpacked(PACKAGES)
+    return {"docker.io/library/nginx:latest": build.image([base, _additions(base)], CONFIG)}
 
 
 def _additions(base: bytes) -> bytes:

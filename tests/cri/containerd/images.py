@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 from cri_server.images import build
 from cri_server.images.build import BuiltImage, Node
 from tests.support import nginx
+from tests.support.images import pause, with_files
 from tests.support.registry import archive_images
 
 HOST = "registry.k8s.io"
-PAUSE = Path(__file__).parents[3] / "pyrunc/native/pause"
 _USERS = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "etc/group": "root:x:0:\ndaemon:x:1:\nwheel:x:10:root\nnogroup:x:65534:\n",
@@ -32,18 +31,17 @@ def all_of_them() -> Mapping[str, BuiltImage]:
     """The suite's own word for each -> image."""
     shell = build.busybox()
     (web,) = archive_images(nginx.archive()).values()
-    pause = build.image([build.layer({"pause": Node(PAUSE.read_bytes(), 0o755)})], {"Entrypoint": ["/pause"]})
     users = build.image([*shell.layers, build.layer(_USERS)], {"Cmd": ["sh"]})
     return {
         "Alpine": users,
         "BusyBox": users,
-        "Pause": pause,
-        "ResourceConsumer": _with(users, {"bin/stress": Node(STRESS.encode(), 0o755)}, Cmd=["sleep", "3600"]),
-        "VolumeCopyUp": _with(
+        "Pause": pause(),
+        "ResourceConsumer": with_files(users, {"bin/stress": Node(STRESS.encode(), 0o755)}, Cmd=["sleep", "3600"]),
+        "VolumeCopyUp": with_files(
             users, {f"{place[1:]}/{name}": "test_content\n" for place, name in VOLUMES.items()},
             Volumes={"/test_dir": {}, "C:/weird_test_dir": {}, "/:colon_prefixed": {}},
         ),
-        "VolumeOwnership": _with(users, {"test_dir": _owned_by_nobody()}, Volumes={"/test_dir": {}}),
+        "VolumeOwnership": with_files(users, {"test_dir": _owned_by_nobody()}, Volumes={"/test_dir": {}}),
         "Nginx": build.image(web.layers, {**nginx.CONFIG, "Cmd": ["nginx", "-g", NGINX_SETTINGS]}),
     }  # fmt: skip
 
@@ -60,7 +58,3 @@ def image_list() -> str:
 
 def _owned_by_nobody() -> Node:
     return build.directory(uid=65534, gid=65534)
-
-
-def _with(base: BuiltImage, files: build.Files, **config: object) -> BuiltImage:
-    return build.image([*base.layers, build.layer(files)], {"Cmd": ["sh"], **config})
