@@ -13,6 +13,7 @@ from pyrunc import ipc
 from pyrunc.errors import Error
 from pyrunc.kernel import reaper
 from pyrunc.zygote import loop, preload
+from pyrunc.zygote.messages import Ready
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     try:
         preload.load(sys.argv[3:])
     except Error as error:
-        ipc.send(server, {"error": error.to_wire()})
+        ipc.send(server, Ready(error=error.to_wire()).to_fields())
         return
     preload.freeze()
     loop.Loop(server).serve()

@@ -12,51 +12,51 @@ from _socket import socket
 from pyrunc import ipc
 from pyrunc.errors import Error
 from pyrunc.kernel import reaper
-from pyrunc.zygote import messages, preload
+from pyrunc.zygote import preload
+from pyrunc.zygote.messages import STDIO_OF_ERRAND, Outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
+    from pyrunc.ipc import Message
+    from pyrunc.zygote.messages import Run
+
+    Function = Callable[[Message, list[int]], Any]
+    """Of the request's arguments and descriptors."""
+
 _FIRST_FD = 3
 _LAST_FD = 0x7FFF_FFFF
 
 
-def fork_detached(
-    request: dict[str, Any], fds: Sequence[int], function: Callable[..., Any] | None = None
-) -> int:
-    """A child with a session of its own and /dev/null as stdio. Raises Error before the fork if there is no such function."""
-    function = function or preload.resolve(request["function"])
+def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) -> int:
+    """A child with a session of its own and /dev/null as stdio."""
     pid = os.fork()
     if pid == 0:
-        _in_child(_detached, function, request, list(fds))
+        _in_child(lambda: _detached(function, arguments, list(fds)))
     return pid
 
 
-def fork_errand(request: dict[str, Any], fds: Sequence[int]) -> int:
+def fork_errand(asked: Run, fds: Sequence[int]) -> int:
     """A child in a process group of its own; the first descriptors are stdio and the result socket.
 
     It dies with the zygote, however that dies (PR_SET_PDEATHSIG); processes that it started only if the zygote ends orderly.
+    Raises Error before the fork if there is no such function.
     """
-    function, zygote = preload.resolve(request["function"]), os.getpid()
+    function, zygote = preload.resolve(asked.function), os.getpid()
     pid = os.fork()
     if pid == 0:
-        _in_child(lambda *asked: _errand(zygote, *asked), function, request, list(fds))
+        _in_child(lambda: _errand(zygote, function, asked, list(fds)))
     _own_group(pid)
     return pid
 
 
-def _in_child(
-    body: Callable[[Callable[..., Any], dict[str, Any], list[int]], int],
-    function: Callable[..., Any],
-    request: dict[str, Any],
-    fds: list[int],
-) -> NoReturn:
+def _in_child(body: Callable[[], int]) -> NoReturn:
     code = 1
     try:
         _forget_the_zygote()
-        code = body(function, request, fds)
+        code = body()
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
@@ -69,27 +69,27 @@ def _in_child(
             os._exit(code)
 
 
-def _detached(function: Callable[..., Any], request: dict[str, Any], fds: list[int]) -> int:
+def _detached(function: Function, arguments: Message, fds: list[int]) -> int:
     os.setsid()
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     mine = _take_descriptors([null, null, null, *fds])
-    return _code(function(request.get("arguments", {}), mine))
+    return _code(function(arguments, mine))
 
 
-def _errand(zygote: int, function: Callable[..., Any], request: dict[str, Any], fds: list[int]) -> int:
+def _errand(zygote: int, function: Function, asked: Run, fds: list[int]) -> int:
     reaper.set_parent_death_signal(SIGKILL, zygote)
     reaper.set_child_subreaper()
     _own_group(0)
     result, *mine = _take_descriptors(fds)
-    os.environ.update(request["environment"])
+    os.environ.update(asked.environment)
     answers = socket(fileno=result)
     try:
-        outcome = function(request["arguments"], mine)
+        outcome = function(asked.arguments, mine)
     except Error as error:
-        ipc.send(answers, {"error": error.to_wire()})
+        ipc.send(answers, Outcome(error=error.to_wire()).to_fields())
         return 1
     if isinstance(outcome, list):
-        ipc.send(answers, {"ok": True}, outcome)
+        ipc.send(answers, Outcome(ok=True).to_fields(), outcome)
         return 0
     return _code(outcome)
 
@@ -126,4 +126,4 @@ def _own_group(pid: int) -> None:
         pass
 
 
-assert messages.STDIO_OF_ERRAND == _FIRST_FD + 1
+assert STDIO_OF_ERRAND == _FIRST_FD + 1

@@ -18,7 +18,7 @@ from typing import Any
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, PeerError, Unavailable, from_wire
 from pyrunc.peer import Peer, answered, fail
-from pyrunc.zygote import messages
+from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Keep, Outcome, Ready, Run
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 64 * 1024
@@ -43,14 +43,6 @@ class ErrandResult:
     stderr: bytes
     fds: list[int] = field(default_factory=list)
     truncated: bool = False
-
-
-@dataclass(frozen=True)
-class Forked:
-    """A detached child. `prepared`: what it had made before it was asked for (pyrunc.zygote.spare), often nothing."""
-
-    pid: int
-    prepared: dict[str, Any]
 
 
 class Zygote:
@@ -86,10 +78,10 @@ class Zygote:
         the server or the zygote. The caller keeps its `fds`. Raises Unavailable when the zygote dies meanwhile.
         """
         process = await self._live()
-        request = {"call": messages.FORK, "function": function, "arguments": dict(arguments or {})}
-        _, answering = process.peer.ask(request, fds)
+        asked = Fork(function, dict(arguments or {}))
+        _, answering = process.peer.ask(asked.to_message(), fds)
         answer, _ = await answered(answering)
-        return Forked(int(answer["pid"]), dict(answer["prepared"]))
+        return Forked.of(answer, PeerError)
 
     async def run(
         self,
@@ -111,23 +103,18 @@ class Zygote:
         process = await self._live()
         errand = _Errand(output_limit_bytes)
         try:
-            request = {
-                "call": messages.RUN,
-                "function": function,
-                "arguments": dict(arguments or {}),
-                "environment": dict(env or {}),
-                "timeout_s": timeout_s,
-            }
+            asked = Run(function, dict(arguments or {}), dict(env or {}), timeout_s)
             with errand.open_ends(stdin) as ends:
-                number, answering = process.peer.ask(request, [*ends, *fds])
+                number, answering = process.peer.ask(asked.to_message(), [*ends, *fds])
             try:
                 answer, _ = await answered(answering)
             except asyncio.CancelledError:
-                process.peer.tell({"id": 0, "call": messages.CANCEL, "run": number})
+                process.peer.tell({"id": UNANSWERED, **Cancel(number).to_message()})
                 raise
-            if answer["timed_out"]:
+            ended = Ended.of(answer, PeerError)
+            if ended.timed_out:
                 raise DeadlineExceeded(f"{function} took longer than {timeout_s:g} s")
-            return errand.result(int(answer["exit_code"]))
+            return errand.result(ended.exit_code)
         finally:
             errand.close()
 
@@ -148,7 +135,7 @@ class Zygote:
                     await asyncio.shield(old.close())
                 self._process = await _Process.start(self._preload)
                 if self._keep:
-                    self._process.peer.tell({"id": 0, "call": messages.KEEP, "function": self._keep})
+                    self._process.peer.tell({"id": UNANSWERED, **Keep(self._keep).to_message()})
             return self._process
 
 
@@ -158,7 +145,7 @@ class _Process:
     def __init__(self, pid: int, sock: socket.socket) -> None:
         self.pid = pid
         self.peer = Peer(sock, "the zygote", self._told, self._lost)
-        self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
     @property
     def gone(self) -> bool:
@@ -182,9 +169,9 @@ class _Process:
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded(f"the zygote did not start in {_START_TIMEOUT_S:g} s") from None
             raise
-        if "error" in answer:
+        if answer.error is not None:
             await process.close()
-            raise PeerError(f"the zygote cannot start: {from_wire(answer['error']).message}")
+            raise PeerError(f"the zygote cannot start: {from_wire(answer.error).message}")
         return process
 
     async def close(self, *, kill: bool = False) -> None:
@@ -194,9 +181,9 @@ class _Process:
             os.kill(self.pid, signal.SIGKILL)
         await _reap(self.pid)
 
-    def _told(self, message: dict[str, Any]) -> None:
+    def _told(self, message: ipc.Message) -> None:
         if not self._ready.done():
-            self._ready.set_result(message)
+            self._ready.set_result(Ready.of(message, PeerError))
 
     def _lost(self) -> None:
         fail(self._ready, "the zygote has died")
@@ -237,9 +224,10 @@ class _Errand:
             received = None
         if received:
             message, fds = received
-            if "error" in message:
+            outcome = Outcome.of(message, PeerError)
+            if outcome.error is not None:
                 ipc.close_all(fds)
-                raise from_wire(message["error"])
+                raise from_wire(outcome.error)
         stdout, stderr = (bytes(output.content) for output in self._outputs)
         truncated = any(output.truncated for output in self._outputs)
         return ErrandResult(exit_code, stdout, stderr, fds, truncated)

@@ -10,13 +10,16 @@ import time
 
 from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument, KernelError
-from pyrunc.zygote import child, descendants, messages
+from pyrunc.zygote import child, descendants, preload
+from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Keep, Ready, Run
 from pyrunc.zygote.spare import Spare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket
-    from typing import Any
+
+    from pyrunc.ipc import Message
+    from pyrunc.records import Record
 
 REFILL_AFTER_S = 0.1  # whoever took the spare is busy: its pod is made, and its first container follows
 REFILL_AGAIN_S = 1.0  # a spare that dies before it is used would die again
@@ -48,7 +51,7 @@ class Loop:
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
         poll.register(wakeup, select.POLLIN)
-        ipc.send(self._server, {"ready": os.getpid()})
+        ipc.send(self._server, Ready(os.getpid()).to_fields())
         try:
             while True:
                 ready = {fd for fd, _ in poll.poll(self._wait_ms())}
@@ -80,33 +83,46 @@ class Loop:
             ipc.close_all(fds)
         return True
 
-    def _dispatch(self, request: dict[str, Any], fds: list[int]) -> None:
+    def _dispatch(self, request: Message, fds: list[int]) -> None:
         call = request.get("call")
-        if call == messages.FORK:
-            pid, prepared = self._from_spare(request, fds) or (child.fork_detached(request, fds), {})
-            ipc.send(self._server, {"id": request["id"], "ok": {"pid": pid, "prepared": prepared}})
-        elif call == messages.RUN:
-            pid = child.fork_errand(request, fds)
-            timeout_s = request.get("timeout_s")
-            deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            self._errands[pid] = _Errand(request["id"], pid, deadline)
-        elif call == messages.KEEP:
-            self._kept_function, self._refill_at = request["function"], time.monotonic()
-        elif call == messages.CANCEL:
-            for errand in self._errands.values():
-                if errand.request_id == request["run"]:
-                    descendants.kill(errand.pid)
+        if call == Fork.call:
+            self._answer(request["id"], self._fork(Fork.of(request), fds))
+        elif call == Run.call:
+            self._run(request["id"], Run.of(request), fds)
+        elif call == Keep.call:
+            self._kept_function, self._refill_at = Keep.of(request).function, time.monotonic()
+        elif call == Cancel.call:
+            self._cancel(Cancel.of(request))
         else:
             raise InvalidArgument(f"the zygote has no call {call!r}")
 
-    def _from_spare(self, request: dict[str, Any], fds: list[int]) -> tuple[int, dict[str, Any]] | None:
-        """The pid of the spare that took the request and what it had prepared, None if there was none for it."""
+    def _fork(self, asked: Fork, fds: list[int]) -> Forked:
+        forked = self._from_spare(asked, fds)
+        if forked is None:
+            forked = Forked(child.fork_detached(preload.resolve(asked.function), asked.arguments, fds), {})
+        return forked
+
+    def _from_spare(self, asked: Fork, fds: list[int]) -> Forked | None:
+        """The spare that took the request, None if there was none for it."""
         spare = self._spare
-        if spare is None or request["function"] != self._kept_function:
+        if spare is None or asked.function != self._kept_function:
             return None
         self._spare, self._refill_at = None, time.monotonic() + REFILL_AFTER_S
-        prepared = spare.give(request["arguments"], fds)
-        return None if prepared is None else (spare.pid, prepared)
+        prepared = spare.give(asked.arguments, fds)
+        return None if prepared is None else Forked(spare.pid, prepared)
+
+    def _run(self, request_id: int, asked: Run, fds: list[int]) -> None:
+        pid = child.fork_errand(asked, fds)
+        deadline = None if asked.timeout_s is None else time.monotonic() + asked.timeout_s
+        self._errands[pid] = _Errand(request_id, pid, deadline)
+
+    def _cancel(self, asked: Cancel) -> None:
+        for errand in self._errands.values():
+            if errand.request_id == asked.run:
+                descendants.kill(errand.pid)
+
+    def _answer(self, request_id: int, answer: Record) -> None:
+        ipc.send(self._server, {"id": request_id, "ok": answer.to_fields()})
 
     def _refill(self) -> None:
         if self._refill_at is None or self._refill_at > time.monotonic():
@@ -118,9 +134,9 @@ class Loop:
             print(f"pyrunc-zygote: no spare child: {error}", file=sys.stderr)
             self._refill_at = time.monotonic() + REFILL_AGAIN_S
 
-    def _fail(self, request: dict[str, Any], error: Error) -> None:
+    def _fail(self, request: Message, error: Error) -> None:
         print(f"pyrunc-zygote: {error}", file=sys.stderr)
-        ipc.send(self._server, {"id": request.get("id", 0), "error": error.to_wire()})
+        ipc.send(self._server, {"id": request.get("id", UNANSWERED), "error": error.to_wire()})
 
     def _reap(self) -> None:
         while True:
@@ -138,8 +154,7 @@ class Loop:
                 self._spare, self._refill_at = None, time.monotonic() + REFILL_AGAIN_S
             if errand:
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
-                answer = {"exit_code": code, "timed_out": errand.timed_out}
-                ipc.send(self._server, {"id": errand.request_id, "ok": answer})
+                self._answer(errand.request_id, Ended(code, errand.timed_out))
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -1,21 +1,85 @@
 """What the server and the zygote say to each other. One JSON object per packet (pyrunc.ipc).
 
-`fork`   {"id","call","function","arguments"} + fds        -> {"id","ok":{"pid","prepared"}}: a child that outlives server and
-         zygote; `prepared` is what it says that it has made ahead (`prepare` of its module, see spare), empty for nothing
-`run`    {"id","call","function","arguments","environment","timeout_s"} + [stdin, stdout, stderr, result socket, fds…]
-         -> {"id","ok":{"exit_code","timed_out"}} when it ended
-`cancel` {"id","call","run"}: kill the errand with that id; no answer of its own
-`keep`   {"id","call","function"}: from now on have a child ready for the next `fork` of that function; no answer
-First of all the zygote says {"ready": pid} or {"error": …}.
+Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} or {"id": n, "error": …} (pyrunc.errors), as between server and shim.
+`Keep` and `Cancel` have no answer, and number 0. First of all the zygote says `Ready`.
 
-On its result socket an errand sends at most one message: {"ok": true} + the descriptors that it hands over, or
-{"error": …} (pyrunc.errors).
+`arguments` and `prepared` are what the function and who asks for it have agreed on: the zygote passes them on.
 """
 
 from __future__ import annotations
 
-FORK = "fork"
-RUN = "run"
-CANCEL = "cancel"
-KEEP = "keep"
+from pyrunc.records import Record, Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
+
 STDIO_OF_ERRAND = 4  # stdin, stdout, stderr, result socket come before the errand's own descriptors
+UNANSWERED = 0
+
+
+class Ready(Record):
+    """The zygote's first words: its pid, or why it cannot start."""
+
+    ready: int | None = None
+    error: Message | None = None
+
+
+class Fork(Request):
+    """Start a child that outlives server and zygote, with the descriptors that come along. Answered with a `Forked`."""
+
+    call = "fork"
+    function: str
+    arguments: Message
+
+
+class Forked(Record):
+    """`prepared` is what the child says that it has made ahead (`prepare` of its module, see spare), empty for nothing."""
+
+    pid: int
+    prepared: Message
+
+
+class Run(Request):
+    """Run an errand, with stdin, stdout, stderr, its result socket and its own descriptors. Answered with an `Ended` then. The deadline
+    is `timeout_s` from now, None for none."""
+
+    call = "run"
+    function: str
+    arguments: Message
+    environment: dict[str, str]
+    timeout_s: float | None = None
+
+
+class Ended(Record):
+    """An errand's end. `exit_code` is 128 + n for signal n; `timed_out`: it was killed at its deadline."""
+
+    exit_code: int
+    timed_out: bool
+
+
+class Cancel(Request):
+    """Kill the errand whose request had the number `run`."""
+
+    call = "cancel"
+    run: int
+
+
+class Keep(Request):
+    """From now on have a child ready for the next `Fork` of the function."""
+
+    call = "keep"
+    function: str
+
+
+class Outcome(Record):
+    """The one message that an errand may send on its result socket: `ok`, with the descriptors that it hands over, or an error."""
+
+    ok: bool = False
+    error: Message | None = None
+
+
+class FromWorker(Record):
+    """In the answer of an errand that stays (`workers`). `last`: it has grown by the question and is not to be asked again."""
+
+    last: bool = False

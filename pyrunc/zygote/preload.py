@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from pyrunc.ipc import Message
+
 
 KEPT_FROM = 300
 """Descriptors that all children keep have numbers from here on, above those that are handed to one (`ipc.MOST_FDS` at most)."""
@@ -70,12 +72,12 @@ def freeze() -> None:
     gc.freeze()
 
 
-def hook(function: str, name: str) -> Callable[[list[int]], dict[str, Any]] | None:
+def hook(function: str, name: str) -> Callable[[list[int]], Message] | None:
     """The function `name` beside `module:function`, if the module has one."""
     return getattr(sys.modules[function.partition(":")[0]], name, None)
 
 
-def resolve(function: str) -> Callable[[dict[str, Any], list[int]], Any]:
+def resolve(function: str) -> Callable[[Message, list[int]], Any]:
     """The function named `module:function`. Raises PeerError if there is none."""
     module, _, name = function.partition(":")
     if module not in sys.modules:

@@ -14,8 +14,11 @@ from pyrunc.zygote import child, preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
+
+    from pyrunc.ipc import Message
+    from pyrunc.zygote.child import Function
 
 NAME = "pyrunc-spare"
 
@@ -31,14 +34,14 @@ class Spare:
         """Raises Error if there is no such function, OSError."""
         self._socket, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         try:
-            self.pid = child.fork_detached({"function": function}, [theirs.fileno()], _waiting_for(function))
+            self.pid = child.fork_detached(_waiting_for(function), {}, [theirs.fileno()])
         except BaseException:
             self._socket.close()
             raise
         finally:
             theirs.close()
 
-    def give(self, arguments: dict[str, Any], fds: Sequence[int]) -> dict[str, Any] | None:
+    def give(self, arguments: Message, fds: Sequence[int]) -> Message | None:
         """Its request; what it has prepared (nothing while it is not done with that), None when it has died."""
         try:
             ipc.send(self._socket, arguments, fds)
@@ -53,11 +56,11 @@ class Spare:
         return received[0] if received else {}
 
 
-def _waiting_for(name: str) -> Callable[[dict[str, Any], list[int]], Any]:
+def _waiting_for(name: str) -> Function:
     """What the child does."""
     function = preload.resolve(name)
 
-    def wait(_: dict[str, Any], fds: list[int]) -> Any:
+    def wait(_: Message, fds: list[int]) -> Any:
         reaper.set_name(NAME)
         prepare = preload.hook(name, "prepare")
         requests = socket(fileno=fds[0])

@@ -14,13 +14,13 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from pyrunc.errors import DeadlineExceeded, Error, Unavailable
+from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable
 from pyrunc.peer import Answer, Peer, answered
+from pyrunc.zygote.messages import FromWorker
 
 LONG_S = 1.0
 MOST_LONG = 4
 MOST_QUESTIONS = 1000  # of one worker: whatever it has heaped up goes with it
-LAST = "last"  # in an answer: the worker has grown by the question and is not asked again
 KILLED_S = 2.0  # a process that waits for a disk may take for ever
 
 
@@ -103,7 +103,7 @@ class Workers:
         except Error:
             self._put_back(worker)
             raise
-        self._put_back(worker, last=bool(answer[0].get(LAST)))
+        self._put_back(worker, last=FromWorker.of(answer[0], PeerError).last)
         return answer
 
     def _take(self) -> _Worker:

@@ -18,7 +18,8 @@ import pytest
 import pytest_asyncio
 
 from pyrunc import ipc
-from pyrunc.errors import DeadlineExceeded, NotFound, PeerError
+from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError
+from pyrunc.peer import answered
 from pyrunc.zygote.client import Zygote
 from tests.kernel.shim_pod import TIMEOUT_S, children, descriptors, gone, name_of
 from tests.support.processes import wait_until
@@ -101,6 +102,24 @@ async def test_a_function_that_does_not_exist_is_an_error_and_no_process(zygote:
             await zygote.run(function)
         with pytest.raises(PeerError):
             await zygote.fork(function)
+
+
+@pytest.mark.parametrize(
+    ("question", "problem"),
+    [
+        ({"call": "fork", "arguments": {}}, "fork: function is missing"),
+        ({"call": "run", "function": f"{HERE}:leave", "arguments": {}}, "run: environment is missing"),
+        ({"call": "keep", "function": 1}, "keep: function is 1, not a text"),
+        ({"call": "brew"}, "the zygote has no call 'brew'"),
+    ],
+)
+async def test_a_question_that_lacks_something_is_refused_with_its_name(
+    zygote: Zygote, question: ipc.Message, problem: str
+) -> None:
+    process = await zygote._live()
+    with pytest.raises(InvalidArgument, match=problem):
+        await answered(process.peer.ask(question)[1])
+    assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
 
 
 async def test_large_input_output_and_arguments(zygote: Zygote) -> None:
