@@ -12,7 +12,7 @@ from tests.system.conftest import reap
 
 TESTS = (
     "tests/system/test_exec.py",
-    "tests/cri/test_server_streams.py",
+    "tests/cri/rpc/test_exec.py",
     "tests/cri/test_kept_launches.py",
     "tests/kernel/test_shim_containers.py",
 )

@@ -15,7 +15,7 @@ GUEST, MACHINE = "guest", "machine"
 # Beginnings of paths below tests/. A server of tests/cri/server_harness.py is in a network namespace of its own, and its
 # folder's name, which bears the mark, is that of its groups.
 IN_THE_GUEST = ("vm/",)
-ANYWHERE = ("architecture/", "unit/", "cri/images/", "cri/streaming/", "cri/test_")
+ANYWHERE = ("architecture/", "unit/", "cri/images/", "cri/rpc/", "cri/streaming/", "cri/test_")
 
 Item = TypeVar("Item")
 

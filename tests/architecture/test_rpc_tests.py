@@ -1,0 +1,63 @@
+"""Each RPC of the interface has a file of tests of its own in tests/cri/rpc, which calls it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import ServiceDescriptor
+
+from cri_server.api import api_pb2 as api
+from tests.architecture.test_imports import ROOT
+
+FOLDER = ROOT / "tests/cri/rpc"
+# Where words that tests speak to a server with are made of calls.
+WORDS = ("server_harness.py", "streaming_session.py", "rpc/images.py")
+
+
+def rpcs() -> list[str]:
+    services = api.DESCRIPTOR.services_by_name.values()
+    found = [
+        method.name
+        for service in services
+        if isinstance(service, ServiceDescriptor)
+        for method in service.methods
+    ]
+    assert len(found) == 43
+    return sorted(found)
+
+
+def file_of(rpc: str) -> Path:
+    return FOLDER / f"test_{re.sub('(?<!^)(?=[A-Z])', '_', rpc).lower()}.py"
+
+
+def used(path: Path) -> set[str]:
+    """Names of all attributes and variables of a file."""
+    tree = ast.parse(path.read_text())
+    return {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} | {
+        n.id for n in ast.walk(tree) if isinstance(n, ast.Name)
+    }
+
+
+def words() -> dict[str, set[str]]:
+    """The RPCs that each word of WORDS calls itself."""
+    found: dict[str, set[str]] = {}
+    for name in WORDS:
+        for node in ast.walk(ast.parse((ROOT / "tests/cri" / name).read_text())):
+            if isinstance(node, ast.FunctionDef):
+                called = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} & set(rpcs())
+                found.setdefault(node.name, set()).update(called)
+    return found
+
+
+@pytest.mark.parametrize("rpc", rpcs())
+def test_an_rpc_has_a_file_that_calls_it(rpc: str) -> None:
+    names = used(file_of(rpc))
+    known = words()
+    assert rpc in names or any(rpc in known[name] for name in names & known.keys())
+
+
+def test_a_file_is_of_an_rpc() -> None:
+    assert {file_of(rpc) for rpc in rpcs()} == set(FOLDER.glob("test_*.py"))

@@ -1,0 +1,27 @@
+"""One server for the files of this folder, each of which is about one RPC; each test starts with none of its pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cri import inner_registry
+from tests.cri.server_harness import Server
+from tests.support.registry import Registry
+
+CDI = "/run/pyrunc-test-cdi"  # where devices of test_create_container.py are described
+
+
+@pytest.fixture(scope="package")
+def module_server() -> Iterator[Server]:
+    with Server(settings={"containers": {"cdi_dirs": [CDI]}}) as server:
+        server.load_image()
+        yield server
+
+
+@pytest.fixture(scope="package")
+def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry that this server reaches, over HTTP."""
+    with inner_registry.inside(module_server, tmp_path_factory.mktemp("registry")) as registry:
+        yield registry

@@ -1,0 +1,36 @@
+"""Attach, from the call to the bytes, over WebSocket (SPDY is tested with the streaming server)."""
+
+from __future__ import annotations
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server
+from tests.cri.streaming_session import CLOSE, STDIN, collect, open_session
+
+
+def test_attach_sees_what_comes_and_feeds_stdin(server: Server) -> None:
+    config = server.container_config(
+        ["sh", "-c", "echo before; while read line; do echo got $line; done; echo over"],
+        stdin=True,
+        stdin_once=True,
+    )
+    container = server.launch(server.run_pod(), config)
+    server.wait_logged(container, "before")
+    url = server.runtime.Attach(api.AttachRequest(container_id=container, stdin=True, stdout=True)).url
+    with open_session(server, url) as session:
+        session.send(bytes([STDIN]) + b"one\n")
+        session.send(bytes([CLOSE, STDIN]))
+        stdout, _, _ = collect(session)
+    assert stdout == b"got one\nover\n"
+    assert server.wait_exit(container).exit_code == 0
+    assert server.log_lines(container) == ["before", "got one", "over"]
+
+
+def test_leaving_an_attach_changes_nothing(server: Server) -> None:
+    container = server.launch(
+        server.run_pod(), server.container_config(["sh", "-c", "while :; do echo t; sleep 0.05; done"])
+    )
+    for _ in range(3):
+        url = server.runtime.Attach(api.AttachRequest(container_id=container, stdout=True)).url
+        with open_session(server, url) as session:
+            assert b"t" in next(m for m in iter(session.recv, None) if len(m) > 1)  # type: ignore[arg-type,operator]
+    assert server.status(container).state == api.CONTAINER_RUNNING

@@ -1,0 +1,108 @@
+"""CheckpointContainer, as far as it goes without CRIU: what is refused, and that nothing is left.
+
+With CRIU: tests/vm/inside/test_server_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.spec import groups
+from tests.cri.server_harness import Server, code_of, message_of
+from tests.cri.without_criu import (
+    SLOW,
+    Code,
+    criu,
+    goes_on,
+    launch_counting,
+    programs,
+    started,
+)
+from tests.support.processes import wait_until
+
+__all__ = ["criu", "programs"]
+
+
+@pytest.fixture(scope="module")
+def module_server(programs: Path) -> Iterator[Server]:
+    with started(programs) as server:
+        yield server
+
+
+def checkpoint(server: Server, container: str, location: Path | str, timeout: int = 0) -> None:
+    request = api.CheckpointContainerRequest(container_id=container, location=str(location), timeout=timeout)
+    server.runtime.CheckpointContainer(request, timeout=60)
+
+
+@pytest.fixture
+def counting(server: Server) -> str:
+    return launch_counting(server)
+
+
+def test_without_criu(server: Server, counting: str, tmp_path: Path) -> None:
+    assert code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar")) == Code.FAILED_PRECONDITION
+    assert "criu is not in $PATH" in message_of(lambda: checkpoint(server, counting, tmp_path / "a.tar"))
+    goes_on(server, counting)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_right(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
+    for location in ("", "relative.tar", tmp_path, f"{tmp_path}/x/", "/no/such/folder/x.tar", "/x\0"):
+        assert (
+            code_of(lambda location=location: checkpoint(server, counting, location)) == Code.INVALID_ARGUMENT
+        )  # type: ignore[misc]
+    good = tmp_path / "a.tar"
+    assert code_of(lambda: checkpoint(server, counting, good, -1)) == Code.INVALID_ARGUMENT
+    assert code_of(lambda: checkpoint(server, "0" * 64, good)) == Code.NOT_FOUND
+    created = server.create(server.run_pod())
+    assert code_of(lambda: checkpoint(server, created, good)) == Code.FAILED_PRECONDITION
+    server.stop_container(counting)
+    assert code_of(lambda: checkpoint(server, counting, good)) == Code.FAILED_PRECONDITION
+
+
+def test_a_failure_leaves_all_as_it_was(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"of before")
+    assert "criu" in message_of(lambda: checkpoint(server, counting, tmp_path / "a.tar"))
+    goes_on(server, counting)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.tar"] and (
+        tmp_path / "a.tar"
+    ).read_bytes() == b"of before"
+
+
+def test_the_time_is_up(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
+    """The caller hears it at once. CRIU is left to end by itself; then the container goes on, and nothing is left."""
+    criu.write_text(SLOW.format(folder=tmp_path))
+    assert code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar", 1)) == Code.DEADLINE_EXCEEDED
+    assert (
+        "a checkpoint of container" in message_of(lambda: checkpoint(server, counting, tmp_path / "b.tar"))
+        or "is paused" in message_of(lambda: checkpoint(server, counting, tmp_path / "b.tar"))
+    )  # fmt: skip
+    (tmp_path / "go").touch()
+    work = server.root / "containers" / counting / "checkpoint"
+    assert wait_until(lambda: not work.exists(), 60)
+    goes_on(server, counting)
+    assert [p.name for p in tmp_path.iterdir()] == ["go"]
+
+
+def test_a_server_that_is_killed_meanwhile(criu: Path, programs: Path, tmp_path: Path) -> None:
+    """The one that is started again lets the container go on, and removes what was begun."""
+    criu.write_text(SLOW.format(folder=tmp_path))
+    with started(programs) as server:
+        counting = launch_counting(server)
+        assert code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar", 1)) == Code.DEADLINE_EXCEEDED
+        group = Path(groups.place(_cgroup(server, counting), counting).directory)
+        assert "frozen 1" in (group / "cgroup.events").read_text()
+        server.kill()
+        server.start(PATH=str(programs))
+        goes_on(server, counting)
+        assert not list(tmp_path.iterdir())
+
+
+def _cgroup(server: Server, container: str) -> str:
+    request = api.ContainerStatusRequest(container_id=container, verbose=True)
+    return str(json.loads(server.runtime.ContainerStatus(request).info["info"])["cgroupsPath"])

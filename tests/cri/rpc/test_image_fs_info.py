@@ -1,0 +1,55 @@
+"""ImageFsInfo: what images and writable layers take of the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server
+from tests.support.processes import wait_until
+
+
+@pytest.mark.requirement("5.5.1", "1.b.9", "10.1.16")
+def test_all_of_each_file_system_is_set(server: Server) -> None:
+    answer = server.image.ImageFsInfo(api.ImageFsInfoRequest())
+    for found in (*answer.image_filesystems, *answer.container_filesystems):
+        assert found.timestamp > 10**18 and Path(found.fs_id.mountpoint).is_dir()
+        assert found.HasField("used_bytes") and found.HasField("inodes_used")
+    assert len(answer.image_filesystems) == len(answer.container_filesystems) == 1
+    assert answer.image_filesystems[0].used_bytes.value > 500_000
+
+
+@pytest.mark.requirement("1.2")
+def test_it_answers_without_an_image() -> None:
+    with Server(network=False) as server:
+        (found,) = server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems
+        assert found.HasField("used_bytes") and found.timestamp
+
+
+@pytest.mark.requirement("5.5.2", "10.1.12")
+def test_the_writable_layers_are_what_containers_take(server: Server) -> None:
+    """Apart from the images, and without anybody waiting for a walk: each answer has what the walks before it found."""
+
+    def containers() -> api.FilesystemUsage:
+        return server.image.ImageFsInfo(api.ImageFsInfoRequest()).container_filesystems[0]
+
+    assert containers().HasField("used_bytes") and containers().used_bytes.value == 0
+    container = server.launch(server.run_pod())
+    server.output(container, "dd", "if=/dev/zero", "of=/file", "bs=1M", "count=3")
+    images = server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems[0]
+    stats = api.ContainerStatsRequest(container_id=container)
+
+    def grown() -> bool:
+        server.runtime.ContainerStats(stats)  # kubelet asks all the time, and a layer rests between two walks
+        return containers().used_bytes.value >= 3 << 20
+
+    assert wait_until(grown, 60)
+    assert containers().inodes_used.value > 0 and containers().fs_id.mountpoint == images.fs_id.mountpoint
+    assert (
+        server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems[0].used_bytes
+        == images.used_bytes
+    )
+    server.remove_container(container)
+    assert containers().used_bytes.value == 0

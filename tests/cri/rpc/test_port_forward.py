@@ -1,0 +1,37 @@
+"""PortForward, from the call to the bytes, over WebSocket (SPDY is tested with the streaming server)."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server
+from tests.cri.streaming_session import open_session
+
+
+@pytest.mark.parametrize("host_network", [False, True])
+def test_ports_are_forwarded(server: Server, host_network: bool) -> None:
+    pod = server.run_pod(host_network=host_network)
+    server.launch(pod, server.container_config(["sh", "-c", "while :; do echo pong | nc -l -p 7070; done"]))
+    deadline = time.monotonic() + 60
+    while not (answer := forwarded(server, pod)).startswith(b"pong"):
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.1)
+
+
+def forwarded(server: Server, pod: str) -> bytes:
+    """What port 7070 says, or why it does not: between two connections nobody listens there."""
+    url = server.runtime.PortForward(api.PortForwardRequest(pod_sandbox_id=pod, port=[7070])).url
+    with open_session(server, url, "v4.channel.k8s.io") as session:
+        try:
+            session.send(b"\x00" + b"ping")
+            while True:
+                message = session.recv(2)
+                assert isinstance(message, bytes)
+                if message[1:] != (7070).to_bytes(2, "little"):  # each channel begins with its port
+                    return message[1:]
+        except (ConnectionClosed, TimeoutError) as error:
+            return str(error).encode()

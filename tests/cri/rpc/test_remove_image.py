@@ -1,0 +1,52 @@
+"""RemoveImage: names and data, callers at once, and images that containers use."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from tests.cri.rpc.images import an_image, image_status, images, pull, remove
+from tests.cri.server_harness import IMAGE, Server, code_of
+from tests.support.registry import Registry
+
+
+@pytest.mark.requirement("5.4.1", "13.4")
+def test_by_id_and_by_name(server: Server, registry: Registry) -> None:
+    """The id takes every name with it, also of other repositories; a name only itself, unless it is the last."""
+    one = an_image("removed")
+    names = [f"{registry.host}/removed/{app}:{tag}" for app in ("app", "other") for tag in ("a", "b")]
+    for name in names:
+        registry.push(name.removeprefix(f"{registry.host}/"), one)
+        identifier = pull(server, name)
+    remove(server, names[0])
+    assert image_status(server, names[0]) is None
+    found = image_status(server, identifier)
+    assert found is not None and sorted(found.repo_tags) == names[1:]
+    remove(server, identifier)
+    assert not any(image_status(server, name) for name in [*names, identifier])
+    assert identifier not in {image.id for image in images(server)}
+    pull(server, names[0])
+    remove(server, names[0])
+    assert image_status(server, identifier) is None
+
+
+@pytest.mark.requirement("5.4.2", "1.a.3")
+def test_five_at_once_and_what_is_not_there(server: Server, registry: Registry) -> None:
+    registry.push("five/app:v1", an_image("five"))
+    identifier = pull(server, f"{registry.host}/five/app:v1")
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(lambda _: remove(server, identifier), range(5)))
+    assert image_status(server, identifier) is None
+    remove(server, identifier)
+    remove(server, "registry.test/none:1")
+
+
+@pytest.mark.requirement("5.4.3", "13.5")
+def test_an_image_that_a_container_uses(server: Server) -> None:
+    """Also one that has ended."""
+    container = server.launch(server.run_pod(), server.container_config(["true"]))
+    server.wait_exit(container)
+    assert code_of(lambda: remove(server, IMAGE)) == grpc.StatusCode.FAILED_PRECONDITION
+    assert image_status(server, IMAGE) is not None

@@ -1,0 +1,18 @@
+"""RuntimeConfig: the cgroup driver, which kubelet takes over."""
+
+from __future__ import annotations
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server, message_of
+
+
+@pytest.mark.requirement("7.1.1", "13.17", "13.12", "12.4")
+def test_the_driver_that_the_server_uses(server: Server) -> None:
+    """And that it holds callers to: the other driver's form of a parent is an error."""
+    linux = server.runtime.RuntimeConfig(api.RuntimeConfigRequest()).linux
+    assert linux.cgroup_driver == api.CGROUPFS == 1
+    config = server.pod_config(linux=api.LinuxPodSandboxConfig(cgroup_parent="kubepods-pod1.slice"))
+    assert "kubepods-pod1.slice" in message_of(lambda: server.run_pod(config))
+    assert not server.pods()

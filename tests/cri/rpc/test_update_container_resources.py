@@ -1,0 +1,23 @@
+"""UpdateContainerResources: what changes, what is shown, and in which states."""
+
+from __future__ import annotations
+
+import grpc
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server, code_of
+
+
+def test_updates_are_shown(server: Server) -> None:
+    container = server.create(server.run_pod())
+    request = api.UpdateContainerResourcesRequest(container_id=container)
+    request.linux.cpu_shares = 512
+    server.runtime.UpdateContainerResources(request)
+    request.linux.cpu_shares, request.linux.cpu_quota = 0, 50_000
+    server.runtime.UpdateContainerResources(request)
+    found = server.status(container).resources.linux
+    assert (found.cpu_shares, found.cpu_quota) == (512, 50_000)
+    server.start_container(container)
+    server.stop_container(container)
+    code = code_of(lambda: server.runtime.UpdateContainerResources(request))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION

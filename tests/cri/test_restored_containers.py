@@ -1,0 +1,111 @@
+"""CreateContainer from a checkpoint's archive, as far as it goes without CRIU: what is refused, and that nothing is left."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import IMAGE, Server, code_of, message_of
+from tests.cri.without_criu import (
+    IMAGES,
+    Code,
+    archive,
+    criu,
+    programs,
+    started,
+)
+
+__all__ = ["criu", "programs"]
+
+
+@pytest.fixture(scope="module")
+def module_server(programs: Path) -> Iterator[Server]:
+    with started(programs) as server:
+        yield server
+
+
+def refused(server: Server, reference: str) -> tuple[Code, str]:
+    """What CreateContainer says; nothing of the container is left."""
+    pod = server.run_pod()
+    before = sorted(p.name for p in (server.root / "containers").iterdir())
+    config = server.container_config(image=api.ImageSpec(image=reference))
+    found = code_of(lambda: server.create(pod, config)), message_of(lambda: server.create(pod, config))
+    assert sorted(p.name for p in (server.root / "containers").iterdir()) == before
+    assert not list((server.state / "containers").iterdir())
+    return found
+
+
+def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_path: Path) -> None:
+    """All is well until CRIU is asked: then the container has ended before it began, like any that cannot be started."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        member = tarfile.TarInfo("written")
+        member.size = 4
+        tar.addfile(member, io.BytesIO(b"data"))
+    content = ("rootfs-diff.tar", layer.getvalue()), ("deleted.files", b'["/etc/group"]')
+    path = archive(tmp_path / "a.tar", *IMAGES, *content)
+    made = server.create(server.run_pod(), server.container_config(image=api.ImageSpec(image=path)))
+    upper = server.root / "containers" / made / "upper"
+    assert (upper / "written").read_bytes() == b"data" and (upper / "etc/group").is_char_device()
+    assert server.status(made).image.image == IMAGE
+    assert "criu" in message_of(lambda: server.start_container(made))
+    status = server.status(made)
+    assert (status.state, status.exit_code, status.reason) == (api.CONTAINER_EXITED, 128, "StartError")
+
+
+def test_what_is_no_archive(server: Server, criu: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no tar")
+    for reference, code, why in (
+        (str(tmp_path / "missing"), Code.NOT_FOUND, "there is no archive"),
+        (str(tmp_path), Code.INVALID_ARGUMENT, "is no regular file"),
+        ("/dev/null", Code.INVALID_ARGUMENT, "is no regular file"),
+        (str(tmp_path / "text"), Code.INVALID_ARGUMENT, "the checkpoint's archive"),
+        (archive(tmp_path / "empty.tar"), Code.INVALID_ARGUMENT, "has no folder checkpoint"),
+        (archive(tmp_path / "image.tar", *IMAGES, rootfsImageName="registry.test/none:1"), None, ""),
+    ):
+        found, said = refused(server, reference)
+        assert (code is None or found == code) and why in said, (reference, found, said)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("checkpoint", "/etc")],
+        [("checkpoint", None), ("checkpoint/pages-1.img", "/etc/shadow")],
+        [*IMAGES, ("config.dump", "/etc/passwd")],
+        [*IMAGES, ("rootfs-diff.tar", "/etc/passwd")],
+        [*IMAGES, ("../escaped", b"x")],
+        [*IMAGES, ("deleted.files", b'["../../escaped"]')],
+        [*IMAGES, ("rootfs-diff.tar", b"no tar at all" * 100)],
+        [*IMAGES, ("checkpoint/below", None)],
+    ],
+    ids=["folder", "image", "config", "layer", "escape", "removal", "no-tar", "folders"],
+)
+def test_a_hostile_archive(
+    server: Server, criu: Path, tmp_path: Path, members: list[tuple[str, bytes | str | None]]
+) -> None:
+    code, said = refused(server, archive(tmp_path / "a.tar", *members))
+    assert code == Code.INVALID_ARGUMENT and "checkpoint" in said, said
+    # os.walk passes over what the emptying of the trash takes away meanwhile.
+    assert not [path for path, _, names in os.walk(server.root) if "escaped" in names]
+    assert not (tmp_path.parent / "escaped").exists()
+
+
+def test_the_request_must_fit(server: Server, criu: Path, tmp_path: Path) -> None:
+    spec = {"mounts": [{"destination": "/data", "type": "bind", "source": "/etc"}]}
+    code, said = refused(
+        server, archive(tmp_path / "a.tar", *IMAGES, ("spec.dump", json.dumps(spec).encode()))
+    )
+    assert code == Code.INVALID_ARGUMENT and "had mounts of the host at /data" in said
+
+
+def test_without_criu_nothing_is_created(server: Server, tmp_path: Path) -> None:
+    code, said = refused(server, archive(tmp_path / "a.tar", *IMAGES))
+    assert code == Code.FAILED_PRECONDITION and "criu is not in $PATH" in said

@@ -1,0 +1,99 @@
+"""A server whose PATH has no CRIU, or a program of that name which only fails; archives of checkpoints that tests write."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.cri.server_harness import IMAGE, Server
+from tests.support.processes import wait_until
+
+Code = grpc.StatusCode
+
+
+COUNT = "i=0; while :; do i=$((i+1)); echo $i > /count; sleep 0.02; done"
+
+
+SLOW = "#!/bin/sh\nwhile [ ! -e {folder}/go ]; do sleep 0.05; done\n"
+
+
+IMAGES = ("checkpoint", None), ("checkpoint/inventory.img", b"x"), ("checkpoint/descriptors.json", b"[]")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the server's PATH is: nsenter, with which it is started, and maybe a criu."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in ("nsenter", "sh", "sleep"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    return folder
+
+
+@contextlib.contextmanager
+def started(programs: Path) -> Iterator[Server]:
+    with Server() as server:
+        server.stop()
+        server.start(PATH=str(programs))
+        server.load_image()
+        yield server
+
+
+@pytest.fixture
+def criu(programs: Path) -> Iterator[Path]:
+    """A criu that ends at once."""
+    path = programs / "criu"
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(0o755)
+    yield path
+    path.unlink()
+
+
+def count(server: Server, container: str) -> int:
+    return int(server.output(container, "cat", "/count") or 0)
+
+
+def goes_on(server: Server, container: str) -> None:
+    """It runs, and nothing of a checkpoint is left of it."""
+    before = count(server, container)
+    assert wait_until(lambda: count(server, container) > before, 30)
+    assert sorted(p.name for p in (server.root / "containers" / container).iterdir()) == ["upper", "work"]
+
+
+def launch_counting(server: Server) -> str:
+    container = server.launch(server.run_pod(), server.container_config(["sh", "-c", COUNT]))
+    assert wait_until(lambda: server.output(container, "ls", "/").find("count") >= 0, 30)
+    return container
+
+
+def archive(path: Path, *members: tuple[str, bytes | str | None], **config: Any) -> str:
+    """A tar of files, folders (None) and links (text); with the documents that a checkpoint has, unless they are named."""
+    named = {name for name, _ in members}
+    documents = {
+        "config.dump": {"name": "c", "rootfsImageName": IMAGE, **config},
+        "spec.dump": {"process": {"terminal": False}, "mounts": []},
+    }
+    files: list[tuple[str, bytes | str | None]] = [
+        (name, json.dumps(content).encode()) for name, content in documents.items() if name not in named
+    ]
+    with tarfile.open(path, "w") as tar:
+        for name, content in [*files, *members]:
+            member = tarfile.TarInfo(name)
+            if content is None:
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(member)
+            elif isinstance(content, str):
+                member.type, member.linkname = tarfile.SYMTYPE, content
+                tar.addfile(member)
+            else:
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return str(path)
