@@ -6,12 +6,7 @@
 
 A worker is a fork that stays: forking anew and touching copied pages costs more than a plugin's work (measured: 6 ms for a
 new fork, 3 for a worker that has done it before). Consecutive plugins of a chain are one request. Requests and answers
-are messages of pyrunc.ipc with an `id`; an answer's `ok` holds:
-
-    {"do": "chain", "environment", "loopback", "inputs", "previous"}   -> {"result"} | {"error", "plugin", "trace"}
-    {"do": "restore", "attachments": [{"environment", "inputs"}]}      -> {"restored": number of elements} | {"error", …}
-
-An answer with `last` is the worker's last one: it has grown.
+are the records of `protocol.worker`, in messages of pyrunc.ipc with an `id`.
 """
 
 from __future__ import annotations
@@ -20,9 +15,9 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from cni_plugins.bridge.plugin import PLUGIN as BRIDGE
 from cni_plugins.bridge.restore import elements as masquerade_elements
@@ -37,15 +32,18 @@ from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import INTERNAL
 from cni_plugins.protocol.result import Result
+from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Refused, Restore
 from cni_plugins.skel import perform, refusal
 from pyrunc import ipc
+from pyrunc.errors import Error, InvalidArgument
 from pyrunc.kernel import reaper
 
 LARGE = "pyroute2"  # 20 MiB, see `net.inventory`
+Asked = TypeVar("Asked", Chain, Restore)
 PLUGINS = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
 
 
-def serve(arguments: dict[str, Any], fds: Sequence[int]) -> int:
+def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
     """Answer requests on the packet socket `fds[0]`; ends with it, or when it finds itself in another namespace."""
     reaper.set_name("pyrunc-cni")
     home = netns.identity()
@@ -54,60 +52,75 @@ def serve(arguments: dict[str, Any], fds: Sequence[int]) -> int:
     with socket.socket(fileno=fds[0]) as link:
         while (received := ipc.receive(link)) is not None:
             request, _ = received
-            answered = answer(request)
-            if LARGE in sys.modules:  # it came with CHECK, GC or the flows of a UDP port
-                answered["last"] = True
-            ipc.send(link, {"id": request["id"], "ok": answered})
+            try:
+                answered = answer(request)
+            except Error as error:
+                ipc.send(link, {"id": request["id"], "error": error.to_wire()})
+            else:
+                # It came with CHECK, GC or the flows of a UDP port: the process has grown.
+                ipc.send(
+                    link, {"id": request["id"], "ok": answered.replace(last=LARGE in sys.modules).to_fields()}
+                )
             if netns.identity() != home:
                 return 1
     return 0
 
 
-def execute(arguments: dict[str, Any], fds: Sequence[int]) -> int:
-    """Become `arguments["program"]` with exactly the environment `arguments["environment"]`."""
+def execute(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
+    """Become the program of an `Execute`, with exactly its environment."""
+    asked = Execute.of(arguments)
     os.chdir("/")
-    program = arguments["program"]
+    program = asked.program
     try:
-        os.execve(program, [program], arguments["environment"])
+        os.execve(program, [program], asked.environment)
     except OSError as error:
         print(f"cannot execute {program}: {error.strerror}", file=sys.stderr)
     return 127
 
 
-def install(arguments: dict[str, Any], fds: Sequence[int]) -> int:
-    """Write our plugins into the folder `arguments["folder"]`."""
+def install(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
+    """Write our plugins into the folder of an `Install`."""
     from cni_plugins.install import install as write
 
     try:
-        write(arguments["folder"])
+        write(Install.of(arguments).folder)
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one request; every exception becomes an error object."""
+def answer(request: Mapping[str, Any]) -> Answer:
+    """The answer to one request; every exception of a plugin becomes a refusal. Raises InvalidArgument for what is no request."""
+    name = request.get("call")
+    if name == Chain.call:
+        return _answered(chain, Chain.of(request))
+    if name == Restore.call:
+        return _answered(restore, Restore.of(request))
+    raise InvalidArgument(f"a CNI worker has no call {name!r}")
+
+
+def _answered(verb: Callable[[Asked], Answer], asked: Asked) -> Answer:
     try:
-        return _REQUESTS[request["do"]](request)
+        return verb(asked)
     except Exception as error:
-        return _refuse(request["do"], error, version.LATEST)
+        return _refuse(asked.call, error, version.LATEST)
 
 
-def chain(request: dict[str, Any]) -> dict[str, Any]:
+def chain(asked: Chain) -> Answer:
     """Run plugins in their order, each with the result of the one before; the last result of an ADD."""
-    call = Call.from_environment(request["environment"])
+    call = Call.from_environment(asked.environment)
     if call.command != "ADD":
-        return _in_turn(call, request["inputs"], None)
+        return _in_turn(call, asked.inputs, None)
     with sharing(call.netns) as pod:
-        if request["loopback"]:
+        if asked.loopback:
             pod.bring_loopback_up()
-        answered = _in_turn(call, request["inputs"], request["previous"])
+        answered = _in_turn(call, asked.inputs, asked.previous)
         pod.settle()
     return answered
 
 
-def _in_turn(call: Call, inputs: list[dict[str, Any]], previous: dict[str, Any] | None) -> dict[str, Any]:
+def _in_turn(call: Call, inputs: Sequence[dict[str, Any]], previous: dict[str, Any] | None) -> Answer:
     """Run one plugin after the other; results are handed on as they are, without a detour through JSON."""
     result: Result | None = None
     for value in inputs:
@@ -121,24 +134,21 @@ def _in_turn(call: Call, inputs: list[dict[str, Any]], previous: dict[str, Any] 
         except Exception as error:
             return _refuse(plugin.name, error, value["cniVersion"])
     if call.command != "ADD":
-        return {"result": None}
-    return {"result": previous if result is None else result.to_json(inputs[-1]["cniVersion"])}
+        return Answer()
+    return Answer(previous if result is None else result.to_json(inputs[-1]["cniVersion"]))
 
 
-def restore(request: dict[str, Any]) -> dict[str, Any]:
+def restore(asked: Restore) -> Answer:
     """Put back rules and elements of living attachments, given as plugin inputs with their prevResult."""
     wanted: dict[tuple[str, bytes], nfnetlink.Element] = {}
     subnets: set[host_rules.Subnet] = set()
-    for attachment in request["attachments"]:
-        call = Call.from_environment(attachment["environment"])
-        for value in attachment["inputs"]:
+    for attachment in asked.attachments:
+        call = Call.from_environment(attachment.environment)
+        for value in attachment.inputs:
             found, needed = _host_rules_of(call, PluginConfig.from_object(value))
             wanted.update({(e.set_name, e.key): e for e in found})
             subnets |= needed
-    return {"restored": host_rules.restore(list(wanted.values()), subnets)}
-
-
-_REQUESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"chain": chain, "restore": restore}
+    return Answer(restored=host_rules.restore(list(wanted.values()), subnets))
 
 
 def _host_rules_of(
@@ -153,7 +163,7 @@ def _host_rules_of(
     return [], set()
 
 
-def _refuse(plugin: str, error: Exception, cni_version: str) -> dict[str, Any]:
+def _refuse(plugin: str, error: Exception, cni_version: str) -> Answer:
     refused = refusal(plugin, error)
     trace = traceback.format_exc() if refused.code == INTERNAL else ""
-    return {"error": refused.to_json(cni_version), "plugin": plugin, "trace": trace}
+    return Answer(refused=Refused(plugin, refused.to_json(cni_version), trace))

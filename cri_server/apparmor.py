@@ -13,7 +13,7 @@ import logging
 import shutil
 from dataclasses import dataclass, field
 
-from cri_server.errands import COMPILE_APPARMOR
+from cri_server.errands import COMPILE_APPARMOR, Parse
 from cri_server.node import Node, loaded_apparmor_profiles
 from pyrunc.errors import PeerError
 from pyrunc.zygote.client import Zygote
@@ -92,7 +92,7 @@ class DefaultProfile:
 
 async def _load(parser: str, errands: Zygote) -> None:
     done = await errands.run(
-        COMPILE_APPARMOR, {"parser": parser}, timeout_s=PARSER_TIMEOUT_S, stdin=POLICY.encode()
+        COMPILE_APPARMOR, Parse(parser), timeout_s=PARSER_TIMEOUT_S, stdin=POLICY.encode()
     )
     if done.exit_code:
         words = done.stderr.decode(errors="replace").strip()

@@ -11,7 +11,7 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
 from cri_server.config.model import Config
-from cri_server.errands import FEATURES
+from cri_server.errands import FEATURES, Command
 from pyrunc.errors import Error
 from pyrunc.zygote.client import Zygote
 
@@ -56,7 +56,7 @@ class OciFeatures:
 
     async def _run(self, binary: str, arguments: list[str]) -> dict[str, Any]:
         try:
-            command = {"command": [binary, *arguments, "features"]}
+            command = Command([binary, *arguments, "features"])
             done = await self._errands.run(FEATURES, command, timeout_s=TIMEOUT_S)
             said = json.loads(done.stdout) if done.exit_code == 0 else {}
         except (Error, ValueError) as error:

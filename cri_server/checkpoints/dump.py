@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cri_server.checkpoints import layer, names
@@ -22,22 +22,52 @@ from pyrunc.compile.sources import Overlay, open_overlay
 from pyrunc.container import state as states
 from pyrunc.errors import Error, KernelError, ResourceExhausted, Unsupported
 from pyrunc.kernel.full import FULL, reason
+from pyrunc.records import Record
 from pyrunc.spec.model import Linux
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
+    from pyrunc.records import AbsolutePath
 
 DUMP = "cri_server.checkpoints.dump:dump"
 WRITE_TREE = "cri_server.checkpoints.dump:write_tree"
 PACK = "cri_server.checkpoints.dump:pack"
 
 
-def dump(arguments: dict[str, Any], fds: list[int]) -> int:
-    """{"directory": the container's state, "upper", "work": an existing folder, "volumes": the container's own
-    folders by their places in it, "images": paths of indexes} + their mounts.
+class TakeDump(Record):
+    """Of `dump`. `directory`: the container's state; `upper`: its writable layer; `work`: an existing folder; `volumes`: the
+    container's own folders by their places in it; `images`: paths of indexes."""
+
+    directory: AbsolutePath
+    upper: AbsolutePath
+    work: AbsolutePath
+    volumes: dict[str, str]
+    images: Sequence[str]
+
+
+class Pack(Record):
+    """Of `pack`. `target`: a new file."""
+
+    work: AbsolutePath
+    target: AbsolutePath
+
+
+class WriteTree(Record):
+    """Of `write_tree`. `target`: a new file."""
+
+    target: AbsolutePath
+
+
+def dump(arguments: Message, fds: list[int]) -> int:
+    """A `TakeDump` + the mounts of the indexes.
 
     The container stands still and goes on doing so. Leaves CRIU's images, its log, the writable layer and `spec.dump` in `work`.
     Raises Error.
     """
-    directory, work = str(arguments["directory"]), str(arguments["work"])
-    held = dict(zip(arguments["images"], fds, strict=True))
+    wanted = TakeDump.of(arguments)
+    directory, work = wanted.directory, wanted.work
+    held = dict(zip(wanted.images, fds, strict=True))
     with _worded(work):
         document = atomic_file.read_json(f"{directory}/{states.CONFIG}")
         asked = atomic_file.read_json(f"{directory}/launch.json")
@@ -48,11 +78,11 @@ def dump(arguments: dict[str, Any], fds: list[int]) -> int:
         checkpoint(state, chosen, Dump(leave_running=True))
         binds = list(_binds(document))
         removed = layer.write(
-            str(arguments["upper"]),
+            wanted.upper,
             f"{work}/{names.LAYER}",
             lambda: _open_lower(asked["rootfs"], held),
             [bind["destination"] for bind in binds],
-            arguments["volumes"],
+            wanted.volumes,
         )
         _write(work, names.DELETED, removed)
         _write(work, names.BIND_MOUNTS, binds)
@@ -60,9 +90,10 @@ def dump(arguments: dict[str, Any], fds: list[int]) -> int:
     return 0
 
 
-def pack(arguments: dict[str, Any], fds: list[int]) -> int:
-    """{"work", "target"}: the content of `work` as the new file `target`, synced. Raises Error; the file is gone then."""
-    work, target = str(arguments["work"]), str(arguments["target"])
+def pack(arguments: Message, fds: list[int]) -> int:
+    """A `Pack`: the content of `work` as the new file `target`, synced. Raises Error; the file is gone then."""
+    wanted = Pack.of(arguments)
+    work, target = wanted.work, wanted.target
     with _worded(target):
         number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -76,9 +107,9 @@ def pack(arguments: dict[str, Any], fds: list[int]) -> int:
     return 0
 
 
-def write_tree(arguments: dict[str, Any], fds: list[int]) -> int:
-    """{"target"} + a folder: its files as the new tar `target`. Raises Error."""
-    target = str(arguments["target"])
+def write_tree(arguments: Message, fds: list[int]) -> int:
+    """A `WriteTree` + a folder: its files as the new tar `target`. Raises Error."""
+    target = WriteTree.of(arguments).target
     with _worded(target):
         layer.write(f"/proc/self/fd/{fds[0]}", target, _refuse_opaque)
     return 0

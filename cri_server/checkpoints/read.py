@@ -25,6 +25,12 @@ from pyrunc.errors import InvalidArgument, KernelError, ResourceExhausted
 from pyrunc.kernel.copy_tree import copy_tree
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath, open_regular_in_root
+from pyrunc.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
+    from pyrunc.records import AbsolutePath
 
 UNPACK = "cri_server.checkpoints.read:unpack_archive"
 FILL = "cri_server.checkpoints.read:fill"
@@ -105,12 +111,32 @@ def _document(folder: str, name: str, kind: type[Any]) -> Any:
         raise InvalidArgument(f"the checkpoint's {name}: {error}") from None
 
 
-def unpack_archive(arguments: dict[str, Any], fds: list[int]) -> int:
-    """{"folder": an empty one, "limits"} + the archive: its files in `folder`/tree. Raises InvalidArgument, ResourceExhausted."""
-    folder = str(arguments["folder"])
+class Unpack(Record):
+    """Of `unpack_archive`. `folder`: an empty one."""
+
+    folder: AbsolutePath
+    limits: Limits
+
+
+class Take(Record):
+    """Of `take`. `target`: an empty folder."""
+
+    target: AbsolutePath
+
+
+class Fill(Record):
+    """Of `fill`. `source`: a folder that UNPACK has made."""
+
+    source: AbsolutePath
+
+
+def unpack_archive(arguments: Message, fds: list[int]) -> int:
+    """An `Unpack` + the archive: its files in TREE of the folder. Raises InvalidArgument, ResourceExhausted."""
+    wanted = Unpack.of(arguments)
+    folder = wanted.folder
     try:
         jail.enter(folder)
-        unpack(fds[0], folder, None, Limits(**arguments["limits"]))
+        unpack(fds[0], folder, None, wanted.limits)
     except BadLayer as error:
         raise InvalidArgument(f"the checkpoint's archive: {error.message}") from None
     except OSError as error:
@@ -118,9 +144,9 @@ def unpack_archive(arguments: dict[str, Any], fds: list[int]) -> int:
     return 0
 
 
-def take(arguments: dict[str, Any], fds: list[int]) -> int:
-    """{"target": an empty folder} + a folder with an archive's files, of which the known ones are copied. Raises Error."""
-    target = str(arguments["target"])
+def take(arguments: Message, fds: list[int]) -> int:
+    """A `Take` + a folder with an archive's files, of which the known ones are copied. Raises Error."""
+    target = Take.of(arguments).target
     try:
         for name in TAKEN:
             _copy(fds[0], name, f"{target}/{name}", required=name in (names.CONFIG, names.SPEC))
@@ -168,11 +194,11 @@ def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
         os.close(source)
 
 
-def fill(arguments: dict[str, Any], fds: list[int]) -> int:
-    """{"source": a folder that UNPACK has made} + an empty folder, a pod's /dev/shm: the files go there. Raises Error."""
+def fill(arguments: Message, fds: list[int]) -> int:
+    """A `Fill` + an empty folder, a pod's /dev/shm: the files go there. Raises Error."""
     target = f"/proc/self/fd/{fds[0]}"
     try:
-        source = os.open(str(arguments["source"]), _FOLDER | os.O_NOFOLLOW)
+        source = os.open(Fill.of(arguments).source, _FOLDER | os.O_NOFOLLOW)
         copy_tree(source, os.open(target, _FOLDER))
     except OSError as error:
         raise _in_our_words(error, target) from None

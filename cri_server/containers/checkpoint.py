@@ -13,12 +13,12 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cri_server.checkpoints import describe
-from cri_server.checkpoints.dump import DUMP, PACK
+from cri_server.checkpoints.dump import DUMP, PACK, Pack, TakeDump
 from cri_server.checkpoints.names import UNFINISHED
 from cri_server.config import handlers
 from cri_server.containers import anonymous_volumes
@@ -32,6 +32,7 @@ from pyrunc.checkpoint import criu
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError, NotFound, PeerError, WrongState
 from pyrunc.kernel import cgroup as tree
 from pyrunc.kernel.tree import remove_path
+from pyrunc.records import Record
 
 log = logging.getLogger(__name__)
 
@@ -188,15 +189,15 @@ async def capture(job: Job) -> None:
     """CRIU's images, the writable layer and what the container is, into the job's folder; it stands still. Raises Error."""
     services, container, work = job.services, job.container, job.work
     mounts = await services.images.mounts([container.image_id])
-    arguments = {
-        "directory": str(services.paths.container_state(container.id)),
-        "upper": str(services.paths.container_root(container.id) / "upper"),
-        "work": str(work),
-        "volumes": await asyncio.to_thread(_volumes, services, container),
-        "images": [mount.index for mount in mounts],
-    }
+    wanted = TakeDump(
+        directory=str(services.paths.container_state(container.id)),
+        upper=str(services.paths.container_root(container.id) / "upper"),
+        work=str(work),
+        volumes=await asyncio.to_thread(_volumes, services, container),
+        images=[mount.index for mount in mounts],
+    )
     captured_at_ns = time.time_ns()
-    await run(services, DUMP, arguments, [mount.fd for mount in mounts])
+    await run(services, DUMP, wanted, [mount.fd for mount in mounts])
     documents = describe.files(container, captured_at_ns, job.sandbox.runtime_handler)
     await asyncio.to_thread(_write, work, {name: json.dumps(d) for name, d in documents.items()})
 
@@ -219,12 +220,10 @@ def _write(folder: Path, documents: dict[str, str]) -> None:
 
 async def pack(job: Job, target: str) -> None:
     """The archive at `target`, a new file. Raises Error."""
-    await run(job.services, PACK, {"work": str(job.work), "target": target})
+    await run(job.services, PACK, Pack(str(job.work), target))
 
 
-async def run(
-    services: Services, errand: str, arguments: Mapping[str, object], fds: Sequence[int] = ()
-) -> None:
+async def run(services: Services, errand: str, arguments: Record, fds: Sequence[int] = ()) -> None:
     """Raises what the errand raises, PeerError for one that fails without words."""
     result = await services.errands.run(errand, arguments, fds, timeout_s=PATIENCE_S)
     if result.exit_code:

@@ -201,8 +201,8 @@ async def label_volumes(work: Work) -> None:
     for path in paths:
         relabel.check_path(path)
     if paths:
-        arguments = {"paths": paths, "label": work.labels.mount}
-        await work.services.errands.run(relabel.ERRAND, arguments, timeout_s=RELABEL_TIMEOUT_S)
+        asked = relabel.Relabel(paths, work.labels.mount)
+        await work.services.errands.run(relabel.ERRAND, asked, timeout_s=RELABEL_TIMEOUT_S)
 
 
 async def build_spec(work: Work) -> None:

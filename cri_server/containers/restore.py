@@ -12,13 +12,12 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cri_server.checkpoints import names, read
 from cri_server.checkpoints.options import OPTIONS
-from cri_server.checkpoints.read import TAKE, UNPACK, Checkpoint
+from cri_server.checkpoints.read import TAKE, UNPACK, Checkpoint, Take, Unpack
 from cri_server.containers import anonymous_volumes
 from cri_server.containers.checkpoint import require_criu, run
 from cri_server.images.merged import merged
@@ -93,15 +92,14 @@ def _make_folders(*folders: Path) -> None:
 
 
 async def _unpack(services: Services, folder: Path, archive: int) -> None:
-    arguments = {"folder": str(folder), "limits": asdict(services.images.room())}
-    await run(services, UNPACK, arguments, [archive])
+    await run(services, UNPACK, Unpack(str(folder), services.images.room()), [archive])
 
 
 async def _take(services: Services, root: Path, layers: Sequence[Path]) -> None:
     target = root / "restore"
     await asyncio.to_thread(_make_folders, target)
     with _opened(layers) as tree:
-        await run(services, TAKE, {"target": str(target)}, [tree])
+        await run(services, TAKE, Take(str(target)), [tree])
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import socket
 from cri_server.api import api_pb2 as api
 from cri_server.containers import exec as execution
 from cri_server.containers import pause
-from cri_server.errands import DIAL
+from cri_server.errands import DIAL, Dial
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
 from cri_server.streaming.backend import AttachOptions, Descriptors, ExecOptions, PortForwardOptions, Session
@@ -134,9 +134,9 @@ class Sessions:
         sandbox = self._services.index.sandboxes.get(sandbox_id)
         _check_port(port)
         _check_ready(sandbox)
-        asked = {"pid": 0, "port": port}
+        asked = Dial(port)
         if sandbox.holder and not sandbox.host_network:
-            asked |= {"pid": sandbox.holder.pid, "start_time": sandbox.holder.start_time}
+            asked = Dial(port, sandbox.holder.pid, sandbox.holder.start_time)
         result = await self._services.errands.run(DIAL, asked, timeout_s=DIAL_TIMEOUT_S)
         if result.exit_code or len(result.fds) != 1:
             raise PeerError(f"dial port {port}: {result.stderr.decode('utf-8', 'replace')[-200:]}")

@@ -11,12 +11,16 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from isal import igzip_lib
 
 from pyrunc.errors import PeerError, ResourceExhausted
+from pyrunc.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.records import AbsolutePath
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -47,8 +51,7 @@ class BadLayer(PeerError):
     """The layer's bytes are not what they must be: not a tar, damaged, hostile, or not the promised content."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Record):
     """What a layer (or `subject`) may unpack to, in bytes and in entries; `reason` says why not more. `folder`: what an error
     names when its file system is full."""
 
@@ -57,7 +60,15 @@ class Limits:
     ratio: int = RATIO_LIMIT
     reason: str = "the limit of a layer"
     subject: str = "the layer"
-    folder: str = "/"
+    folder: AbsolutePath = "/"
+
+
+class LayerWork(Record):
+    """What an errand that reads a layer's blob is asked. It works in `folder`; the content is to be `diff_id`."""
+
+    folder: AbsolutePath
+    limits: Limits
+    diff_id: str
 
 
 class _Decoder(Protocol):

@@ -8,11 +8,11 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from cri_server.images.layers import Layers
 from cri_server.images.waiting import Abandoned, Watch, in_thread
 from pyrunc.errors import PeerError
+from pyrunc.records import Record
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class LayerJobs:
     async def perform(
         self,
         function: str,
-        arguments: dict[str, Any],
+        arguments: Record,
         fds: list[int],
         here: Callable[[Callable[[], None]], object],
         ticked: Callable[[], None],
@@ -89,7 +89,7 @@ async def _in_thread_with_ticks(
 async def _in_errand(
     errands: Zygote,
     function: str,
-    arguments: dict[str, Any],
+    arguments: Record,
     fds: list[int],
     ticked: Callable[[], None],
 ) -> None:

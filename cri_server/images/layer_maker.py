@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from cri_server.images import unpack
 from cri_server.images.catalog import Catalog, Content, Policy
@@ -19,6 +19,7 @@ from cri_server.images.erofs import layer_tar
 from cri_server.images.erofs.early import GrowingTars
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.holds import Holds
+from cri_server.images.inflate import LayerWork
 from cri_server.images.layer_jobs import LayerJobs
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
@@ -247,10 +248,9 @@ class LayerMaker:
 
     async def _write_tar(self, diff_id: str, blob_fd: int, folder: str, ticked: Callable[[], None]) -> None:
         limits = self._room.limits_of_layer()
-        arguments = {"folder": folder, "diff_id": diff_id, "limits": asdict(limits)}
         await self._jobs.perform(
             _TAR_ERRAND,
-            arguments,
+            LayerWork(folder, limits, diff_id),
             [blob_fd],
             lambda tick: layer_tar.write_tar(blob_fd, folder, diff_id, limits, tick),
             ticked,
@@ -263,21 +263,21 @@ class LayerMaker:
         devices = list(dict.fromkeys(diff_ids))
         fds = await growing.fds() if growing else []
         async with self._jobs.folder() as folder:
-            arguments = {
-                "folder": folder,
-                "tars": [] if growing else [str(self._files.tar(diff_id)) for diff_id in devices],
-                "diff_ids": devices,
-                "chain": [devices.index(diff_id) for diff_id in diff_ids],
-                "uuid": chain_id.removeprefix("sha256:")[: 2 * index_builder.UUID_BYTES],
-                "limits": asdict(self._room.limits_of_layer()),
-            }
+            work = index_builder.IndexWork(
+                folder=folder,
+                tars=[] if growing else [str(self._files.tar(diff_id)) for diff_id in devices],
+                diff_ids=devices,
+                chain=[devices.index(diff_id) for diff_id in diff_ids],
+                uuid=chain_id.removeprefix("sha256:")[: 2 * index_builder.UUID_BYTES],
+                limits=self._room.limits_of_layer(),
+            )
             # One that waits for tars to grow must not take the turn of those who make them.
             async with nullcontext() if growing else self._jobs.core(watch):
                 await self._jobs.perform(
                     _INDEX_ERRAND,
-                    arguments,
+                    work,
                     fds,
-                    lambda tick: index_builder.build_in(folder, arguments, tick, fds),
+                    lambda tick: index_builder.build_in(work, tick, fds),
                     watch.touch,
                 )
             await in_thread(lambda: self._files.commit_index(folder, chain_id))
@@ -312,11 +312,10 @@ class LayerMaker:
         fd = self._open_layer(layer)
         try:
             async with self._jobs.folder() as folder:
-                arguments = {"folder": folder, "diff_id": layer.diff_id, "limits": asdict(limits)}
                 async with self._jobs.core(watch):
                     await self._jobs.perform(
                         _UNPACK_ERRAND,
-                        arguments,
+                        LayerWork(folder, limits, layer.diff_id),
                         [fd],
                         lambda tick: unpack.unpack(fd, folder, layer.diff_id, limits, tick),
                         watch.touch,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from cri_server.images.inflate import Limits
@@ -44,4 +43,4 @@ class Room:
     def limits_of_layer(self) -> Limits:
         """A layer's own, or what there is room for. Raises ResourceExhausted when there is none."""
         limits, room = Limits(folder=str(self._root)), self.limits_of_archive()
-        return replace(room, subject=limits.subject) if room.size_bytes < limits.size_bytes else limits
+        return room.replace(subject=limits.subject) if room.size_bytes < limits.size_bytes else limits

@@ -17,10 +17,14 @@ import msgspec
 from cri_server import typed
 from cri_server.images import jail
 from cri_server.images.extract import extract
-from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.inflate import BadLayer, LayerWork, Limits, Stream
 from pyrunc import atomic_file
 from pyrunc.errors import Error, KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
 
 TREE = "tree"
 RECORD = "layer.json"
@@ -85,9 +89,10 @@ def unpack(
     return layer
 
 
-def errand(arguments: dict[str, Any], fds: list[int]) -> int:
-    """What the zygote forks: `fds` are the blob and a pipe that gets a byte now and then; the arguments are `unpack`'s."""
+def errand(arguments: Message, fds: list[int]) -> int:
+    """What the zygote forks: `fds` are the blob and a pipe that gets a byte now and then; the arguments are a `LayerWork`'s."""
     blob_fd, progress_fd = fds
+    asked = LayerWork.of(arguments)
     os.set_blocking(progress_fd, False)
 
     def tick() -> None:
@@ -97,12 +102,12 @@ def errand(arguments: dict[str, Any], fds: list[int]) -> int:
             pass
 
     try:
-        jail.enter(arguments["folder"])
-        unpack(blob_fd, arguments["folder"], arguments["diff_id"], Limits(**arguments["limits"]), tick)
+        jail.enter(asked.folder)
+        unpack(blob_fd, asked.folder, asked.diff_id, asked.limits, tick)
     except Error:
         raise
     except OSError as error:
-        number, folder = error.errno or 0, arguments["folder"]
+        number, folder = error.errno or 0, asked.folder
         if number in FULL:
             raise ResourceExhausted(f"unpacking a layer: {reason(number, folder)}") from None
         raise KernelError("unpack", folder, number) from None

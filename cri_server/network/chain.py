@@ -29,6 +29,7 @@ from cni_plugins.protocol.errors import (
     from_json,
 )
 from cni_plugins.protocol.result import Result
+from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Living, Restore
 from cri_server.network.attachments import Attachment
 from cri_server.network.model import ErrandOutcome, Errands
 from cri_server.network.workers import Workers
@@ -160,11 +161,10 @@ class PluginRunner:
             if attachment.result is not None:
                 steps = [s for s in self._steps(attachment, attachment.result) if not s.program]
                 call = self._call("ADD", attachment, attachment.netns_path)
-                wanted.append({"environment": call.environment(), "inputs": [s.input for s in steps]})
-        if not any(a["inputs"] for a in wanted):
+                wanted.append(Living(call.environment(), [s.input for s in steps]))
+        if not any(living.inputs for living in wanted):
             return 0
-        request = {"do": "restore", "environment": {"CNI_COMMAND": "restore"}, "attachments": wanted}
-        return int((await self._ask(request, _HOUSEKEEPING_TIMEOUT_S))["restored"])
+        return (await self._ask(Restore(wanted), "restore", _HOUSEKEEPING_TIMEOUT_S)).restored
 
     async def _for_network(
         self,
@@ -229,28 +229,24 @@ class PluginRunner:
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
             raise PeerError(f"there is no CNI plugin {unknown[0]!r} in {':'.join(self._bin_dirs)}")
-        request = {
-            "do": "chain",
-            "environment": _environment(call),
-            "loopback": loopback,
-            "inputs": [step.input for step in steps],
-            "previous": None if previous is None else previous.to_json(network.cni_version),
-        }
+        asked = Chain(
+            environment=_environment(call),
+            inputs=[step.input for step in steps],
+            loopback=loopback,
+            previous=None if previous is None else previous.to_json(network.cni_version),
+        )
         names = "+".join(step.kind for step in steps) or "loopback"
         with span(f"plugin {names}"):
-            answer = await self._ask(request, self._timeout_s if timeout_s is None else timeout_s)
-        result = answer["result"]
-        return None if result is None else _judge(result, names, network)
+            answer = await self._ask(asked, call.command, self._timeout_s if timeout_s is None else timeout_s)
+        return None if answer.result is None else _judge(answer.result, names, network)
 
-    async def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    async def _ask(self, asked: Chain | Restore, command: str, timeout_s: float) -> Answer:
         """A worker's answer; raises what it refuses with."""
-        answer = await self._workers.ask(request, timeout_s)
-        if "error" in answer:
-            refused = _refused(
-                answer["plugin"], request["environment"]["CNI_COMMAND"], from_json(answer["error"])
-            )
-            if answer["trace"]:
-                refused.add_note(answer["trace"])
+        answer = await self._workers.ask(asked, timeout_s)
+        if answer.refused is not None:
+            refused = _refused(answer.refused.plugin, command, from_json(answer.refused.error))
+            if answer.refused.trace:
+                refused.add_note(answer.refused.trace)
             raise refused
         return answer
 
@@ -275,7 +271,7 @@ class PluginRunner:
         with span(f"plugin {step.kind}"):
             done = await self._errands.run(
                 "cni_plugins.errand:execute",
-                {"program": step.program, "environment": environment},
+                Execute(step.program, environment),
                 timeout_s=self._timeout_s if timeout_s is None else timeout_s,
                 stdin=json.dumps(step.input).encode(),
                 output_limit_bytes=_OUTPUT_LIMIT_BYTES,
@@ -297,7 +293,7 @@ class PluginRunner:
             if self._installed:
                 return
             done = await self._errands.run(
-                "cni_plugins.errand:install", {"folder": self._own_dir}, timeout_s=_HOUSEKEEPING_TIMEOUT_S
+                "cni_plugins.errand:install", Install(self._own_dir), timeout_s=_HOUSEKEEPING_TIMEOUT_S
             )
             if done.exit_code != 0:
                 raise PeerError(f"cannot write plugins into {self._own_dir}: {_words(done.stderr)}")

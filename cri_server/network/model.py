@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pyrunc.records import Record
+
 
 @dataclass(frozen=True, slots=True)
 class PortMapping:
@@ -98,7 +100,7 @@ class Errands(Protocol):
     async def run(
         self,
         function: str,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Record | None = None,
         fds: Sequence[int] = (),
         timeout_s: float | None = None,
         stdin: bytes = b"",

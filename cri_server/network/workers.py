@@ -6,11 +6,11 @@ The kernel changes links under one lock. Measured on two processors, attaching a
 
 from __future__ import annotations
 
-from typing import Any
-
+from cni_plugins.protocol.worker import Answer
 from cri_server.network.model import Errands
 from pyrunc import ipc
 from pyrunc.errors import PeerError, Unavailable
+from pyrunc.records import Request
 from pyrunc.zygote import workers
 
 _FUNCTION = "cni_plugins.errand:serve"
@@ -27,11 +27,11 @@ class Workers:
         """Hang up; idle workers end by themselves."""
         self._workers.close()
 
-    async def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    async def ask(self, request: Request, timeout_s: float) -> Answer:
         """The answer to `request`. Raises DeadlineExceeded, PeerError when the worker dies before it answers."""
         try:
             answer, fds = await self._workers.ask(request, timeout_s)
         except Unavailable as error:
             raise PeerError(error.message) from None
         ipc.close_all(fds)
-        return answer
+        return Answer.of(answer, PeerError)

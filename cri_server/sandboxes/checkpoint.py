@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
-from cri_server.checkpoints.dump import WRITE_TREE
+from cri_server.checkpoints.dump import WRITE_TREE, WriteTree
 from cri_server.containers import checkpoint as containers
 from cri_server.sandboxes import shm
 from cri_server.services import Services
@@ -146,7 +146,7 @@ async def _capture(job: Job) -> None:
 async def _capture_shm(job: Job) -> None:
     async with shm.opened(job.services, job.sandbox) as mounts:
         if mounts:
-            await containers.run(job.services, WRITE_TREE, {"target": job.place(pods.SHM)}, mounts)
+            await containers.run(job.services, WRITE_TREE, WriteTree(job.place(pods.SHM)), mounts)
 
 
 def _describe(job: Job) -> None:

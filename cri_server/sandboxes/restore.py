@@ -9,12 +9,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
-from cri_server.checkpoints.read import FILL, UNPACK
+from cri_server.checkpoints.read import FILL, UNPACK, Fill, Unpack
 from cri_server.containers import checkpoint as checkpoints
 from cri_server.containers import create
 from cri_server.images.unpack import TREE
@@ -106,11 +105,10 @@ async def _fill_shm(services: Services, sandbox_id: str, archive: str) -> None:
     folder = Path(services.paths.sandbox_root(sandbox_id), "shm")
     try:
         await asyncio.to_thread(_make, folder)
-        arguments = {"folder": str(folder), "limits": asdict(services.images.room())}
-        await checkpoints.run(services, UNPACK, arguments, [content])
+        await checkpoints.run(services, UNPACK, Unpack(str(folder), services.images.room()), [content])
         async with shm.opened(services, services.index.sandboxes.get(sandbox_id)) as mounts:
             if mounts:
-                await checkpoints.run(services, FILL, {"source": str(folder / TREE)}, mounts)
+                await checkpoints.run(services, FILL, Fill(str(folder / TREE)), mounts)
         await asyncio.to_thread(remove_path, folder)
     finally:
         os.close(content)

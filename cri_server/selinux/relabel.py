@@ -9,11 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Any
+from collections.abc import Sequence
 
 from pyrunc.abi.file import AT_FDCWD, RESOLVE_NO_SYMLINKS
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel.path import openat2
+from pyrunc.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
+    from pyrunc.records import AbsolutePath
 
 ERRAND = "cri_server.selinux.relabel:relabel"
 ATTRIBUTE = "security.selinux"
@@ -26,12 +32,19 @@ REFUSED_BELOW = ("/dev/", "/proc/", "/sys/")
 NO_LABELS = (errno.ENOTSUP, errno.EROFS)
 
 
-def relabel(arguments: dict[str, Any], fds: list[int]) -> None:
-    """The errand: `paths`, without symlinks in them, and all below each get `label`. Raises InvalidArgument, KernelError."""
-    label = str(arguments["label"]).encode()
-    for path in arguments["paths"]:
+class Relabel(Record):
+    """Of `relabel`. `paths` have no symlinks in them."""
+
+    paths: Sequence[AbsolutePath]
+    mount_label: str
+
+
+def relabel(arguments: Message, fds: list[int]) -> None:
+    """The errand: the paths of a `Relabel` and all below each get its label. Raises InvalidArgument, KernelError."""
+    asked = Relabel.of(arguments)
+    for path in asked.paths:
         check_path(path)
-        relabel_tree(path, label)
+        relabel_tree(path, asked.mount_label.encode())
 
 
 def check_path(path: str) -> None:

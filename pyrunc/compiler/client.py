@@ -78,4 +78,4 @@ class Compilers:
         return await self._ask(wanted, timeout_s)
 
     async def _ask(self, question: Request, timeout_s: float, fds: Sequence[int] = ()) -> CompiledLaunch:
-        return CompiledLaunch(*await self._workers.ask(question.to_message(), timeout_s, fds))
+        return CompiledLaunch(*await self._workers.ask(question, timeout_s, fds))

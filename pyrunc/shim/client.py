@@ -403,10 +403,9 @@ async def start_shim(
     (`module:class`) replaces the runtime library.
     """
     with _listener(sandbox_dir) as listener:
-        arguments = {"sandbox_dir": os.fspath(sandbox_dir), "containers_dir": os.fspath(containers_dir)}
-        arguments |= {"starter": starter} if starter else {}
+        arguments = messages.Arguments(os.fspath(sandbox_dir), os.fspath(containers_dir), starter)
         forked = await zygote.fork(SHIM, arguments, [listener.fileno()])
-    network = forked.prepared.get("network")
+    network = messages.Prepared.of(forked.prepared, PeerError).network
     return StartedShim(forked.pid, None if network is None else f"/proc/{forked.pid}/fd/{network}")
 
 

@@ -15,6 +15,7 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel import inherited, reaper
 from pyrunc.launch import null
 from pyrunc.program import launch
+from pyrunc.shim.messages import Arguments, Prepared
 from pyrunc.shim.network import open_network
 from pyrunc.shim.pods import Pods, open_log
 from pyrunc.shim.starter import LibraryStarter
@@ -23,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from pyrunc.ipc import Message
     from pyrunc.shim.starter import Starter
 
 OOM_SCORE_ADJ = -999
@@ -51,9 +53,9 @@ def inherit(lowest: int) -> list[int]:
     return [launch.executable(lowest)]
 
 
-def prepare(fds: list[int]) -> dict[str, Any]:
-    """Called in the zygote's spare, before there is a pod: its network namespace is made: `{"network": descriptor}`. Where that
-    is refused the pod's own shim will say why."""
+def prepare(fds: list[int]) -> Message:
+    """Called in the zygote's spare, before there is a pod: its network namespace is made. The fields of `Prepared`. Where that is
+    refused the pod's own shim will say why."""
     global _begun, _network
     _begin()
     _begun = True
@@ -61,21 +63,20 @@ def prepare(fds: list[int]) -> dict[str, Any]:
         _network = open_network()
     except KernelError as error:
         print(f"pyrunc-shim: no network namespace ahead: {error}", file=sys.stderr)
-        return {}
-    return {"network": _network}
+    return Prepared(_network).to_fields()
 
 
-def main(arguments: dict[str, Any], fds: list[int]) -> None:
-    """`arguments`: sandbox_dir, containers_dir, optionally starter (`module:class`); `fds`: the listening socket."""
-    sandbox_dir = arguments["sandbox_dir"]
+def main(arguments: Message, fds: list[int]) -> None:
+    """`arguments`: the fields of `Arguments`; `fds`: the listening socket."""
+    asked = Arguments.of(arguments)
     reaper.set_name("pyrunc-shim")
-    log = open_log(sandbox_dir)
+    log = open_log(asked.sandbox_dir)
     os.dup2(log, 2)
     if not _begun:
         _begin()
-    starter: Starter = _named(arguments["starter"]) if "starter" in arguments else LibraryStarter()
+    starter: Starter = _named(asked.starter) if asked.starter else LibraryStarter()
     pods = Pods(starter)
-    pods.add(sandbox_dir, arguments["containers_dir"], fds[0], _network, log)
+    pods.add(asked.sandbox_dir, asked.containers_dir, fds[0], _network, log)
     pods.loop.run()
 
 

@@ -45,6 +45,23 @@ START_ERROR_CODE = 128
 OOM_KILLED = "OOMKilled"
 
 
+# ---- what it is forked with
+
+
+class Arguments(Record):
+    """Of a new shim, with its listening socket. `starter` (`module:class`) replaces the runtime library."""
+
+    sandbox_dir: AbsolutePath
+    containers_dir: AbsolutePath
+    starter: str | None = None
+
+
+class Prepared(Record):
+    """What a shim has made ahead. `network`: the descriptor of a network namespace."""
+
+    network: int | None = None
+
+
 # ---- how something ended
 
 

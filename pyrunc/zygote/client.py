@@ -13,11 +13,11 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, PeerError, Unavailable, from_wire
 from pyrunc.peer import Peer, answered, fail
+from pyrunc.records import Record
 from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Keep, Outcome, Ready, Run
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
@@ -69,16 +69,14 @@ class Zygote:
         """The living zygote's pid."""
         return self._process.pid if self._process and not self._process.gone else None
 
-    async def fork(
-        self, function: str, arguments: Mapping[str, Any] | None = None, fds: Sequence[int] = ()
-    ) -> Forked:
-        """Start a detached child that calls `module:function(arguments, fds)`.
+    async def fork(self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()) -> Forked:
+        """Start a detached child that calls `module:function(arguments, fds)`, where the arguments are the record's fields.
 
         The child has a session of its own, /dev/null as stdio and only `fds` (renumbered from 3). It is not killed with
         the server or the zygote. The caller keeps its `fds`. Raises Unavailable when the zygote dies meanwhile.
         """
         process = await self._live()
-        asked = Fork(function, dict(arguments or {}))
+        asked = Fork(function, _fields(arguments))
         _, answering = process.peer.ask(asked.to_message(), fds)
         answer, _ = await answered(answering)
         return Forked.of(answer, PeerError)
@@ -86,14 +84,14 @@ class Zygote:
     async def run(
         self,
         function: str,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Record | None = None,
         fds: Sequence[int] = (),
         timeout_s: float | None = None,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> ErrandResult:
-        """Run `module:function(arguments, fds)` in a child and wait for its end.
+        """Run `module:function(arguments, fds)` in a child and wait for its end; the arguments are the record's fields.
 
         The function returns None (exit code 0), an exit code, or a list of descriptors to hand over; it may exec another
         program. `env` is added to the zygote's environment. An `Error` that it raises is raised here; other exceptions
@@ -103,7 +101,7 @@ class Zygote:
         process = await self._live()
         errand = _Errand(output_limit_bytes)
         try:
-            asked = Run(function, dict(arguments or {}), dict(env or {}), timeout_s)
+            asked = Run(function, _fields(arguments), dict(env or {}), timeout_s)
             with errand.open_ends(stdin) as ends:
                 number, answering = process.peer.ask(asked.to_message(), [*ends, *fds])
             try:
@@ -287,6 +285,10 @@ class _Output:
         self.content += data[:room]
         self.truncated |= len(data) > room
         return True
+
+
+def _fields(arguments: Record | None) -> ipc.Message:
+    return {} if arguments is None else arguments.to_fields()
 
 
 def _spawn(fd: int, preload: Sequence[str]) -> int:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable
 from pyrunc.peer import Answer, Peer, answered
+from pyrunc.records import Record, Request
 from pyrunc.zygote.messages import FromWorker
 
 LONG_S = 1.0
@@ -36,7 +37,7 @@ class Outcome(Protocol):
 class Errands(Protocol):
     """Runs `module:function(arguments, fds)` in a process of its own (`zygote.client.Zygote`)."""
 
-    async def run(self, function: str, arguments: Mapping[str, Any], fds: Sequence[int]) -> Outcome: ...
+    async def run(self, function: str, arguments: Record | None, fds: Sequence[int]) -> Outcome: ...
 
 
 class Workers:
@@ -60,7 +61,7 @@ class Workers:
         while self._idle:
             self._retire(self._idle.pop())
 
-    async def ask(self, question: Mapping[str, Any], timeout_s: float, fds: Sequence[int] = ()) -> Answer:
+    async def ask(self, question: Request, timeout_s: float, fds: Sequence[int] = ()) -> Answer:
         """The answer to `question`, which goes with `fds`; they stay the caller's, open until there is one. Raises DeadlineExceeded, Unavailable when the worker dies before it answers, and the error that
         was answered. `timeout_s` includes the wait for a turn."""
         try:
@@ -93,7 +94,7 @@ class Workers:
             else:
                 self._places.release()
 
-    async def _ask(self, question: Mapping[str, Any], fds: Sequence[int]) -> Answer:
+    async def _ask(self, question: Request, fds: Sequence[int]) -> Answer:
         worker = self._take()
         try:
             answer = await worker.ask(question, fds)
@@ -151,9 +152,9 @@ class _Worker:
     def alive(self) -> bool:
         return not self._peer.lost and not self.ending.done()
 
-    async def ask(self, question: Mapping[str, Any], fds: Sequence[int]) -> Answer:
+    async def ask(self, question: Request, fds: Sequence[int]) -> Answer:
         self.questions += 1
-        _, answer = self._peer.ask(question, fds)
+        _, answer = self._peer.ask(question.to_message(), fds)
         try:
             return await answered(answer)
         except Unavailable:
@@ -191,4 +192,4 @@ def _seen(task: asyncio.Task[Outcome]) -> None:
 async def _run(errands: Errands, function: str, theirs: socket.socket) -> Outcome:
     """The errand's whole life. Our copy of its socket is closed with it, which is the end of file for who waits."""
     with theirs:
-        return await errands.run(function, {}, (theirs.fileno(),))
+        return await errands.run(function, None, (theirs.fileno(),))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # What a file may import of ours, by the first matching prefix of its module name.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pyrunc": ("pyrunc",),
-    "cni_plugins": ("cni_plugins", "pyrunc.errors", "pyrunc.kernel", "pyrunc.ipc"),
+    "cni_plugins": ("cni_plugins", "pyrunc.errors", "pyrunc.kernel", "pyrunc.ipc", "pyrunc.records"),
     "cri_server": ("cri_server", "pyrunc", "cni_plugins.protocol"),
 }
 FOREIGN_OF_PYRUNC = {"jeepney", "click", "_pyrunc"}  # the last: what cli/front.c brings

@@ -22,6 +22,7 @@ from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError
 from pyrunc.peer import answered
 from pyrunc.zygote.client import Zygote
 from tests.kernel.shim_pod import TIMEOUT_S, children, descriptors, gone, name_of
+from tests.kernel.zygote_functions import Asked
 from tests.support.processes import wait_until
 
 HERE = "tests.kernel.zygote_functions"
@@ -47,7 +48,7 @@ async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
     """A detached child that answers on a socket: its pid, the socket, what it said first."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        pid = (await zygote.fork(f"{HERE}:answer_on", {}, [theirs.fileno()])).pid
+        pid = (await zygote.fork(f"{HERE}:answer_on", None, [theirs.fileno()])).pid
     ours.settimeout(TIMEOUT_S)
     return pid, ours, ours.recv(100).decode().split()
 
@@ -58,7 +59,7 @@ async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
 async def test_an_errand_has_stdin_environment_arguments_and_descriptors(zygote: Zygote) -> None:
     reading, writing = os.pipe()
     result = await zygote.run(
-        f"{HERE}:echo", {"say": "hi ", "code": 3}, [writing], stdin=b"there", env={"EXTRA": "!"}
+        f"{HERE}:echo", Asked(say="hi ", code=3), [writing], stdin=b"there", env={"EXTRA": "!"}
     )
     os.close(writing)
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"hi there!", b"to stderr")
@@ -92,7 +93,7 @@ async def test_our_errors_come_back_as_they_were_raised(zygote: Zygote) -> None:
 
 
 async def test_an_errand_may_become_another_program(zygote: Zygote) -> None:
-    result = await zygote.run(f"{HERE}:replace", {"script": "cat; echo error >&2; exit 9"}, stdin=b"in")
+    result = await zygote.run(f"{HERE}:replace", Asked(script="cat; echo error >&2; exit 9"), stdin=b"in")
     assert (result.exit_code, result.stdout, result.stderr) == (9, b"in", b"error\n")
 
 
@@ -124,18 +125,18 @@ async def test_a_question_that_lacks_something_is_refused_with_its_name(
 
 async def test_large_input_output_and_arguments(zygote: Zygote) -> None:
     text = "x" * 300_000
-    result = await zygote.run(f"{HERE}:echo", {"say": text}, stdin=b"y" * 2_000_000)
+    result = await zygote.run(f"{HERE}:echo", Asked(say=text), stdin=b"y" * 2_000_000)
     assert result.stdout == text.encode() + b"y" * 2_000_000
 
 
 async def test_output_beyond_the_limit_is_dropped_and_the_errand_goes_on(zygote: Zygote) -> None:
-    result = await zygote.run(f"{HERE}:flood", {"blocks": 100}, output_limit_bytes=100_000)
+    result = await zygote.run(f"{HERE}:flood", Asked(blocks=100), output_limit_bytes=100_000)
     assert (result.exit_code, len(result.stdout), result.truncated) == (0, 100_000, True)
 
 
 async def test_many_errands_at_once(zygote: Zygote) -> None:
     async def one(n: int) -> bytes:
-        return (await zygote.run(f"{HERE}:echo", {"say": str(n)})).stdout
+        return (await zygote.run(f"{HERE}:echo", Asked(say=str(n)))).stdout
 
     assert await asyncio.gather(*map(one, range(50))) == [str(n).encode() for n in range(50)]
 
@@ -145,7 +146,7 @@ async def test_a_timeout_kills_all_that_the_errand_started(zygote: Zygote, tmp_p
     pids = tmp_path / "pids"
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        await zygote.run(f"{HERE}:family", {"file": str(pids)}, timeout_s=2.5)
+        await zygote.run(f"{HERE}:family", Asked(file=str(pids)), timeout_s=2.5)
     assert 2.5 <= time.monotonic() - started < 25
     family = [int(pid) for pid in pids.read_text().split()]
     assert len(family) == 3
@@ -158,7 +159,7 @@ async def test_a_deadline_may_be_years_away(zygote: Zygote) -> None:
 
 async def test_cancelling_kills_all_that_the_errand_started(zygote: Zygote, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    task = asyncio.create_task(zygote.run(f"{HERE}:family", {"file": str(pids)}))
+    task = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
     while not pids.exists() or len(pids.read_text().split()) < 3:
         await asyncio.sleep(0.01)
     task.cancel()
@@ -216,7 +217,7 @@ async def test_it_ends_when_the_server_goes_and_kills_errands_but_not_detached_c
     assert zygote_pid
     pid, sock, _ = await detached(zygote)
     pids = tmp_path / "pids"
-    errand = asyncio.create_task(zygote.run(f"{HERE}:family", {"file": str(pids)}))
+    errand = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
     while not pids.exists() or len(pids.read_text().split()) < 3:
         await asyncio.sleep(0.01)
     await zygote.close()
@@ -237,7 +238,7 @@ async def test_a_spare_child_serves_one_request_and_another_takes_its_place(tmp_
         for n in range(3):
             (spare,) = await _spares(zygote, pids)
             with open(tmp_path / "out", "ab") as out:
-                forked = await zygote.fork(function, {"text": str(n)}, [out.fileno()])
+                forked = await zygote.fork(function, Asked(text=str(n)), [out.fileno()])
             assert forked.prepared in ({"made": forked.pid}, {})
             pids.append(forked.pid)
             assert pids[-1] == spare
@@ -259,7 +260,7 @@ async def test_a_spare_child_may_be_asked_before_it_is_ready(
     try:
         (spare,) = await _spares(zygote)
         with open(tmp_path / "out", "ab") as out:
-            forked = await zygote.fork(f"{HERE}:append", {"text": "0"}, [out.fileno()])
+            forked = await zygote.fork(f"{HERE}:append", Asked(text="0"), [out.fileno()])
         assert (forked.pid, forked.prepared) == (spare, {})
         opened = os.open(gate, os.O_RDWR)  # for the next spare, too, whenever it comes
         await _until(lambda: (tmp_path / "out").read_text() == "prepared 0 ")
@@ -279,7 +280,7 @@ async def test_a_spare_child_that_died_is_not_missed(tmp_path: Path) -> None:
             os.kill(spare, signal.SIGKILL)
             await _until(lambda pid=spare: gone(pid))  # type: ignore[misc]
             with open(tmp_path / "out", "ab") as out:
-                assert (await zygote.fork(function, {"text": str(n)}, [out.fileno()])).pid != spare
+                assert (await zygote.fork(function, Asked(text=str(n)), [out.fileno()])).pid != spare
         await _until(lambda: (tmp_path / "out").read_text() == "0 1 ")
     finally:
         await zygote.close()
@@ -320,7 +321,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def test_a_killed_zygote_takes_its_errands_along_and_is_replaced(zygote: Zygote) -> None:
     first = zygote.pid
     assert first
-    errand = asyncio.create_task(zygote.run(f"{HERE}:replace", {"script": "exec sleep 100"}))
+    errand = asyncio.create_task(zygote.run(f"{HERE}:replace", Asked(script="exec sleep 100")))
     await _until(lambda: bool(children(first)))
     below = children(first)
     os.kill(first, signal.SIGKILL)
@@ -343,7 +344,7 @@ async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> 
     await _until(lambda: not children(pid))
     before = descriptors(pid)
     for _ in range(100):
-        await zygote.run(f"{HERE}:echo", {"say": "x"})
+        await zygote.run(f"{HERE}:echo", Asked(say="x"))
         result = await zygote.run(f"{HERE}:hand_over")
         for fd in result.fds:
             os.close(fd)

@@ -7,74 +7,89 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
 
 from pyrunc.errors import NotFound
+from pyrunc.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
 
 _prepared = False
 
 
-def echo(arguments: dict[str, Any], fds: list[int]) -> int:
-    sys.stdout.write(arguments["say"] + sys.stdin.read() + os.environ.get("EXTRA", ""))
+class Asked(Record):
+    """Arguments of the functions here; each takes what it needs."""
+
+    say: str = ""
+    code: int = 0
+    blocks: int = 0
+    script: str = ""
+    file: str = ""
+    text: str = ""
+
+
+def echo(arguments: Message, fds: list[int]) -> int:
+    sys.stdout.write(Asked.of(arguments).say + sys.stdin.read() + os.environ.get("EXTRA", ""))
     sys.stderr.write("to stderr")
     for fd in fds:
         os.write(fd, b"to a descriptor")
-    return int(arguments.get("code", 0))
+    return Asked.of(arguments).code
 
 
-def descriptors(arguments: dict[str, Any], fds: list[int]) -> None:
+def descriptors(arguments: Message, fds: list[int]) -> None:
     listing = os.open("/proc/self/fd", os.O_RDONLY)
     print(sorted(int(name) for name in os.listdir(listing) if int(name) != listing))
 
 
-def hand_over(arguments: dict[str, Any], fds: list[int]) -> list[int]:
+def hand_over(arguments: Message, fds: list[int]) -> list[int]:
     reading, writing = os.pipe()
     os.write(writing, b"from the errand")
     return [reading]
 
 
-def refuse(arguments: dict[str, Any], fds: list[int]) -> None:
+def refuse(arguments: Message, fds: list[int]) -> None:
     raise NotFound("no such thing")
 
 
-def crash(arguments: dict[str, Any], fds: list[int]) -> None:
+def crash(arguments: Message, fds: list[int]) -> None:
     raise ZeroDivisionError("a bug")
 
 
-def leave(arguments: dict[str, Any], fds: list[int]) -> None:
+def leave(arguments: Message, fds: list[int]) -> None:
     sys.exit(7)
 
 
-def die(arguments: dict[str, Any], fds: list[int]) -> None:
+def die(arguments: Message, fds: list[int]) -> None:
     os.kill(os.getpid(), 9)
 
 
-def flood(arguments: dict[str, Any], fds: list[int]) -> None:
-    for _ in range(arguments["blocks"]):
+def flood(arguments: Message, fds: list[int]) -> None:
+    for _ in range(Asked.of(arguments).blocks):
         os.write(1, b"x" * 65536)
 
 
-def replace(arguments: dict[str, Any], fds: list[int]) -> None:
-    os.execv("/bin/sh", ["sh", "-c", arguments["script"]])
+def replace(arguments: Message, fds: list[int]) -> None:
+    os.execv("/bin/sh", ["sh", "-c", Asked.of(arguments).script])
 
 
-def family(arguments: dict[str, Any], fds: list[int]) -> None:
+def family(arguments: Message, fds: list[int]) -> None:
     """A child, a grandchild in a session of its own, an orphan that was daemonized; their pids go to the file."""
     script = (
         'echo $$ >>"$0"; setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & '
         '( setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & ) ; sleep 100'
     )
-    subprocess.Popen(["sh", "-c", script, arguments["file"]])
+    subprocess.Popen(["sh", "-c", script, Asked.of(arguments).file])
     time.sleep(100)
 
 
-def background(arguments: dict[str, Any], fds: list[int]) -> None:
+def background(arguments: Message, fds: list[int]) -> None:
     """Ends at once and leaves a process that holds stdout."""
     child = subprocess.Popen(["sleep", "100"])
     print(child.pid)
 
 
-def answer_on(arguments: dict[str, Any], fds: list[int]) -> None:
+def answer_on(arguments: Message, fds: list[int]) -> None:
     """Detached: says its pid, session and parent on the socket, then waits until the socket closes."""
     sock = socket.socket(fileno=fds[0])
     sock.send(f"{os.getpid()} {os.getsid(0)} {os.getppid()}".encode())
@@ -82,7 +97,7 @@ def answer_on(arguments: dict[str, Any], fds: list[int]) -> None:
         sock.send(f"{os.getppid()} {request.decode()}".encode())
 
 
-def prepare(fds: list[int]) -> dict[str, Any]:
+def prepare(fds: list[int]) -> Message:
     global _prepared
     if "PREPARE_GATE" in os.environ:
         open(os.environ["PREPARE_GATE"], "rb").close()  # waits for somebody who writes
@@ -90,5 +105,5 @@ def prepare(fds: list[int]) -> dict[str, Any]:
     return {"made": os.getpid()}
 
 
-def append(arguments: dict[str, Any], fds: list[int]) -> None:
-    os.write(fds[0], (("prepared " if _prepared else "") + arguments["text"] + " ").encode())
+def append(arguments: Message, fds: list[int]) -> None:
+    os.write(fds[0], (("prepared " if _prepared else "") + Asked.of(arguments).text + " ").encode())

@@ -10,7 +10,6 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from cri_server.images import jail
 from cri_server.images.erofs.layer_tree import read_layer
@@ -21,6 +20,12 @@ from cri_server.images.erofs.write import index as make_index
 from cri_server.images.inflate import Limits
 from pyrunc.errors import Error, KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
+from pyrunc.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
+    from pyrunc.records import AbsolutePath
 
 UUID_BYTES = 16
 FILE = "index"
@@ -76,9 +81,23 @@ def _copy(tar: TarFile, source: int, fd: int, target: int, length: int) -> None:
         source, target, length = source + len(part), target + len(part), length - len(part)
 
 
-def errand(arguments: dict[str, Any], fds: list[int]) -> int:
-    """What the zygote forks: the last of `fds` is a pipe that gets a byte now and then; the arguments and the others are `build_in`'s."""
+class IndexWork(Record):
+    """An index to build in `folder`, of the tars at the paths `tars`, or of those that are being written. `diff_ids`: of all tars, in
+    their order; `chain`: the layers from the bottom, as numbers of tars; `uuid` in hexadecimal."""
+
+    folder: AbsolutePath
+    tars: Sequence[AbsolutePath]
+    diff_ids: Sequence[str]
+    chain: Sequence[int]
+    uuid: str
+    limits: Limits
+
+
+def errand(arguments: Message, fds: list[int]) -> int:
+    """What the zygote forks: the last of `fds` is a pipe that gets a byte now and then; the arguments are an `IndexWork`'s, the others
+    of `fds` are `build_in`'s."""
     *given, progress_fd = fds
+    work = IndexWork.of(arguments)
     gc.disable()  # a tree of a million nodes has no cycles, and the process ends with it
     os.set_blocking(progress_fd, False)
 
@@ -88,35 +107,33 @@ def errand(arguments: dict[str, Any], fds: list[int]) -> int:
         except BlockingIOError:
             pass
 
-    folder = arguments["folder"]
     try:
-        build_in(folder, arguments, tick, given, jail.enter)
+        build_in(work, tick, given, jail.enter)
     except Error:
         raise
     except OSError as error:
-        raise to_error(error, folder) from None
+        raise to_error(error, work.folder) from None
     return 0
 
 
 def build_in(
-    folder: str,
-    arguments: dict[str, Any],
+    work: IndexWork,
     tick: Callable[[], None],
     fds: Sequence[int] = (),
     restrict: Callable[[str], None] = lambda folder: None,
 ) -> None:
-    """Write the index to FILE in `folder`, of the tars at the paths `tars`, or of those that are being written: `fds` are a `Growth`'s
-    pipe and then they. `restrict` is called with the folder when all are open.
+    """Write the index to FILE in the folder. `fds`: of tars that are being written a `Growth`'s pipe and then they. `restrict` is called
+    with the folder when all are open.
 
     Raises as `build` does.
     """
     growth, tars = (Growth(fds[0]), list(fds[1:])) if fds else (None, [])
     with ExitStack() as stack:
-        tars += [_open(path, os.O_RDONLY, stack) for path in arguments["tars"]]
-        restrict(folder)
-        out_fd = _open(os.path.join(folder, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL, stack)
-        uuid, limits = bytes.fromhex(arguments["uuid"]), Limits(**arguments["limits"])
-        build(tars, arguments["diff_ids"], arguments["chain"], out_fd, uuid, limits, tick, growth)
+        tars += [_open(path, os.O_RDONLY, stack) for path in work.tars]
+        restrict(work.folder)
+        out_fd = _open(os.path.join(work.folder, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL, stack)
+        uuid = bytes.fromhex(work.uuid)
+        build(tars, work.diff_ids, work.chain, out_fd, uuid, work.limits, tick, growth)
 
 
 def _open(path: str, flags: int, stack: ExitStack) -> int:

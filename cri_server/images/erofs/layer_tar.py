@@ -10,13 +10,16 @@ import os
 import threading
 from collections.abc import Callable
 from queue import Queue
-from typing import Any
 
 from cri_server.images import jail
 from cri_server.images.erofs.build import to_error
-from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.inflate import BadLayer, LayerWork, Limits, Stream
 from pyrunc.errors import Error
 from pyrunc.kernel.allocator import keep_freed_memory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
 
 FILE = "tar"
 _TICK_BYTES = 4 << 20
@@ -115,9 +118,10 @@ class _Writer:
             os.close(fd)
 
 
-def errand(arguments: dict[str, Any], fds: list[int]) -> int:
-    """What the zygote forks: `fds` are the blob and a pipe that gets a byte now and then; the arguments are `write_tar`'s."""
+def errand(arguments: Message, fds: list[int]) -> int:
+    """What the zygote forks: `fds` are the blob and a pipe that gets a byte now and then; the arguments are a `LayerWork`'s."""
     blob_fd, progress_fd = fds
+    asked = LayerWork.of(arguments)
     keep_freed_memory()
     os.set_blocking(progress_fd, False)
 
@@ -127,12 +131,10 @@ def errand(arguments: dict[str, Any], fds: list[int]) -> int:
         except BlockingIOError:  # nobody has read the last ones yet
             pass
 
-    folder = arguments["folder"]
     try:
-        limits = Limits(**arguments["limits"])
-        write_tar(blob_fd, folder, arguments["diff_id"], limits, tick, jail.enter)
+        write_tar(blob_fd, asked.folder, asked.diff_id, asked.limits, tick, jail.enter)
     except Error:
         raise
     except OSError as error:
-        raise to_error(error, folder, "decompressing a layer") from None
+        raise to_error(error, asked.folder, "decompressing a layer") from None
     return 0

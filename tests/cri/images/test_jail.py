@@ -23,15 +23,15 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     try:
         os.write(writing, b"the blob")
-        arguments = {"folder": str(folder), "canary": str(canary), "server_pid": os.getpid()}
-        result = await zygote.run("tests.cri.images.exploit:try_all", arguments, [reading], timeout_s=90)
+        asked = exploit.Asked(str(folder), str(canary), os.getpid())
+        result = await zygote.run("tests.cri.images.exploit:try_all", asked, [reading], timeout_s=90)
     finally:
         os.close(reading)
         os.close(writing)
         await zygote.close()
     assert result.exit_code == 0, result.stderr.decode()
     answer = json.loads(result.stdout)
-    assert answer["succeeded"] == [] and len(exploit.attempts(arguments)) > 40
+    assert answer["succeeded"] == [] and len(exploit.attempts(asked)) > 40
     assert {"d", "link", "whiteout"} <= set(answer["works"]) and (folder / "d/file").read_text() == "the blob"
     assert canary.read_text() == "unharmed" and {p.name for p in tmp_path.iterdir()} == {"layer", "canary"}
 

@@ -9,6 +9,8 @@ import pytest
 
 from cni_plugins import errand
 from cni_plugins.net import netns
+from cni_plugins.protocol.worker import Answer, Chain
+from pyrunc.errors import InvalidArgument
 from tests.kernel.cni.harness import (
     Host,
     Pod,
@@ -31,7 +33,7 @@ def host(tmp_path: Any) -> Iterator[Host]:
         yield made
 
 
-def ask(command: str, pod: Pod, *inputs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def ask(command: str, pod: Pod, *inputs: dict[str, Any], previous: dict[str, Any] | None = None) -> Answer:
     """A worker's answer."""
     environment = {
         "CNI_COMMAND": command,
@@ -40,8 +42,14 @@ def ask(command: str, pod: Pod, *inputs: dict[str, Any], **changes: Any) -> dict
         "CNI_IFNAME": "eth0",
         "CNI_PATH": "/nowhere",
     }
-    request = {"do": "chain", "environment": environment, "inputs": list(inputs)}
-    return errand.answer({**request, "loopback": command == "ADD", "previous": None, **changes})
+    return errand.answer(Chain(environment, list(inputs), command == "ADD", previous).to_message())
+
+
+def added(pod: Pod, *inputs: dict[str, Any], previous: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The result of an ADD."""
+    answer = ask("ADD", pod, *inputs, previous=previous)
+    assert answer.refused is None and answer.result is not None
+    return answer.result
 
 
 def ports(**changes: Any) -> dict[str, Any]:
@@ -61,20 +69,20 @@ def test_a_chain_visits_the_namespace_once(host: Host, monkeypatch: pytest.Monke
     pod, bridge = host.pod(), host.bridge_config(ipMasq=True)
     with monkeypatch.context() as patch:
         patch.setattr(netns, "syscall", counted)
-        result = ask("ADD", pod, bridge, ports())["result"]
+        result = added(pod, bridge, ports())
     assert visits == ["setns", "setns"]
     assert addresses_of(result) == ["10.88.0.2", "fd88::2"]
     with listen(pod.fd, "127.0.0.1", 80) as server:
         assert reach(pod.fd, "127.0.0.1", 80, server)
     previous = {"prevResult": result}
     assert call(errand.PLUGINS["bridge"], "CHECK", pod, bridge | previous) is None
-    assert ask("DEL", pod, ports(**previous), bridge | previous) == {"result": None}
+    assert ask("DEL", pod, ports(**previous), bridge | previous) == Answer()
     assert not all_elements() and not [n for n in link_names() if n.startswith("veth")]
 
 
 def test_loopback_is_up_also_without_a_plugin_that_goes_there(host: Host) -> None:
     pod = host.pod()
-    assert ask("ADD", pod) == {"result": None}
+    assert ask("ADD", pod) == Answer()
     with listen(pod.fd, "127.0.0.1", 80) as server:
         assert reach(pod.fd, "127.0.0.1", 80, server)
 
@@ -82,17 +90,17 @@ def test_loopback_is_up_also_without_a_plugin_that_goes_there(host: Host) -> Non
 def test_a_later_plugin_gets_the_result_of_the_one_before(host: Host) -> None:
     """The first of ours gets what a foreign plugin has answered."""
     pod = host.pod()
-    result = ask("ADD", pod, host.bridge_config())["result"]
-    assert ask("ADD", pod, ports(), previous=result)["result"] == result
-    refused = ask("ADD", host.pod(), ports())
-    assert refused["plugin"] == "portmap" and "must come behind" in refused["error"]["msg"]
+    result = added(pod, host.bridge_config())
+    assert added(pod, ports(), previous=result) == result
+    refused = ask("ADD", host.pod(), ports()).refused
+    assert refused and refused.plugin == "portmap" and "must come behind" in refused.error["msg"]
 
 
 def test_a_server_that_had_asked_for_no_ports_leaves_all_elements_alone(host: Host) -> None:
     """It says at DEL what it said at ADD; a caller that does not gets what is there looked through."""
     pod, bridge = host.pod(), host.bridge_config()
     scope = {"args": {"cni": {"scope": "mine"}}}
-    result = ask("ADD", pod, bridge, ports(**scope))["result"]
+    result = added(pod, bridge, ports(**scope))
     silent = {**ports(prevResult=result), "runtimeConfig": {}}
     ask("DEL", pod, silent | scope)
     assert all_elements()
@@ -101,3 +109,13 @@ def test_a_server_that_had_asked_for_no_ports_leaves_all_elements_alone(host: Ho
     ask("ADD", pod, ports(), previous=result)
     ask("DEL", pod, silent)
     assert not all_elements()
+
+
+def test_what_is_no_request_is_refused_with_its_name() -> None:
+    for request, problem in (
+        ({"call": "chain", "environment": {}}, "chain: inputs is missing"),
+        ({"call": "restore", "attachments": [{"environment": {}}]}, "Living: inputs is missing"),
+        ({"call": "brew"}, "a CNI worker has no call 'brew'"),
+    ):
+        with pytest.raises(InvalidArgument, match=problem):
+            errand.answer(request)
