@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_everything_in_a_volume_and_nothing_that_links_lead_to(tree: Path, tmp_path: Path) -> None:
-    relabel.relabel({"paths": [str(tree)], "label": LABEL.decode()}, [])
+    relabel.relabel(relabel.Relabel([str(tree)], LABEL.decode()).to_fields(), [])
     below = sorted(tree.rglob("*"))
     assert len(below) == 6
     assert {path: label_of(path) for path in (tree, *below)} == dict.fromkeys((tree, *below), LABEL)
@@ -92,7 +92,7 @@ def test_another_file_system_below_it_keeps_its_labels(tree: Path) -> None:
 @pytest.mark.parametrize("path", ["/", "/etc", "/usr/", "/var/lib", "/var/lib/kubelet", "/proc/1", "/sys/fs", "/dev/shm", "/var/../etc"])  # fmt: skip
 def test_what_is_the_systems_is_refused(path: str) -> None:
     with pytest.raises(InvalidArgument, match=r"selinux_relabel: .* keeps its SELinux labels"):
-        relabel.relabel({"paths": [path], "label": "a:b:c"}, [])
+        relabel.relabel(relabel.Relabel([path], "a:b:c").to_fields(), [])
 
 
 def test_a_file_system_without_labels_is_no_error() -> None:
