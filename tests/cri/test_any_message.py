@@ -177,6 +177,7 @@ class World:
         return {str(f): sorted(os.listdir(f)) for f in folders if f.is_dir()}
 
 
+@pytest.mark.requirement("14.2")
 @pytest.mark.timeout(600)
 def test_any_message(server: Server) -> None:
     log_at = server.log.stat().st_size

@@ -38,6 +38,7 @@ def userns(**fields: Any) -> api.LinuxPodSandboxConfig:
     return linux(security_context=api.LinuxSandboxSecurityContext(namespace_options=options))
 
 
+@pytest.mark.requirement("1.a.8", "3.1.4", "8.16")
 @pytest.mark.parametrize(
     "change",
     [
@@ -63,6 +64,7 @@ def test_sandboxes(server: Server, pod: str, change: dict[str, Any]) -> None:
     assert len(server.pods()) == 1 and not list((server.state / "sandboxes").glob("*/holder.json"))[1:]
 
 
+@pytest.mark.requirement("1.a.8")
 @pytest.mark.parametrize("field", ["name", "namespace", "uid"])
 def test_metadata_is_required(server: Server, pod: str, field: str) -> None:
     config = server.pod_config("bad")
@@ -71,6 +73,7 @@ def test_metadata_is_required(server: Server, pod: str, field: str) -> None:
     assert code_of(lambda: server.run_pod(api.PodSandboxConfig())) == INVALID
 
 
+@pytest.mark.requirement("1.a.12")
 def test_unknown_handler(server: Server) -> None:
     request = api.RunPodSandboxRequest(config=server.pod_config("bad"), runtime_handler="kata")
     assert code_of(lambda: server.runtime.RunPodSandbox(request)) == INVALID
@@ -80,6 +83,9 @@ def security(**fields: Any) -> dict[str, Any]:
     return {"linux": api.LinuxContainerConfig(security_context=api.LinuxContainerSecurityContext(**fields))}
 
 
+@pytest.mark.requirement(
+    "1.a.8", "3.1.11", "4.1.3", "4.1.8", "4.1.9", "6.8", "6.13", "6.16", "8.2", "8.3", "8.8", "13.2"
+)
 @pytest.mark.parametrize(
     "change",
     [
@@ -117,6 +123,7 @@ def test_containers(server: Server, pod: str, change: dict[str, Any]) -> None:
     assert not server.containers() and not list((server.root / "containers").iterdir())
 
 
+@pytest.mark.requirement("1.a.1", "1.a.2", "1.a.3", "1.a.4", "4.1.1", "4.1.2")
 def test_what_does_not_exist(server: Server, pod: str) -> None:
     runtime = server.runtime
     absent = grpc.StatusCode.NOT_FOUND
@@ -151,6 +158,7 @@ def test_what_does_not_exist(server: Server, pod: str) -> None:
     assert not answer.HasField("image")
 
 
+@pytest.mark.requirement("1.a.8", "1.b.8", "4.10.1", "4.10.2")
 def test_streams_are_checked_before_a_url_is_given(server: Server, pod: str) -> None:
     container = server.launch(pod)
     try:
@@ -168,6 +176,7 @@ def test_streams_are_checked_before_a_url_is_given(server: Server, pod: str) -> 
         server.remove_container(container)
 
 
+@pytest.mark.requirement("4.7.1")
 def test_what_only_the_kernel_can_refuse(server: Server, pod: str) -> None:
     """Names and values that look right, until a path is walked or a limit is written."""
     container = server.launch(pod)
@@ -257,6 +266,7 @@ RUNTIME_CALLS = sorted(
 )
 
 
+@pytest.mark.requirement("14.2")
 @pytest.mark.parametrize(("call", "request_type"), RUNTIME_CALLS)
 def test_scrambled_requests_get_a_code_of_the_table(
     server: Server, pod: str, call: str, request_type: str

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import grpc
+import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server, code_of
 
 
+@pytest.mark.requirement("1.b.2", "2.1", "2.4", "2.6", "2.8", "3.2.3", "4.1.3", "4.4.1", "4.6.7")
 def test_a_pod_and_its_container(server: Server) -> None:
     pod = server.run_pod()
     sandbox = server.pod_status(pod)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.cri.server_harness import Server
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}(Z|[+-]\d\d:\d\d) (stdout|stderr) [FP] .*")
 
 
+@pytest.mark.requirement("4.4.1", "11.1")
 def test_output_goes_to_the_log_in_cri_form(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(

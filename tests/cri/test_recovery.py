@@ -44,6 +44,7 @@ def named(server: Server, name: str, script: str) -> api.ContainerConfig:
     )
 
 
+@pytest.mark.requirement("1.4", "1.12", "1.a.10", "11.6", "11.8")
 @pytest.mark.parametrize("how", [Server.kill, Server.stop])
 def test_pods_survive_the_server(server: Server, how: object) -> None:
     pod = server.run_pod()
@@ -67,6 +68,7 @@ def test_pods_survive_the_server(server: Server, how: object) -> None:
     assert numbers == list(range(1, len(numbers) + 1)), "log lines were lost"
 
 
+@pytest.mark.requirement("1.12", "11.7")
 def test_exits_that_nobody_saw_are_known_afterwards(server: Server) -> None:
     pod = server.run_pod()
     wait = server.folder / "go"
@@ -91,6 +93,7 @@ def test_exits_that_nobody_saw_are_known_afterwards(server: Server) -> None:
     assert server.pod_status(pod).state == api.SANDBOX_READY
 
 
+@pytest.mark.requirement("11.7")
 def test_names_stay_reserved_and_identical_requests_are_joined(server: Server) -> None:
     config = server.pod_config("kept")
     pod = server.run_pod(config)
@@ -99,6 +102,7 @@ def test_names_stay_reserved_and_identical_requests_are_joined(server: Server) -
     assert server.run_pod(config) == pod and server.create(pod) == container
 
 
+@pytest.mark.requirement("1.12", "4.7.1")
 def test_updated_limits_survive(server: Server) -> None:
     container = server.create(server.run_pod())
     request = api.UpdateContainerResourcesRequest(container_id=container)
@@ -108,6 +112,7 @@ def test_updated_limits_survive(server: Server) -> None:
     assert server.status(container).resources.linux.cpu_shares == 512
 
 
+@pytest.mark.requirement("2.6")
 def test_a_shim_that_died_with_the_server(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
@@ -123,6 +128,7 @@ def test_a_shim_that_died_with_the_server(server: Server) -> None:
     assert not server.pods() and not server.containers()
 
 
+@pytest.mark.requirement("2.5")
 def test_a_stop_of_a_silent_shims_container_ends_it(server: Server) -> None:
     pod, other = server.run_pod(), server.run_pod()
     container, healthy = server.launch(pod), server.launch(other)
@@ -228,6 +234,7 @@ def test_dead_zygotes_are_replaced(server: Server) -> None:
     server.remove_pod(pod)
 
 
+@pytest.mark.requirement("3.4.2")
 def test_a_dead_holder_makes_the_pod_not_ready(server: Server) -> None:
     pod = server.run_pod()
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
@@ -236,6 +243,7 @@ def test_a_dead_holder_makes_the_pod_not_ready(server: Server) -> None:
     assert wait_until(lambda: server.pod_status(pod).state != api.SANDBOX_READY, 60)
 
 
+@pytest.mark.requirement("3.2.2", "11.7")
 def test_after_a_reboot_everything_has_ended(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
@@ -384,6 +392,7 @@ def points_of(verb: str) -> list[str]:
     return [point for point in all_points() if point.startswith(f"{verb}.")]
 
 
+@pytest.mark.requirement("11.7")
 @pytest.mark.timeout(600)  # six lives of a server for each step: half a minute on a quiet machine
 @pytest.mark.parametrize("verb", VERBS)
 def test_killed_after_any_step_the_server_finishes_or_undoes(server: Server, verb: str) -> None:
@@ -406,6 +415,7 @@ def test_killed_after_any_step_the_server_finishes_or_undoes(server: Server, ver
         nothing_left(server)
 
 
+@pytest.mark.requirement("2.2", "3.1.12", "3.3.3")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_failure_after_any_step_is_taken_back(server: Server, verb: str) -> None:
@@ -425,6 +435,7 @@ def test_a_failure_after_any_step_is_taken_back(server: Server, verb: str) -> No
         nothing_left(server)
 
 
+@pytest.mark.requirement("1.5", "3.1.13")
 def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) -> None:
     server.stop()
     server.start(**{FAILPOINT: "run_sandbox.network=1*delay(1000),create_container.spec=1*delay(1000)"})
@@ -445,6 +456,7 @@ def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) 
     assert [c.id for c in server.containers()] == [identifier]
 
 
+@pytest.mark.requirement("1.5", "1.7")
 def test_callers_that_hang_up_at_any_moment(server: Server) -> None:
     """Each call is given up after 1 to 40 ms and repeated at once: one pod, one container, nothing stuck, nothing left."""
 

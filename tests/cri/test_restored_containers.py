@@ -42,6 +42,7 @@ def refused(server: Server, reference: str) -> tuple[Code, str]:
     return found
 
 
+@pytest.mark.requirement("4.11.1")
 def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_path: Path) -> None:
     """All is well until CRIU is asked: then the container has ended before it began, like any that cannot be started."""
     layer = io.BytesIO()

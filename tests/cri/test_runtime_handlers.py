@@ -191,6 +191,7 @@ def test_a_runtime_that_is_not_there(server: Server) -> None:
     assert server.status(container).state == api.CONTAINER_EXITED
 
 
+@pytest.mark.requirement("10.5.2")
 def test_status_tells_the_handlers_and_what_they_can_do(server: Server) -> None:
     answer = server.runtime.Status(api.StatusRequest(), timeout=RPC_TIMEOUT_S)
     found = {h.name: h.features for h in answer.runtime_handlers}
@@ -211,6 +212,7 @@ def test_users_of_their_own_are_for_our_runtime(server: Server) -> None:
     assert code_of(lambda: run_pod(server, "runc", **changes)) == grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.requirement("1.a.12")
 def test_an_unknown_handler_is_refused(server: Server) -> None:
     assert code_of(lambda: run_pod(server, "kata")) == grpc.StatusCode.INVALID_ARGUMENT
     assert "runc" in message_of(lambda: run_pod(server, "kata"))

@@ -153,6 +153,7 @@ class Calls(RuleBasedStateMachine):
         assert not list((self.server.root / "containers").iterdir())
 
 
+@pytest.mark.requirement("2.1", "2.4", "4.3.2", "13.14")
 @pytest.mark.timeout(300)
 def test_the_server_keeps_to_the_model() -> None:
     with Server() as server:

@@ -181,6 +181,7 @@ def test_keys_of_the_server_are_in_no_container(server: Server) -> None:
         assert "secret-of-the-server" not in text, text
 
 
+@pytest.mark.requirement("8.12")
 def test_limits_are_a_setting(server: Server) -> None:
     """`[containers] rlimits` replaces the defaults of the limits that it names."""
     settings = {"containers": {"rlimits": ["nofile=300:400", "CORE=0"]}}

@@ -365,6 +365,7 @@ def _flood_until_ended(server: Server, flood: Callable[[Client, int], bytes]) ->
 # ---- clients that behave
 
 
+@pytest.mark.requirement("1.3")
 def test_large_messages_both_ways(server: Server) -> None:
     """16 MiB each: an id that is not one, and the output of a command."""
     wrong = api.ContainerStatusRequest(container_id="x" * ((16 << 20) - 100))
@@ -406,6 +407,7 @@ def test_large_answers_that_nobody_takes(server: Server) -> None:
     assert resident_kib(server, "VmHWM") - before_kib < GROWTH_LIMIT_KIB
 
 
+@pytest.mark.requirement("1.6")
 def test_hundreds_of_calls_at_once(server: Server) -> None:
     container = server.containers()[0].id
     calls = [
@@ -422,6 +424,7 @@ def test_hundreds_of_calls_at_once(server: Server) -> None:
         call.result()
 
 
+@pytest.mark.requirement("1.7")
 def test_cancelled_calls(server: Server) -> None:
     """The work of a cancelled ExecSync ends; the connection goes on."""
     container = server.containers()[0].id

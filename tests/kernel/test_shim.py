@@ -92,6 +92,7 @@ async def test_a_container_without_its_files_is_not_found(pod: TestPod) -> None:
             await call
 
 
+@pytest.mark.requirement("11.6", "14.7")
 async def test_exits_are_recorded_while_nobody_is_connected(pod: TestPod) -> None:
     await pod.run("a", "sleep 0.3; echo last words; exit 7")
     pod.client.close()
@@ -128,6 +129,7 @@ def test_a_child_that_ended_before_the_shim_listened_is_reaped() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.requirement("4.3.1")
 async def test_what_a_container_leaves_running_is_killed_with_it(pod: TestPod) -> None:
     started = time.monotonic()
     await pod.run("a", "setsid sleep 1000 & echo done")
@@ -154,11 +156,13 @@ async def test_stop_escalates(pod: TestPod) -> None:
     assert exit.signal == 9 and 0.5 <= time.monotonic() - started < AT_ONCE_S
 
 
+@pytest.mark.requirement("4.3.1")
 async def test_stop_with_no_time_kills_at_once(pod: TestPod) -> None:
     await _ready(pod, "a", "trap 'exit 5' TERM; echo ready; sleep 100 & wait")
     assert (await pod.client.stop("a", signal.SIGTERM, 0)).signal == 9
 
 
+@pytest.mark.requirement("4.3.3")
 async def test_of_several_stops_the_signal_is_sent_once_and_the_shortest_time_wins(pod: TestPod) -> None:
     script = "trap 'echo signal' TERM; echo ready; while :; do sleep 0.02; done"
     await _ready(pod, "a", script)

@@ -227,6 +227,7 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
     await pod.client.stop("a", signal.SIGTERM, 0)
 
 
+@pytest.mark.requirement("8.14")
 async def test_a_pod_with_one_process_namespace(pod: TestPod) -> None:
     """The holder is its pid 1; a container's end must not leave what it started, though no namespace dies with it."""
     held = await hold(pod, namespaces=HOLDER["namespaces"] | {"pid": "new"})

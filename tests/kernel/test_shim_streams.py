@@ -43,6 +43,7 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
 # -- log
 
 
+@pytest.mark.requirement("11.3")
 async def test_both_streams_are_logged_in_the_order_they_were_read(pod: TestPod) -> None:
     """What a container writes to one stream when its last line of the other has been logged stands behind that."""
     script = "for i in 1 2 3; do echo out $i; read x; echo err $i >&2; read x; done"
@@ -75,6 +76,7 @@ async def test_binary_output_and_lines_of_a_megabyte_survive(pod: TestPod, tmp_p
     assert pod.logged("a") == content
 
 
+@pytest.mark.requirement("11.3", "13.11")
 async def test_without_a_log_path_the_output_is_discarded_and_never_blocks(pod: TestPod) -> None:
     await pod.run("a", "head -c 5000000 /dev/zero; exit 6", log_path=None)
     assert (await pod.exited("a")).exit_code == 6
@@ -128,6 +130,7 @@ async def test_the_old_file_gets_nothing_after_a_reopen(pod: TestPod) -> None:
     assert path.with_name("old").stat().st_size == size
 
 
+@pytest.mark.requirement("4.8.1")
 async def test_reopening_the_log_of_an_exited_container_is_refused_and_makes_no_file(pod: TestPod) -> None:
     await pod.run("a", "echo x")
     await pod.exited("a")
@@ -137,6 +140,7 @@ async def test_reopening_the_log_of_an_exited_container_is_refused_and_makes_no_
     assert not pod.log_path("a").exists()
 
 
+@pytest.mark.requirement("11.4")
 async def test_a_full_disk_loses_log_but_not_the_container(pod: TestPod) -> None:
     """A file size limit on the shim stands for the full disk; it is lifted again."""
     await pod.client.state()
@@ -181,6 +185,7 @@ async def test_the_log_is_copied_fast(pod: TestPod) -> None:
 # -- attach
 
 
+@pytest.mark.requirement("9.8")
 async def test_an_attached_client_gets_new_output_only_and_its_end(pod: TestPod) -> None:
     await pod.run("a", "echo before; read x; echo after $x; echo error >&2; exit 2", stdin=True)
     await until(lambda: pod.logged("a") == b"before\n")
@@ -194,6 +199,7 @@ async def test_an_attached_client_gets_new_output_only_and_its_end(pod: TestPod)
     assert pod.logged("a") == b"before\nafter now\n"
 
 
+@pytest.mark.requirement("9.8")
 async def test_many_clients_follow_one_container(pod: TestPod) -> None:
     await pod.run("a", "read x; for i in 1 2 3; do echo $x $i; done", stdin=True)
     many = [await pod.client.attach("a", stdin=n == 0, stdout=True) for n in range(20)]
@@ -205,6 +211,7 @@ async def test_many_clients_follow_one_container(pod: TestPod) -> None:
         streams.close()
 
 
+@pytest.mark.requirement("11.4")
 async def test_a_slow_client_neither_blocks_the_container_nor_other_clients(pod: TestPod) -> None:
     await pod.run("a", "read x; head -c 20000000 /dev/zero | tr '\\0' y; exit 9", stdin=True)
     slow = await pod.client.attach("a", stdout=True)
@@ -234,6 +241,7 @@ async def test_a_client_that_leaves_changes_nothing(pod: TestPod) -> None:
     await pod.client.stop("a", 15, 0)
 
 
+@pytest.mark.requirement("4.1.6")
 async def test_stdin_stays_open_until_the_first_client_ends_when_asked_so(pod: TestPod) -> None:
     await pod.run("once", "/bin/cat", stdin=True, stdin_once=True)
     await pod.run("always", "/bin/cat", stdin=True)
@@ -293,6 +301,7 @@ async def test_a_container_that_is_gone_cannot_be_attached_to(pod: TestPod) -> N
 # -- terminals
 
 
+@pytest.mark.requirement("11.3")
 async def test_a_container_with_a_terminal(pod: TestPod) -> None:
     await pod.run("a", "tty; read x; stty size; echo error >&2; echo got $x", tty=True, stdin=True)
     first = await pod.client.attach("a", stdin=True, stdout=True, stderr=True)
@@ -430,6 +439,7 @@ async def test_a_fork_bomb_in_a_session_is_killed(pod: TestPod) -> None:
     session.close()
 
 
+@pytest.mark.requirement("4.3.5")
 async def test_sessions_end_with_their_container(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     session = await _exec(pod, "a", "sleep 1000")
@@ -493,6 +503,7 @@ async def test_large_requests(pod: TestPod) -> None:
     session.close()
 
 
+@pytest.mark.requirement("1.6")
 async def test_five_hundred_sessions_leave_nothing(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     await _run_sessions(pod, 20)

@@ -169,6 +169,7 @@ def test_secrets_and_control_characters_stay_out_of_the_log(server: Server, pod:
 NUMBERS = ["1000", "4294967296", "2147483648", "99999999999999999999", "9" * 60, "01000"]
 
 
+@pytest.mark.requirement("8.3")
 def test_numeric_users_are_never_names(server: Server, pod: str) -> None:
     """CVE-2024-40635, CVE-2026-46680. The image's /etc/passwd has accounts whose *names* are these numbers and whose uid is 0, and
     its USER, or the caller, asks for the number. Proof: by the kernel's status inside it is that number, or CreateContainer
@@ -227,6 +228,7 @@ def test_home_with_a_second_line(server: Server, pod: str) -> None:
         assert code == -1 or "\n".join(lines) + "\n" == ACCOUNTS, lines
 
 
+@pytest.mark.requirement("8.2")
 def test_capabilities_and_groups(server: Server, pod: str) -> None:
     """CVE-2022-27652, CVE-2022-2995, CVE-2023-25173. Proof: CapInh is 0 for the container and for ExecSync, also with added
     capabilities and as a user; the groups are those that were asked for, not the server's.
@@ -389,6 +391,7 @@ def test_the_working_directory_of_an_image(server: Server, pod: str, canary: Can
     assert code != 0 or lines[-1].startswith("/"), lines
 
 
+@pytest.mark.requirement("6.8")
 @pytest.mark.parametrize("target", ["{canary}", CLIMB + "{canary}", "/proc/self/root{canary}"])
 def test_etc_and_mount_points_of_an_image_are_links(
     server: Server, pod: str, canary: Canary, target: str
@@ -521,6 +524,7 @@ def test_an_entrypoint_that_is_ourselves(server: Server, pod: str) -> None:
 # ---- limits
 
 
+@pytest.mark.requirement("4.9.3")
 def test_endless_output_of_an_exec(server: Server, pod: str) -> None:
     """CVE-2022-1708, CVE-2022-31030. `yes` by ExecSync. Proof: the answer is cut below gRPC's 16 MiB, and the server grows by less
     than four times that.
@@ -537,6 +541,7 @@ def test_endless_output_of_an_exec(server: Server, pod: str) -> None:
     assert peak - before < 64 << 20
 
 
+@pytest.mark.requirement("8.8")
 def test_profiles_that_are_no_files(server: Server, pod: str) -> None:
     """S-19: seccomp profiles as a pipe, a device and a folder. Proof: INVALID_ARGUMENT at once."""
     pipe = server.folder / "pipe"

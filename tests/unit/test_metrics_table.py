@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
 from cri_server.api import api_pb2 as api
 from cri_server.metrics import BASE_LABELS, CONTAINER, Figures, Values, descriptors
 from cri_server.stats import RATE_WINDOW_NS, CpuRates
@@ -45,6 +47,7 @@ def read(name: str, **changes: object) -> int | Values:
     return metric.read(figures(**changes))
 
 
+@pytest.mark.requirement("10.2.4")
 def test_all_names_of_the_requirements() -> None:
     """Requirements 10.2."""
     announced = descriptors()
@@ -56,6 +59,7 @@ def test_all_names_of_the_requirements() -> None:
     ]
 
 
+@pytest.mark.requirement("10.2.11")
 def test_pressure_is_in_whole_seconds_and_absent_where_it_is_not_counted() -> None:
     pressure = {"cpu": {"some": {"total": 2_999_999}, "full": {"total": 1_000_000}}}
     assert read("pressure_cpu_waiting_seconds_total", pressure=pressure) == [((), 2)]
@@ -63,12 +67,14 @@ def test_pressure_is_in_whole_seconds_and_absent_where_it_is_not_counted() -> No
     assert read("pressure_io_waiting_seconds_total", pressure=pressure) == []
 
 
+@pytest.mark.requirement("10.2.11")
 def test_huge_pages_by_size() -> None:
     hugetlb = {"2MB": {"current": 4 << 20, "max": None}, "1GB": {"current": 0, "max": 0}}
     assert read("hugetlb_usage_bytes", hugetlb=hugetlb) == [(("2MB",), 4 << 20), (("1GB",), 0)]
     assert read("hugetlb_max_usage_bytes", hugetlb=hugetlb) == [(("2MB",), 0), (("1GB",), 0)]
 
 
+@pytest.mark.requirement("10.2.10")
 def test_limits() -> None:
     unlimited = api.LinuxContainerResources(cpu_quota=-1)
     assert read("spec_cpu_quota", limits=unlimited) == 0
@@ -78,6 +84,7 @@ def test_limits() -> None:
     assert read("ulimits_soft") == []
 
 
+@pytest.mark.requirement("10.1.4")
 def test_a_rate_needs_two_samples_that_are_far_enough_apart() -> None:
     rates = CpuRates()
     assert rates.of("a", 10 * SECOND, 0) is None

@@ -190,6 +190,7 @@ async def test_nobody_there(service: ImageService) -> None:
     assert "the name no-such-host.invalid does not resolve" in error.message
 
 
+@pytest.mark.requirement("5.1.4")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -525,6 +526,7 @@ async def test_a_wrong_configuration(
     assert words in (await refused(service, f"{registry.host}/app:v1")).message
 
 
+@pytest.mark.requirement("5.2.2", "5.2.3")
 @pytest.mark.parametrize(
     ("user", "uid", "username"),
     [

@@ -51,6 +51,7 @@ def left_over(tmp_path: Path) -> set[str]:
     }
 
 
+@pytest.mark.requirement("5.3.2")
 @pytest.mark.parametrize("docker", [False, True])
 @pytest.mark.parametrize("compress", ["gzip", "zstd", ""])
 async def test_a_pull_makes_a_whole_image(
@@ -71,6 +72,7 @@ async def test_a_pull_makes_a_whole_image(
     assert seen[-1].fetched_bytes == seen[-1].total_bytes > 600_000
 
 
+@pytest.mark.requirement("5.2.1")
 async def test_every_way_to_name_an_image_finds_it(registry: Registry, service: ImageService) -> None:
     built = make()
     digest = registry.push("app:v1", built)
@@ -123,6 +125,7 @@ async def test_the_layout_is_one_that_others_read(
         assert (len(data), f"sha256:{hashlib.sha256(data).hexdigest()}") == (blob["size"], blob["digest"])
 
 
+@pytest.mark.requirement("5.1.1", "5.3.2")
 async def test_a_pull_by_digest_has_no_tag(registry: Registry, service: ImageService) -> None:
     digest = registry.push("app:v1", make())
     name = f"{registry.host}/app"
@@ -131,6 +134,7 @@ async def test_a_pull_by_digest_has_no_tag(registry: Registry, service: ImageSer
     assert (found.repo_tags, found.repo_digests) == ([], [f"{name}@{digest}"])
 
 
+@pytest.mark.requirement("5.1.5")
 async def test_a_tag_that_moves_leaves_the_old_image_its_digest(
     registry: Registry, service: ImageService
 ) -> None:
@@ -145,6 +149,7 @@ async def test_a_tag_that_moves_leaves_the_old_image_its_digest(
     assert (found[new.id].repo_tags, found[new.id].repo_digests) == ([f"{name}:v1"], [f"{name}@{new_digest}"])
 
 
+@pytest.mark.requirement("5.3.1")
 async def test_three_tags_are_one_image(registry: Registry, service: ImageService) -> None:
     built = make()
     name = f"{registry.host}/app"
@@ -155,6 +160,7 @@ async def test_three_tags_are_one_image(registry: Registry, service: ImageServic
     assert found.repo_tags == [f"{name}:{tag}" for tag in "abc"] and len(found.repo_digests) == 1
 
 
+@pytest.mark.requirement("5.1.1")
 @pytest.mark.parametrize("docker", [False, True])
 async def test_the_index_has_an_image_for_this_machine(
     registry: Registry, service: ImageService, docker: bool
@@ -182,6 +188,7 @@ async def test_an_image_for_another_machine_is_refused(registry: Registry, servi
 # ---- what is shared
 
 
+@pytest.mark.requirement("5.1.4")
 async def test_equal_pulls_are_one(registry: Registry, service: ImageService) -> None:
     built = make()
     registry.push("app:v1", built)
@@ -371,6 +378,7 @@ async def test_an_errand_says_what_was_wrong(
 # ---- mirrors
 
 
+@pytest.mark.requirement("5.1.1")
 async def test_short_names_go_to_docker_io_and_its_mirror(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
@@ -465,6 +473,7 @@ SECRETS = {
 }
 
 
+@pytest.mark.requirement("5.1.2")
 @pytest.mark.parametrize("scheme", ["basic", "bearer"])
 @pytest.mark.parametrize("way", SECRETS)
 async def test_logins(tmp_path: Path, service: ImageService, scheme: str, way: str) -> None:
@@ -485,6 +494,7 @@ async def test_logins(tmp_path: Path, service: ImageService, scheme: str, way: s
             )
 
 
+@pytest.mark.requirement("5.1.2")
 async def test_a_registry_token_is_used_as_it_is(tmp_path: Path, service: ImageService) -> None:
     with Registry(tmp_path / "locked", auth=("bearer", "u", "p")) as locked:
         locked.push("app:v1", make())
@@ -507,6 +517,7 @@ async def test_a_token_that_expires_meanwhile_is_renewed(tmp_path: Path, service
         assert await pull == built.id and len(locked.asked("/token")) >= 2
 
 
+@pytest.mark.requirement("5.1.2")
 @pytest.mark.parametrize(
     ("address", "used"),
     [

@@ -120,6 +120,7 @@ async def test_other_scopes_are_rejected_and_accepted(
     await service.pull(f"{NAME}:v1")
 
 
+@pytest.mark.requirement("12.1")
 async def test_all_requirements_hold_together(
     tmp_path: Path, registry: Registry, service: ImageService, pushed: str
 ) -> None:

@@ -176,6 +176,7 @@ async def loaded(tmp_path: Path, service: ImageService, *tags: str) -> BuiltImag
     return built
 
 
+@pytest.mark.requirement("13.4")
 async def test_removing_a_name_leaves_the_others(tmp_path: Path, service: ImageService) -> None:
     built = await loaded(tmp_path, service, "a:1", "b:2")
     await service.remove("a:1")
@@ -187,6 +188,7 @@ async def test_removing_a_name_leaves_the_others(tmp_path: Path, service: ImageS
     assert await service.list() == []
 
 
+@pytest.mark.requirement("5.4.1")
 @pytest.mark.parametrize("way", ["{id}", "{hex}", "{short}"])
 async def test_removing_an_id_removes_every_name_and_all_data(
     tmp_path: Path, service: ImageService, way: str
@@ -199,6 +201,7 @@ async def test_removing_an_id_removes_every_name_and_all_data(
     assert left_over(tmp_path) == set() and names(tmp_path / "images" / "trash") == set()
 
 
+@pytest.mark.requirement("5.4.2")
 async def test_removing_what_is_not_there_is_fine_five_times_at_once(
     tmp_path: Path, service: ImageService
 ) -> None:
@@ -210,6 +213,7 @@ async def test_removing_what_is_not_there_is_fine_five_times_at_once(
     assert await service.list() == []
 
 
+@pytest.mark.requirement("5.4.3", "13.5")
 async def test_an_image_in_use_stays(tmp_path: Path, service: ImageService) -> None:
     built = await loaded(tmp_path, service, "a:1", "b:2")
     service.in_use = lambda image_id: [f"web-{n}" for n in range(7)] if image_id == built.id else []
@@ -255,6 +259,7 @@ async def test_removing_while_the_same_is_pulled_leaves_a_whole_image_or_none(
             assert texts(await service.rootfs(built.id), "top")[0] == "3"
 
 
+@pytest.mark.requirement("5.2.2")
 async def test_pinned_images_say_so(tmp_path: Path) -> None:
     service = await reopened(tmp_path, pinned=["registry.k8s.io/pause:3.10"])
     await loaded(tmp_path, service, "registry.k8s.io/pause:3.10")

@@ -31,6 +31,7 @@ from tests.kernel.cni.harness import all_elements, delete_link, link_names, list
 # the ordinary life
 
 
+@pytest.mark.requirement("3.1.2")
 async def test_a_pod_has_addresses_loopback_and_a_way_out(node: Node) -> None:
     pod = node.host.pod()
     result = await node.attach(pod)
@@ -96,6 +97,7 @@ async def test_an_attachment_that_cannot_be_written_is_detached_as_any(
     await until(lambda: clean(node))
 
 
+@pytest.mark.requirement("3.1.7")
 async def test_host_ports_and_the_way_in(node: Node) -> None:
     await asyncio.to_thread(node.host.connect_outside)
     pod = node.host.pod()
@@ -111,6 +113,7 @@ async def test_host_ports_and_the_way_in(node: Node) -> None:
     assert all_elements() == []
 
 
+@pytest.mark.requirement("3.1.8", "3.1.9")
 async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
     node.plugin("spy", f"cat >>$LOG; echo >>$LOG; env >>$LOG; {ADD_ONLY}; echo '{RESULT}'")
     node.configure({"type": "spy", "capabilities": {"portMappings": True, "bandwidth": True, "dns": True}})
@@ -142,6 +145,7 @@ async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
     await node.network.detach(pod.id, pod.path)
 
 
+@pytest.mark.requirement("3.2.2")
 async def test_detach_is_idempotent_and_knows_strangers(node: Node) -> None:
     pod = node.host.pod()
     await node.attach(pod)
@@ -235,6 +239,7 @@ async def test_a_child_that_keeps_stdout_open_does_not_delay_the_answer(node: No
     assert time.monotonic() - started < 20  # before the time limit of a plugin
 
 
+@pytest.mark.requirement("3.2.2")
 async def test_a_failing_del_keeps_the_attachment_for_a_retry(node: Node) -> None:
     node.plugin("stubborn", f"{ADD_ONLY.replace('exit 0', 'exit 3')}; cat >$LOG; echo '{RESULT}'")
     node.configure({"type": "stubborn"})
@@ -416,6 +421,7 @@ async def test_a_killed_zygote_fails_the_attach_and_the_next_one_works(node: Nod
 # readiness
 
 
+@pytest.mark.requirement("10.5.1")
 async def test_readiness(node: Node) -> None:
     assert (await node.network.status()).ready  # the built-in network
     node.network.replace_default(None)

@@ -26,6 +26,7 @@ def adjusts(**fields: Any) -> dict[str, Callable[[Any], Any]]:
     return {"CreateContainer": lambda _: response}
 
 
+@pytest.mark.requirement("13.21")
 def test_what_a_plugin_adjusts_is_what_runs(server: Server, nri_socket: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("from the host\n")
     device = os.stat("/dev/null")

@@ -73,6 +73,7 @@ def once(message: str) -> Handler:
     return refuse
 
 
+@pytest.mark.requirement("13.21")
 def test_the_life_of_a_pod_and_its_container(server: Server, nri_socket: Path) -> None:
     with TestPlugin(nri_socket) as plugin:
         assert plugin.config is not None and plugin.config.runtime_name == "pyrunc"
@@ -125,6 +126,7 @@ def test_a_container_that_ends_by_itself_is_told_of_without_a_call(server: Serve
         assert plugin.methods(container)[-1] == "RemoveContainer"
 
 
+@pytest.mark.requirement("2.2")
 def test_a_pod_is_not_listed_before_the_last_plugin_agrees(server: Server, nri_socket: Path) -> None:
     order: list[str] = []
     with (
@@ -177,6 +179,7 @@ def test_a_container_that_a_plugin_does_not_let_start(server: Server, nri_socket
         assert server.status(container).state == cri.CONTAINER_RUNNING
 
 
+@pytest.mark.requirement("13.13")
 def test_containers_have_ended_when_the_pods_end_is_told_and_only_once(
     server: Server, nri_socket: Path
 ) -> None:

@@ -44,6 +44,7 @@ def counting(server: Server) -> str:
     return launch_counting(server)
 
 
+@pytest.mark.requirement("4.11.1")
 def test_without_criu(server: Server, counting: str, tmp_path: Path) -> None:
     assert code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar")) == Code.FAILED_PRECONDITION
     assert "criu is not in $PATH" in message_of(lambda: checkpoint(server, counting, tmp_path / "a.tar"))
@@ -65,6 +66,7 @@ def test_what_cannot_be_right(server: Server, counting: str, criu: Path, tmp_pat
     assert code_of(lambda: checkpoint(server, counting, good)) == Code.FAILED_PRECONDITION
 
 
+@pytest.mark.requirement("4.11.1")
 def test_a_failure_leaves_all_as_it_was(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"of before")
     assert "criu" in message_of(lambda: checkpoint(server, counting, tmp_path / "a.tar"))
@@ -74,6 +76,7 @@ def test_a_failure_leaves_all_as_it_was(server: Server, counting: str, criu: Pat
     ).read_bytes() == b"of before"
 
 
+@pytest.mark.requirement("4.11.1")
 def test_the_time_is_up(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
     """The caller hears it at once. CRIU is left to end by itself; then the container goes on, and nothing is left."""
     criu.write_text(SLOW.format(folder=tmp_path))

@@ -48,6 +48,7 @@ def checkpoint(server: Server, pod: str, folder: Path | str, containers: list[st
     server.runtime.CheckpointPod(request, timeout=60)
 
 
+@pytest.mark.requirement("4.12.1")
 def test_what_cannot_be_right(server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path) -> None:
     sandbox, containers = pod
     other = server.launch(server.run_pod())
@@ -78,6 +79,7 @@ def test_without_criu(server: Server, pod: tuple[str, list[str]], tmp_path: Path
     assert "criu is not in $PATH" in message_of(lambda: checkpoint(server, sandbox, tmp_path, containers))
 
 
+@pytest.mark.requirement("4.12.1")
 def test_a_failure_leaves_all_as_it_was(
     server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path
 ) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
+import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import IMAGE, Server, code_of
 
 
+@pytest.mark.requirement("1.b.4", "4.5.2", "4.6.1", "4.6.6")
 def test_status_carries_what_kubelet_checks(server: Server) -> None:
     pod = server.run_pod(server.pod_config(labels={"a": "1", "empty": ""}, annotations={"b": "2"}))
     container = server.launch(pod, server.container_config(labels={"l": "x"}, annotations={"n": ""}))
@@ -24,6 +28,7 @@ def test_status_carries_what_kubelet_checks(server: Server) -> None:
     assert list(status.user.linux.supplemental_groups) == [0]
 
 
+@pytest.mark.requirement("2.6", "2.7")
 def test_exit_codes(server: Server) -> None:
     pod = server.run_pod()
     for name, script, code, reason in (
@@ -37,9 +42,45 @@ def test_exit_codes(server: Server) -> None:
         assert (status.exit_code, status.reason) == (code, reason), name
 
 
+@pytest.mark.requirement("1.9")
 def test_id_prefixes_are_understood(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
     assert server.status(container[:12]).id == container
     assert server.pod_status(pod[:12]).id == pod
     assert code_of(lambda: server.status("")) == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.requirement("1.8", "2.6", "4.6.1")
+def test_times_are_in_nanoseconds(server: Server) -> None:
+    before = time.time_ns()
+    container = server.create(server.run_pod())
+    created = server.status(container)
+    assert before < created.created_at < time.time_ns() and created.started_at == created.finished_at == 0
+    server.start_container(container)
+    running = server.status(container)
+    assert created.created_at < running.started_at < time.time_ns() and running.finished_at == 0
+    server.stop_container(container)
+    ended = server.status(container)
+    assert running.started_at < ended.finished_at < time.time_ns()
+    assert (ended.created_at, ended.started_at) == (created.created_at, running.started_at)
+
+
+@pytest.mark.requirement("4.1.2", "4.6.1")
+def test_the_image_by_every_name(server: Server) -> None:
+    """kubelet creates containers by the image's id, and says beside it what the pod had."""
+    image = server.image.ImageStatus(api.ImageStatusRequest(image=api.ImageSpec(image=IMAGE))).image
+    pod = server.run_pod()
+    for name in (IMAGE, image.id, image.id.removeprefix("sha256:")[:12]):
+        spec = api.ImageSpec(image=name, user_specified_image="busybox")
+        container = server.create(pod, server.container_config(image=spec))
+        status = server.status(container)
+        assert (status.image_id, status.image.user_specified_image) == (image.id, "busybox"), name
+        assert status.image.image == IMAGE
+        server.remove_container(container)
+
+
+@pytest.mark.requirement("4.6.6", "4.1.9")
+def test_the_stop_signal_of_the_request(server: Server) -> None:
+    config = server.container_config(stop_signal=api.SIGNAL_SIGRTMINPLUS3)
+    assert server.status(server.create(server.run_pod(), config)).stop_signal == api.SIGNAL_SIGRTMINPLUS3

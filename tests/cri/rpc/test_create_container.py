@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,10 +11,15 @@ import time
 from pathlib import Path
 
 import grpc
+import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.images import build
 from tests.cri.rpc.conftest import CDI
+from tests.cri.rpc.images import pull, remove
 from tests.cri.server_harness import IMAGE, Server, code_of, image_archive, message_of
+from tests.support.processes import wait_until
+from tests.support.registry import Registry
 
 
 def secured(
@@ -24,6 +30,7 @@ def secured(
     return config
 
 
+@pytest.mark.requirement("4.6.2", "6.1", "6.5", "6.7", "6.8", "6.15")
 def test_mounts_of_the_caller(server: Server) -> None:
     folder = server.folder / "mounts"
     folder.mkdir()
@@ -47,6 +54,7 @@ def test_mounts_of_the_caller(server: Server) -> None:
     assert status.mounts[2].readonly and status.mounts[2].host_path == str(folder)
 
 
+@pytest.mark.requirement("6.10")
 def test_recursive_read_only_and_plain(server: Server) -> None:
     folder = server.folder / "rro"
     (folder / "inner").mkdir(parents=True)
@@ -69,6 +77,7 @@ def test_recursive_read_only_and_plain(server: Server) -> None:
         subprocess.run(["umount", folder / "inner"], check=True)
 
 
+@pytest.mark.requirement("4.1.8", "6.9")
 def test_propagation_needs_a_shared_source(server: Server) -> None:
     folder = server.folder / "private"
     folder.mkdir()
@@ -94,6 +103,7 @@ def test_propagation_needs_a_shared_source(server: Server) -> None:
         subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.requirement("8.13", "8.14")
 def test_process_namespaces(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.namespace_options.pid = api.POD
@@ -119,6 +129,7 @@ def test_process_namespaces(server: Server) -> None:
     assert code_of(lambda: server.create(alone_pod, wrong)) == grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.requirement("4.6.5", "8.3", "8.4")
 def test_users_and_groups(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod, secured(server, run_as_username="www", supplemental_groups=[1234]))
@@ -128,6 +139,7 @@ def test_users_and_groups(server: Server) -> None:
     assert (status.uid, status.gid, list(status.supplemental_groups)) == (33, 33, [33, 1234, 50])
 
 
+@pytest.mark.requirement("8.2", "8.6", "8.8", "14.3")
 def test_capabilities_seccomp_and_no_new_privileges(server: Server) -> None:
     def status_of(container: str) -> dict[str, str]:
         text = server.output(container, "cat", "/proc/self/status")
@@ -146,6 +158,7 @@ def test_capabilities_seccomp_and_no_new_privileges(server: Server) -> None:
     assert (found["CapEff"], found["NoNewPrivs"], found["Seccomp"]) == ("00000000a80425fb", "0", "0")
 
 
+@pytest.mark.requirement("8.5", "8.7", "8.11", "13.9")
 def test_read_only_root_and_masked_paths(server: Server) -> None:
     config = secured(
         server,
@@ -162,6 +175,7 @@ def test_read_only_root_and_masked_paths(server: Server) -> None:
     assert server.output(container, "cat", "/etc/group") == "" == server.output(container, "ls", "/home")
 
 
+@pytest.mark.requirement("6.16", "8.1")
 def test_privileged(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.privileged = True
@@ -180,6 +194,7 @@ def _block_devices() -> set[str]:
     return {name for name in os.listdir("/dev") if Path("/dev", name).is_block_device()}
 
 
+@pytest.mark.requirement("6.16")
 def test_devices(server: Server) -> None:
     device = api.Device(host_path="/dev/null", container_path="/dev/my/null", permissions="rw")
     container = server.launch(server.run_pod(), server.container_config(devices=[device]))
@@ -187,6 +202,7 @@ def test_devices(server: Server) -> None:
     server.output(container, "sh", "-c", "echo x > /dev/my/null")
 
 
+@pytest.mark.requirement("4.1.8", "6.17")
 def test_cdi_devices(server: Server) -> None:
     folder = Path(CDI)
     folder.mkdir()
@@ -218,6 +234,7 @@ def test_cdi_devices(server: Server) -> None:
         shutil.rmtree(folder)
 
 
+@pytest.mark.requirement("4.1.8", "4.6.3", "6.13", "12.1")
 def test_an_image_as_a_volume(server: Server) -> None:
     mount = api.Mount(container_path="/volume", readonly=True, image=api.ImageSpec(image=IMAGE))
     part = api.Mount(
@@ -263,6 +280,7 @@ def test_a_volume_of_an_image_with_several_layers(server: Server) -> None:
     assert server.exec(container, "touch", "/part/x").exit_code == 1
 
 
+@pytest.mark.requirement("6.13")
 def test_a_colon_in_a_sub_path_names_one_folder(server: Server) -> None:
     host = server.folder / "host"
     host.mkdir()
@@ -280,6 +298,7 @@ def test_a_colon_in_a_sub_path_names_one_folder(server: Server) -> None:
     assert server.output(container, "ls", "/0", "/1").split() == ["/0:", "image", "top", "/1:", "deep"]
 
 
+@pytest.mark.requirement("4.1.5", "4.1.7")
 def test_environment_and_arguments(server: Server) -> None:
     config = server.container_config(
         ["sh", "-c", "env; pwd; exit 0"],
@@ -292,6 +311,7 @@ def test_environment_and_arguments(server: Server) -> None:
     assert {"MINE=1", "EMPTY=", "FROM_IMAGE=yes", "PATH=/bin", "/made/here"} <= set(lines)
 
 
+@pytest.mark.requirement("4.1.6")
 def test_stdin_stays_open_and_tty_has_a_terminal(server: Server) -> None:
     pod = server.run_pod()
     waiting = server.launch(pod, server.container_config(["sh", "-c", "cat; echo ended"], stdin=True))
@@ -313,3 +333,181 @@ def test_stdin_stays_open_and_tty_has_a_terminal(server: Server) -> None:
     )
     server.wait_exit(terminal)
     assert server.log_lines(terminal)[0].startswith("/dev/")
+
+
+@pytest.mark.requirement("4.1.1")
+def test_the_pods_own_configuration_decides(server: Server) -> None:
+    """Not the copy of it in the request."""
+    pod = server.run_pod(server.pod_config("decides"))
+    request = api.CreateContainerRequest(
+        pod_sandbox_id=pod,
+        config=server.container_config(),
+        sandbox_config=server.pod_config(log_directory="/elsewhere", hostname="another"),
+    )
+    container = server.runtime.CreateContainer(request, timeout=60).container_id
+    assert server.status(container).log_path == str(server.logs / "decides" / "c.log")
+    nameless = server.container_config()
+    nameless.ClearField("metadata")
+    assert code_of(lambda: server.create(pod, nameless)) == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.requirement("4.1.4")
+def test_commands_of_image_and_request(server: Server, registry: Registry) -> None:
+    layers = build.busybox().layers
+    both = {"Env": ["PATH=/bin"], "Entrypoint": ["echo", "entrypoint"], "Cmd": ["cmd"]}
+    registry.push("commands/both:v1", build.image(layers, both))
+    registry.push("commands/none:v1", build.image(layers, {}))
+    name, empty = (pull(server, f"{registry.host}/commands/{each}:v1") for each in ("both", "none"))
+    pod = server.run_pod()
+    for number, (command, args, said) in enumerate(
+        (
+            ([], [], "entrypoint cmd"),
+            ([], ["mine"], "entrypoint mine"),
+            (["echo", "command"], [], "command"),
+            (["echo", "command"], ["mine"], "command mine"),
+        )
+    ):
+        config = server.container_config(
+            command, args=args, image=api.ImageSpec(image=name), log_path=f"{number}.log"
+        )
+        config.metadata.attempt = number
+        container = server.launch(pod, config)
+        server.wait_exit(container)
+        assert server.log_lines(container) == [said]
+        server.remove_container(container)
+    nothing = server.container_config([], image=api.ImageSpec(image=empty))
+    assert code_of(lambda: server.create(pod, nothing)) == grpc.StatusCode.INVALID_ARGUMENT
+    remove(server, name)
+    remove(server, empty)
+
+
+@pytest.mark.requirement("4.1.5")
+def test_variables_that_are_there_in_any_case(server: Server) -> None:
+    """And those of the request in the place of the image's."""
+    envs = [api.KeyValue(key="FROM_IMAGE", value=b"no"), api.KeyValue(key="TWICE", value=b"1")]
+    config = server.container_config(["sh", "-c", "env"], envs=envs, tty=True)
+    pod = server.run_pod(server.pod_config(hostname="myhost"))
+    container = server.launch(pod, config)
+    server.wait_exit(container)
+    lines = {line.strip() for line in server.log_lines(container)}
+    assert {"FROM_IMAGE=no", "TWICE=1", "HOSTNAME=myhost", "TERM=xterm", "PATH=/bin"} <= lines
+
+
+@pytest.mark.requirement("8.4")
+def test_only_the_groups_of_the_request(server: Server) -> None:
+    """Strict: /etc/group of the image, which has the user in `extra`, does not count; an exec has the same groups."""
+    config = secured(
+        server,
+        run_as_username="www",
+        supplemental_groups=[1234],
+        supplemental_groups_policy=api.Strict,
+    )
+    container = server.launch(server.run_pod(), config)
+    assert server.output(container, "id", "-G").split() == ["33", "1234"]
+    assert list(server.status(container).user.linux.supplemental_groups) == [33, 1234]
+
+
+@pytest.mark.requirement("6.5")
+def test_the_pods_files_are_read_only_with_the_root(server: Server) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod, secured(server, readonly_rootfs=True))
+    other = server.launch(pod, server.container_config(metadata=api.ContainerMetadata(name="other")))
+    for path in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"):
+        assert server.exec(container, "sh", "-c", f"echo x >>{path}").exit_code != 0, path
+        server.output(other, "sh", "-c", f"echo '# x' >>{path}")
+        assert server.output(container, "cat", path).endswith("# x\n"), "one file for all of the pod"
+    server.output(container, "touch", "/dev/shm/x")
+
+
+@pytest.mark.requirement("6.6")
+def test_what_is_mounted_in_every_container(server: Server) -> None:
+    container = server.launch(server.run_pod())
+    found = {
+        line.split()[1]: line.split()[2:4]
+        for line in server.output(container, "cat", "/proc/mounts").splitlines()
+    }
+    kinds = {
+        path: found[path][0] for path in ("/proc", "/sys", "/dev", "/dev/pts", "/dev/mqueue", "/dev/shm")
+    }
+    assert kinds == {
+        "/proc": "proc",
+        "/sys": "sysfs",
+        "/dev": "tmpfs",
+        "/dev/pts": "devpts",
+        "/dev/mqueue": "mqueue",
+        "/dev/shm": "tmpfs",
+    }
+    assert found["/sys"][1].split(",")[0] == found["/sys/fs/cgroup"][1].split(",")[0] == "ro"
+    assert server.output(container, "cat", "/proc/self/cgroup").splitlines()[-1].endswith(":/"), "of its own"
+    config = server.pod_config()
+    config.linux.security_context.privileged = True
+    privileged = server.launch(server.run_pod(config), secured(server, privileged=True))
+    lines = server.output(privileged, "cat", "/proc/mounts").splitlines()
+    found = {line.split()[1]: line.split()[2:4] for line in lines}
+    assert found["/sys"][1].split(",")[0] == found["/sys/fs/cgroup"][1].split(",")[0] == "rw"
+
+
+@pytest.mark.requirement("7.1.3", "7.1.2")
+def test_one_group_below_the_parent(server: Server) -> None:
+    """It is called as the container and holds its execs, too; the parent, which is kubelet's, stays."""
+    tree = next(
+        p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()
+    )
+    parent = tree / server.folder.name / "burstable" / "pod1"
+    parent.mkdir(parents=True)
+    try:
+        linux = api.LinuxPodSandboxConfig(cgroup_parent=f"/{parent.relative_to(tree)}")
+        pod = server.run_pod(server.pod_config(linux=linux))
+        container = server.launch(pod)
+        (leaf,) = [path for path in parent.glob("*/") if path.name.endswith(container)]
+        assert not list(leaf.glob("*/"))
+        group = server.output(
+            container, "sh", "-c", "readlink /proc/self/ns/cgroup; readlink /proc/1/ns/cgroup"
+        )
+        assert len(set(group.split())) == 1
+        session = server.runtime.ExecSync.future(
+            api.ExecSyncRequest(container_id=container, cmd=["sleep", "3"], timeout=60), timeout=60
+        )
+        assert wait_until(lambda: len((leaf / "cgroup.procs").read_text().split()) == 2, 30)
+        session.result()
+        server.remove_pod(pod)
+        assert parent.is_dir() and not list(parent.glob("*/"))
+    finally:
+        server.remove_all()
+        parent.rmdir()
+        parent.parent.rmdir()
+        with contextlib.suppress(OSError):  # the server's, of which others may have groups
+            parent.parent.parent.rmdir()
+
+
+@pytest.mark.requirement("7.2.6")
+def test_the_oom_score_is_the_execs_too(server: Server) -> None:
+    resources = api.LinuxContainerResources(oom_score_adj=789)
+    config = server.container_config(linux=api.LinuxContainerConfig(resources=resources))
+    container = server.launch(server.run_pod(), config)
+    assert (
+        server.output(container, "cat", "/proc/1/oom_score_adj", "/proc/self/oom_score_adj") == "789\n789\n"
+    )
+
+
+@pytest.mark.requirement("6.9")
+def test_mounts_go_both_ways(server: Server) -> None:
+    """What a privileged container mounts in a place that is shared both ways is the node's, too."""
+    folder = server.folder / "both"
+    folder.mkdir()
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    subprocess.run(["mount", "--make-shared", folder], check=True)
+    try:
+        config = server.pod_config()
+        config.linux.security_context.privileged = True
+        wanted = secured(server, privileged=True)
+        wanted.mounts.add(
+            container_path="/both", host_path=str(folder), propagation=api.PROPAGATION_BIDIRECTIONAL
+        )
+        container = server.launch(server.run_pod(config), wanted)
+        server.output(container, "sh", "-c", "mkdir /both/made && mount -t tmpfs made /both/made")
+        assert os.path.ismount(folder / "made")
+        subprocess.run(["umount", folder / "made"], check=True)
+        server.remove_all()
+    finally:
+        subprocess.run(["umount", folder], check=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import RPC_TIMEOUT_S, Server
 from tests.support.processes import wait_until
 
 
+@pytest.mark.requirement("13.8")
 def test_events_follow_a_life(server: Server) -> None:
     stream = server.runtime.GetContainerEvents(api.GetEventsRequest(), timeout=RPC_TIMEOUT_S)
     seen: list[tuple[str, int]] = []
@@ -39,3 +41,43 @@ def _herald(server: Server) -> str:
     pod = server.run_pod()
     server.remove_pod(pod)
     return pod
+
+
+@pytest.mark.requirement("10.3.1", "10.3.2", "10.3.3", "4.2.2")
+def test_each_subscriber_hears_what_is_so(server: Server) -> None:
+    """Two of them, the second of what comes later; each event is about a state that can be seen already."""
+    first: list[api.ContainerEventResponse] = []
+    second: list[api.ContainerEventResponse] = []
+    streams = []
+
+    def subscribe(heard: list[api.ContainerEventResponse]) -> None:
+        stream = server.runtime.GetContainerEvents(api.GetEventsRequest(), timeout=RPC_TIMEOUT_S)
+        streams.append(stream)
+        pool.submit(lambda: heard.extend(stream))
+        assert wait_until(lambda: _herald(server) in [event.container_id for event in heard], 60)
+
+    with ThreadPoolExecutor(2) as pool:
+        subscribe(first)
+        pod = server.run_pod()
+        container = server.launch(pod)
+        subscribe(second)
+        server.stop_container(container)
+        server.remove_pod(pod)
+        for heard in (first, second):
+            assert wait_until(
+                lambda heard=heard: (pod, 3) in [(e.container_id, e.container_event_type) for e in heard],
+                60,  # type: ignore[misc]
+            )
+        for stream in streams:
+            stream.cancel()
+    about = [e for e in first if e.pod_sandbox_status.id == pod]
+    assert all(e.pod_sandbox_status.metadata.name for e in first)
+    assert [e.created_at for e in first] == sorted({e.created_at for e in first}), "later and later"
+    (started,) = [e for e in about if (e.container_id, e.container_event_type) == (container, 1)]
+    (stopped,) = [e for e in about if (e.container_id, e.container_event_type) == (container, 2)]
+    assert [(s.id, s.state) for s in started.containers_statuses] == [(container, api.CONTAINER_RUNNING)]
+    assert [(s.id, s.state) for s in stopped.containers_statuses] == [(container, api.CONTAINER_EXITED)]
+    later = [(e.container_id, e.container_event_type) for e in second if e.pod_sandbox_status.id == pod]
+    assert later == [
+        (e.container_id, e.container_event_type) for e in about if e.created_at >= stopped.created_at
+    ]

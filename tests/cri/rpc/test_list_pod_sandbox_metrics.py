@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server
 from tests.support.processes import wait_until
 
 
+@pytest.mark.requirement("10.2.4", "10.2.9", "10.2.12")
 def test_metrics_are_those_that_were_announced(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(["sh", "-c", "while :; do :; done"]))
@@ -50,3 +53,26 @@ def test_metrics_are_those_that_were_announced(server: Server) -> None:
     )
     (streamed,) = server.runtime.StreamPodSandboxMetrics(api.StreamPodSandboxMetricsRequest())
     assert streamed.pod_sandbox_metrics[0].pod_sandbox_id == pod
+
+
+@pytest.mark.requirement("10.2.3", "10.2.2")
+def test_whose_the_samples_are(server: Server) -> None:
+    """Each has the pod's and the container's names as labels, in the descriptor's order."""
+    pod = server.run_pod()
+    container = server.launch(pod)
+    keys = {
+        d.name: list(d.label_keys)
+        for d in server.runtime.ListMetricDescriptors(api.ListMetricDescriptorsRequest()).descriptors
+    }
+    (found,) = server.runtime.ListPodSandboxMetrics(api.ListPodSandboxMetricsRequest()).pod_metrics
+    network = [m for m in found.metrics if m.name.startswith("container_network_")]
+    assert {m.label_values[keys[m.name].index("interface")] for m in network} == {"eth0"}
+    (of_container,) = found.container_metrics
+    assert not [m for m in of_container.metrics if m.name.startswith("container_network_")]
+    name = server.pod_status(pod).metadata.name
+    for metric in (*found.metrics, *of_container.metrics):
+        labels = dict(zip(keys[metric.name], metric.label_values, strict=True))
+        assert (labels["pod"], labels["namespace"]) == (name, "default"), metric
+    for metric in of_container.metrics:
+        labels = dict(zip(keys[metric.name], metric.label_values, strict=True))
+        assert labels["container"] == "c" and container in labels["id"], metric

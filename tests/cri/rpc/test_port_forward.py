@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from urllib.parse import urlparse
 
+import grpc
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import Server
+from tests.cri.server_harness import Server, code_of
 from tests.cri.streaming_session import open_session
 
 
+@pytest.mark.requirement("8.15")
 @pytest.mark.parametrize("host_network", [False, True])
 def test_ports_are_forwarded(server: Server, host_network: bool) -> None:
     pod = server.run_pod(host_network=host_network)
@@ -35,3 +38,22 @@ def forwarded(server: Server, pod: str) -> bytes:
                     return message[1:]
         except (ConnectionClosed, TimeoutError) as error:
             return str(error).encode()
+
+
+@pytest.mark.requirement("3.7.1", "1.b.8", "4.10.1")
+def test_ports_may_come_with_the_streams(server: Server) -> None:
+    url = server.runtime.PortForward(api.PortForwardRequest(pod_sandbox_id=server.run_pod())).url
+    assert urlparse(url).hostname == "127.0.0.1" and urlparse(url).port
+
+
+@pytest.mark.requirement("1.a.8", "1.a.1")
+def test_what_is_refused(server: Server) -> None:
+    pod = server.run_pod()
+    for port in (0, -1, 65536):
+        request = api.PortForwardRequest(pod_sandbox_id=pod, port=[port])
+        assert code_of(lambda r=request: server.runtime.PortForward(r)) == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[misc]
+    server.stop_pod(pod)
+    stopped = api.PortForwardRequest(pod_sandbox_id=pod)
+    assert code_of(lambda: server.runtime.PortForward(stopped)) == grpc.StatusCode.FAILED_PRECONDITION
+    unknown = api.PortForwardRequest(pod_sandbox_id="f" * 64)
+    assert code_of(lambda: server.runtime.PortForward(unknown)) == grpc.StatusCode.NOT_FOUND

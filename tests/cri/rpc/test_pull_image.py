@@ -103,7 +103,7 @@ def test_a_tag_that_moves(server: Server, registry: Registry) -> None:
     remove(server, new)
 
 
-@pytest.mark.requirement("12.1", "5.1.6")
+@pytest.mark.requirement("12.1", "5.1.6", "1.11")
 def test_a_registry_that_is_not_there(server: Server, registry: Registry) -> None:
     assert message_of(lambda: pull(server, "127.0.0.1:1/app:v1")).startswith("RegistryUnavailable")
     name = f"{registry.host}/none/app:v1"

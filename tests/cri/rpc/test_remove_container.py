@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server
 
 
+@pytest.mark.requirement("3.2.2", "4.4.1")
 def test_removal_kills_and_is_idempotent(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)

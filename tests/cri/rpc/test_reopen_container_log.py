@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import grpc
+import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server, code_of
 
 
+@pytest.mark.requirement("4.8.1", "11.5")
 def test_the_log_is_reopened(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(

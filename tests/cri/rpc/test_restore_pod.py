@@ -65,6 +65,7 @@ def refused(server: Server, wanted: api.RestorePodRequest) -> tuple[grpc.StatusC
     return found
 
 
+@pytest.mark.requirement("4.12.2")
 def test_all_containers_are_created_and_none_runs(server: Server, criu: Path, tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", "one", "two")
     with tarfile.open(folder / pods.SHM, "w") as tar:
@@ -83,6 +84,7 @@ def test_all_containers_are_created_and_none_runs(server: Server, criu: Path, tm
     assert server.output(other, "cat", "/dev/shm/shared") == "memory"
 
 
+@pytest.mark.requirement("4.12.2")
 def test_what_does_not_fit(server: Server, criu: Path, tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", "one", "two")
     for wanted, code, why in (
@@ -100,6 +102,7 @@ def test_what_does_not_fit(server: Server, criu: Path, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.requirement("4.12.2")
 def test_what_fails_in_the_middle_leaves_no_pod(server: Server, criu: Path, tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", "one", "two")
     (folder / f"{1:064x}.tar").write_bytes(b"no archive")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,6 +18,7 @@ from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server, code_of
 
 
+@pytest.mark.requirement("2.3", "13.1")
 def test_identical_requests_give_one_pod(server: Server) -> None:
     config = server.pod_config("same")
     with ThreadPoolExecutor(50) as pool:
@@ -27,6 +31,7 @@ def test_identical_requests_give_one_pod(server: Server) -> None:
     assert code_of(lambda: server.run_pod(other)) == grpc.StatusCode.ALREADY_EXISTS
 
 
+@pytest.mark.requirement("3.1.2", "8.15")
 def test_a_pod_on_the_hosts_network_has_no_address(server: Server) -> None:
     pod = server.run_pod(host_network=True)
     assert server.pod_status(pod).network.ip == ""
@@ -34,6 +39,7 @@ def test_a_pod_on_the_hosts_network_has_no_address(server: Server) -> None:
     assert server.output(container, "ip", "link", "show", "lo")
 
 
+@pytest.mark.requirement("3.1.6", "6.1", "6.2", "6.3")
 def test_files_of_the_pod(server: Server) -> None:
     config = server.pod_config(
         hostname="myhost",
@@ -49,6 +55,7 @@ def test_files_of_the_pod(server: Server) -> None:
     assert server.output(container, "cat", "/etc/hosts") == Path("/etc/hosts").read_text()
 
 
+@pytest.mark.requirement("6.2", "8.15")
 def test_a_pod_on_the_nodes_network_has_its_name(server: Server) -> None:
     """Another would be in the files and the environment, but not what hostname(1) says."""
     with pytest.raises(grpc.RpcError) as refused:
@@ -60,6 +67,7 @@ def test_a_pod_on_the_nodes_network_has_its_name(server: Server) -> None:
         assert server.output(container, "hostname").strip() == socket.gethostname()
 
 
+@pytest.mark.requirement("6.2", "6.3", "13.10", "14.3")
 def test_dns_by_presence(server: Server) -> None:
     none = server.launch(server.run_pod(server.pod_config(dns_config=api.DNSConfig())))
     assert server.output(none, "cat", "/etc/resolv.conf") == ""
@@ -69,6 +77,7 @@ def test_dns_by_presence(server: Server) -> None:
     assert server.output(absent, "hostname").strip() == pod[:12]
 
 
+@pytest.mark.requirement("3.1.6", "6.4")
 def test_shared_memory_belongs_to_the_pod(server: Server) -> None:
     pod = server.run_pod()
     first = server.launch(pod)
@@ -80,6 +89,7 @@ def test_shared_memory_belongs_to_the_pod(server: Server) -> None:
     assert "65536" in server.output(first, "df", "-k", "/dev/shm")
 
 
+@pytest.mark.requirement("3.1.4")
 def test_sysctls_of_the_pod(server: Server) -> None:
     config = server.pod_config(
         linux=api.LinuxPodSandboxConfig(sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "4096000"})
@@ -104,6 +114,7 @@ def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> N
     assert not server.pods() and not list((server.state / "sandboxes").iterdir())
 
 
+@pytest.mark.requirement("3.1.7")
 def test_host_ports_are_reachable(server: Server) -> None:
     config = server.pod_config(port_mappings=[api.PortMapping(container_port=8080, host_port=18080)])
     pod = server.run_pod(config)
@@ -123,6 +134,7 @@ def fetch(server: Server, address: str, port: str) -> bytes:
     return b""
 
 
+@pytest.mark.requirement("6.5", "6.11", "8.16")
 @pytest.mark.parametrize("host_network", [False, True])
 def test_users_of_the_pods_own(server: Server, host_network: bool) -> None:
     mapping = api.IDMapping(host_id=100_000, container_id=0, length=65_536)
@@ -149,3 +161,71 @@ def test_users_of_the_pods_own(server: Server, host_network: bool) -> None:
     assert (folder / "x").stat().st_uid == 0, "an idmapped mount keeps the host's ids"
     assert (server.root / "containers" / container / "upper" / "new").stat().st_uid == 100_000
     assert server.pod_status(pod).linux.namespaces.options.userns_options == users
+
+
+def namespaces_of(server: Server, pod: str) -> dict[str, str]:
+    """Namespaces of its pause process."""
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
+    pid = json.loads(server.runtime.PodSandboxStatus(request, timeout=30).info["info"])["pid"]
+    return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")}
+
+
+@pytest.mark.requirement("3.1.1")
+def test_namespaces(server: Server) -> None:
+    """Those of the server's node, which has a network of its own, are shared where that is asked."""
+    nodes = {kind: os.readlink(f"/proc/{server.pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")}
+    pods = [namespaces_of(server, server.run_pod()) for _ in range(2)]
+    assert all(len({pods[0][kind], pods[1][kind], nodes[kind]}) == 3 for kind in ("net", "ipc", "uts"))
+    config = server.pod_config()
+    options = config.linux.security_context.namespace_options
+    options.ipc, options.pid = api.NODE, api.POD
+    found = namespaces_of(server, server.run_pod(config, host_network=True))
+    assert {kind for kind in found if found[kind] == nodes[kind]} == {"net", "ipc", "uts"}
+
+
+@pytest.mark.requirement("3.1.4")
+@pytest.mark.parametrize(
+    "sysctl, options",
+    [
+        ("net.ipv4.ip_forward", {"network": api.NODE}),
+        ("kernel.shmmax", {"ipc": api.NODE}),
+        ("kernel.panic", {}),
+    ],
+)
+def test_sysctls_that_would_be_the_nodes(server: Server, sysctl: str, options: dict[str, Any]) -> None:
+    config = server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls={sysctl: "1"}))
+    for name, mode in options.items():
+        setattr(config.linux.security_context.namespace_options, name, mode)
+    with pytest.raises(grpc.RpcError) as refused:
+        server.run_pod(config)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and sysctl in refused.value.details()
+    assert not server.pods()
+
+
+@pytest.mark.requirement("13.15")
+def test_no_sysctl_is_set_that_nobody_asked_for(server: Server) -> None:
+    container = server.launch(server.run_pod())
+    names = ("ip_unprivileged_port_start", "ping_group_range")
+    found = [server.output(container, "cat", f"/proc/sys/net/ipv4/{name}").split() for name in names]
+    assert found == [["1024"], ["1", "0"]], "the kernel's own values"
+
+
+@pytest.mark.requirement("3.1.5")
+def test_the_log_directory_is_made(server: Server) -> None:
+    folder = server.logs / "made" / "for" / "it"
+    server.run_pod(server.pod_config(log_directory=str(folder)))
+    assert folder.is_dir() and folder.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.requirement("6.4")
+def test_shared_memory_of_the_nodes_ipc(server: Server) -> None:
+    config = server.pod_config()
+    config.linux.security_context.namespace_options.ipc = api.NODE
+    wanted = server.container_config()
+    wanted.linux.security_context.namespace_options.ipc = api.NODE
+    container = server.launch(server.run_pod(config), wanted)
+    shm = os.stat("/dev/shm")
+    assert server.output(container, "stat", "-c", "%d %i", "/dev/shm").split() == [
+        str(shm.st_dev),
+        str(shm.st_ino),
+    ]

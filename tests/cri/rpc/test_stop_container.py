@@ -5,10 +5,16 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from cri_server.api import api_pb2 as api
+from cri_server.images import build
+from tests.cri.rpc.images import pull, remove
 from tests.cri.server_harness import Server
+from tests.support.registry import Registry
 
 
+@pytest.mark.requirement("4.3.1", "4.3.2", "4.3.5")
 def test_stop_honours_the_signal_and_the_grace_period(server: Server) -> None:
     pod = server.run_pod()
     polite = server.launch(
@@ -32,6 +38,7 @@ def test_stop_honours_the_signal_and_the_grace_period(server: Server) -> None:
         server.stop_container(container, 1)
 
 
+@pytest.mark.requirement("4.3.3")
 def test_a_shorter_stop_wins_over_a_longer_one(server: Server) -> None:
     script = "trap 'echo asked' TERM; echo set; while :; do sleep 0.05; done"
     container = server.launch(server.run_pod(), server.container_config(["sh", "-c", script]))
@@ -43,3 +50,41 @@ def test_a_shorter_stop_wins_over_a_longer_one(server: Server) -> None:
         server.stop_container(container, 0)
         long.result(30)
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.requirement("4.3.1", "4.1.9")
+def test_the_signal_of_the_request_comes_before_the_images(server: Server, registry: Registry) -> None:
+    script = (
+        "trap 'exit 1' TERM; trap 'exit 2' USR1; trap 'exit 3' USR2; echo set; while :; do sleep 0.05; done"
+    )
+    layers, settings = build.busybox().layers, {"Env": ["PATH=/bin"], "StopSignal": "SIGUSR2"}
+    registry.push("signals/app:v1", build.image(layers, settings))
+    identifier = pull(server, f"{registry.host}/signals/app:v1")
+    pod = server.run_pod()
+    for name, asked, code in (("image", 0, 3), ("request", api.SIGNAL_SIGUSR1, 2)):
+        config = server.container_config(
+            ["sh", "-c", script],
+            image=api.ImageSpec(image=identifier),
+            log_path=f"{name}.log",
+            stop_signal=asked,
+        )
+        config.metadata.name = name
+        container = server.launch(pod, config)
+        server.wait_logged(container, "set")
+        server.stop_container(container, 30)
+        assert server.status(container).exit_code == code, name
+        server.remove_container(container)
+    remove(server, identifier)
+
+
+@pytest.mark.requirement("4.3.2", "1.a.2")
+def test_what_does_not_run_is_left_as_it_is(server: Server) -> None:
+    container = server.create(server.run_pod())
+    server.stop_container(container, 5)
+    assert server.status(container).state == api.CONTAINER_CREATED
+    server.start_container(container)
+    server.stop_container(container)
+    ended = server.status(container)
+    server.stop_container(container, 5)
+    assert server.status(container) == ended
+    server.stop_container("f" * 64, 5)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import grpc
+import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server, code_of
 
 
+@pytest.mark.requirement("4.6.4", "4.7.1", "4.7.2")
 def test_updates_are_shown(server: Server) -> None:
     container = server.create(server.run_pod())
     request = api.UpdateContainerResourcesRequest(container_id=container)

@@ -92,6 +92,7 @@ async def test_a_refused_connection_is_told_on_the_error_stream(server: Streamin
             await data.inbound.read()
 
 
+@pytest.mark.requirement("9.11")
 @pytest.mark.parametrize("request_id", ["", "same"])
 async def test_pairs_with_and_without_request_ids(server: StreamingServer, request_id: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -145,6 +145,7 @@ def shell(node: Server, **changes: bool) -> str:
     return node.launch(node.run_pod(), node.container_config(["sh"], stdin=True, **changes))
 
 
+@pytest.mark.requirement("9.8")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_attach_and_end_the_input_once(client: Client, node: Server, transport: str) -> None:
     """As critest does: write to a shell, end stdin, get the output and the end."""
@@ -155,6 +156,7 @@ def test_attach_and_end_the_input_once(client: Client, node: Server, transport: 
     assert node.wait_exit(container).exit_code == 0
 
 
+@pytest.mark.requirement("9.8")
 def test_a_seat_can_be_left_and_taken_again(client: Client, node: Server) -> None:
     container = shell(node)
     first = client.attach(container, stdin=True)
@@ -198,6 +200,7 @@ def test_attach_to_a_terminal(client: Client, node: Server) -> None:
     process.communicate()
 
 
+@pytest.mark.requirement("9.12")
 def test_port_forward_into_the_pod(client: Client, node: Server) -> None:
     pod = node.run_pod()
     node.launch(pod, node.container_config(["nc", "-ll", "-p", "8080", "-e", "cat"]))
@@ -219,6 +222,7 @@ def test_port_forward_into_the_pod(client: Client, node: Server) -> None:
         assert refused.stdout == b""
 
 
+@pytest.mark.requirement("9.12")
 def test_port_forward_to_the_hosts_network(client: Client, node: Server) -> None:
     pod = node.run_pod(host_network=True)
     node.launch(pod, node.container_config(["nc", "-ll", "-p", "12003", "-e", "cat"]))

@@ -21,12 +21,14 @@ WITH_RESIZE = [*SPDY[:2], *WEBSOCKET]
 FAILED = 250
 
 
+@pytest.mark.requirement("9.4")
 @pytest.mark.parametrize("protocol", [*SPDY, *WEBSOCKET])
 async def test_outputs_arrive_apart(go: GoExec, protocol: str) -> None:
     outcome = await go("echo out; echo err >&2", protocol=protocol)
     assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (0, b"out\n", b"err\n")
 
 
+@pytest.mark.requirement("9.5")
 @pytest.mark.parametrize("protocol", WITH_STATUS)
 @pytest.mark.parametrize(("command", "code"), [("exit 1", 1), ("exit 200", 200), ("kill -KILL $$", 137)])
 async def test_exit_code(go: GoExec, protocol: str, command: str, code: int) -> None:
@@ -41,12 +43,14 @@ async def test_old_clients_read_a_text(go: GoExec, protocol: str) -> None:
     assert b"exit code 3" in outcome.stderr
 
 
+@pytest.mark.requirement("9.7")
 @pytest.mark.parametrize("protocol", WITH_HALF_CLOSE)
 async def test_end_of_stdin_reaches_the_process(go: GoExec, protocol: str) -> None:
     outcome = await go("cat; echo end", b"some\ninput\n", protocol=protocol)
     assert (outcome.exit_code, outcome.stdout) == (0, b"some\ninput\nend\n")
 
 
+@pytest.mark.requirement("9.7")
 @pytest.mark.parametrize("protocol", [*SPDY, *WEBSOCKET])
 async def test_the_exit_ends_a_session_with_open_stdin(go: GoExec, protocol: str) -> None:
     process = await go.start("read line; echo got $line", stdin=True, protocol=protocol)
@@ -58,6 +62,7 @@ async def test_the_exit_ends_a_session_with_open_stdin(go: GoExec, protocol: str
     process.stdin.close()
 
 
+@pytest.mark.requirement("9.6")
 @pytest.mark.parametrize("protocol", WITH_RESIZE)
 async def test_terminal_and_its_size(go: GoExec, protocol: str) -> None:
     process = await go.start(
@@ -157,6 +162,7 @@ async def test_an_exec_dies_with_its_client(go: GoExec, backend: ProcessBackend,
         await backend.sessions[0].closed.wait()
 
 
+@pytest.mark.requirement("9.7")
 async def test_a_grandchild_with_the_output_does_not_hold_the_session(go: GoExec) -> None:
     async with asyncio.timeout(30):
         outcome = await go("sleep 60 & echo done")

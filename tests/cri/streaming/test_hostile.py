@@ -74,6 +74,7 @@ async def test_a_url_opens_one_session(server: StreamingServer) -> None:
     assert (await answer(server, request(path, *SPDY)))[0] == 404
 
 
+@pytest.mark.requirement("9.1")
 async def test_unknown_used_and_expired_look_the_same(backend: ProcessBackend) -> None:
     from cri_server.streaming.tokens import Tickets
 
@@ -144,6 +145,7 @@ async def test_urls_are_limited(server: StreamingServer) -> None:
         server.url_for_exec(SHELL)
 
 
+@pytest.mark.requirement("9.1")
 async def test_only_loopback_is_listened_on(server: StreamingServer) -> None:
     host, port = server.address
     assert host == "127.0.0.1"
@@ -335,6 +337,7 @@ async def test_guessing_does_not_disturb_a_session(server: StreamingServer, go: 
     await asyncio.gather(*guessing)
 
 
+@pytest.mark.requirement("9.4")
 async def test_streams_that_never_come(server: StreamingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "STREAMS_S", 0.3)
     client = Connection("client")

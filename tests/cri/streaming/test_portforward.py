@@ -81,6 +81,7 @@ async def ask(port: int, data: bytes) -> bytes:
 pytestmark = pytest.mark.parametrize("transport", ["spdy", "tunnel"])
 
 
+@pytest.mark.requirement("9.11")
 async def test_bytes_and_half_close(goclient: Path, server: StreamingServer, transport: str) -> None:
     data = os.urandom(20 << 20)
     async with (
@@ -93,6 +94,7 @@ async def test_bytes_and_half_close(goclient: Path, server: StreamingServer, tra
         assert await ask(to_echo, data) == data
 
 
+@pytest.mark.requirement("9.11")
 async def test_many_connections_at_once(goclient: Path, server: StreamingServer, transport: str) -> None:
     blocks = [os.urandom(200_000) for _ in range(60)]
     async with service(echo) as port, forwarded(goclient, server, transport, port) as (local,):
@@ -101,6 +103,7 @@ async def test_many_connections_at_once(goclient: Path, server: StreamingServer,
     assert answers == blocks
 
 
+@pytest.mark.requirement("9.11")
 async def test_a_closed_port_ends_that_connection_only(
     goclient: Path, server: StreamingServer, transport: str
 ) -> None:

@@ -36,6 +36,7 @@ SHELL = ExecOptions(
 )
 
 
+@pytest.mark.requirement("9.9")
 async def test_no_subprotocol_is_the_first_one(server: StreamingServer) -> None:
     async with open_websocket(server.url_for_exec(SHELL)) as client, asyncio.timeout(10):
         assert client.subprotocol is None
@@ -44,6 +45,7 @@ async def test_no_subprotocol_is_the_first_one(server: StreamingServer) -> None:
         assert await receive_all(client) == [b"\x01got this\n", b"\x03command terminated with exit code 7"]
 
 
+@pytest.mark.requirement("9.9")
 async def test_base64(server: StreamingServer) -> None:
     name = "v4.base64.channel.k8s.io"
     async with open_websocket(server.url_for_exec(SHELL), name) as client, asyncio.timeout(10):
@@ -74,6 +76,7 @@ async def test_an_origin_without_a_token_opens_nothing(server: StreamingServer) 
     assert refused.value.response.status_code == 404
 
 
+@pytest.mark.requirement("9.11")
 @pytest.mark.parametrize("name", ["", "v4.channel.k8s.io"])
 async def test_ports_by_channels(server: StreamingServer, name: str) -> None:
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -48,6 +48,7 @@ def own(pid: int, kind: str) -> bool:
     return os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
 
 
+@pytest.mark.requirement("3.1.10")
 def test_what_it_is(tmp_path: Path) -> None:
     with held(sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "4096"}) as pod:
         status = dict(
@@ -126,6 +127,7 @@ def test_containers_join(box: Box) -> None:
         assert int(text.split()[3]) > 1
 
 
+@pytest.mark.requirement("3.1.10")
 def test_oom_score_and_its_limit() -> None:
     with held(oom_score_adj=-998) as pod:
         score = int(Path(f"/proc/{pod.pid}/oom_score_adj").read_text())

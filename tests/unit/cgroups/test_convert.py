@@ -14,6 +14,7 @@ def written(resources: dict[str, Any], files: dict[str, str] | None = None) -> l
     return [(s.file, s.content) for s in settings(resources, (files or {}).get)]
 
 
+@pytest.mark.requirement("7.2.2")
 @pytest.mark.parametrize(
     ("shares", "expected"),
     [(0, 1), (1, 1), (2, 1), (3, 2), (10, 4), (100, 17), (102, 17), (512, 59), (1000, 99), (1024, 100), (2048, 174),
@@ -33,6 +34,7 @@ def test_io_weight_is_linear(value: int, expected: int) -> None:
     assert io_weight(value) == expected
 
 
+@pytest.mark.requirement("7.2.4")
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
@@ -63,6 +65,7 @@ def test_equal_limit_and_swap_write_a_zero_never_an_empty_string() -> None:
     ]
 
 
+@pytest.mark.requirement("7.2.5")
 def test_order_is_swap_limit_then_unified_last() -> None:
     resources = {
         "unified": {"memory.high": "9"},
@@ -116,6 +119,7 @@ def test_io_uses_bfq_where_it_is_there() -> None:
     assert written(resources, {"io.bfq.weight": "default 100"})[0] == ("io.bfq.weight", "500")
 
 
+@pytest.mark.requirement("7.2.8")
 def test_huge_pages_limit_use_and_reservation() -> None:
     found = settings({"hugepageLimits": [{"pageSize": "2MB", "limit": 0}]}, lambda _: None)
     assert found == [Setting("hugetlb.2MB.max", "0", True), Setting("hugetlb.2MB.rsvd.max", "0", True)]
@@ -127,6 +131,7 @@ def test_a_page_size_cannot_name_another_file(size: str) -> None:
         written({"hugepageLimits": [{"pageSize": size, "limit": 0}]})
 
 
+@pytest.mark.requirement("7.2.5")
 @pytest.mark.parametrize("key", ["../cgroup.procs", "memory", ".max", "memory.", "a/b.c"])
 def test_unified_keys_cannot_leave_the_group(key: str) -> None:
     with pytest.raises(InvalidSpec, match="unified"):

@@ -31,6 +31,7 @@ def test_the_root_and_nul_are_refused(given: str) -> None:
         place(given, "id", "cgroupfs")
 
 
+@pytest.mark.requirement("7.1.2")
 @pytest.mark.parametrize(
     ("given", "unit", "path"),
     [
@@ -60,6 +61,7 @@ def test_an_unknown_driver_is_the_callers_mistake() -> None:
         place("/a", "id", "openrc")
 
 
+@pytest.mark.requirement("7.1.2")
 def test_slices_expand() -> None:
     assert expand_slice("kubepods-burstable-pod1.slice") == (
         "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice"

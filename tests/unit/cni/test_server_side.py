@@ -124,6 +124,7 @@ def test_capabilities_that_nobody_asked_for_are_left_out() -> None:
     assert capability_arguments(pod(port_mappings=(PortMapping(0, 80),)), ()) == {}
 
 
+@pytest.mark.requirement("3.1.8")
 def test_every_capability() -> None:
     asked = pod(
         port_mappings=(PortMapping(8080, 80), PortMapping(0, 81)),

@@ -196,6 +196,7 @@ async def test_answers(world: World) -> None:
     assert [m async for m in world.stream("count", b"0")] == []
 
 
+@pytest.mark.requirement("1.3")
 @pytest.mark.parametrize("size", [65530, 65531, 16 << 20, 32 << 20])
 async def test_large_messages(world: World, size: int) -> None:
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
@@ -211,6 +212,7 @@ async def test_messages_that_are_too_large(world: World) -> None:
     assert len(await world.call("large", b"%d" % limit)) == limit
 
 
+@pytest.mark.requirement("1.10", "1.a.9")
 async def test_errors(world: World, caplog: pytest.LogCaptureFixture) -> None:
     assert await code_of(world.call("fail")) == (grpc.StatusCode.NOT_FOUND, "no such thing: ü%\n")
     assert (await code_of(world.call("nothing")))[0] == grpc.StatusCode.UNIMPLEMENTED
@@ -296,6 +298,7 @@ async def test_stopping_does_not_wait_for_ever(open_world: Any) -> None:
         await until(lambda: world.calls.ended == 1)
 
 
+@pytest.mark.requirement("1.4", "14.6")
 async def test_a_living_server_keeps_its_socket(world: World, tmp_path: Path) -> None:
     with pytest.raises(WrongState):
         await Server(world.path, {}).start()

@@ -51,6 +51,7 @@ def test_what_reaches_beyond_the_container_is_denied(name: str) -> None:
     assert run(program(*USUAL), CALLS[name], [0x40000]) == EPERM
 
 
+@pytest.mark.requirement("8.8")
 @pytest.mark.parametrize("capability", sorted(default.BY_CAPABILITY))
 def test_a_capability_opens_its_calls(capability: str) -> None:
     without, having = program(*set(USUAL) - {"CAP_SYS_CHROOT"}), program(capability)
@@ -109,6 +110,7 @@ def test_32_bit_programs_run_under_it() -> None:
     assert run(program(), 21, architecture=X86) == EPERM  # mount
 
 
+@pytest.mark.requirement("8.8")
 def test_arm_has_its_own_calls_and_other_machines_none() -> None:
     profile = default.runtime_default([], "aarch64")
     assert any("cacheflush" in rule["names"] for rule in profile["syscalls"])

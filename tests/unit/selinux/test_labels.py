@@ -76,6 +76,7 @@ def test_a_level(level: str) -> None:
     context.check(api.SELinuxOption(level=level))
 
 
+@pytest.mark.requirement("8.10")
 @pytest.mark.parametrize(
     ("options", "field"),
     [

@@ -34,6 +34,7 @@ def room_again() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+@pytest.mark.requirement("11.3")
 def test_folders_are_made_and_the_file_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "pod" / "container" / "0.log"
     for _ in range(2):

@@ -38,6 +38,7 @@ def write(portions: list[bytes], stream: str = "stdout") -> bytes:
     return b"".join(lines.feed(portion, STAMP) for portion in portions) + lines.finish(STAMP)
 
 
+@pytest.mark.requirement("11.1")
 def test_lines_become_full_records() -> None:
     assert write([b"one\ntwo\n\n"]) == b"".join(
         STAMP + b" stdout F " + x for x in (b"one\n", b"two\n", b"\n")
@@ -48,6 +49,7 @@ def test_the_stream_is_named() -> None:
     assert write([b"x\n"], "stderr") == STAMP + b" stderr F x\n"
 
 
+@pytest.mark.requirement("11.2")
 def test_an_unterminated_end_is_a_partial() -> None:
     assert write([b"one\ntail"]) == STAMP + b" stdout F one\n" + STAMP + b" stdout P tail\n"
 
@@ -65,6 +67,7 @@ def test_a_line_up_to_the_limit_is_one_record(length: int) -> None:
     ]
 
 
+@pytest.mark.requirement("11.2")
 @pytest.mark.parametrize("length", [PARTIAL_BYTES + 1, 2 * PARTIAL_BYTES, 2 * PARTIAL_BYTES + 1, 10**6])
 def test_a_longer_line_is_cut(length: int) -> None:
     found = records(write([b"before\n", b"x" * length + b"\nafter\n"]))
@@ -77,6 +80,7 @@ def test_a_longer_line_is_cut(length: int) -> None:
     )
 
 
+@pytest.mark.requirement("11.2")
 def test_what_has_no_newline_does_not_pile_up() -> None:
     lines = LogLines("stdout")
     for _ in range(100):
@@ -98,6 +102,7 @@ piece = st.one_of(
 )
 
 
+@pytest.mark.requirement("11.1")
 @settings(max_examples=300, deadline=None)
 @given(st.lists(piece, max_size=12), st.lists(st.integers(0, 200_000), max_size=12))
 def test_readers_get_the_bytes_back_however_they_arrive(pieces: list[bytes], cuts: list[int]) -> None:
@@ -110,5 +115,6 @@ def test_readers_get_the_bytes_back_however_they_arrive(pieces: list[bytes], cut
     assert all(tag == b"P" for tag, line in records(output)[:-1] if len(line) > PARTIAL_BYTES)
 
 
+@pytest.mark.requirement("11.1")
 def test_the_time_stamp_is_rfc_3339_with_nanoseconds() -> None:
     assert re.fullmatch(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z", time_stamp())

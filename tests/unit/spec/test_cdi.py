@@ -43,6 +43,7 @@ def test_names() -> None:
             cdi.names([wrong], {})
 
 
+@pytest.mark.requirement("6.17")
 def test_edits_are_applied(tmp_path: Path) -> None:
     node = {"path": "/dev/gpu0", "hostPath": "/dev/null", "permissions": "rw"}
     mount = {"hostPath": "/lib/x", "containerPath": "/x"}

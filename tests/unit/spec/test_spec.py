@@ -30,6 +30,7 @@ def test_default_capabilities() -> None:
     assert "CAP_NET_RAW" in found["bounding"] and not found["ambient"] and not found["inheritable"]
 
 
+@pytest.mark.requirement("8.2")
 def test_drop_and_add() -> None:
     assert caps(drop_capabilities=["ALL"])["bounding"] == []
     assert caps(drop_capabilities=["ALL"], add_capabilities=["CAP_NET_ADMIN"])["bounding"] == [
@@ -128,6 +129,7 @@ def test_the_oom_score_is_never_below_the_floor(value: int, floor: int | None) -
     assert found >= value and (floor is None or found >= floor) and found in (value, floor)
 
 
+@pytest.mark.requirement("13.22")
 def test_cgroup_names() -> None:
     assert groups.parent("", "cgroupfs", "") == "/pyrunc"
     assert groups.parent("/", "cgroupfs", "") == "/"
@@ -139,6 +141,7 @@ def test_cgroup_names() -> None:
     assert groups.path("kubepods.slice", "abc", "systemd") == "kubepods.slice:cri-pyrunc:abc"
 
 
+@pytest.mark.requirement("13.12")
 @pytest.mark.parametrize(
     ("asked", "driver"),
     [("test.slice", "cgroupfs"), ("/a.slice", "cgroupfs"), ("/a/../..", "cgroupfs"), ("relative", "cgroupfs"),
@@ -165,6 +168,7 @@ def test_namespaces_of_an_ordinary_container() -> None:
     ]
 
 
+@pytest.mark.requirement("8.14")
 @pytest.mark.parametrize("pid", [api.POD, api.CONTAINER, api.NODE, api.TARGET])
 @pytest.mark.parametrize("network", [api.POD, api.NODE])
 @pytest.mark.parametrize("ipc", [api.POD, api.NODE, api.CONTAINER])
@@ -184,6 +188,7 @@ def test_every_mode_gives_exactly_what_was_asked(pid: int, network: int, ipc: in
 RANGE = api.IDMapping(host_id=100000, container_id=0, length=1000)
 
 
+@pytest.mark.requirement("8.16")
 @pytest.mark.parametrize(
     "users",
     [
@@ -205,6 +210,7 @@ def test_user_namespaces_that_cannot_be(users: api.UserNamespace) -> None:
         namespaces.check_sandbox(options(userns_options=users))
 
 
+@pytest.mark.requirement("8.16")
 def test_a_container_shares_what_its_sandbox_has() -> None:
     host = options(network=api.NODE, pid=api.CONTAINER)
     namespaces.check_container(options(pid=api.CONTAINER), host)
@@ -247,6 +253,7 @@ def test_default_mounts() -> None:
     assert {m["destination"]: m for m in default(ipc=api.CONTAINER)}["/dev/shm"]["type"] == "tmpfs"
 
 
+@pytest.mark.requirement("6.15")
 def test_the_callers_mounts_win_and_come_in_depth_order() -> None:
     found = merged(
         api.Mount(container_path="/etc/hosts", host_path="/k/hosts"),
@@ -261,11 +268,13 @@ def test_the_callers_mounts_win_and_come_in_depth_order() -> None:
     assert by_destination["/a"]["options"] == ["rbind", "rprivate", "ro"]
 
 
+@pytest.mark.requirement("6.15")
 def test_a_mount_over_dev_takes_what_lies_beneath_it_away() -> None:
     found = [m["destination"] for m in merged(api.Mount(container_path="/dev", host_path="/dev"))]
     assert found.count("/dev") == 1 and not [d for d in found if d.startswith("/dev/")]
 
 
+@pytest.mark.requirement("6.10", "6.14")
 def test_options_of_a_mount() -> None:
     found = merged(
         api.Mount(container_path="/s", host_path="/s", propagation=api.PROPAGATION_HOST_TO_CONTAINER),
@@ -278,6 +287,7 @@ def test_options_of_a_mount() -> None:
     assert by_destination["/o"] == ["rbind", "rprivate", "rw", "noexec", "nosuid"]
 
 
+@pytest.mark.requirement("6.10", "6.14")
 @pytest.mark.parametrize(
     "request_",
     [
@@ -348,6 +358,7 @@ def test_devices() -> None:
             sources.devices([wrong])
 
 
+@pytest.mark.requirement("12.3")
 def test_every_signal_of_the_enum_goes_there_and_back() -> None:
     for value in api.Signal.values():
         if value:
@@ -357,6 +368,7 @@ def test_every_signal_of_the_enum_goes_there_and_back() -> None:
             assert signals.number(signals.from_cri(again)) == signals.number(name)
 
 
+@pytest.mark.requirement("12.3")
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -371,6 +383,7 @@ def test_signals_of_images(text: str, name: str) -> None:
     assert signals.from_text(text) == name
 
 
+@pytest.mark.requirement("12.3")
 def test_the_stop_signal_is_the_callers_then_the_images() -> None:
     assert signals.chosen(api.SIGNAL_SIGHUP, "SIGINT") == "SIGHUP"
     assert signals.chosen(0, "INT") == "SIGINT" and signals.chosen(0, "") == "SIGTERM"
@@ -385,6 +398,7 @@ def security_context(**fields: object) -> api.LinuxContainerSecurityContext:
     return api.LinuxContainerSecurityContext(**fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.requirement("8.8", "14.3")
 def test_presence_decides_about_seccomp() -> None:
     assert security.seccomp_profile(security_context()).kind == "unconfined"
     assert security.seccomp_profile(security_context(seccomp=api.SecurityProfile())).kind == "default"
@@ -399,6 +413,7 @@ def test_presence_decides_about_seccomp() -> None:
     assert security.seccomp_profile(privileged).kind == "unconfined"
 
 
+@pytest.mark.requirement("8.8")
 def test_localhost_profiles(tmp_path: Path) -> None:
     profile = tmp_path / "p.json"
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO"}))
@@ -414,6 +429,7 @@ def test_localhost_profiles(tmp_path: Path) -> None:
             security.seccomp_object(security.Profile("localhost", path), [])
 
 
+@pytest.mark.requirement("8.9")
 def test_apparmor() -> None:
     localhost = api.SecurityProfile(
         profile_type=api.SecurityProfile.Localhost, localhost_ref="localhost/mine"

@@ -79,6 +79,7 @@ def test_reasons(ended: Exit, word: str) -> None:
     assert ended.cri_reason == word
 
 
+@pytest.mark.requirement("1.9")
 def test_prefixes_and_filters() -> None:
     index = Index()
     first, second = sandbox("ab" + "0" * 62, app="x"), sandbox("ac" + "0" * 62, app="y")

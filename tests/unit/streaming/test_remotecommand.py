@@ -93,6 +93,7 @@ async def opened(process: Process) -> Process:
     return process
 
 
+@pytest.mark.requirement("9.5")
 async def test_output_then_status_then_ends() -> None:
     client, process = Client(), Process()
     running = asyncio.create_task(remotecommand.run(opened(process), client.streams))
@@ -115,6 +116,7 @@ async def test_success() -> None:
     assert client.status == {"metadata": {}, "status": "Success"}
 
 
+@pytest.mark.requirement("9.5")
 @pytest.mark.parametrize(("code", "text"), [(0, b""), (2, b"command terminated with exit code 2")])
 async def test_old_clients_get_a_text_or_nothing(code: int, text: bytes) -> None:
     client, process = Client(json_status=False), Process()
@@ -235,6 +237,7 @@ async def test_output_that_never_stops_after_the_exit(monkeypatch: pytest.Monkey
     os.close(process.its_stderr)
 
 
+@pytest.mark.requirement("9.6")
 async def test_sizes() -> None:
     client, process = Client(), Process()
     running = asyncio.create_task(remotecommand.run(opened(process), client.streams))

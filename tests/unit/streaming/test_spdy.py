@@ -65,11 +65,13 @@ def block(headers: Headers) -> bytes:
 # ---- layout ----
 
 
+@pytest.mark.requirement("9.3")
 def test_dictionary_is_that_of_spdy_3() -> None:
     assert zlib.adler32(DICTIONARY) == 0xE3C6A7C2
     assert len(DICTIONARY) == 1423
 
 
+@pytest.mark.requirement("9.3", "14.4")
 def test_frames_are_those_of_the_draft() -> None:
     assert frames.data_head(3, 5, True) == b"\0\0\0\x03\x01\0\0\x05"
     assert frames.ping(1) == b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x01"
@@ -86,6 +88,7 @@ def test_header_block_is_that_of_the_draft() -> None:
     assert plain == b"\0\0\0\x01\0\0\0\x0astreamtype\0\0\0\x03a\0b"
 
 
+@pytest.mark.requirement("9.3")
 def test_header_compression_keeps_its_state() -> None:
     packer, unpacker = Packer(), Unpacker()
     blocks = [packer.pack({"streamtype": ["data"], "port": ["80"], "requestid": [str(n)]}) for n in range(50)]
@@ -108,6 +111,7 @@ def test_a_stream_from_open_to_end() -> None:
     assert not client.is_open(stream) and not server.is_open(stream)
 
 
+@pytest.mark.requirement("9.3")
 @pytest.mark.parametrize("first", ["client", "server"])
 def test_either_side_may_end_first(first: str) -> None:
     client, server, stream = opened()
@@ -125,6 +129,7 @@ def test_ids_of_both_sides() -> None:
     assert [client.ping(), client.ping(), server.ping()] == [1, 3, 2]
 
 
+@pytest.mark.requirement("9.3")
 def test_pings_are_answered() -> None:
     client, server = pair()
     ping = client.ping()

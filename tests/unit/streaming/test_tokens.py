@@ -17,6 +17,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.requirement("9.1")
 def test_a_token_works_once() -> None:
     tickets = Tickets()
     token = tickets.issue("exec", "request")
@@ -31,6 +32,7 @@ def test_a_token_is_bound_to_its_kind() -> None:
     assert tickets.take("exec", token) == "request"
 
 
+@pytest.mark.requirement("9.1")
 def test_tokens_have_256_bits() -> None:
     tickets = Tickets()
     tokens = {tickets.issue("exec", n) for n in range(1000)}
@@ -38,6 +40,7 @@ def test_tokens_have_256_bits() -> None:
     assert {len(base64.urlsafe_b64decode(token + "=")) for token in tokens} == {32}
 
 
+@pytest.mark.requirement("9.1")
 def test_a_token_expires() -> None:
     clock = Clock()
     tickets = Tickets(clock=clock)
@@ -48,6 +51,7 @@ def test_a_token_expires() -> None:
     assert tickets.take("exec", late) is None
 
 
+@pytest.mark.requirement("9.1")
 def test_outstanding_tokens_are_limited() -> None:
     clock = Clock()
     tickets = Tickets(clock=clock)

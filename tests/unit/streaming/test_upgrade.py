@@ -49,6 +49,7 @@ def test_upgrade_needs_both_headers() -> None:
     )
 
 
+@pytest.mark.requirement("9.2")
 @pytest.mark.parametrize(
     ("text", "status"),
     [
@@ -82,6 +83,7 @@ def test_the_origin_is_not_looked_at(origin: str) -> None:
     read(f"GET / HTTP/1.1\r\n{HOST}Origin: {origin}\r\n\r\n")
 
 
+@pytest.mark.requirement("9.2")
 def test_the_first_protocol_of_the_client_wins() -> None:
     request = read(
         f"GET / HTTP/1.1\r\n{HOST}X-Stream-Protocol-Version: v9, v3.x\r\nX-Stream-Protocol-Version: v4.x\r\n\r\n"
@@ -89,6 +91,7 @@ def test_the_first_protocol_of_the_client_wins() -> None:
     assert upgrade.choose_stream_protocol(request, ("v4.x", "v3.x")) == "v3.x"
 
 
+@pytest.mark.requirement("9.2")
 def test_no_common_protocol() -> None:
     request = read(f"GET / HTTP/1.1\r\n{HOST}X-Stream-Protocol-Version: v9\r\n\r\n")
     with pytest.raises(Refused) as refused:

@@ -71,6 +71,7 @@ async def connected(
         theirs.close()
 
 
+@pytest.mark.requirement("9.9")
 async def test_channels_both_ways() -> None:
     async with connected() as (peer, channels, _):
         await peer.message(b"\x00input")
@@ -102,6 +103,7 @@ async def test_what_is_not_base64_closes() -> None:
         assert "base64" in await reading
 
 
+@pytest.mark.requirement("9.10")
 async def test_v5_closes_a_channel() -> None:
     async with connected("v5.channel.k8s.io") as (peer, channels, _):
         for message in (b"\x00last", b"\xff\x00", b"\xff", b"\xff\x09", b"\x00after"):

@@ -121,6 +121,7 @@ def test_an_oom_kill_is_seen(container: Container) -> None:
     assert int(events["oom_kill"]) >= 1
 
 
+@pytest.mark.requirement("14.8")
 def test_a_container_of_six_mebibytes_starts(container: Container) -> None:
     container.start("sleep", "1000", resources={"memory": {"limit": 6 * MIB}})
     assert container.read("memory.max") == str(6 * MIB)

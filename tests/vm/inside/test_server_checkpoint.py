@@ -64,6 +64,7 @@ def restore(server: Server, reference: Path | str, wanted: api.ContainerConfig) 
     return server.launch(server.run_pod(), wanted)
 
 
+@pytest.mark.requirement("4.11.1", "13.19")
 def test_it_goes_on_in_another_pod(server: Server, tmp_path: Path) -> None:
     first = server.launch(server.run_pod(), config(server))
     wait_beyond(server, first, 5)
@@ -87,6 +88,7 @@ def test_it_goes_on_in_another_pod(server: Server, tmp_path: Path) -> None:
     assert count(server, first) > at_dump
 
 
+@pytest.mark.requirement("4.11.1")
 @pytest.mark.slow
 def test_what_the_archive_holds(server: Server, tmp_path: Path) -> None:
     container = server.launch(server.run_pod(), config(server))
@@ -233,6 +235,7 @@ def test_a_damaged_checkpoint_starts_nothing(server: Server, tmp_path: Path) -> 
     assert len(ended) == 1 and server.status(ended[0].id).reason == "StartError"
 
 
+@pytest.mark.requirement("4.12.1", "4.12.2")
 def test_a_pod(server: Server, tmp_path: Path) -> None:
     """Two containers that share memory: what one has read is never ahead of what the other has written."""
     writer = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/n; echo $i > /count; sleep 0.02; done"

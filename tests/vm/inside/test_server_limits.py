@@ -100,11 +100,15 @@ def removed_afterwards(server: Server) -> Iterator[None]:
     assert not groups.below(CGROUPS, "cri-pyrunc")
 
 
+@pytest.mark.requirement("7.1.1")
 def test_the_driver_is_what_was_asked_for(server: Server) -> None:
     reply = server.client.runtime.RuntimeConfig(api.RuntimeConfigRequest())
     assert api.CgroupDriver.Name(reply.linux.cgroup_driver).lower() == server.node.cgroup_driver
 
 
+@pytest.mark.requirement(
+    "4.6.4", "7.1.2", "7.1.4", "7.2.1", "7.2.2", "7.2.3", "7.2.4", "7.2.5", "7.2.7", "7.2.8"
+)
 def test_limits_are_in_the_kernels_files(server: Server) -> None:
     container = server.container(
         "sleep 1000", memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000, cpu_shares=512,
@@ -129,6 +133,7 @@ def test_limits_are_in_the_kernels_files(server: Server) -> None:
     )
 
 
+@pytest.mark.requirement("4.6.4", "4.7.1", "4.7.2")
 def test_an_update_in_place(server: Server) -> None:
     container = server.container(
         "sleep 1000", memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000
@@ -142,6 +147,7 @@ def test_an_update_in_place(server: Server) -> None:
     assert server.status(container).status.resources.linux.memory_limit_in_bytes == 128 * MIB
 
 
+@pytest.mark.requirement("2.7", "2.9")
 def test_an_oom_kill_of_the_main_process(server: Server) -> None:
     container = server.container(
         "exec dd if=/dev/zero of=/dev/null bs=64M count=1", memory_limit_in_bytes=15 * MIB
@@ -150,6 +156,7 @@ def test_an_oom_kill_of_the_main_process(server: Server) -> None:
     assert (status.reason, status.exit_code) == ("OOMKilled", 137)
 
 
+@pytest.mark.requirement("2.9", "7.2.11", "14.9")
 def test_an_oom_kill_of_a_child(server: Server) -> None:
     container = server.container(
         "dd if=/dev/zero of=/dev/null bs=64M count=1; exit 137", memory_limit_in_bytes=15 * MIB
@@ -158,11 +165,13 @@ def test_an_oom_kill_of_a_child(server: Server) -> None:
     assert (status.reason, status.exit_code) == ("OOMKilled", 137)
 
 
+@pytest.mark.requirement("6.16")
 def test_devices_are_filtered(server: Server) -> None:
     script = "head -c 1 /dev/zero >/dev/null && mknod /tmp/mem c 1 1; head -c 1 /tmp/mem 2>/tmp/said; grep -q 'not permitted' /tmp/said && exit 33"
     assert server.exited(server.container(script)).exit_code == 33
 
 
+@pytest.mark.requirement("10.1.3", "10.1.6")
 def test_statistics_come_from_the_group(server: Server) -> None:
     container = server.container("while true; do :; done", memory_limit_in_bytes=64 * MIB)
     time.sleep(2)
@@ -177,6 +186,7 @@ def test_statistics_come_from_the_group(server: Server) -> None:
     assert stats.memory.available_bytes.value <= 64 * MIB
 
 
+@pytest.mark.requirement("7.2.5")
 def test_a_failed_limit_is_an_error_that_names_it(server: Server) -> None:
     import grpc
 

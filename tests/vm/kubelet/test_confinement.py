@@ -56,6 +56,7 @@ def test_the_kernel_knows_the_profile(node: Node, confined: Json, name: str) -> 
     assert Path(f"/proc/{pid}/attr/apparmor/current").read_text().strip() == LABELS[name]
 
 
+@pytest.mark.requirement("8.9")
 @pytest.mark.parametrize("name", ASKED)
 def test_what_a_profile_forbids_does_not_happen(node: Node, confined: Json, name: str) -> None:
     made = Path(f"/proc/{node.main_pid(confined, name)}/root/made")
@@ -63,6 +64,7 @@ def test_what_a_profile_forbids_does_not_happen(node: Node, confined: Json, name
     assert made.read_text().split() == MADE[name].split()
 
 
+@pytest.mark.requirement("8.9")
 def test_an_exec_is_confined_like_its_container(node: Node, confined: Json) -> None:
     with cri.connect(node.socket) as client:
         for name in ("default", "local"):
@@ -74,6 +76,7 @@ def test_an_exec_is_confined_like_its_container(node: Node, confined: Json) -> N
             assert client.runtime.ExecSync(request, timeout=120).stdout.decode().strip() == LABELS[name]
 
 
+@pytest.mark.requirement("8.9")
 def test_a_profile_that_is_not_loaded_is_said(node: Node, removing: list[str]) -> None:
     removing.append("absent")
     context = {"appArmorProfile": {"type": "Localhost", "localhostProfile": "no-such-profile"}}

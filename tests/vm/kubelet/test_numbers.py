@@ -82,6 +82,7 @@ def test_cpu(node: Node, busy: Json, numbers: Json) -> None:
     assert 0 < numbers["cpu"]["usageCoreNanoSeconds"] <= cpu_ns(node.pod_group(busy))
 
 
+@pytest.mark.requirement("10.1.7", "10.1.8")
 def test_memory(node: Node, busy: Json, numbers: Json) -> None:
     (container,) = numbers["containers"]
     group = node.group(busy)
@@ -92,6 +93,7 @@ def test_memory(node: Node, busy: Json, numbers: Json) -> None:
     assert container["memory"]["availableBytes"] == 128 * MIB - container["memory"]["workingSetBytes"]
 
 
+@pytest.mark.requirement("10.1.12")
 def test_the_writable_layer(numbers: Json) -> None:
     (container,) = numbers["containers"]
     assert 6 * MIB <= container["rootfs"]["usedBytes"] < 7 * MIB
@@ -103,6 +105,7 @@ def test_a_volume_and_the_pods_storage(numbers: Json) -> None:
     assert 9 * MIB <= numbers["ephemeral-storage"]["usedBytes"] < 11 * MIB
 
 
+@pytest.mark.requirement("10.1.14")
 def test_processes(node: Node, busy: Json) -> None:
     """pause, the shell and its two background sleeps; a third sleep comes and goes. kubelet leaves the number out."""
     with cri.connect(node.socket) as client:
@@ -114,6 +117,7 @@ def test_processes(node: Node, busy: Json) -> None:
     assert abs(count - int(fact(node.pod_group(busy), "pids.current"))) <= 1
 
 
+@pytest.mark.requirement("10.1.5")
 def test_pressure(numbers: Json) -> None:
     """Pressure stall information (on by default since 1.34) comes through, for pods and containers."""
     (container,) = numbers["containers"]

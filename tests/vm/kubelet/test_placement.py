@@ -128,11 +128,13 @@ def test_no_container_swaps_unless_it_may(placed: Placed) -> None:
     assert {fact(placed.group(name), "memory.swap.max") for name in ("guaranteed", "burstable")} == {"0"}
 
 
+@pytest.mark.requirement("7.2.11")
 def test_an_oom_kill_takes_the_whole_container(placed: Placed) -> None:
     """kubelet asks for it through `unified` (singleProcessOOMKill is off on v2)."""
     assert {fact(placed.group(name), "memory.oom.group") for name in RESOURCES} == {"1"}
 
 
+@pytest.mark.requirement("7.2.10")
 def test_pids(placed: Placed) -> None:
     assert {fact(placed.pod_group(name), "pids.max") for name in RESOURCES} == {str(PIDS_PER_POD)}
 
@@ -143,6 +145,7 @@ def test_huge_pages(placed: Placed) -> None:
     assert fact(placed.group("guaranteed"), "hugetlb.2MB.max") == "0"
 
 
+@pytest.mark.requirement("7.2.6")
 def test_oom_scores(placed: Placed) -> None:
     scores = {
         name: int(Path(f"/proc/{placed.node.main_pid(placed.pods[name])}/oom_score_adj").read_text())

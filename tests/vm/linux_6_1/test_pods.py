@@ -45,6 +45,7 @@ def test_an_image_of_many_layers(node: Node, removing: list[str], layered: str, 
     assert Path(f"/proc/{pid}").stat().st_uid == first + SOMEBODY
 
 
+@pytest.mark.requirement("6.11")
 def test_a_volume_in_memory_cannot_be_mapped(node: Node, removing: list[str]) -> None:
     """tmpfs takes no map of ids before Linux 6.3; kubelet's tokens and secrets are on such volumes. It is said."""
     removing.append("in-memory")

@@ -67,6 +67,7 @@ def test_the_kernel_has_a_policy() -> None:
     assert found.has_levels
 
 
+@pytest.mark.requirement("8.10")
 def test_pods_are_kept_apart_by_their_levels(server: Server) -> None:
     first, second = server.run_pod(host_network=True), server.run_pod(host_network=True)
     levels = []
@@ -94,6 +95,7 @@ def test_an_exec_and_what_it_writes(server: Server) -> None:
     assert read(os.getxattr(f"/proc/{pid}/root/dev/mqueue", "security.selinux")).level == label(pid).level
 
 
+@pytest.mark.requirement("8.10")
 def test_what_is_asked_for(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.selinux_options.CopyFrom(options(level="s0:c5,c6"))
@@ -111,6 +113,7 @@ def test_a_type_that_the_policy_has_not(server: Server) -> None:
         server.launch(server.run_pod(host_network=True), container)
 
 
+@pytest.mark.requirement("8.10")
 def test_a_privileged_container(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.privileged = True
@@ -124,6 +127,7 @@ def test_a_privileged_container(server: Server) -> None:
     assert parts(label(pause)) == PROCESS
 
 
+@pytest.mark.requirement("6.12")
 def test_a_volume_is_relabelled_where_that_is_asked(server: Server, tmp_path: Path) -> None:
     for name in ("asked", "not"):
         (tmp_path / name / "deep").mkdir(parents=True)
@@ -138,6 +142,7 @@ def test_a_volume_is_relabelled_where_that_is_asked(server: Server, tmp_path: Pa
     assert file_label(pid, "/not/deep").type != FILE[2]
 
 
+@pytest.mark.requirement("8.10")
 def test_a_level_is_kept_over_a_restart(server: Server) -> None:
     pod = server.run_pod(host_network=True)
     before, _ = pids(server, server.launch(pod))

@@ -1,0 +1,59 @@
+"""Each requirement of tests/cri/requirements.tsv has a test that names its number, or a reason why it has none."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.architecture.test_imports import ROOT
+from tests.cri.requirements import requirements
+
+
+def marks(path: Path) -> Iterator[tuple[str, str]]:
+    """(test, number) for all `pytest.mark.requirement` of a file."""
+    text = path.read_text()
+    if "mark.requirement" not in text:
+        return
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for each in node.decorator_list:
+            if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.requirement":
+                test = f"{path.relative_to(ROOT / 'tests')}::{node.name}"
+                yield from ((test, ast.literal_eval(argument)) for argument in each.args)
+
+
+def all_marks() -> dict[str, list[str]]:
+    """The tests of each number."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for test, number in marks(path):
+            found.setdefault(number, []).append(test)
+    return found
+
+
+def test_each_has_a_test_or_a_reason() -> None:
+    marked = all_marks()
+    assert not [n for n, each in requirements().items() if not each.reason and n not in marked]
+
+
+def test_each_mark_names_one() -> None:
+    known = requirements()
+    assert not {number: tests for number, tests in all_marks().items() if number not in known}
+
+
+def test_no_reason_is_left_where_a_test_exists() -> None:
+    marked = all_marks()
+    assert not {n: marked[n] for n, each in requirements().items() if each.reason and n in marked}
+
+
+def test_only_tests_are_marked() -> None:
+    names = [test for tests in all_marks().values() for test in tests]
+    assert names and not [n for n in names if not n.partition("::")[2].startswith("test_")]
+    assert not [n for n in names if not n.partition("::")[0].rpartition("/")[2].startswith("test_")]
+
+
+def test_summaries_are_one_line_each() -> None:
+    for each in requirements().values():
+        assert each.summary and len(each.summary) < 120, each

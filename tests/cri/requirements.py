@@ -1,0 +1,34 @@
+"""What kubelet, its tools and the interface's description demand of a CRI server (requirements.tsv): number, summary, and where no
+test can show it the reason.
+
+A test names what it proves by `@pytest.mark.requirement("3.1.4")`; tests/architecture/test_requirements.py compares the two. Numbers
+go by subject: 1 transport (1.a codes, 1.b what clients check in answers), 2 objects, 3 pods, 4 containers, 5 images, 6 files and
+mounts, 7 resources, 8 security, 9 streams, 10 figures, events and status, 11 logs and recovery, 12 constants, 13 what runtimes do
+in different ways, 14 this implementation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+TABLE = Path(__file__).with_suffix(".tsv")
+
+
+class Requirement(NamedTuple):
+    """`reason`: why no test shows it; empty where one does."""
+
+    number: str
+    summary: str
+    reason: str
+
+
+def requirements() -> dict[str, Requirement]:
+    """All of them by number, in their order. Raises ValueError for a number that is there twice."""
+    found: dict[str, Requirement] = {}
+    for line in TABLE.read_text().splitlines():
+        each = Requirement(*line.split("\t"))
+        if each.number in found:
+            raise ValueError(f"{TABLE}: {each.number} is there twice")
+        found[each.number] = each
+    return found
