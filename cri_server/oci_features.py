@@ -10,7 +10,7 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
-from cri_server.config.model import Config
+from cri_server.config.model import Config, Runtime
 from cri_server.errands import FEATURES, Command
 from pyrunc.errors import Error
 from pyrunc.zygote.client import Zygote
@@ -33,14 +33,18 @@ class OciFeatures:
         found = {}
         for name in handlers.names(config):
             runtime = handlers.find(config, name)
-            features = api.RuntimeHandlerFeatures()
-            if runtime is None or not runtime.binary:
-                features.recursive_read_only_mounts = features.user_namespaces = True
-            else:
-                said = await self._ask(runtime.binary, runtime.arguments)
-                features.recursive_read_only_mounts = "rro" in (said.get("mountOptions") or ())
-            found[name] = features
+            found[name] = api.RuntimeHandlerFeatures(
+                recursive_read_only_mounts=runtime is None or await self.mounts_rro(runtime),
+                user_namespaces=runtime is None or not runtime.binary,
+            )
         return found
+
+    async def mounts_rro(self, runtime: Runtime) -> bool:
+        """Whether it makes mounts read-only with all that is mounted below: ours does, another one says so."""
+        if not runtime.binary:
+            return True
+        said = await self._ask(runtime.binary, runtime.arguments)
+        return "rro" in (said.get("mountOptions") or ())
 
     async def _ask(self, binary: str, arguments: list[str]) -> dict[str, Any]:
         """Nothing for a program that is not there, fails, or knows no `features`."""

@@ -30,7 +30,7 @@ from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
-from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, WrongState
+from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported, WrongState
 from pyrunc.kernel.tree import remove_path
 
 RELABEL_TIMEOUT_S = 100.0  # kubelet gives a call two minutes
@@ -158,10 +158,22 @@ async def find_image(work: Work) -> None:
     work.accounts = await read_accounts(work.image.id, work.rootfs.lower_dirs)
 
 
+async def _check_recursive_read_only(work: Work) -> None:
+    """Another runtime may not know the option, and would leave what is mounted below writable. Raises Unsupported, beginning with the
+    word that kubelet looks for."""
+    for index, each in enumerate(work.wanted):
+        if each.request.recursive_read_only and not await work.services.oci_features.mounts_rro(work.runtime):
+            raise Unsupported(
+                f"RROUnsupported: mounts[{index}]: the runtime of handler {work.sandbox.runtime_handler!r} does not tell of"
+                " recursively read-only mounts in its features"
+            )
+
+
 async def find_sources(work: Work) -> None:
     """Host paths may lie on storage that does not answer: looked up in a thread that can be given up."""
     config, services = work.config, work.services
     work.wanted = mounts.asked(config.mounts)
+    await _check_recursive_read_only(work)
     work.mounted_images = await image_volumes.resolve(services, work.wanted)
     timeout_s = services.config.containers.foreign_path_timeout_s
     work.volumes = _volumes(work)

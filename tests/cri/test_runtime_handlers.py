@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,26 @@ def test_status_tells_the_handlers_and_what_they_can_do(server: Server) -> None:
     assert not any(found[name].user_namespaces for name in (*OTHERS, "gone"))
     assert found["runc"].recursive_read_only_mounts and found["command"].recursive_read_only_mounts
     assert not found["gone"].recursive_read_only_mounts
+
+
+@pytest.mark.requirement("6.10", "12.1")
+def test_recursively_read_only_is_for_runtimes_that_know_it(server: Server) -> None:
+    """Any other would pass over the option: what is mounted below would be writable."""
+    folder = server.folder / "rro"
+    (folder / "inner").mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", folder / "inner"], check=True)
+    try:
+        mount = api.Mount(
+            container_path="/rro", host_path=str(folder), readonly=True, recursive_read_only=True
+        )
+        pod = run_pod(server, "gone")
+        text = message_of(lambda: server.create(pod, server.container_config(mounts=[mount])))
+        assert text.startswith("RROUnsupported") and "'gone'" in text and not server.containers()
+        container = server.launch(run_pod(server, "runc"), server.container_config(mounts=[mount]))
+        assert server.exec(container, "touch", "/rro/inner/x").exit_code == 1
+        server.remove_all()
+    finally:
+        subprocess.run(["umount", folder / "inner"], check=True)
 
 
 def test_users_of_their_own_are_for_our_runtime(server: Server) -> None:
