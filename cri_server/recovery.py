@@ -26,6 +26,7 @@ from cri_server.store import disk
 from cri_server.store.facts import Process, boot_time_ns, entries
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc import atomic_file
+from pyrunc.compiler.files import HolderFile
 from pyrunc.errors import Error
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages
@@ -181,7 +182,7 @@ def _kill_shim(folder: Path) -> None:
 
 def _cgroups_path(folder: Path) -> str:
     try:
-        return str(atomic_file.read_json(str(folder / "holder.json")).get("cgroups_path", ""))
+        return HolderFile.read(folder).cgroups_path
     except (Error, OSError):
         return ""
 

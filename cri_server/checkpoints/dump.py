@@ -17,8 +17,9 @@ from cri_server.checkpoints.options import OPTIONS
 from pyrunc import atomic_file
 from pyrunc.checkpoint.checkpoint import Choices, Dump, checkpoint
 from pyrunc.compile.descriptors import Descriptors
-from pyrunc.compile.image_mount import Image, open_image
+from pyrunc.compile.image_mount import open_image
 from pyrunc.compile.sources import Overlay, open_overlay
+from pyrunc.compiler.files import LaunchFile
 from pyrunc.container import state as states
 from pyrunc.errors import Error, KernelError, ResourceExhausted, Unsupported
 from pyrunc.kernel.full import FULL, reason
@@ -70,7 +71,7 @@ def dump(arguments: Message, fds: list[int]) -> int:
     held = dict(zip(wanted.images, fds, strict=True))
     with _worded(work):
         document = atomic_file.read_json(f"{directory}/{states.CONFIG}")
-        asked = atomic_file.read_json(f"{directory}/launch.json")
+        asked = LaunchFile.read(directory)
         root, _, container = directory.rpartition("/")
         state = states.find(root, container)
         os.mkdir(f"{work}/{names.IMAGES}", 0o700)
@@ -80,7 +81,7 @@ def dump(arguments: Message, fds: list[int]) -> int:
         removed = layer.write(
             wanted.upper,
             f"{work}/{names.LAYER}",
-            lambda: _open_lower(asked["rootfs"], held),
+            lambda: _open_lower(asked.rootfs, held),
             [bind["destination"] for bind in binds],
             wanted.volumes,
         )
@@ -162,12 +163,12 @@ def _binds(document: Mapping[str, Any]) -> Any:
         }
 
 
-def _open_lower(rootfs: Mapping[str, Any], held: Mapping[str, int]) -> int:
+def _open_lower(rootfs: Overlay, held: Mapping[str, int]) -> int:
     """The image's tree without the writable layer."""
-    if rootfs.get("image"):
-        return open_image(Image.from_record(rootfs["image"]), held)
+    if rootfs.image is not None:
+        return open_image(rootfs.image, held)
     with Descriptors() as descriptors:
-        return open_overlay(Overlay(tuple(rootfs["lower"])), Linux(), descriptors)
+        return open_overlay(Overlay(rootfs.lower), Linux(), descriptors)
 
 
 def _write(folder: str, name: str, content: object) -> None:

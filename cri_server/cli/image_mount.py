@@ -14,6 +14,7 @@ import click
 from cri_server.cli import completion, inspect
 from cri_server.cli.client import Client, Unsupported
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
+from pyrunc.compile.image_mount import Image
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.mountinfo import MountPoint, mount_points
@@ -54,7 +55,7 @@ def _open(files: dict[str, Any]) -> int:
     if "image" in files:
         from cri_server.images.erofs.mounts import open_image
 
-        return open_image(files["image"])
+        return open_image(Image.of(files["image"]))
     from pyrunc.compile.sources import open_layers
 
     return open_layers([*files["lower"], files["place"]])  # an empty one, for overlayfs wants two

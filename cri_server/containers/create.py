@@ -30,6 +30,10 @@ from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
+from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.compile.sources import Overlay
+from pyrunc.compiler.files import LaunchFile, Place
+from pyrunc.compiler.messages import OtherRuntime
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported, WrongState
 from pyrunc.kernel.tree import remove_path
 
@@ -379,48 +383,46 @@ async def write_bundle(work: Work) -> None:
     root = work.services.paths.container_root(work.id)
     settings = work.services.config
     spec = work.built.spec
-    external: dict[str, Any] = {}
+    places: Sequence[Place] = ()
+    runtime = restored = None
     if work.runtime.binary:
-        spec, external = external_runtime.bundle(spec, work.wanted, str(folder), work.runtime)
+        spec, places = external_runtime.bundle(spec, work.wanted, str(folder))
+        runtime = OtherRuntime(work.runtime.binary, list(work.runtime.arguments))
     elif work.checkpoint is not None:
         spec, places = external_runtime.with_paths(spec, work.wanted, str(folder))
-        external = {"restore": restore.bundle(work.services, work.id), "places": places}
-    asked = {
-        "sandbox": work.sandbox.id,
-        "rootfs": {
-            **_lower(work.rootfs),
-            "upper": str(root / "upper"),
-            "work": str(root / "work"),
-            "volatile": work.settings.volatile,
-        },
-        "tty": bool(work.config.tty),
-        "stdin": bool(work.config.stdin),
-        "stdin_once": bool(work.config.stdin_once),
-        "log_path": work.container.log_path or None,
-        "log_directory": work.sandbox.config.log_directory,
-        "image_volumes": {
+        restored = restore.bundle(work.services, work.id)
+    launch_file = LaunchFile(
+        rootfs=_overlay(work.rootfs, root, volatile=work.settings.volatile),
+        cgroup=CgroupChoice(
+            groups.driver_of(work.container.cgroups_path), settings.cgroup.missing_controllers
+        ),
+        sandbox=work.sandbox.id,
+        tty=bool(work.config.tty),
+        stdin=bool(work.config.stdin),
+        stdin_once=bool(work.config.stdin_once),
+        log_path=work.container.log_path or None,
+        log_directory=work.sandbox.config.log_directory,
+        image_volumes={
             mount.source.removeprefix(mounts.OUR_MOUNTS): mount.image
             for mount in work.wanted
             if mount.image is not None
         },
-        "settled": [mount.source for mount in work.wanted if mount.request.host_path],
-        "cgroup": {
-            "driver": groups.driver_of(work.container.cgroups_path),
-            "missing_controllers": settings.cgroup.missing_controllers,
-        },
-        **external,
-    }
+        settled=[mount.source for mount in work.wanted if mount.request.host_path],
+        runtime=runtime,
+        restore=restored,
+        places=places,
+    )
     try:
         atomic_file.write_json(str(folder / "config.json"), spec)
-        atomic_file.write_json(str(folder / "launch.json"), asked)
+        launch_file.write(folder)
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
 
 
-def _lower(rootfs: Rootfs) -> dict[str, Any]:
-    if rootfs.mount is not None:
-        return {"image": rootfs.mount.record}
-    return {"lower": [str(path) for path in rootfs.lower_dirs]}
+def _overlay(rootfs: Rootfs, root: Path, *, volatile: bool) -> Overlay:
+    image = rootfs.mount.image if rootfs.mount is not None else None
+    lower = [] if image is not None else [str(path) for path in rootfs.lower_dirs]
+    return Overlay(lower, str(root / "upper"), str(root / "work"), volatile, image)
 
 
 async def save(work: Work) -> None:

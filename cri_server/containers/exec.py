@@ -20,6 +20,7 @@ from cri_server.store.model import Container, Sandbox
 from cri_server.timeline.trace import graft, span
 from pyrunc import atomic_file
 from pyrunc.compiler.client import CompiledLaunch
+from pyrunc.compiler.files import LaunchFile
 from pyrunc.compiler.messages import CompiledExec, OtherRuntime
 from pyrunc.errors import (
     DeadlineExceeded,
@@ -287,7 +288,7 @@ def other_runtime(services: Services, container: Container) -> OtherRuntime | No
     if sandbox.runtime_handler in handlers.OURS:
         return None
     folder = services.paths.container_state(container.id)
-    return OtherRuntime.in_launch(atomic_file.read_json(str(folder / "launch.json")))
+    return LaunchFile.read(folder).other_runtime
 
 
 async def _exit_code(client: ShimClient, session: ExecSession, container: Container, timeout_s: float) -> int:

@@ -40,7 +40,7 @@ async def _resolve(services: Services, mount: Asked) -> Rootfs:
     sub_path = mount.request.image_sub_path
     if rootfs.mount is not None:
         folder = await asyncio.to_thread(_folder, rootfs.mount.fd, sub_path)
-        mount.image = {**rootfs.mount.record, "folder": folder}
+        mount.image = rootfs.mount.image.replace(folder=folder)
         mount.source = f"{OUR_MOUNTS}image:{mount.destination}"
         return rootfs
     if sub_path:

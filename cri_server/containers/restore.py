@@ -27,6 +27,7 @@ from cri_server.services import Services
 from cri_server.spec import sources
 from cri_server.spec.mounts import Asked
 from cri_server.store import disk
+from pyrunc.compiler.files import RestoreFolders
 from pyrunc.errors import InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.kernel.tree import remove_path
 
@@ -176,10 +177,10 @@ def _install(root: Path, deleted: Sequence[str], volumes: Sequence[Asked]) -> No
     anonymous_volumes.take_from(volumes, upper)
 
 
-def bundle(services: Services, identifier: str) -> dict[str, Any]:
+def bundle(services: Services, identifier: str) -> RestoreFolders:
     """What launch.json says of it."""
     folder = services.paths.restore_folder(identifier)
-    return {"images": str(folder / names.IMAGES), "work": str(folder), "options": OPTIONS}
+    return RestoreFolders(str(folder / names.IMAGES), str(folder), OPTIONS)
 
 
 async def forget(services: Services, identifier: str) -> None:

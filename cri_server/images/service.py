@@ -253,7 +253,7 @@ class ImageService:
     def _files_of(self, content: Content) -> dict[str, Any]:
         """Their places, for `image mount` on this machine."""
         if content.mounted:
-            return {"image": self._store.files.record(content.diff_ids, content.chain)}
+            return {"image": self._store.files.image(content.diff_ids, content.chain).to_fields()}
         layers = [str(path) for path in self._store.layers.lower_dirs(content.chain)]
         return {"lower": layers, "place": str(self._store.files.place)}
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address as parse_address
-from typing import Any
 
 from cri_server import events, orphans
 from cri_server import pod_files as files
@@ -29,8 +28,9 @@ from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
 from cri_server.timeline.trace import graft, span
 from cri_server.together import together
-from pyrunc import atomic_file
+from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compiler.client import CompiledLaunch
+from pyrunc.compiler.files import HolderFile
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
 from pyrunc.shim import messages
 
@@ -155,7 +155,7 @@ async def make_state(work: Work) -> None:
     await asyncio.to_thread(_make_on_disk, work, holder(work))
 
 
-def _make_on_disk(work: Work, holder_record: dict[str, Any]) -> None:
+def _make_on_disk(work: Work, holder_file: HolderFile) -> None:
     paths = work.services.paths
     folder, root = paths.sandbox_state(work.sandbox.id), paths.sandbox_root(work.sandbox.id)
     try:
@@ -168,7 +168,7 @@ def _make_on_disk(work: Work, holder_record: dict[str, Any]) -> None:
             namespaces.root_of(work.sandbox.options),
             work.sandbox.selinux.mount,
         )
-        atomic_file.write_json(str(folder / "holder.json"), holder_record)
+        holder_file.write(folder)
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
     if work.config.log_directory:
@@ -179,16 +179,18 @@ async def remove_state(work: Work) -> None:
     await disk.delete_sandbox_folders(work.services.paths, work.sandbox.id)
 
 
-def holder(work: Work) -> dict[str, Any]:
-    """What the shim reads to start the holder."""
+def holder(work: Work) -> HolderFile:
+    """What a compiler reads to make the holder's launch."""
     security_context = work.config.linux.security_context
     options = security_context.namespace_options
     settings = work.services.config.cgroup
     profile = security.seccomp_profile(_sandbox_seccomp(security_context))
     users = namespaces.id_maps(options)
-    return {
-        "hostname": "" if options.network == api.NODE else work.hostname,
-        "namespaces": {
+    # Every pod's process may enter through a file without categories.
+    policy, made = work.services.node.selinux, work.sandbox.selinux
+    return HolderFile(
+        hostname="" if options.network == api.NODE else work.hostname,
+        namespaces={
             "network": messages.PINNED if has_pinned_network(options) else MODES[options.network],
             "ipc": MODES[options.ipc],
             "uts": MODES[options.network],
@@ -196,30 +198,21 @@ def holder(work: Work) -> dict[str, Any]:
             "pid": "none" if options.pid == api.NODE else "new",
             **({"user": "new"} if users else {}),
         },
-        "uid_mappings": users.get("uidMappings", []),
-        "gid_mappings": users.get("gidMappings", []),
-        "sysctls": sysctls.with_defaults(work.config.linux.sysctls, options, work.services.config.pods),
-        "cgroups_path": work.sandbox.cgroups_path,
-        "cgroup": {
-            "driver": work.services.node.cgroup_driver,
-            "missing_controllers": settings.missing_controllers,
-        },
-        "oom_score_adj": resources.clamp_oom_score_adj(
+        uid_mappings=users.get("uidMappings", []),
+        gid_mappings=users.get("gidMappings", []),
+        sysctls=sysctls.with_defaults(work.config.linux.sysctls, options, work.services.config.pods),
+        cgroups_path=work.sandbox.cgroups_path,
+        cgroup=CgroupChoice(work.services.node.cgroup_driver, settings.missing_controllers),
+        oom_score_adj=resources.clamp_oom_score_adj(
             HOLDER_OOM_SCORE_ADJ, work.services.node.oom_score_adj_floor
         ),
-        "seccomp": security.seccomp_object(profile, [], _settings(work).seccomp_profile),
-        "shm_size_bytes": mounts.SHM_SIZE_BYTES,
-        "shm_owner": namespaces.root_of(options),
-        **_selinux(work),
-    }
-
-
-def _selinux(work: Work) -> dict[str, str]:
-    """Every pod's process may enter through a file without categories."""
-    policy, made = work.services.node.selinux, work.sandbox.selinux
-    if policy is None:
-        return {}
-    return {"selinux_label": made.process, "mount_label": made.mount, "program_label": str(policy.file)}
+        seccomp=security.seccomp_object(profile, [], _settings(work).seccomp_profile),
+        shm_size_bytes=mounts.SHM_SIZE_BYTES,
+        shm_owner=namespaces.root_of(options),
+        selinux_label=made.process if policy else "",
+        mount_label=made.mount if policy else "",
+        program_label=str(policy.file) if policy else "",
+    )
 
 
 def _settings(work: Work) -> Containers:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from pyrunc.compile.image_mount import Image
 from pyrunc.errors import InvalidArgument
 
 Mount = dict[str, Any]
@@ -45,9 +46,7 @@ class Asked:
     destination: str
     source: str = ""
     overlay_lower: list[str] = field(default_factory=list)  # an image volume of several layers, top first
-    image: dict[str, Any] | None = (
-        None  # one that is mounted: `pyrunc.compile.image_mount.Image`, `source` is its name
-    )
+    image: Image | None = None  # one that is mounted; `source` is its name
 
 
 def asked(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[Asked]:

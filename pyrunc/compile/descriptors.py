@@ -15,8 +15,8 @@ from pyrunc.errors import InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.plan.model import LoadFilter
 from pyrunc.plan.namespaces import KERNEL_NAMES
+from pyrunc.records import Record
 from pyrunc.spec.check import settings_by_namespace
-from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ START_SOCKET = "start.sock"
 PINNED = "pinned:"  # in place of a namespace's path: whoever launches adds it
 
 
-class CgroupChoice(Value):
+class CgroupChoice(Record):
     """How the cgroup is made: `driver` cgroupfs or systemd; `missing_controllers` error or warn."""
 
     driver: str = "cgroupfs"

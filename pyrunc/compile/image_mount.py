@@ -11,29 +11,23 @@ from pyrunc.abi.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, OPEN_TREE_CLONE
 from pyrunc.compile import host as facts
 from pyrunc.kernel import erofs
 from pyrunc.kernel import mount as kernel_mount
-from pyrunc.spec.value import Value
+from pyrunc.records import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
-class Image(Value):
+class Image(Record):
     """The paths of an image's index and of its devices in their order; `place`: an empty directory to put its mount on for a
     moment, in a mount namespace of our own; `folder`: which directory of it, over no link; `digests`: of fs-verity, of the index and
     of each device, where the files are sealed."""
 
     index: str
-    devices: tuple[str, ...]
+    devices: Sequence[str]
     place: str
     folder: str = ""
-    digests: tuple[str, ...] = ()
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, object]) -> Image:
-        """What the caller has written into launch.json."""
-        lists = {name: tuple(record.get(name, ())) for name in ("devices", "digests")}  # type: ignore[arg-type, var-annotated]
-        return cls(**{**record, **lists})  # type: ignore[arg-type]
+    digests: Sequence[str] = ()
 
 
 def open_image(image: Image, held: Mapping[str, int]) -> int:

@@ -28,6 +28,7 @@ from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch import pinned
 from pyrunc.plan import devices
 from pyrunc.plan.mounts import Options, copies_up, is_bind, is_tree
+from pyrunc.records import Record
 from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
@@ -47,10 +48,10 @@ class Directory(Value):
     path: str
 
 
-class Overlay(Value):
+class Overlay(Record):
     """The container's root is an overlay; `lower` top first, or `image` in place of it. Without `upper` it is read-only."""
 
-    lower: tuple[str, ...] = ()
+    lower: Sequence[str] = ()
     upper: str = ""
     work: str = ""
     volatile: bool = False

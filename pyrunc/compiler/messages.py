@@ -65,7 +65,7 @@ class OtherRuntime(Record):
 
     @classmethod
     def in_launch(cls, asked: Message) -> OtherRuntime | None:
-        """What launch.json says; None for a container of ours."""
+        """Of launch.json, for a shim, which does without `compiler.files`; None for a container of ours."""
         if not asked.get("runtime"):
             return None
         return cls.of(asked["runtime"]).replace(systemd=asked["cgroup"]["driver"] == "systemd")

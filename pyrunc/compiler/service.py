@@ -20,11 +20,12 @@ from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOS
 from pyrunc.cgroups import naming, scope
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compile.container import CreateRequest, compile_container
-from pyrunc.compile.descriptors import CgroupChoice, Descriptors
+from pyrunc.compile.descriptors import Descriptors
 from pyrunc.compile.exec import ExecRequest, compile_exec, merged
-from pyrunc.compile.image_mount import Image, open_image
+from pyrunc.compile.image_mount import open_image
 from pyrunc.compile.pause import PauseRequest, compile_pause
 from pyrunc.compile.sources import Overlay, open_overlay, open_root
+from pyrunc.compiler.files import HolderFile, LaunchFile
 from pyrunc.compiler.messages import (
     CompileContainer,
     CompiledContainer,
@@ -32,8 +33,6 @@ from pyrunc.compiler.messages import (
     CompiledPause,
     CompileExec,
     CompilePause,
-    Io,
-    OtherRuntime,
     Restore,
 )
 from pyrunc.container import state as states
@@ -51,7 +50,6 @@ from pyrunc.undo import Undo
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from pyrunc.ipc import Message
     from pyrunc.records import Record
@@ -59,7 +57,7 @@ if TYPE_CHECKING:
 
     Answer = tuple[Record, list[int]]
 
-CONFIG, LAUNCH, PAUSE = "config.json", "launch.json", "holder.json"
+CONFIG = "config.json"
 SPECS_AT_MOST = 64
 
 
@@ -126,15 +124,14 @@ def _answer(message: Message, given: Sequence[int]) -> Answer:
 
 def _container(request: CompileContainer, given: Sequence[int]) -> Answer:
     identifier, directory, parts = request.container, request.directory, Parts()
-    asked = atomic_file.read_json(f"{directory}/{LAUNCH}")
+    asked = LaunchFile.read(directory)
     spec = _with_oom_score(_spec(directory))
     if spec.hooks.create_container and spec.root:  # where they find the root, in the container's mounts only
         os.makedirs(os.path.join(directory, spec.root.path), mode=0o700, exist_ok=True)
-    rootfs = asked["rootfs"]
-    if rootfs.get("volatile"):
-        _forget_earlier_mount(rootfs["work"])
+    if asked.rootfs.volatile:
+        _forget_earlier_mount(asked.rootfs.work)
     parts.end("read and parse")
-    if "runtime" in asked or "restore" in asked:
+    if asked.runtime or asked.restore:
         images = dict(zip(request.images, given, strict=False))
         return _with_places(identifier, directory, spec, asked, images, parts)
     with Undo() as undo, Descriptors() as descriptors:
@@ -143,18 +140,16 @@ def _container(request: CompileContainer, given: Sequence[int]) -> Answer:
                 id=identifier,
                 bundle=directory,
                 spec=spec,
-                rootfs=_overlay(rootfs),
+                rootfs=asked.rootfs,
                 stdio=None,
-                nulls=() if asked.get("tty") or asked.get("stdin") else (0,),
+                nulls=() if asked.tty or asked.stdin else (0,),
                 state_dir=directory,
-                cgroup=CgroupChoice(**asked["cgroup"]),
+                cgroup=asked.cgroup,
                 pinned=("shm",),
-                settled=tuple(asked.get("settled", ())),
+                settled=tuple(asked.settled),
                 timed=request.timed,
                 images=dict(zip(request.images, given, strict=False)),
-                image_volumes={
-                    name: Image.from_record(image) for name, image in asked.get("image_volumes", {}).items()
-                },
+                image_volumes=asked.image_volumes or {},
             ),
             descriptors,
             undo,
@@ -166,7 +161,7 @@ def _container(request: CompileContainer, given: Sequence[int]) -> Answer:
     assert compiled.launch.cgroup is not None
     answer = CompiledContainer(
         state=_first_state(identifier, directory, spec, compiled.launch.cgroup).record(),
-        io=Io.of(asked),
+        io=asked.io,
         launch=launch,
         poststart=plain(spec.hooks.poststart),
         poststop=bool(spec.hooks.poststop),
@@ -180,59 +175,45 @@ def _with_places(
     identifier: str,
     directory: str,
     spec: Spec,
-    asked: Mapping[str, Any],
+    asked: LaunchFile,
     images: Mapping[str, int],
     parts: Parts,
 ) -> Answer:
     """No launch: the mounts that the shim attaches where the specification says, before it runs the other runtime, or CRIU."""
     check(spec)
-    cgroup = naming.place(spec.linux.cgroups_path, identifier, asked["cgroup"]["driver"])
-    places = [place for place in asked["places"] if "pinned" not in place]
-    root = CreateRequest(
-        id=identifier, bundle=directory, spec=spec, rootfs=_overlay(asked["rootfs"]), images=images
-    )
+    cgroup = naming.place(spec.linux.cgroups_path, identifier, asked.cgroup.driver)
+    places = [place for place in asked.places if place.pinned is None]
+    root = CreateRequest(id=identifier, bundle=directory, spec=spec, rootfs=asked.rootfs, images=images)
     fds: list[int] = []
     try:
         with Descriptors() as descriptors:
             open_root(root, descriptors)
             fds.append(os.dup(descriptors.numbers["root"]))
             for place in places:
-                if "image" in place:
-                    fds.append(open_image(Image.from_record(place["image"]), images))
+                if place.image is not None:
+                    fds.append(open_image(place.image, images))
                 else:
-                    fds.append(open_overlay(Overlay(tuple(place["lower"])), spec.linux, descriptors))
+                    fds.append(open_overlay(Overlay(place.lower), spec.linux, descriptors))
     except BaseException:
         ipc.close_all(fds)
         raise
     parts.end("root and mounts")
-    runtime = restore = None
-    if "runtime" in asked:
-        runtime = OtherRuntime.of(asked["runtime"]).replace(systemd=cgroup.driver == "systemd")
-    else:
-        restore = Restore.of({**asked["restore"], "cgroup": asked["cgroup"]})
+    restore = None
+    if asked.restore is not None:
+        wanted = asked.restore
+        restore = Restore(wanted.images, wanted.work, wanted.options, asked.cgroup.to_fields())
     answer = CompiledContainer(
         state=_first_state(identifier, directory, spec, cgroup).record(),
-        io=Io.of(asked),
-        runtime=runtime,
+        io=asked.io,
+        runtime=asked.other_runtime,
         restore=restore,
         poststop=bool(spec.hooks.poststop),
         cgroup=cgroup.record(),
-        attached=["rootfs", *(place["place"] for place in places)],
-        pinned={place["place"]: place["pinned"] for place in asked["places"] if "pinned" in place},
+        attached=["rootfs", *(place.place for place in places)],
+        pinned={place.place: place.pinned for place in asked.places if place.pinned is not None},
         parts=parts.noted,
     )
     return answer, fds
-
-
-def _overlay(record: Mapping[str, Any]) -> Overlay:
-    image = record.get("image")
-    return Overlay(
-        tuple(record.get("lower", ())),
-        record.get("upper", ""),
-        record.get("work", ""),
-        record.get("volatile", False),
-        Image.from_record(image) if image else None,
-    )
 
 
 def _forget_earlier_mount(work: str) -> None:
@@ -251,29 +232,27 @@ def _forget_earlier_mount(work: str) -> None:
 
 def _pause(request: CompilePause) -> Answer:
     directory = request.sandbox_dir
-    asked, parts = atomic_file.read_json(f"{directory}/{PAUSE}"), Parts()
+    asked, parts = HolderFile.read(directory), Parts()
     pins: dict[str, int] = {}
     try:
-        if asked["namespaces"].get("ipc") == "new":
-            pins["shm"] = _open_shm(
-                asked["shm_size_bytes"], asked.get("shm_owner", (0, 0)), asked.get("mount_label", "")
-            )
+        if asked.namespaces.get("ipc") == "new":
+            pins["shm"] = _open_shm(asked.shm_size_bytes, asked.shm_owner, asked.mount_label)
             parts.end("/dev/shm")
         with Undo() as undo, Descriptors() as descriptors:
             compiled = compile_pause(
                 PauseRequest(
                     id=os.path.basename(directory),
-                    namespaces=asked["namespaces"],
-                    hostname=asked.get("hostname", ""),
-                    sysctls=asked.get("sysctls", {}),
-                    cgroups_path=asked.get("cgroups_path", ""),
-                    cgroup=CgroupChoice(**asked["cgroup"]),
-                    oom_score_adj=asked.get("oom_score_adj"),
-                    seccomp=asked.get("seccomp"),
-                    selinux_label=asked.get("selinux_label", ""),
-                    program_label=asked.get("program_label", ""),
-                    uid_mappings=_id_maps(asked.get("uid_mappings", ())),
-                    gid_mappings=_id_maps(asked.get("gid_mappings", ())),
+                    namespaces=asked.namespaces,
+                    hostname=asked.hostname,
+                    sysctls=asked.sysctls or {},
+                    cgroups_path=asked.cgroups_path,
+                    cgroup=asked.cgroup,
+                    oom_score_adj=asked.oom_score_adj,
+                    seccomp=asked.seccomp,
+                    selinux_label=asked.selinux_label,
+                    program_label=asked.program_label,
+                    uid_mappings=_id_maps(asked.uid_mappings),
+                    gid_mappings=_id_maps(asked.gid_mappings),
                     mounts={f"/{name}": number for name, number in pins.items()},
                     timed=request.timed,
                 ),
@@ -287,7 +266,7 @@ def _pause(request: CompilePause) -> Answer:
     except BaseException:
         ipc.close_all(list(pins.values()))
         raise
-    network = asked["namespaces"].get("network")
+    network = asked.namespaces.get("network")
     answer = CompiledPause(launch, network, list(pins), list(compiled.warnings), parts.noted)
     return answer, [*fds, *pins.values()]
 

@@ -21,6 +21,7 @@ CONTRACTS = (
     "cri_server/images/layer_jobs.py",
     "cri_server/images/layer_maker.py",
     "cri_server/network/workers.py",
+    "cri_server/images/erofs/mounts.py",
 )
 
 # With the reason.
@@ -32,8 +33,9 @@ MAY_HOLD_OBJECTS = {
     "pyrunc/peer.py": "the framing: questions with numbers, whatever they ask",
     "pyrunc/records.py": "makes records of objects, and objects of records",
     "pyrunc/compiler/client.py": "passes on what a compiler has answered; OCI process objects",
-    "pyrunc/compiler/messages.py": "fields that are passed on, OCI process objects, launch.json's of another runtime",
-    "pyrunc/compiler/service.py": "reads launch.json and holder.json, in which are parts of OCI configurations",
+    "pyrunc/compiler/files.py": "OCI's seccomp object, what checkpoint.Choices is told",
+    "pyrunc/compiler/messages.py": "fields that are passed on, OCI process objects; in a shim launch.json without its record",
+    "pyrunc/compiler/service.py": "a call before its record is read",
     "pyrunc/launch/sealed.py": "its message is what a compiler answers and a shim passes on",
     "pyrunc/shim/client.py": "the framing of events",
     "pyrunc/shim/main.py": "arguments before their record is read, and what goes to the zygote as it is",

@@ -15,6 +15,7 @@ from pathlib import Path
 from cri_server.images.content import FOLDER_MODE, DigestMismatch
 from cri_server.images.erofs import build, layer_tar
 from pyrunc import atomic_file
+from pyrunc.compile.image_mount import Image
 from pyrunc.errors import NotFound
 from pyrunc.kernel import verity
 
@@ -86,15 +87,17 @@ class LayerFiles:
         """Whether an image of these layers can be mounted; one without layers cannot."""
         return bool(chain) and self.has_index(chain[-1]) and all(self.has_tar(d) for d in diff_ids)
 
-    def record(self, diff_ids: Sequence[str], chain: Sequence[str]) -> dict[str, object]:
-        """What `pyrunc.compile.image_mount.Image` is made from."""
+    def image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> Image:
+        """Where the files are of an image of these layers."""
         devices = [self.tar(diff_id) for diff_id in dict.fromkeys(diff_ids)]
         index = self.index(chain[-1])
-        found: dict[str, object] = {
-            "index": str(index), "devices": [str(path) for path in devices], "place": str(self.place)
-        }  # fmt: skip
         digests = [self._digests.get(path, "") for path in (index, *devices)]
-        return {**found, "digests": digests} if any(digests) else found
+        return Image(
+            index=str(index),
+            devices=[str(path) for path in devices],
+            place=str(self.place),
+            digests=digests if any(digests) else (),
+        )
 
     def size(self, diff_ids: Sequence[str], chain: Sequence[str]) -> int:
         """Bytes on disk of the image's files."""

@@ -10,19 +10,19 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from cri_server.images.erofs import format as erofs
 from cri_server.images.erofs.files import LayerFiles
 from pyrunc.atomic_file import DamagedRecord
+from pyrunc.compile.image_mount import Image
 from pyrunc.kernel.erofs import check_digests, open_erofs
 
 
 class ImageMount:
-    """A detached mount, as long as somebody has this object. `record`: see `LayerFiles.record`."""
+    """A detached mount of an image, as long as somebody has this object."""
 
-    def __init__(self, fd: int, record: dict[str, Any]) -> None:
-        self.fd, self.record = fd, record
+    def __init__(self, fd: int, image: Image) -> None:
+        self.fd, self.image = fd, image
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -35,7 +35,7 @@ class ImageMount:
     @property
     def index(self) -> str:
         """The path of its index, which names it."""
-        return str(self.record["index"])
+        return self.image.index
 
 
 class Mounts:
@@ -56,8 +56,8 @@ class Mounts:
         with self._lock:
             found = self._mounts.get(chain[-1])
             if found is None:
-                record = self._files.record(diff_ids, chain)
-                found = self._mounts[chain[-1]] = ImageMount(open_image(record), record)
+                image = self._files.image(diff_ids, chain)
+                found = self._mounts[chain[-1]] = ImageMount(open_image(image), image)
             return found
 
     def drop_tar_pages(self) -> None:
@@ -66,7 +66,7 @@ class Mounts:
         with `directio` would have no second copy, but a first start then reads from the disk what the pull has just written.
         Blocking."""
         with self._lock:
-            devices = {device for mount in self._mounts.values() for device in mount.record["devices"]}
+            devices = {device for mount in self._mounts.values() for device in mount.image.devices}
         for device in devices:
             try:
                 fd = os.open(device, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -90,29 +90,29 @@ class Mounts:
         dropped.clear()  # without the lock: it may take a tenth of a second
 
 
-def open_image(record: dict[str, Any]) -> int:
-    """A detached mount of the image of a `LayerFiles.record`. Raises KernelError, OSError, DamagedRecord."""
+def open_image(image: Image) -> int:
+    """A detached mount of the whole image. Raises KernelError, OSError, DamagedRecord."""
     with ExitStack() as stack:
         fds = []
-        for path in (record["index"], *record["devices"]):
+        for path in (image.index, *image.devices):
             fds.append(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
             stack.callback(os.close, fds[-1])
-        check(fds[0], fds[1:], record)
-        check_digests(fds, record.get("digests", ()))
+        check(fds[0], fds[1:], image)
+        check_digests(fds, image.digests)
         return open_erofs(fds[0], fds[1:])
 
 
-def check(index_fd: int, device_fds: Sequence[int], record: dict[str, Any]) -> None:
+def check(index_fd: int, device_fds: Sequence[int], image: Image) -> None:
     """Whether the index was made for these devices: the kernel would serve other data. Raises DamagedRecord."""
     superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)
     if len(superblock) < erofs.SUPERBLOCK.size:
-        raise DamagedRecord(f"{record['index']} is cut short")
+        raise DamagedRecord(f"{image.index} is cut short")
     fields = erofs.SUPERBLOCK.unpack(superblock)
     count, first = fields[16], fields[17]
     slots = os.pread(index_fd, count * erofs.DEVICE_SLOT.size, first * erofs.DEVICE_SLOT.size)
     wanted = [
         (Path(path).name.encode(), -(-os.fstat(fd).st_size // erofs.BLOCK))
-        for path, fd in zip(record["devices"], device_fds, strict=True)
+        for path, fd in zip(image.devices, device_fds, strict=True)
     ]
     if [slot[:2] for slot in erofs.DEVICE_SLOT.iter_unpack(slots)] != wanted:
-        raise DamagedRecord(f"{record['index']} does not fit the layers' tars")
+        raise DamagedRecord(f"{image.index} does not fit the layers' tars")

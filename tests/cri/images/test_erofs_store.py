@@ -226,7 +226,7 @@ async def test_what_was_read_is_in_memory_once(
     (mount,) = await service.mounts([built.id])
     contents = [path.read_bytes() for path in mount.path.rglob("*") if path.is_file()]
     assert contents
-    tars = [Path(device) for device in mount.record["devices"]]
+    tars = [Path(device) for device in mount.image.devices]
     for _ in range(200):
         if not any(map(cached_pages, tars)):
             break

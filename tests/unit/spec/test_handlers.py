@@ -11,9 +11,10 @@ from cri_server import config
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
 from cri_server.config.changes import changes, taken
-from cri_server.config.model import Runtime
 from cri_server.spec import external_runtime
 from cri_server.spec.mounts import Asked
+from pyrunc.compile.image_mount import Image
+from pyrunc.compiler.files import Place
 from pyrunc.errors import InvalidSpec
 
 TEXT = """
@@ -86,20 +87,19 @@ def test_what_ours_gets_as_descriptors_has_a_path(tmp_path: Path) -> None:
     image = {"destination": "/j", "type": "bind", "source": "pyrunc:image:/j", "options": ["bind", "ro"]}
     proc = {"destination": "/proc", "type": "proc", "source": "proc", "options": []}
     spec: dict[str, Any] = {"ociVersion": "1.2.0", "mounts": [proc, shm, merged, image]}
-    asked = Asked(api.Mount(), "/j", source="pyrunc:image:/j", image={"index": "/x"})
-    changed, launch = external_runtime.bundle(spec, [asked], str(tmp_path), Runtime(binary="/usr/sbin/runc"))
+    index = Image("/x", ["/y"], "/z")
+    asked = Asked(api.Mount(), "/j", source="pyrunc:image:/j", image=index)
+    changed, places = external_runtime.bundle(spec, [asked], str(tmp_path))
+    assert changed["ociVersion"] == external_runtime.OCI_VERSION
     assert changed["mounts"] == [
         proc,
         {**shm, "source": f"{tmp_path}/mounts/1"},
         {"destination": "/i", "type": "bind", "source": f"{tmp_path}/mounts/2", "options": ["bind", "rprivate", "ro", "nodev"]},
         {**image, "source": f"{tmp_path}/mounts/3"},
     ]  # fmt: skip
-    assert launch == {
-        "runtime": {"binary": "/usr/sbin/runc", "arguments": []},
-        "places": [
-            {"place": "mounts/1", "pinned": "shm"},
-            {"place": "mounts/2", "lower": ["/a:b", "/c"]},
-            {"place": "mounts/3", "image": {"index": "/x"}},
-        ],
-    }
+    assert places == [
+        Place("mounts/1", pinned="shm"),
+        Place("mounts/2", lower=["/a:b", "/c"]),
+        Place("mounts/3", image=index),
+    ]
     assert sorted(p.name for p in (tmp_path / "mounts").iterdir()) == ["1", "2", "3"]

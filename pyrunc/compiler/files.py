@@ -1,0 +1,108 @@
+"""What a server writes for its compilers, and reads again itself: `launch.json` beside a container's config.json, `holder.json` in a
+pod's folder. A later version reads them too. No shim imports this: what it needs of launch.json is `OtherRuntime.in_launch`.
+"""
+
+from __future__ import annotations
+
+from pyrunc import atomic_file
+from pyrunc.atomic_file import DamagedRecord
+from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.compile.image_mount import Image
+from pyrunc.compile.sources import Overlay
+from pyrunc.compiler.messages import Io, OtherRuntime
+from pyrunc.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+    from typing import Self
+
+    from pyrunc.ipc import Message
+
+
+class _File(Record):
+    """A record that is a file of its folder."""
+
+    name = ""
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Raises OSError."""
+        atomic_file.write_json(f"{folder}/{self.name}", self.to_fields())
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Self:
+        """Raises NotFound, DamagedRecord (which names the field that is missing), OSError."""
+        return cls.of(atomic_file.read_json(f"{folder}/{cls.name}"), DamagedRecord)
+
+    @classmethod
+    def label(cls) -> str:
+        return cls.name
+
+
+class Place(Record):
+    """A mount of a container without a launch: its `place` below the container's folder, and what is attached there: what the pod has
+    `pinned` by this name, an image, or the layers of an image volume, top first."""
+
+    place: str
+    pinned: str | None = None
+    image: Image | None = None
+    lower: Sequence[str] = ()
+
+
+class RestoreFolders(Record):
+    """A container that CRIU brings back: `images` and `work` are folders, `options` those of `checkpoint.Choices`."""
+
+    images: str
+    work: str
+    options: Message
+
+
+class LaunchFile(_File):
+    """How a container is launched, beside its specification. `image_volumes`: by the names that its binds have as sources; `settled`:
+    sources that the server has looked up, over no link; `runtime` or `restore`: who does it in place of us, with `places`."""
+
+    name = "launch.json"
+    rootfs: Overlay
+    cgroup: CgroupChoice
+    sandbox: str = ""
+    tty: bool = False
+    stdin: bool = False
+    stdin_once: bool = False
+    log_path: str | None = None
+    log_directory: str | None = None
+    image_volumes: dict[str, Image] | None = None
+    settled: Sequence[str] = ()
+    runtime: OtherRuntime | None = None
+    restore: RestoreFolders | None = None
+    places: Sequence[Place] = ()
+
+    @property
+    def io(self) -> Io:
+        return Io(self.tty, self.stdin, self.stdin_once, self.log_path, self.log_directory)
+
+    @property
+    def other_runtime(self) -> OtherRuntime | None:
+        """None for a container of ours."""
+        return self.runtime and self.runtime.replace(systemd=self.cgroup.driver == "systemd")
+
+
+class HolderFile(_File):
+    """A pod's pause process: the fields of `compile.pause.PauseRequest`, mappings as OCI's objects. `shm_size_bytes` and `shm_owner`,
+    uid and gid, are of the /dev/shm that goes with a new ipc namespace, `mount_label` is its SELinux label."""
+
+    name = "holder.json"
+    namespaces: dict[str, str]
+    cgroup: CgroupChoice
+    hostname: str = ""
+    uid_mappings: Sequence[dict[str, int]] = ()
+    gid_mappings: Sequence[dict[str, int]] = ()
+    sysctls: dict[str, str] | None = None
+    cgroups_path: str = ""
+    oom_score_adj: int | None = None
+    seccomp: Message | None = None
+    shm_size_bytes: int = 0
+    shm_owner: Sequence[int] = (0, 0)
+    selinux_label: str = ""
+    mount_label: str = ""
+    program_label: str = ""

@@ -1,0 +1,130 @@
+"""The files between a server and its compilers: what a version wrote, the next one reads, and the other way round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyrunc.atomic_file import DamagedRecord
+from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.compile.image_mount import Image
+from pyrunc.compile.sources import Overlay
+from pyrunc.compiler.files import HolderFile, LaunchFile, Place, RestoreFolders
+from pyrunc.compiler.messages import OtherRuntime
+
+IMAGE = Image("/i/index", ["/i/tar"], "/i/empty")
+ROOTFS = Overlay(["/top", "/bottom"], "/c/upper", "/c/work", volatile=True)
+LAUNCH = LaunchFile(ROOTFS, CgroupChoice("systemd", "warn"), "pod", log_path="/l/0.log", log_directory="/l")
+# As it was written before the files were records.
+EARLIER = {
+    "version": 1,
+    "sandbox": "pod",
+    "rootfs": {"lower": ["/top", "/bottom"], "upper": "/c/upper", "work": "/c/work", "volatile": True},
+    "tty": False,
+    "stdin": False,
+    "stdin_once": False,
+    "log_path": "/l/0.log",
+    "log_directory": "/l",
+    "image_volumes": {},
+    "settled": [],
+    "cgroup": {"driver": "systemd", "missing_controllers": "warn"},
+}
+HOLDER = {
+    "version": 1,
+    "hostname": "h",
+    "namespaces": {"network": "pinned", "ipc": "new", "uts": "new", "pid": "none", "user": "new"},
+    "uid_mappings": [{"containerID": 0, "hostID": 65536, "size": 65536}],
+    "gid_mappings": [{"containerID": 0, "hostID": 65536, "size": 65536}],
+    "sysctls": {"net.ipv4.ip_forward": "1"},
+    "cgroups_path": "/kubepods/pod",
+    "cgroup": {"driver": "cgroupfs", "missing_controllers": "error"},
+    "oom_score_adj": -998,
+    "seccomp": None,
+    "shm_size_bytes": 67108864,
+    "shm_owner": [65536, 65536],
+}
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content))
+
+
+def test_a_launch_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for written in (
+        LAUNCH,
+        LAUNCH.replace(rootfs=Overlay([], "/c/upper", "/c/work", False, IMAGE), image_volumes={"v": IMAGE}),
+        LAUNCH.replace(
+            runtime=OtherRuntime("/bin/runc", ["--debug"]),
+            places=[
+                Place("mounts/1", pinned="shm"),
+                Place("mounts/2", lower=["/l"]),
+                Place("mounts/3", image=IMAGE),
+            ],
+        ),
+        LAUNCH.replace(restore=RestoreFolders("/r/images", "/r", {"tcp_close": True})),
+    ):
+        written.write(tmp_path)
+        assert LaunchFile.read(tmp_path).to_fields() == json.loads(json.dumps(written.to_fields()))
+
+
+def test_a_launch_of_the_version_before(tmp_path: Path) -> None:
+    write(tmp_path / "launch.json", EARLIER)
+    assert LaunchFile.read(tmp_path) == LAUNCH.replace(image_volumes={}, settled=[])
+    places = [{"place": "mounts/1", "pinned": "shm"}, {"place": "mounts/2", "lower": ["/l"]}]
+    image = {"index": "/i/index", "devices": ["/i/tar"], "place": "/i/empty"}
+    runtime = {"binary": "/bin/runc", "arguments": []}
+    more = {"rootfs": {"image": image}, "runtime": runtime, "places": places}
+    write(tmp_path / "launch.json", EARLIER | more)
+    found = LaunchFile.read(tmp_path)
+    assert found.rootfs == Overlay(image=IMAGE)
+    assert found.other_runtime == OtherRuntime("/bin/runc", [], systemd=True)
+    assert list(found.places) == [Place("mounts/1", pinned="shm"), Place("mounts/2", lower=["/l"])]
+
+
+def test_the_version_before_reads_a_launch() -> None:
+    """It takes a key that is there for one that is set."""
+    fields = LAUNCH.replace(places=[Place("mounts/1", lower=["/l"])]).to_fields()
+    assert not {"runtime", "restore"} & set(fields) and "image" not in fields["rootfs"]
+    assert not {"pinned", "image"} & set(fields["places"][0])
+
+
+def test_a_holder_of_the_version_before_and_for_it(tmp_path: Path) -> None:
+    write(tmp_path / "holder.json", HOLDER)
+    found = HolderFile.read(tmp_path)
+    assert found.cgroup == CgroupChoice() and found.shm_owner == [65536, 65536]
+    assert found.seccomp is None and found.program_label == ""
+    found.write(tmp_path)
+    again = json.loads((tmp_path / "holder.json").read_text())
+    labels = {"selinux_label", "mount_label", "program_label"}
+    assert {name: again[name] for name in again if name not in labels} == {
+        name: value for name, value in HOLDER.items() if value is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "problem"),
+    [
+        (LaunchFile, {**EARLIER, "rootfs": 1}, "launch.json: rootfs is 1, not"),
+        (LaunchFile, {k: v for k, v in EARLIER.items() if k != "cgroup"}, "launch.json: cgroup is missing"),
+        (LaunchFile, {**EARLIER, "places": [{}]}, "Place: place is missing"),
+        (
+            HolderFile,
+            {k: v for k, v in HOLDER.items() if k != "namespaces"},
+            "holder.json: namespaces is missing",
+        ),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_field(
+    tmp_path: Path, kind: type[LaunchFile | HolderFile], content: dict[str, Any], problem: str
+) -> None:
+    write(tmp_path / kind.name, content)
+    with pytest.raises(DamagedRecord, match=problem):
+        kind.read(tmp_path)
+
+
+def test_a_file_of_a_later_version_has_more(tmp_path: Path) -> None:
+    write(tmp_path / "launch.json", EARLIER | {"colour": "green"})
+    assert LaunchFile.read(tmp_path).sandbox == "pod"
