@@ -104,10 +104,13 @@ def require(services: Services, sandbox: Sandbox, container: Container) -> None:
     handler = handlers.find(services.config, sandbox.runtime_handler)
     if handler is None or handler.binary:
         raise WrongState(
-            f"container {container.id} is run by another runtime, handler {sandbox.runtime_handler!r}: it cannot be checkpointed here"
+            f"container {container.id} is run by another runtime, handler {sandbox.runtime_handler!r}: only our own makes checkpoints"
         )
     if namespaces.has_user_namespace(sandbox.options):
-        raise WrongState(f"container {container.id} has a user namespace: it cannot be checkpointed")
+        raise WrongState(
+            f"container {container.id} has a user namespace: CRIU could not restore it, for it would make one of its own, to which the "
+            "network of another pod does not belong"
+        )
     require_criu()
 
 

@@ -139,10 +139,13 @@ async def find_checkpoint(work: Work) -> None:
     work.checkpoint = await restore.take(work.services, work.id, reference)
     if work.checkpoint is not None and work.runtime.binary:
         raise InvalidArgument(
-            f"runtime handler {work.sandbox.runtime_handler!r} runs another runtime, which restores nothing here"
+            f"runtime handler {work.sandbox.runtime_handler!r} is another runtime: only our own restores a checkpoint"
         )
     if work.checkpoint is not None and namespaces.has_user_namespace(work.sandbox.options):
-        raise InvalidArgument("a checkpoint cannot be restored into a pod with a user namespace")
+        raise InvalidArgument(
+            "a checkpoint cannot be restored into a pod with a user namespace: CRIU would make one of its own, to which the pod's "
+            "network does not belong"
+        )
 
 
 async def drop_checkpoint(work: Work) -> None:

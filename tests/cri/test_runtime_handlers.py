@@ -233,6 +233,16 @@ def test_users_of_their_own_are_for_our_runtime(server: Server) -> None:
     assert code_of(lambda: run_pod(server, "runc", **changes)) == grpc.StatusCode.UNIMPLEMENTED
 
 
+def test_checkpoints_are_for_our_runtime(server: Server, tmp_path: Path) -> None:
+    """Also where CRIU is not installed: the reason is the handler."""
+    container = server.launch(run_pod(server, "runc"))
+    request = api.CheckpointContainerRequest(container_id=container, location=str(tmp_path / "a.tar"))
+    said = message_of(lambda: server.runtime.CheckpointContainer(request, timeout=RPC_TIMEOUT_S))
+    assert "is run by another runtime, handler 'runc'" in said
+    assert not list(tmp_path.iterdir())
+    assert server.status(container).state == api.CONTAINER_RUNNING
+
+
 @pytest.mark.requirement("1.a.12")
 def test_an_unknown_handler_is_refused(server: Server) -> None:
     assert code_of(lambda: run_pod(server, "kata")) == grpc.StatusCode.INVALID_ARGUMENT

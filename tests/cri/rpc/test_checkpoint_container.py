@@ -15,8 +15,11 @@ from cri_server.api import api_pb2 as api
 from cri_server.spec import groups
 from tests.cri.server_harness import Server, code_of, message_of
 from tests.cri.without_criu import (
+    COUNT,
+    IMAGES,
     SLOW,
     Code,
+    archive,
     criu,
     goes_on,
     launch_counting,
@@ -64,6 +67,32 @@ def test_what_cannot_be_right(server: Server, counting: str, criu: Path, tmp_pat
     assert code_of(lambda: checkpoint(server, created, good)) == Code.FAILED_PRECONDITION
     server.stop_container(counting)
     assert code_of(lambda: checkpoint(server, counting, good)) == Code.FAILED_PRECONDITION
+
+
+def users_of_its_own() -> api.NamespaceOption:
+    mapping = [api.IDMapping(host_id=200_000, container_id=0, length=65_536)]
+    users = api.UserNamespace(mode=api.POD, uids=mapping, gids=mapping)
+    return api.NamespaceOption(pid=api.CONTAINER, userns_options=users)
+
+
+def test_a_pod_with_users_of_its_own(server: Server, criu: Path, tmp_path: Path) -> None:
+    pod_config, config = server.pod_config(), server.container_config(["sh", "-c", COUNT])
+    for context in (pod_config.linux.security_context, config.linux.security_context):
+        context.namespace_options.CopyFrom(users_of_its_own())
+    pod = server.run_pod(pod_config)
+    container = server.launch(pod, config)
+    assert wait_until(lambda: "count" in server.output(container, "ls", "/"), 30)
+    assert code_of(lambda: checkpoint(server, container, tmp_path / "a.tar")) == Code.FAILED_PRECONDITION
+    assert "has a user namespace" in message_of(lambda: checkpoint(server, container, tmp_path / "a.tar"))
+    goes_on(server, container)
+    assert not list(tmp_path.iterdir())
+    again = server.container_config(image=api.ImageSpec(image=archive(tmp_path / "a.tar", *IMAGES)))
+    again.metadata.name = "again"
+    again.linux.security_context.namespace_options.CopyFrom(users_of_its_own())
+    before = sorted(p.name for p in (server.root / "containers").iterdir())
+    assert code_of(lambda: server.create(pod, again)) == Code.INVALID_ARGUMENT
+    assert "into a pod with a user namespace" in message_of(lambda: server.create(pod, again))
+    assert sorted(p.name for p in (server.root / "containers").iterdir()) == before
 
 
 @pytest.mark.requirement("4.11.1")
