@@ -8,7 +8,7 @@ from typing import Any
 
 from cri_server import node
 from cri_server.config.model import Config, Runtime, Streaming
-from cri_server.spec import block_io, hooks, security
+from cri_server.spec import block_io, hooks, rdt, security
 from pyrunc.errors import Error, InvalidSpec
 
 
@@ -26,6 +26,8 @@ def check(config: Config) -> None:
         _try("containers.hooks_dirs", lambda: hooks.read(given.hooks_dirs))
     if given.block_io_classes:
         _try("containers.block_io_classes", lambda: block_io.check(given.block_io_classes))
+    if given.rdt_classes:
+        _try("containers.rdt_classes", lambda: rdt.read(given.rdt_classes))
     for name, runtime in config.runtimes.items():
         _check_runtime(f"runtimes.{name}", runtime)
     if config.registry.signature_policy:

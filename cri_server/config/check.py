@@ -105,7 +105,7 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
         yield from ((f"{table}.hooks_dirs", folder) for folder in runtime.hooks_dirs or [])
     for key in ("hooks_dirs", "cdi_dirs"):
         yield from ((f"containers.{key}", folder) for folder in getattr(config.containers, key))
-    for key in ("seccomp_profile", "block_io_classes"):
+    for key in ("seccomp_profile", "block_io_classes", "rdt_classes"):
         if path := getattr(config.containers, key):
             yield f"containers.{key}", path
     for key in ("socket", "plugin_dir", "plugin_config_dir"):

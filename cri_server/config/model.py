@@ -303,6 +303,13 @@ class Containers(Table):
             "blockio.resources.beta.kubernetes.io/pod. Empty: there are none."
         ),
     ] = ""
+    rdt_classes: Annotated[
+        str,
+        explained(
+            "A YAML file of classes of caches and memory bandwidth (Intel RDT and its like), which pods name in the annotation "
+            "rdt.resources.beta.kubernetes.io/pod. Empty: classes are the groups that resctrl has."
+        ),
+    ] = ""
     cdi_dirs: Annotated[
         list[str],
         explained("Where device drivers describe their devices (CDI). The last folder wins."),

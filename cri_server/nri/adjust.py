@@ -19,10 +19,11 @@ def apply(
     given: api.ContainerAdjustment,
     clamp_oom_score_adj: Callable[[int], int],
     block_io: Callable[[str], Spec],
+    rdt: Callable[[str], Spec],
 ) -> None:
     """Change `spec`. CDI devices are not here: their files are looked up first (`cri_server.spec.cdi`).
 
-    `block_io` knows the OCI object of a class. Raises InvalidArgument for what no configuration can say.
+    `block_io` and `rdt` know the OCI object of a class. Raises InvalidArgument for what no configuration can say.
     """
     process, linux, asked = spec["process"], spec["linux"], given.linux
     _pairs(spec, "annotations", given.annotations)
@@ -54,7 +55,7 @@ def apply(
         linux["resources"].pop("blockIO", None)
         if asked.resources.blockio_class.value:
             linux["resources"]["blockIO"] = block_io(asked.resources.blockio_class.value)
-    _rdt(linux, asked)
+    _rdt(linux, asked, rdt)
     _mounts(spec, given.mounts)
     for limit in given.rlimits:
         kept = [entry for entry in process.get("rlimits", ()) if entry["type"] != limit.type]
@@ -220,11 +221,11 @@ def _resources(linux: Spec, given: api.LinuxResources) -> None:
         resources.setdefault("devices", []).append(entry)
 
 
-def _rdt(linux: Spec, asked: api.LinuxContainerAdjustment) -> None:
+def _rdt(linux: Spec, asked: api.LinuxContainerAdjustment, of_class: Callable[[str], Spec]) -> None:
     if asked.resources.HasField("rdt_class") or asked.rdt.remove:
         linux.pop("intelRdt", None)
     if asked.resources.rdt_class.value:
-        linux["intelRdt"] = {"closID": asked.resources.rdt_class.value}
+        linux["intelRdt"] = of_class(asked.resources.rdt_class.value)
     if asked.rdt.HasField("clos_id"):
         linux.setdefault("intelRdt", {})["closID"] = asked.rdt.clos_id.value
     if asked.rdt.HasField("schemata"):

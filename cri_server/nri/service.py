@@ -25,7 +25,7 @@ from cri_server.nri.merge import Merge
 from cri_server.nri.plugin import Plugin, Timeouts
 from cri_server.rpc.server import unlink_stale
 from cri_server.services import Services
-from cri_server.spec import block_io, cdi, resources, sources
+from cri_server.spec import block_io, cdi, rdt, resources, sources
 from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
 from pyrunc.errors import Error, PeerError, Unavailable, WrongState
@@ -288,6 +288,7 @@ class Nri:
             adjustment,
             lambda score: resources.clamp_oom_score_adj(score, node.oom_score_adj_floor),
             lambda name: block_io.to_oci(settings.block_io_classes, name),
+            lambda name: rdt.to_oci(settings.rdt_classes, name),
         )
         names = cdi.names([device.name for device in adjustment.CDI_devices], {})
         if names:

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from cri_server import typed
+from cri_server.spec import classes as names
 from pyrunc.errors import InvalidArgument, WrongState
 
-POD = "blockio.resources.beta.kubernetes.io/pod"
-CONTAINER = "blockio.resources.beta.kubernetes.io/container."
+KIND = "blockio"
 SIZE_LIMIT_BYTES = 1 << 20
 WEIGHTS = range(10, 1001)
 _QUANTITY = re.compile(r"(\d+)(k|M|G|T|Ki|Mi|Gi|Ti)?")
@@ -59,8 +59,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 def class_of(name: str, pod: Mapping[str, str], container: Mapping[str, str]) -> str:
     """The class of the container `name` by the annotations of its pod and its own; empty for none."""
-    own = container.get("io.kubernetes.cri.blockio-class", "")
-    return own or pod.get(CONTAINER + name, "") or pod.get(POD, "")
+    return names.of(KIND, name, pod, container)
 
 
 def read(path: str) -> dict[str, list[Entry]]:

@@ -23,6 +23,7 @@ from cri_server.spec import (
     mounts,
     namespaces,
     process,
+    rdt,
     resources,
     security,
     user,
@@ -183,10 +184,8 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
     limits = resources.without_hugepages(
         resources.to_oci(inputs.config.linux.resources), inputs.node.cgroup_controllers
     )
-    io_class = block_io.class_of(
-        inputs.config.metadata.name, inputs.sandbox.annotations, inputs.config.annotations
-    )
-    if io_class:
+    given = inputs.config.metadata.name, inputs.sandbox.annotations, inputs.config.annotations
+    if io_class := block_io.class_of(*given):
         limits["blockIO"] = block_io.to_oci(inputs.settings.block_io_classes, io_class)
     limits["devices"] = _device_rules(inputs.devices, privileged)
     result: dict[str, Any] = {
@@ -200,6 +199,8 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
         "maskedPaths": [] if privileged else list(context.masked_paths),
         "readonlyPaths": [] if privileged else list(context.readonly_paths),
     }
+    if rdt_class := rdt.class_of(*given):
+        result["intelRdt"] = rdt.to_oci(inputs.settings.rdt_classes, rdt_class)
     if inputs.devices:
         result["devices"] = _devices(inputs)
     filters = security.seccomp_object(

@@ -164,11 +164,20 @@ def _container(request: CompileContainer, given: Sequence[int]) -> Answer:
         io=asked.io,
         launch=launch,
         poststart=plain(spec.hooks.poststart),
-        poststop=bool(spec.hooks.poststop),
+        poststop=bool(spec.hooks.poststop) or _outlives_its_processes(spec),
         warnings=list(compiled.warnings),
         parts=parts.noted,
     )
     return answer, fds
+
+
+def _outlives_its_processes(spec: Spec) -> bool:
+    """Whether resctrl has something of the container alone."""
+    if spec.linux.intel_rdt is None:
+        return False
+    from pyrunc.launch.rdt import outlives
+
+    return outlives(spec.linux.intel_rdt)
 
 
 def _with_places(

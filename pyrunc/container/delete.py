@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyrunc import debug
 from pyrunc.container import state as states
 from pyrunc.container import status as facts
-from pyrunc.errors import DeadlineExceeded, Error, NotFound, Unsupported, WrongState
+from pyrunc.errors import DeadlineExceeded, Error, NotFound, WrongState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,11 +73,7 @@ def leave_caches(state: State) -> None:
     if asked:
         from pyrunc.launch import rdt
 
-        try:
-            root = rdt.mounted()
-        except Unsupported:  # unmounted since: with it all groups went
-            return
-        rdt.leave(asked, state.id, root)
+        rdt.leave_mounted(asked, state.id)
 
 
 def _kill(state: State) -> None:

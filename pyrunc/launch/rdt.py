@@ -64,6 +64,20 @@ def join(rdt: Rdt, container_id: str, pid: int, root: str) -> None:
         _write(monitor_of(rdt, container_id, root), "tasks", str(pid))
 
 
+def outlives(rdt: Rdt) -> bool:
+    """Whether something of the container's own stays in resctrl when its processes are gone."""
+    return not rdt.get("closID") or bool(rdt.get("enableMonitoring"))
+
+
+def leave_mounted(rdt: Rdt, container_id: str) -> None:
+    """`leave`, where resctrl is mounted: with the filesystem all groups go. Raises KernelError."""
+    try:
+        root = mounted()
+    except Unsupported:
+        return
+    leave(rdt, container_id, root)
+
+
 def leave(rdt: Rdt, container_id: str, root: str) -> None:
     """Remove what `enter` made for this container alone. Idempotent."""
     if rdt.get("enableMonitoring"):

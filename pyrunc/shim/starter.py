@@ -14,7 +14,7 @@ from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (sign
 from pyrunc import atomic_file, ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compiler.messages import OtherRuntime
-from pyrunc.errors import VISIBLE, InvalidArgument, InvalidSpec
+from pyrunc.errors import VISIBLE, InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch import pinned
 from pyrunc.launch.enter import entering
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyrunc.launch.run import ChildProcess, Times
     from pyrunc.parts import Part
     from pyrunc.shim.session import Container
+    from pyrunc.spec.model import Spec
 
     class Starter(Protocol):
         """What the shim needs somebody to start for it. The records are a compiler's answers (`compiler.messages`); their descriptors
@@ -313,8 +314,8 @@ class LibraryStarter:
         return Cgroup.from_record(record) if record else None
 
     def after_stop(self, container_id: str, directory: str) -> None:
-        """The poststop hooks of a container that has exited; what fails is reported on stderr (runtime-spec). Of another
-        runtime's container all that it keeps of it."""
+        """What resctrl has of a container that has exited, and its poststop hooks; what fails is reported on stderr (runtime-spec).
+        Of another runtime's container all that it keeps of it."""
         if (runtime := _other_runtime(directory)) is not None:
             from pyrunc.shim import other_runtime
 
@@ -327,6 +328,7 @@ class LibraryStarter:
 
         with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
             spec = parse(jsontext.loads(file.readall() or b""))
+        _leave_caches(spec, container_id)
         state = State(
             directory,
             container_id,
@@ -383,6 +385,17 @@ def _run_poststart(found: Sequence[Any], launch: Launch, child: ChildProcess) ->
 
     told = oci_state(launch, child.pid, "running")
     _warn(hooks.run_all(tuple(map(value_of, found)), "poststart", told))
+
+
+def _leave_caches(spec: Spec, container_id: str) -> None:
+    if not spec.linux.intel_rdt:
+        return
+    from pyrunc.launch.rdt import leave_mounted
+
+    try:
+        leave_mounted(spec.linux.intel_rdt, container_id)
+    except KernelError as error:
+        _warn([error.message])
 
 
 def _warn(warnings: Sequence[str]) -> None:

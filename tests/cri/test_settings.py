@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.cri.server_harness import Server
@@ -91,5 +92,19 @@ def test_a_pod_of_the_hosts_network_keeps_the_hosts_settings(server: Server) -> 
         before = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text()
         container = server.launch(pod)
         assert server.output(container, "cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start") == before
+    finally:
+        server.remove_pod(pod)
+
+
+def test_a_class_of_caches_needs_resctrl(server: Server) -> None:
+    """No machine of the tests has it."""
+    pod_config = server.pod_config()
+    pod_config.annotations["rdt.resources.beta.kubernetes.io/pod"] = "gold"
+    pod = server.run_pod(pod_config)
+    try:
+        with pytest.raises(grpc.RpcError, match="RDT class 'gold': this node has no resctrl") as refused:
+            server.create(pod)
+        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert not server.containers()
     finally:
         server.remove_pod(pod)

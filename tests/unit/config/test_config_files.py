@@ -158,6 +158,8 @@ def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
             "containers.seccomp_profile: seccomp profile '/absent': No such file",
         ),
         ("block_io_classes = '/absent'", "containers.block_io_classes: block I/O classes in /absent: "),
+        ("rdt_classes = '/absent'", "containers.rdt_classes: RDT classes in /absent: "),
+        ("rdt_classes = 'absent'", "containers.rdt_classes: 'absent' is not an absolute path"),
         ("hooks_dirs = ['HERE']", "containers.hooks_dirs: hook HERE/x.json: "),
         ("default_capabilities = ['CHOWN']", "containers.default_capabilities[0]: 'CHOWN' is no capability"),
         ("cdi_dirs = ['x']", "containers.cdi_dirs: 'x' is not an absolute path"),

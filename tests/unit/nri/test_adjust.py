@@ -41,7 +41,10 @@ def spec() -> dict[str, Any]:
 
 def applied(adjustment: Adjustment) -> dict[str, Any]:
     changed = spec()
-    adjust.apply(changed, adjustment, lambda score: max(score, -500), lambda name: {"weight": len(name)})
+    adjust.apply(
+        changed, adjustment, lambda score: max(score, -500),
+        lambda name: {"weight": len(name)}, lambda name: {"closID": name},
+    )  # fmt: skip
     parse(changed)
     return changed
 

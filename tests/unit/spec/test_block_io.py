@@ -52,10 +52,14 @@ def test_patterns_name_block_devices_only() -> None:
 
 
 def test_the_nearest_annotation_counts() -> None:
-    pod = {block_io.POD: "a", f"{block_io.CONTAINER}one": "b"}
+    pod = {
+        "blockio.resources.beta.kubernetes.io/pod": "a",
+        "blockio.resources.beta.kubernetes.io/container.one": "b",
+    }
     own = {"io.kubernetes.cri.blockio-class": "c"}
     assert [block_io.class_of(n, pod, {}) for n in ("one", "two")] == ["b", "a"]
     assert block_io.class_of("one", pod, own) == "c" and block_io.class_of("one", {}, {}) == ""
+    assert block_io.class_of("one", pod, {"io.kubernetes.cri.blockio-class": ""}) == ""
 
 
 def test_a_class_that_is_not_there(tmp_path: Path) -> None:

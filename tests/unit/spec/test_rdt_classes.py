@@ -1,0 +1,116 @@
+"""Classes of caches and memory bandwidth, on a tree of plain files in place of resctrl: which one a container has, and what it is in
+the OCI spec.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cri_server.spec import rdt as classes
+from pyrunc.errors import InvalidArgument, Unsupported, WrongState
+from pyrunc.launch import rdt
+from pyrunc.spec.check import check
+from pyrunc.spec.default import default
+from pyrunc.spec.parse import parse
+from pyrunc.undo import Undo
+
+FILE = """\
+Classes:
+  gold:
+    Schemata: ["L3:0=ff0;1=ff0", "MB:0=80"]
+    EnableMonitoring: true
+  measured: {EnableMonitoring: true}
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """It has the group `silver`. The kernel makes a group's files with its folder; here they are there before."""
+    root = tmp_path / "resctrl"
+    for name in ("silver", "measured", "info"):
+        (root / name / "mon_groups").mkdir(parents=True)
+    monkeypatch.setattr(rdt, "mounted", lambda: str(root))
+    return root
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "classes.yaml").write_text(FILE)
+    return str(tmp_path / "classes.yaml")
+
+
+def test_what_a_class_is(tree: Path, file: str) -> None:
+    gold = {"closID": "gold", "schemata": ["L3:0=ff0;1=ff0", "MB:0=80"], "enableMonitoring": True}
+    assert classes.to_oci(file, "gold") == gold
+    assert classes.to_oci(file, "measured") == {"closID": "measured", "enableMonitoring": True}
+    assert classes.to_oci(file, "silver") == classes.to_oci("", "silver") == {"closID": "silver"}
+    assert classes.to_oci("", "system/default") == {"closID": "/"}
+
+
+def test_the_runtime_takes_it(tree: Path, file: str) -> None:
+    document = default()
+    document["linux"]["intelRdt"] = classes.to_oci(file, "gold")
+    check(parse(document))
+    gold = tree / "gold"
+    (gold / "mon_groups" / "box").mkdir(parents=True)
+    for group in (gold, gold / "mon_groups" / "box"):
+        (group / "tasks").touch()
+    (gold / "schemata").write_text("L3:0=ff0;1=ff0\nMB:0=80;1=100\n")
+    rdt.enter(document["linux"]["intelRdt"], "box", 77, Undo(), str(tree))
+    assert (gold / "tasks").read_text() == (gold / "mon_groups/box/tasks").read_text() == "77"
+
+
+def test_what_is_left_of_a_container(tree: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = classes.to_oci(file, "measured")
+    assert rdt.outlives(asked) and rdt.outlives({}) and not rdt.outlives({"closID": "silver"})
+    (tree / "measured/mon_groups/box").mkdir()
+    rdt.leave_mounted(asked, "box")
+    assert not (tree / "measured/mon_groups/box").exists() and (tree / "measured").is_dir()
+    monkeypatch.setattr(rdt, "mounted", _unmounted)
+    rdt.leave_mounted(asked, "box")
+
+
+@pytest.mark.parametrize("name", ["bronze", "info", "..", "a/b", "/", "mon_groups"])
+def test_a_class_that_is_not_there(tree: Path, file: str, name: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        classes.to_oci(file, name)
+    assert str(caught.value).startswith(f"there is no RDT class {name!r}: neither a group in {tree} nor one")
+
+
+def _unmounted() -> str:
+    raise Unsupported("no")
+
+
+def test_without_resctrl(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdt, "mounted", _unmounted)
+    with pytest.raises(WrongState, match="RDT class 'gold': this node has no resctrl filesystem"):
+        classes.to_oci(file, "gold")
+
+
+def test_the_nearest_annotation_counts() -> None:
+    pod = {"rdt.resources.beta.kubernetes.io/pod": "a", "rdt.resources.beta.kubernetes.io/container.one": "b"}
+    own = {"io.kubernetes.cri.rdt-class": "c"}
+    assert [classes.class_of(name, pod, {}) for name in ("one", "two")] == ["b", "a"]
+    assert classes.class_of("one", pod, own) == "c" and classes.class_of("one", {}, {}) == ""
+    assert classes.class_of("one", pod, {"io.kubernetes.cri.rdt-class": ""}) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("Classes: {a: {Schemata: [L3]}}", "class 'a': 'L3' is no line of schemata"),
+        ("Classes: {a: {Schemata: ['L3:0=f\\nMB:0=1']}}", "is no line of schemata"),
+        ("Classes: {a: {Shemata: []}}", "unknown field `Shemata`"),
+        ("Classes: {a/b: {}}", "class 'a/b': a group of resctrl cannot be called so"),
+        ("Classes: {info: {}}", "class 'info'"),
+        ("Classes: [", "while parsing"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "classes.yaml"
+    path.write_text(text)
+    with pytest.raises(WrongState) as caught:
+        classes.read(str(path))
+    assert str(path) in str(caught.value) and why in str(caught.value)
