@@ -11,6 +11,7 @@ import re
 import msgspec
 
 from cri_server.config.model import Config, Containers, Runtime
+from pyrunc.errors import InvalidArgument
 
 OURS = ("", "pyrunc")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RuntimeClass.handler is a DNS label
@@ -27,6 +28,15 @@ def find(config: Config, name: str) -> Runtime | None:
     if name in OURS:
         return config.runtimes.get(name) or Runtime()
     return config.runtimes.get(name)
+
+
+def require(config: Config, name: str) -> Runtime:
+    """The handler of this name. Raises InvalidArgument when there is none."""
+    found = find(config, name)
+    if found is None:
+        known = ", ".join(filter(None, names(config)))
+        raise InvalidArgument(f"unknown runtime handler {name[:80]!r}; there are {known}")
+    return found
 
 
 def settings(config: Config, name: str) -> Containers:

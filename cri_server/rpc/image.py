@@ -1,4 +1,8 @@
-"""ImageService: each call in a line or two over the image service."""
+"""ImageService: each call in a line or two over the image service.
+
+An image is the same for all runtime handlers, and no annotation of an ImageSpec changes what is pulled. So `spec.runtime_handler`
+is empty in lists, as in those of containers: a kubelet with RuntimeClassInImageCriApi compares the two before it removes an image.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import AsyncIterator
 
 from cri_server import stats
 from cri_server.api import api_pb2 as api
+from cri_server.config import handlers
 from cri_server.images.service import Auth, Image
 from cri_server.rpc.runtime import batches
 from cri_server.services import Services
@@ -65,7 +70,9 @@ class ImageService:
             identity_token=asked.identity_token,
             registry_token=asked.registry_token,
         )
-        identifier = await self._services.images.pull(_reference(request.image), None if auth.empty else auth)
+        reference = _reference(request.image)
+        handlers.require(self._services.config, request.image.runtime_handler)
+        identifier = await self._services.images.pull(reference, None if auth.empty else auth)
         return api.PullImageResponse(image_ref=identifier)
 
     async def RemoveImage(self, request: api.RemoveImageRequest) -> api.RemoveImageResponse:

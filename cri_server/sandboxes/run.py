@@ -88,10 +88,7 @@ def check_hostname(config: api.PodSandboxConfig, host: str) -> None:
 
 def check_handler(services: Services, config: api.PodSandboxConfig, handler: str) -> None:
     """Raises InvalidArgument for a handler that there is not, Unsupported for what it cannot do."""
-    found = handlers.find(services.config, handler)
-    if found is None:
-        known = ", ".join(filter(None, handlers.names(services.config)))
-        raise InvalidArgument(f"unknown runtime handler {handler[:80]!r}; there are {known}")
+    found = handlers.require(services.config, handler)
     if found.binary and namespaces.has_user_namespace(config.linux.security_context.namespace_options):
         raise Unsupported(f"pods with users of their own cannot have the runtime handler {handler!r}")
 

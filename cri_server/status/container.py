@@ -61,9 +61,9 @@ def _mount(asked: api.Mount, container: Container) -> api.Mount:
 
 
 def listed(container: Container) -> api.Container:
-    """The list entry."""
+    """The list entry. Its image names no runtime handler, as images in their own list: see `rpc.image`."""
     config = container.config
-    return api.Container(
+    found = api.Container(
         id=container.id,
         pod_sandbox_id=container.sandbox_id,
         metadata=config.metadata,
@@ -75,6 +75,8 @@ def listed(container: Container) -> api.Container:
         labels=config.labels,
         annotations=config.annotations,
     )
+    found.image.runtime_handler = ""
+    return found
 
 
 def wire(container: Container) -> bytes:

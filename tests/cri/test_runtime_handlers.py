@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import REPOSITORY, RPC_TIMEOUT_S, Server, code_of, message_of
+from tests.cri.server_harness import IMAGE, REPOSITORY, RPC_TIMEOUT_S, Server, code_of, message_of
 from tests.cri.test_recovery import shim_pid
 from tests.support import session, toolchain
 from tests.support.processes import wait_until
@@ -248,6 +248,21 @@ def test_an_unknown_handler_is_refused(server: Server) -> None:
     assert code_of(lambda: run_pod(server, "kata")) == grpc.StatusCode.INVALID_ARGUMENT
     assert "runc" in message_of(lambda: run_pod(server, "kata"))
     assert not server.pods()
+
+
+def test_images_are_the_same_for_all_handlers(server: Server) -> None:
+    """kubelet's gate RuntimeClassInImageCriApi: it keeps images whose handler, in a list, is that of a container which uses them."""
+    with pytest.raises(grpc.RpcError, match="unknown runtime handler 'kata'") as refused:
+        server.image.PullImage(api.PullImageRequest(image=api.ImageSpec(image=IMAGE, runtime_handler="kata")))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    asked = api.ImageSpec(image=IMAGE, runtime_handler="runc", annotations={"io.example/a": "1"})
+    (image,) = server.image.ListImages(api.ListImagesRequest()).images
+    assert server.image.ImageStatus(api.ImageStatusRequest(image=asked)).image.id == image.id
+    container = server.create(run_pod(server, "runc"), server.container_config(image=asked))
+    (listed,) = server.runtime.ListContainers(api.ListContainersRequest()).containers
+    assert listed.image.runtime_handler == image.spec.runtime_handler == ""
+    assert listed.image_id == image.id and not image.spec.annotations
+    assert server.status(container).image.runtime_handler == "runc", "as it was asked for"
 
 
 def test_our_runtime_with_other_settings(server: Server) -> None:
