@@ -323,7 +323,7 @@ class Containers(Table):
 
 
 class Metrics(Table):
-    """The server's own numbers for Prometheus (`/metrics`), and whether it is well (`/healthz`)."""
+    """The server's own numbers for Prometheus (`/metrics`), those of pods (`/metrics/cadvisor`), and whether it is well (`/healthz`)."""
 
     address: Annotated[
         str,

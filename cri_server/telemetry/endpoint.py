@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server for `/metrics` and `/healthz` on a unix socket or a TCP address; h11 reads and writes the protocol.
+"""A small HTTP/1.1 server for metrics and `/healthz` on a unix socket or a TCP address; h11 reads and writes the protocol.
 
 It takes GET and HEAD without a body. Whoever can connect may read: on TCP anybody who reaches the address, on the socket root
 and its group.

@@ -32,11 +32,13 @@ class _Fixed(Collector):
         return []
 
 
-def write(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
-    """The body and its content type, in the form that the client's Accept header asks for; with the process's own metrics."""
+def write(snapshot: Snapshot, accept: str, *, of_process: bool = True) -> tuple[bytes, str]:
+    """The body and its content type, in the form that the client's Accept header asks for; `of_process`: with the process's own
+    metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Fixed(snapshot))
-    ProcessCollector(registry=registry)
+    if of_process:
+        ProcessCollector(registry=registry)
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 

@@ -109,6 +109,31 @@ def test_a_pods_life_in_numbers(server: Server, address: Path) -> None:
     assert value(down, "process_resident_memory_bytes") > 1e6
 
 
+def test_what_pods_use(server: Server, address: Path) -> None:
+    """The same series that kubelet makes of ListPodSandboxMetrics."""
+    container = server.launch(server.run_pod())
+    samples = of_pods(address)
+    own = [s for s in samples if s.labels["id"] == container]
+    assert {s.labels["container"] for s in own} == {server.status(container).metadata.name}
+    described = server.runtime.ListMetricDescriptors(api.ListMetricDescriptorsRequest()).descriptors
+    assert {s.name for s in samples} <= {d.name for d in described}
+    assert {
+        "container_cpu_usage_seconds_total",
+        "container_memory_working_set_bytes",
+        "container_memory_failcnt",
+    } <= {s.name for s in own}
+    (received,) = [s for s in samples if s.name == "container_network_receive_bytes_total"]
+    assert received.labels["pod"] and received.labels["interface"] == "eth0"
+    server.remove_all()
+    assert not of_pods(address)
+
+
+def of_pods(address: Path) -> list[Any]:
+    status, text = get(address, "/metrics/cadvisor")
+    assert status == 200
+    return [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+
 def test_an_exec_session_is_counted_while_it_is_open(server: Server, address: Path) -> None:
     pod = server.run_pod(server.pod_config("session"))
     container = server.launch(pod)
