@@ -1,11 +1,8 @@
-"""A machine for `kubeadm init`: a node's namespaces in which kubeadm may write below /etc, /opt, /usr/libexec and /var/lib, and in
-which kubelet is started as the unit of Kubernetes' packages does it, for there is no systemd.
-"""
+"""A machine for `kubeadm init`, on which kubelet is started as the unit of Kubernetes' packages does it, for there is no systemd."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -13,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import control_plane_images, images, session, toolchain
-from tests.support.cluster_node import Node
 from tests.support.kubectl import Kubectl
-from tests.support.processes import installed, wait_until
+from tests.support.machine import Machine
+from tests.support.processes import wait_until
 
 WRITTEN = ("/etc", "/opt", "/usr/libexec", "/var/lib")
 PATIENCE_S = 240.0
@@ -31,60 +28,22 @@ PROXY = {
 }  # fmt: skip
 
 
-class Machine(Kubectl):
-    """Its administrator types; `kubectl` reaches the cluster from outside."""
+class KubeadmMachine(Machine, Kubectl):
+    """`kubectl` reaches its cluster from outside."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.node = Node(folder / "node", session.name("init"))
-        self.node.pods_group = f"/{session.name('init')}"
         self._programs = toolchain.kubernetes()
-        self.kubeconfig = self._written("/etc") / "kubernetes/admin.conf"
+        super().__init__(folder, session.name("init"), WRITTEN, [self._programs])
+        self.kubeconfig = self.written("/etc") / "kubernetes/admin.conf"
 
     def up(self) -> None:
         """Namespaces, our server, and the images that its registry would have."""
         toolchain.kubeadm()
         archives = [control_plane_images.archive(), images.busybox()]
-        self.node.make_network()
-        self.node.make_mounts(())
-        for place in WRITTEN:
-            upper, work = self._written(place), self.folder / "work" / place.strip("/")
-            upper.mkdir(parents=True)
-            work.mkdir(parents=True)
-            self.types(
-                f"mount -t overlay -o lowerdir={place},upperdir={upper},workdir={work} overlay {place}"
-            )
-        self.types("echo 1 >/proc/sys/net/ipv4/ip_forward")
+        self.begin()
         # The machine's own may name a resolver on its loopback, which CoreDNS takes for itself.
         self.types("rm -f /etc/resolv.conf; echo nameserver 198.18.77.254 >/etc/resolv.conf")
-        self.node.write_configuration()
-        self.node.start_server()
-        for archive in archives:
-            self.cri("load", str(archive))
-
-    def _written(self, place: str) -> Path:
-        """Where what is written below `place` is seen from outside."""
-        return self.folder / "written" / place.strip("/")
-
-    def _path(self) -> str:
-        """The variable, with kubeadm, kubelet and kubectl on it."""
-        return f"PATH={self._programs}:{os.environ['PATH']}"
-
-    def types(self, command: str) -> str:
-        """A shell command on the machine; what it printed. Raises AssertionError when it fails."""
-        done = subprocess.run(
-            self.node.inside("env", self._path(), "sh", "-ec", command),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert not done.returncode, f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    def cri(self, *words: str) -> str:
-        """`pyrunc-cri` on it."""
-        command = [*installed("pyrunc-cri"), "--address", f"unix://{self.node.socket}", *words]
-        return self.types(shlex.join(command))
+        self.serve(archives)
 
     def kubeadm_file(self) -> Path:
         """kubeadm's configuration with our socket, as docs/install.md has it."""
@@ -107,13 +66,11 @@ class Machine(Kubectl):
 
     def init(self, command: str) -> str:
         """Run `kubeadm init`, and kubelet as soon as kubeadm would have its unit started. What kubeadm printed."""
-        words = ["env", self._path(), *shlex.split(command), "--ignore-preflight-errors=all"]
+        words = [*shlex.split(command), "--ignore-preflight-errors=all"]
         with open(self.folder / "kubeadm.log", "w+") as log:
-            running = subprocess.Popen(
-                self.node.inside(*words), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            running = subprocess.Popen(self.inside(*words), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             try:
-                folder = self._written("/var/lib") / "kubelet"
+                folder = self.written("/var/lib") / "kubelet"
                 configured = folder / "config.yaml"
                 wait_until(lambda: configured.exists() or running.poll() is not None, PATIENCE_S)
                 if configured.exists():

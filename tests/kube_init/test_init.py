@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube_init.machine import PATIENCE_S, Machine
+from tests.kube_init.machine import PATIENCE_S, KubeadmMachine
 from tests.support import documents, ledger
 from tests.support.processes import wait_until
 
@@ -19,10 +19,10 @@ PODS = {"coredns", "etcd", "kube-apiserver", "kube-controller-manager", "kube-pr
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeadmMachine]:
     """After the command of docs/install.md; the ledger runs around its whole life."""
     before = ledger.take()
-    made = Machine(Path(tmp_path_factory.mktemp("init")))
+    made = KubeadmMachine(Path(tmp_path_factory.mktemp("init")))
     try:
         made.up()
         (command,) = documents.blocks("install.md", "kubeadm init")
@@ -44,13 +44,13 @@ def restarts(pods: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
     }
 
 
-def test_control_plane_proxy_and_name_server_are_ready(machine: Machine) -> None:
+def test_control_plane_proxy_and_name_server_are_ready(machine: KubeadmMachine) -> None:
     machine.until_ready(PODS, "-n", "kube-system")
     assert "pyrunc://" in machine.kubectl("get", "nodes", "-o", "wide").stdout
     assert len(machine.cri("ps", "-q").split()) == len(machine.pods("-n", "kube-system"))
 
 
-def test_a_pod_finds_a_service_by_its_name(machine: Machine) -> None:
+def test_a_pod_finds_a_service_by_its_name(machine: KubeadmMachine) -> None:
     """By CoreDNS behind its service's address, which kube-proxy made."""
     machine.kubectl("run", "asks", "--image=busybox", "--image-pull-policy=Never", "--", "sleep", "100000")
     machine.until_ready({"asks"})
@@ -58,7 +58,7 @@ def test_a_pod_finds_a_service_by_its_name(machine: Machine) -> None:
     assert "10.96.0.1" in said, said
 
 
-def test_the_cluster_outlives_a_killed_server(machine: Machine) -> None:
+def test_the_cluster_outlives_a_killed_server(machine: KubeadmMachine) -> None:
     """Also the API server, which kubelet asks, is a pod of the server that was killed."""
     before = restarts(machine.pods("-A"))
     machine.node.server.stop(signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_the_cluster_outlives_a_killed_server(machine: Machine) -> None:
     assert restarts(machine.pods("-A")) == before
 
 
-def test_reset_removes_all_pods(machine: Machine) -> None:
+def test_reset_removes_all_pods(machine: KubeadmMachine) -> None:
     reset = documents.blocks("install.md", "Leaving")[1].splitlines()[0]
     assert "kubeadm reset" in reset
     machine.node.kubelet.stop()

@@ -84,11 +84,13 @@ class Node:
 
     A hybrid host has no controllers in its v2 tree, so a missing one is a warning there; in the guest it is an error.
     `pods_group` is the cgroup of pods for which kubelet names none; it goes when the node is stopped. Empty: the server's own.
+    With `own_network` the folders of CNI are the node's; else they are where the server's configuration says.
     """
 
     cgroup_driver = "cgroupfs"
     missing_controllers = "warn"
     pods_group = ""
+    own_network = True
 
     def __init__(self, folder: Path, name: str = "pyrunc-kube", number: int = 1) -> None:
         self.folder, self.name, self.number = folder, name, number
@@ -175,7 +177,7 @@ class Node:
         """
         command = [
             *installed("pyrunc-cri"), "serve", "--listen", f"unix://{self.socket}", "--root", f"{self.folder}/root", "--state", f"{self.folder}/state",
-            "--cni-conf-dir", f"{self.folder}/net.d", "--cni-bin-dir", f"{self.folder}/cni-bin",
+            *(("--cni-conf-dir", f"{self.folder}/net.d", "--cni-bin-dir", f"{self.folder}/cni-bin") if self.own_network else ()),
             "--cgroup-driver", self.cgroup_driver, "--config", f"{self.folder}/config.toml",
         ]  # fmt: skip
         if boot_id:

@@ -25,7 +25,7 @@ class Kubectl:
         self, *arguments: str, check: bool = True, timeout_s: float | None = None, **options: object
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl; on failure the error shows what it printed."""
-        command = [str(toolchain.kubernetes() / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
+        command = [*self.kubectl_command(), *arguments]
         limit_s = timeout_s or self.kubectl_timeout_s
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, **options)  # type: ignore[call-overload]
         if check and done.returncode:
@@ -33,6 +33,10 @@ class Kubectl:
                 f"kubectl {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
             )
         return done  # type: ignore[no-any-return]
+
+    def kubectl_command(self) -> list[str]:
+        """The words before a verb."""
+        return [str(toolchain.kubernetes() / "kubectl"), "--kubeconfig", str(self.kubeconfig)]
 
     def is_ready(self, node: Hosted) -> bool:
         """Whether the API server has the node as Ready."""

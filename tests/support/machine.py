@@ -1,0 +1,69 @@
+"""A machine for programs that install a cluster: a node's namespaces in which they may write below /etc, /var/lib and other
+folders of this machine, and a shell there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.cluster_node import Node
+from tests.support.processes import installed
+
+
+class Machine:
+    """`name` is that of its network namespace and of its pods' cgroup. What is written below the folders `written` is in
+    `folder`; a process of it finds the programs in `programs` before all others.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, written: Iterable[str], programs: Iterable[str | Path]
+    ) -> None:
+        self.folder = folder
+        self.node = Node(folder / "node", name)
+        self.node.pods_group = f"/{name}"
+        self._folders = tuple(written)
+        self._path = ":".join([*map(str, programs), os.environ["PATH"]])
+
+    def begin(self) -> None:
+        """Namespaces, and an overlay over each folder that is written to."""
+        self.node.make_network()
+        self.node.make_mounts(())
+        for place in self._folders:
+            upper, work = self.written(place), self.folder / "work" / place.strip("/")
+            upper.mkdir(parents=True)
+            work.mkdir(parents=True)
+            self.types(
+                f"mount -t overlay -o lowerdir={place},upperdir={upper},workdir={work} overlay {place}"
+            )
+        self.types("echo 1 >/proc/sys/net/ipv4/ip_forward")
+
+    def serve(self, archives: Iterable[Path], network: Mapping[str, Any] | None = None) -> None:
+        """Our server, with the images that its registry would have."""
+        self.node.write_configuration(network)
+        self.node.start_server()
+        for archive in archives:
+            self.cri("load", str(archive))
+
+    def written(self, place: str) -> Path:
+        """Where what is written below `place`, one of its folders, is seen from outside."""
+        return self.folder / "written" / place.strip("/")
+
+    def inside(self, *command: str) -> list[str]:
+        """`command` run on it, with its PATH."""
+        return self.node.inside("env", f"PATH={self._path}", *command)
+
+    def types(self, command: str) -> str:
+        """A shell command on the machine; what it printed. Raises AssertionError when it fails."""
+        done = subprocess.run(self.inside("sh", "-ec", command), capture_output=True, text=True, check=False)
+        assert not done.returncode, f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def cri(self, *words: str) -> str:
+        """`pyrunc-cri` on it."""
+        command = [*installed("pyrunc-cri"), "--address", f"unix://{self.node.socket}", *words]
+        return self.types(shlex.join(command))
