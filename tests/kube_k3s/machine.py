@@ -1,0 +1,77 @@
+"""A machine for `k3s server`, with the folder of CNI plugins that k3s' release unpacks: the release itself is not to be had from
+Go modules, so these are the plugins that its own are made of.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support import flannel, images, k3s, session, toolchain
+from tests.support.kubectl import Kubectl
+from tests.support.machine import Machine
+from tests.support.processes import Program, wait_until
+
+# /run holds flannel's subnet and k3s' sockets, /var/log the logs of pods, of which a kubelet removes those that it does not know.
+WRITTEN = ("/etc", "/opt", "/run", "/usr/libexec", "/var/lib", "/var/log")
+PLUGINS = "/var/lib/rancher/k3s/data/current/bin"
+PATIENCE_S = 240.0
+# What asks for images of registries that are not there.
+DISABLED = ("coredns", "local-storage", "metrics-server", "servicelb", "traefik")
+# What a hybrid host wants of kubelet, and what lets it start pods on a disk that is nearly full.
+KUBELET = ("cgroups-per-qos=false", "enforce-node-allocatable=", "eviction-hard=memory.available<50Mi")
+
+
+class K3sMachine(Machine, Kubectl):
+    """`kubectl` is k3s' own."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, session.name("k3s"), WRITTEN, [PLUGINS, k3s.programs()])
+        self.node.own_network = False
+        self.k3s = Program("k3s", folder / "log")
+
+    def up(self, configuration: str) -> None:
+        """Namespaces, the plugins, and our server after the shell command `configuration`."""
+        archive = images.busybox()
+        self.begin()
+        self._install_plugins()
+        self.types(configuration)
+        self.serve([archive], {})
+
+    def _install_plugins(self) -> None:
+        plugins = [*toolchain.reference_plugins().iterdir(), flannel.programs() / "flannel"]
+        self.types(f"mkdir -p {PLUGINS}; cp {shlex.join(map(str, plugins))} {PLUGINS}")
+
+    def start_k3s(self, command: str) -> None:
+        """`command` is that of docs/install.md; the rest belongs to this machine."""
+        words = [
+            *shlex.split(command), "--node-name", self.node.host, "--node-ip", self.node.address, "--flannel-iface", "uplink",
+            "--flannel-cni-conf", str(self._network()), "--disable", ",".join(DISABLED),
+            *(word for argument in KUBELET for word in ("--kubelet-arg", argument)),
+        ]  # fmt: skip
+        self.k3s.start(self.inside(*words))
+
+    def _network(self) -> Path:
+        """k3s' CNI configuration, in the version that the plugin at hand understands: k3s' own has learned a later one."""
+        file = self.folder / "flannel.conflist"
+        flannel_plugin = {"type": "flannel", "delegate": {"hairpinMode": True, "forceAddress": True, "isDefaultGateway": True}}  # fmt: skip
+        plugins = [flannel_plugin, {"type": "portmap", "capabilities": {"portMappings": True}}]
+        file.write_text(json.dumps({"name": "cbr0", "cniVersion": "0.3.1", "plugins": plugins}))
+        return file
+
+    def kubectl_command(self) -> list[str]:
+        """k3s' own, which finds its configuration itself."""
+        return self.inside("kubectl")
+
+    def until(self, what: str, condition: Callable[[], object]) -> None:
+        """Wait; an error shows what the programs said last."""
+        if not wait_until(lambda: not self.k3s.pid or condition(), PATIENCE_S, 1) or not self.k3s.pid:
+            raise AssertionError(f"{what}: no\n{self.k3s.tail(60)}\n{self.node.server.tail(20)}")
+
+    def down(self) -> None:
+        """Leave nothing but files."""
+        self.k3s.stop(signal.SIGTERM, 30)
+        self.node.stop()

@@ -1,0 +1,58 @@
+"""k3s, built from its Go module into the cache: the program that its release carries inside, which is server, agent and, by that
+name, kubectl.
+
+`python -m tests.support.k3s` builds and prints where it is. The release's other programs, its CNI plugins among them, are not
+of this module.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support import toolchain
+
+MODULE = "github.com/k3s-io/k3s"
+COMMIT = "v1.25.5-0.20221115215439-0dc63334c0db"  # the newest that the module proxy was found to have
+VERSION = "v1.25.4+k3s1"
+"""Kubernetes' version in it, and k3s' way to write its own."""
+
+# The module proxy has this commit under the name of its repository only.
+_REPLACED = "inet.af/tcpproxy => github.com/inetaf/tcpproxy v0.0.0-20200125044825-b6bb9b5b8252"
+_TAGS = "netcgo,osusergo,providerless,urfave_cli_no_docs"
+_VERSIONED = (
+    f"{MODULE}/pkg/version.Version",
+    "k8s.io/component-base/version.gitVersion",
+    "k8s.io/client-go/pkg/version.gitVersion",
+)
+
+
+def programs() -> Path:
+    """The folder with `k3s` and `kubectl`."""
+    out = toolchain.cache() / "kube" / f"k3s-{COMMIT}"
+    if not (out / "kubectl").exists():
+        _build(out)
+        (out / "kubectl").symlink_to("k3s")
+    return out
+
+
+def _build(out: Path) -> None:
+    """In the module's own folder, which is not written to: what it requires and replaces counts for a main module only. Its
+    storage, sqlite, is C.
+    """
+    folder = toolchain.cache() / "src" / "k3s"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "go.mod").write_text("module k3sbuild\n")
+    module = json.loads(toolchain.run_go(folder, "mod", "download", "-json", f"{MODULE}@{COMMIT}"))
+    source = Path(module["Dir"])
+    (folder / "go.mod").write_text(f"{(source / 'go.mod').read_text()}\nreplace {_REPLACED}\n")
+    (folder / "go.sum").write_text((source / "go.sum").read_text())
+    out.mkdir(parents=True, exist_ok=True)
+    flags = " ".join(["-s -w", *(f"-X {name}={VERSION}" for name in _VERSIONED)])
+    toolchain.run_go(
+        source, "build", f"-modfile={folder}/go.mod", "-trimpath", "-tags", _TAGS, "-ldflags", flags, "-o", f"{out}/k3s", "./cmd/server", CGO_ENABLED="1"
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(programs())
