@@ -16,13 +16,13 @@ from cri_server.store.model import Container, Exit
 from cri_server.store.paths import Paths
 from pyrunc import atomic_file
 from pyrunc.atomic_file import DamagedRecord
+from pyrunc.container.state import StateFile
 from pyrunc.errors import Error, NotFound
 from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
 
 FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
-PROCESS_RECORD = "state.json"
 
 
 async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
@@ -64,11 +64,11 @@ def read_facts(paths: Paths, container: Container) -> None:
             )
         )
     try:
-        state = atomic_file.read_json(str(folder / PROCESS_RECORD))
+        state = StateFile.read(folder)
     except Error:
         return
-    container.process = Process.parse(state)
-    container.started_at_ns = container.started_at_ns or int(state.get("started_at_ns", 0))
+    container.process = Process(state.pid, state.start_time) if state.pid else None
+    container.started_at_ns = container.started_at_ns or state.started_at_ns or 0
 
 
 async def end_container(paths: Paths, container: Container) -> None:

@@ -4,40 +4,18 @@ pod's folder. A later version reads them too. No shim imports this: what it need
 
 from __future__ import annotations
 
-from pyrunc import atomic_file
-from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.image_mount import Image
 from pyrunc.compile.sources import Overlay
 from pyrunc.compiler.messages import Io, OtherRuntime
+from pyrunc.record_file import RecordFile
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
-    from typing import Self
 
     from pyrunc.ipc import Message
-
-
-class _File(Record):
-    """A record that is a file of its folder."""
-
-    name = ""
-
-    def write(self, folder: str | os.PathLike[str]) -> None:
-        """Raises OSError."""
-        atomic_file.write_json(f"{folder}/{self.name}", self.to_fields())
-
-    @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> Self:
-        """Raises NotFound, DamagedRecord (which names the field that is missing), OSError."""
-        return cls.of(atomic_file.read_json(f"{folder}/{cls.name}"), DamagedRecord)
-
-    @classmethod
-    def label(cls) -> str:
-        return cls.name
 
 
 class Place(Record):
@@ -58,7 +36,7 @@ class RestoreFolders(Record):
     options: Message
 
 
-class LaunchFile(_File):
+class LaunchFile(RecordFile):
     """How a container is launched, beside its specification. `image_volumes`: by the names that its binds have as sources; `settled`:
     sources that the server has looked up, over no link; `runtime` or `restore`: who does it in place of us, with `places`."""
 
@@ -87,7 +65,7 @@ class LaunchFile(_File):
         return self.runtime and self.runtime.replace(systemd=self.cgroup.driver == "systemd")
 
 
-class HolderFile(_File):
+class HolderFile(RecordFile):
     """A pod's pause process: the fields of `compile.pause.PauseRequest`, mappings as OCI's objects. `shm_size_bytes` and `shm_owner`,
     uid and gid, are of the /dev/shm that goes with a new ipc namespace, `mount_label` is its SELinux label."""
 

@@ -15,7 +15,7 @@ import select
 import sys
 from _socket import socket
 
-from pyrunc import atomic_file, ipc, jsontext
+from pyrunc import ipc, jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
 from pyrunc.cgroups import naming, scope
 from pyrunc.cgroups.group import Cgroup
@@ -36,7 +36,7 @@ from pyrunc.compiler.messages import (
     Restore,
 )
 from pyrunc.container import state as states
-from pyrunc.container.state import State
+from pyrunc.container.state import State, StateFile
 from pyrunc.errors import Error, InvalidArgument, KernelError, WrongState
 from pyrunc.kernel import bpf, reaper
 from pyrunc.kernel.mount import open_mount
@@ -160,7 +160,7 @@ def _container(request: CompileContainer, given: Sequence[int]) -> Answer:
     parts.end("seal")
     assert compiled.launch.cgroup is not None
     answer = CompiledContainer(
-        state=_first_state(identifier, directory, spec, compiled.launch.cgroup).record(),
+        state=_first_state(identifier, directory, spec, compiled.launch.cgroup).to_fields(),
         io=asked.io,
         launch=launch,
         poststart=plain(spec.hooks.poststart),
@@ -212,7 +212,7 @@ def _with_places(
         wanted = asked.restore
         restore = Restore(wanted.images, wanted.work, wanted.options, asked.cgroup.to_fields())
     answer = CompiledContainer(
-        state=_first_state(identifier, directory, spec, cgroup).record(),
+        state=_first_state(identifier, directory, spec, cgroup).to_fields(),
         io=asked.io,
         runtime=asked.other_runtime,
         restore=restore,
@@ -282,8 +282,8 @@ def _pause(request: CompilePause) -> Answer:
 
 def _exec(request: CompileExec) -> Answer:
     directory, parts = request.directory, Parts()
-    spec, state = _with_oom_score(_spec(directory)), atomic_file.read_json(f"{directory}/{states.STATE}")
-    if state.get("pid") != request.pid:
+    spec, state = _with_oom_score(_spec(directory)), StateFile.read(directory)
+    if state.pid != request.pid or state.cgroup is None:
         raise WrongState("the container is not running")
     parts.end("read and parse")
     with Descriptors() as descriptors:
@@ -293,8 +293,8 @@ def _exec(request: CompileExec) -> Answer:
                 pidfd=-1,
                 spec=spec,
                 process=merged(spec, {**request.process, "terminal": request.tty}),
-                cgroup=Cgroup.from_record(state["cgroup"]),
-                keyring=str(state.get("keyring", "")),
+                cgroup=Cgroup.from_record(state.cgroup),
+                keyring=state.keyring,
                 timed=request.timed,
             ),
             descriptors,
@@ -334,7 +334,7 @@ def _with_oom_score(spec: Spec) -> Spec:
     return spec.replace(process=process.replace(oom_score_adj=own))
 
 
-def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) -> State:
+def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) -> StateFile:
     pids = spec.linux.namespace("pid")
     return State(
         directory,
@@ -346,7 +346,7 @@ def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) ->
         private_pids=pids is not None and not pids.path,
         keyring=f"_ses.{identifier}",
         cgroup=cgroup.record(),
-    )
+    ).record()
 
 
 def _open_shm(size_bytes: int, owner: Sequence[int], label: str) -> int:

@@ -22,6 +22,7 @@ from pyrunc import atomic_file, jsontext
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound
 from pyrunc.kernel.credential import in_user_namespace
+from pyrunc.record_file import RecordFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,6 +74,27 @@ def check_id(container_id: str) -> str:
     if not good:
         raise InvalidArgument(f"invalid container ID format: {container_id!r}")
     return container_id
+
+
+class StateFile(RecordFile):
+    """`state.json`: the fields of `State`. Of a pod's container a compiler makes it, and the shim adds the process that it has started,
+    and when."""
+
+    name = STATE
+    id: str
+    bundle: str = ""
+    rootfs: str = ""
+    oci_version: str = "1.0.0"
+    annotations: dict[str, str] | None = None
+    created: str = ""
+    owner_uid: int = 0
+    pid: int = 0
+    start_time: int = 0
+    private_pids: bool = True
+    cgroup: dict[str, str] | None = None
+    complete: bool = False
+    keyring: str = ""
+    started_at_ns: int | None = None
 
 
 class State:
@@ -146,25 +168,25 @@ class State:
 
     def save(self) -> None:
         """Write state.json whole."""
-        atomic_file.write_json(f"{self.folder}/{STATE}", self.record())
+        self.record().write(self.folder)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> StateFile:
         """What state.json holds."""
-        return {
-            "id": self.id,
-            "bundle": self.bundle,
-            "rootfs": self.rootfs,
-            "oci_version": self.oci_version,
-            "annotations": self.annotations,
-            "created": self.created,
-            "owner_uid": self.owner_uid,
-            "pid": self.pid,
-            "start_time": self.start_time,
-            "private_pids": self.private_pids,
-            "cgroup": self.cgroup_record,
-            "complete": self.complete,
-            "keyring": self.keyring,
-        }
+        return StateFile(
+            id=self.id,
+            bundle=self.bundle,
+            rootfs=self.rootfs,
+            oci_version=self.oci_version,
+            annotations=self.annotations,
+            created=self.created,
+            owner_uid=self.owner_uid,
+            pid=self.pid,
+            start_time=self.start_time,
+            private_pids=self.private_pids,
+            cgroup=self.cgroup_record,
+            complete=self.complete,
+            keyring=self.keyring,
+        )
 
 
 def claim(root: str, container_id: str) -> str:
@@ -230,22 +252,22 @@ def _read(folder: str, container_id: str) -> State:
         raise NotFound(f"{folder} is not a folder") from None
     if found.get("id") != container_id:
         raise NotFound(f"{folder}/{STATE} is not the record of a container {container_id}")
-    cgroup, annotations = found.get("cgroup"), found.get("annotations")
+    record = StateFile.of(found, DamagedRecord)
     return State(
         folder,
         container_id,
-        bundle=str(found.get("bundle", "")),
-        rootfs=str(found.get("rootfs", "")),
-        oci_version=str(found.get("oci_version", "1.0.0")),
-        annotations=annotations if isinstance(annotations, dict) else {},
-        created=str(found.get("created", "")),
-        owner_uid=int(found.get("owner_uid", 0)),
-        pid=int(found.get("pid", 0)),
-        start_time=int(found.get("start_time", 0)),
-        private_pids=bool(found.get("private_pids", True)),
-        cgroup=cgroup if isinstance(cgroup, dict) else None,
-        complete=bool(found.get("complete")),
-        keyring=str(found.get("keyring", "")),
+        bundle=record.bundle,
+        rootfs=record.rootfs,
+        oci_version=record.oci_version,
+        annotations=record.annotations,
+        created=record.created,
+        owner_uid=record.owner_uid,
+        pid=record.pid,
+        start_time=record.start_time,
+        private_pids=record.private_pids,
+        cgroup=record.cgroup,
+        complete=record.complete,
+        keyring=record.keyring,
     )
 
 

@@ -13,7 +13,7 @@ from pyrunc import jsontext
 from pyrunc.checkpoint import restore
 from pyrunc.checkpoint.checkpoint import Choices
 from pyrunc.container.bundle import Bundle, CreateOptions
-from pyrunc.container.state import State
+from pyrunc.container.state import State, StateFile
 from pyrunc.shim import messages
 from pyrunc.shim.other_runtime import attach
 from pyrunc.shim.starter import Process
@@ -38,7 +38,7 @@ def start(
     holder: Holder | None,
 ) -> Process:
     """In a fork of its own: the container's processes, which run. Raises Error."""
-    asked, record = compiled.restore, compiled.state
+    asked, record = compiled.restore, StateFile.of(compiled.state)
     assert asked is not None
     attach(compiled, fds, directory, holder)
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
@@ -46,13 +46,13 @@ def start(
     spec = parse(document)
     state = State(
         directory,
-        record["id"],
+        record.id,
         bundle=directory,
         rootfs=f"{directory}/{ROOT}",
-        oci_version=record["oci_version"],
-        annotations=record["annotations"],
-        created=record["created"],
-        private_pids=record["private_pids"],
+        oci_version=record.oci_version,
+        annotations=record.annotations,
+        created=record.created,
+        private_pids=record.private_pids,
     )
     created = restore.restore(
         state,

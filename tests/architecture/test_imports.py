@@ -52,6 +52,7 @@ PYRUNC_ROOMS = (
     ("kernel", "peer"),
     ("spec",),
     ("records",),
+    ("record_file",),
     ("seccomp", "cgroups", "program", "zygote"),
     ("plan",),
     ("launch",),

@@ -1,0 +1,31 @@
+"""Records that are files: each has one class that writes it and reads it again (`atomic_file`), in this version and in others."""
+
+from __future__ import annotations
+
+from pyrunc import atomic_file
+from pyrunc.atomic_file import DamagedRecord
+from pyrunc.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from typing import Self
+
+
+class RecordFile(Record):
+    """A record that is the file `name` of a folder."""
+
+    name = ""
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Raises OSError."""
+        atomic_file.write_json(f"{folder}/{self.name}", self.to_fields())
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Self:
+        """Raises NotFound, DamagedRecord (which names the field that is missing), OSError."""
+        return cls.of(atomic_file.read_json(f"{folder}/{cls.name}"), DamagedRecord)
+
+    @classmethod
+    def label(cls) -> str:
+        return cls.name

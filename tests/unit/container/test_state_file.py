@@ -1,0 +1,62 @@
+"""state.json: other versions write and read it, and so do shims, which have no class for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pyrunc.atomic_file import DamagedRecord
+from pyrunc.container import state as states
+from pyrunc.container.state import State, StateFile
+
+# As it was written before it was a record, by a shim.
+EARLIER = {
+    "version": 1,
+    "id": "c",
+    "bundle": "/b",
+    "rootfs": "",
+    "oci_version": "1.2.0",
+    "annotations": {"a": "b"},
+    "created": "2026-01-01T00:00:00.000000000Z",
+    "owner_uid": 0,
+    "pid": 12,
+    "start_time": 34,
+    "private_pids": True,
+    "cgroup": {"path": "/c", "driver": "cgroupfs"},
+    "complete": True,
+    "keyring": "_ses.c",
+    "started_at_ns": 56,
+}
+
+
+def write(root: Path, **changes: object) -> None:
+    (root / "c").mkdir(exist_ok=True)
+    (root / "c" / "state.json").write_text(json.dumps(EARLIER | changes))
+
+
+def test_the_state_of_the_version_before_and_for_it(tmp_path: Path) -> None:
+    write(tmp_path)
+    record = StateFile.read(tmp_path / "c")
+    assert {"version": 1, **record.to_fields()} == EARLIER
+    found = states.find(str(tmp_path), "c")
+    assert (found.pid, found.start_time, found.keyring, found.complete) == (12, 34, "_ses.c", True)
+    found.save()
+    again = json.loads((tmp_path / "c" / "state.json").read_text())
+    assert again == {key: value for key, value in EARLIER.items() if key != "started_at_ns"}
+
+
+def test_a_create_that_has_not_come_far(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    State(str(tmp_path / "c"), "c").save()
+    found = states.find(str(tmp_path), "c")
+    assert (found.pid, found.cgroup_record, found.annotations, found.complete) == (0, None, {}, False)
+
+
+def test_a_damaged_state_is_refused_with_the_field(tmp_path: Path) -> None:
+    write(tmp_path, pid="twelve")
+    with pytest.raises(DamagedRecord, match=r"state\.json: pid is 'twelve', not a whole number"):
+        states.find(str(tmp_path), "c")
+    write(tmp_path, colour="green")
+    assert states.find(str(tmp_path), "c").pid == 12
