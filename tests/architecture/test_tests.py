@@ -1,6 +1,8 @@
-"""The test tree mirrors the code: a folder of tests/unit is called as the part of a package that it tests."""
+"""The test tree mirrors the code: a folder of tests/unit and of tests/kernel is called as the part of a package that it tests."""
 
 from __future__ import annotations
+
+import pytest
 
 from tests.architecture.test_imports import MAY_IMPORT, ROOT
 
@@ -11,8 +13,15 @@ NOT_OF_A_PACKAGE = {
 }
 
 
-def test_a_folder_of_unit_tests_is_called_as_what_it_tests() -> None:
-    folders = {path.name for path in (ROOT / "tests/unit").iterdir() if (path / "__init__.py").exists()}
+def folders(of: str) -> set[str]:
+    return {path.name for path in (ROOT / "tests" / of).iterdir() if (path / "__init__.py").exists()}
+
+
+@pytest.mark.parametrize("tree", ["unit", "kernel"])
+def test_a_folder_of_tests_is_called_as_what_it_tests(tree: str) -> None:
     rooms = {path.name for package in MAY_IMPORT for path in (ROOT / package).iterdir() if path.is_dir()}
-    assert not folders - rooms - set(NOT_OF_A_PACKAGE)
-    assert not set(NOT_OF_A_PACKAGE) - folders, "no exception is needed any more"
+    assert not folders(tree) - rooms - set(NOT_OF_A_PACKAGE)
+
+
+def test_no_exception_is_left_over() -> None:
+    assert not set(NOT_OF_A_PACKAGE) - folders("unit") - folders("kernel")

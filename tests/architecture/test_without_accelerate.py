@@ -14,7 +14,7 @@ TESTS = (
     "tests/system/test_exec.py",
     "tests/cri/rpc/test_exec.py",
     "tests/cri/test_kept_launches.py",
-    "tests/kernel/test_shim_containers.py",
+    "tests/kernel/shim/test_containers.py",
 )
 
 

@@ -79,8 +79,8 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | | test_server.py::test_log_paths | below the pod's folder |
 | | test_server.py::test_names_of_pods_with_path_tricks | paths hold ids of ours only |
 | CVE-2022-1708, CVE-2022-31030, endless output | test_server.py::test_endless_output_of_an_exec | a budget below 16 MiB |
-| sizes of hostile trees | tests/kernel/test_usage.py::test_folders_that_become_links | by descriptors, links never followed |
-| | tests/kernel/test_usage.py::test_what_is_too_deep_for_a_path_is_counted | no paths, so none is too long |
+| sizes of hostile trees | tests/kernel/kernel/test_usage.py::test_folders_that_become_links | by descriptors, links never followed |
+| | tests/kernel/kernel/test_usage.py::test_what_is_too_deep_for_a_path_is_counted | no paths, so none is too long |
 | CVE-2020-8557 kin, files that grow | test_server.py::test_the_files_of_a_pod_do_not_fill_the_hosts_run | on disk, never on the state's tmpfs |
 | CVE-2022-23471, CVE-2025-64329, streams | tests/cri/streaming/test_hostile.py::test_sessions_cut_at_any_byte | one owner for each stream |
 | S-13, tokens | test_server.py::test_tokens_of_streams | 256 bits, once, bound to kind and container |

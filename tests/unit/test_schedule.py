@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
     [
         ("tests/vm/test_guest.py::test_in_the_guest[plan]", schedule.GUEST),
         ("tests/vm/test_kubelet.py", schedule.GUEST),
-        ("tests/kernel/test_shim.py::test_orphans", schedule.MACHINE),
+        ("tests/kernel/shim/test_shim.py::test_orphans", schedule.MACHINE),
         ("tests/cri/critest/test_critest.py::test", schedule.MACHINE),
         ("tests/kube/test_demos.py", schedule.MACHINE),
         ("tests/cri/test_recovery.py::test_x[a::b]", "tests/cri/test_recovery.py"),

@@ -10,7 +10,7 @@ import pytest
 
 from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.errors import Error, InvalidSpec, KernelError
-from tests.kernel.plan.box import Box
+from tests.kernel.box import Box
 
 ALL = sorted(CAPABILITIES, key=CAPABILITIES.__getitem__)
 

@@ -11,7 +11,7 @@ import pytest
 from pyrunc.errors import InvalidSpec, KernelError
 from pyrunc.kernel import mount as km
 from pyrunc.kernel import namespace
-from tests.kernel.plan.box import Box, mounts
+from tests.kernel.box import Box, mounts
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]

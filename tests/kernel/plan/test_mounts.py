@@ -12,7 +12,7 @@ import pytest
 from pyrunc.errors import Error, InvalidSpec, KernelError
 from pyrunc.kernel import mount as km
 from pyrunc.kernel import namespace
-from tests.kernel.plan.box import Box, held, mounts
+from tests.kernel.box import Box, held, mounts
 
 MS_SHARED, MS_REC, MS_BIND = 1 << 20, 16384, 4096
 

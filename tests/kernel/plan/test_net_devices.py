@@ -12,7 +12,7 @@ import pytest
 
 from pyrunc.errors import Error, InvalidSpec, KernelError
 from pyrunc.kernel import namespace
-from tests.kernel.plan.box import Box
+from tests.kernel.box import Box
 
 CLONE_NEWNET = 0x40000000
 

@@ -14,7 +14,7 @@ from pyrunc.compile.pause import PauseRequest
 from pyrunc.container.pause_process import hold
 from pyrunc.kernel import detached
 from pyrunc.kernel import mount as km
-from tests.kernel.plan.box import Box, release
+from tests.kernel.box import Box, release
 from tests.support import session
 
 

@@ -13,7 +13,7 @@ import pytest
 from pyrunc.abi.arch import arch
 from pyrunc.abi.process import RLIMITS
 from pyrunc.errors import InvalidSpec, KernelError
-from tests.kernel.plan.box import Box
+from tests.kernel.box import Box
 
 _syscall = ctypes.CDLL(None).syscall
 MEMORY = {

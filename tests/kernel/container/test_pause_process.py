@@ -1,0 +1,151 @@
+"""A pod's holder: its namespaces, its emptiness, and containers that join what it holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.compile.pause import PauseRequest
+from pyrunc.container.pause_process import Held, hold
+from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
+from pyrunc.kernel.namespace import open_new_network
+from tests.kernel.box import Box
+from tests.support import session
+
+POD = {"network": "new", "ipc": "new", "uts": "new", "pid": "none"}
+
+
+@contextmanager
+def held(**more: Any) -> Iterator[Held]:
+    wanted = {
+        "id": session.name("pod"),
+        "namespaces": POD,
+        "hostname": "pod-1",
+        "cgroup": CgroupChoice(missing_controllers="warn"),
+    }
+    made = hold(PauseRequest(**{**wanted, **more}))
+    try:
+        yield made
+    finally:
+        try:
+            os.kill(made.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        os.waitid(os.P_PIDFD, made.pidfd, os.WEXITED)
+        os.close(made.pidfd)
+        if made.cgroup is not None:
+            made.cgroup.remove()
+
+
+def own(pid: int, kind: str) -> bool:
+    return os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+
+
+@pytest.mark.requirement("3.1.10")
+def test_what_it_is(tmp_path: Path) -> None:
+    with held(sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "4096"}) as pod:
+        status = dict(
+            line.split(":\t", 1)
+            for line in Path(f"/proc/{pod.pid}/status").read_text().splitlines()
+            if ":\t" in line
+        )
+        assert status["Uid"].split() == status["Gid"].split() == ["65535"] * 4
+        assert status["Groups"].strip() == ""
+        assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+        assert status["NoNewPrivs"] == "1"
+        assert status["SigIgn"] == "0" * 16
+        assert Path(f"/proc/{pod.pid}/cmdline").read_bytes() == b"pause\0"
+        assert os.readlink(f"/proc/{pod.pid}/exe").startswith("/memfd:pyrunc:pause")
+        assert sorted(os.listdir(f"/proc/{pod.pid}/fd")) == ["0", "1", "2"]
+        lines = Path(f"/proc/{pod.pid}/mountinfo").read_text().splitlines()
+        assert len(lines) == 1
+        assert " / ro,nosuid,nodev,noexec" in lines[0]
+        for kind in ("mnt", "net", "ipc", "uts"):
+            assert own(pod.pid, kind), kind
+        for kind in ("pid", "user", "cgroup", "time"):
+            assert not own(pod.pid, kind), kind
+
+
+def test_it_leaves_on_sigterm() -> None:
+    with held() as pod:
+        os.kill(pod.pid, signal.SIGTERM)
+        result = os.waitid(os.P_PIDFD, pod.pidfd, os.WEXITED | os.WNOWAIT)
+        assert result is not None
+        # killed when the signal came before its handler was there
+        assert (result.si_code, result.si_status) in ((os.CLD_EXITED, 0), (os.CLD_KILLED, signal.SIGTERM))
+
+
+def test_host_namespaces() -> None:
+    with held(namespaces=dict.fromkeys(POD, "host"), hostname="") as pod:
+        assert not any(own(pod.pid, kind) for kind in ("net", "ipc", "uts", "pid"))
+
+
+@pytest.mark.parametrize("path", ["", "/proc/self/ns"])
+def test_what_is_shared_with_the_host_is_not_set(path: str) -> None:
+    """The machine's name and settings stay, whether its namespaces are asked for by their absence or by their path."""
+    before = os.uname().nodename
+    shared = {
+        kind: f"{path}/{name}" if path else "host" for kind, name in (("uts", "uts"), ("network", "net"))
+    }
+    for more in ({}, {"hostname": "", "sysctls": {"net.ipv4.ip_default_ttl": "65"}}):
+        with (
+            pytest.raises(InvalidSpec, match=r"needs a (uts|network) namespace"),
+            held(namespaces=shared, **more),
+        ):
+            pass
+    assert os.uname().nodename == before
+    assert Path("/proc/sys/net/ipv4/ip_default_ttl").read_text() == "64\n"
+
+
+def test_a_network_that_was_made_before() -> None:
+    network = open_new_network()
+    try:
+        with held(namespaces={**POD, "network": f"/proc/self/fd/{network}"}) as pod:
+            assert os.stat(f"/proc/{pod.pid}/ns/net").st_ino == os.fstat(network).st_ino
+    finally:
+        os.close(network)
+
+
+def test_containers_join(box: Box) -> None:
+    with held(namespaces={**POD, "pid": "new"}, sysctls={"net.ipv4.ip_forward": "1"}) as pod:
+        for entry in box.linux["namespaces"]:
+            name = {"pid": "pid", "network": "net", "ipc": "ipc", "uts": "uts"}.get(entry["type"])
+            if name:
+                entry["path"] = f"/proc/{pod.pid}/ns/{name}"
+        box.config["hostname"] = ""
+        text = box.run(
+            "hostname; cat /proc/1/cmdline | tr '\\0' ' '; cat /proc/sys/net/ipv4/ip_forward; echo $$"
+        )
+        assert text.split()[:3] == ["pod-1", "pause", "1"]
+        assert int(text.split()[3]) > 1
+
+
+@pytest.mark.requirement("3.1.10")
+def test_oom_score_and_its_limit() -> None:
+    with held(oom_score_adj=-998) as pod:
+        score = int(Path(f"/proc/{pod.pid}/oom_score_adj").read_text())
+        assert score == -998 or score == int(Path("/proc/self/oom_score_adj").read_text())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"namespaces": {"mount": "new"}},
+        {"namespaces": {"network": "sometimes"}},
+        {"sysctls": {"net.ipv4.nothing": "1"}},
+        {"namespaces": {"network": "/proc/self/ns/ipc"}},
+    ],
+)
+def test_failures_leave_nothing(more: dict[str, Any]) -> None:
+    with pytest.raises((InvalidArgument, KernelError)), held(**more):
+        pass
+    from pyrunc.cgroups.naming import place
+
+    assert not place("", session.name("pod"), "cgroupfs").exists()

@@ -1,0 +1,115 @@
+"""A pid that was given to another process: nobody signals that one in place of the first.
+
+The number is not waited for: clone3(2) makes a process with the pid that is asked for (set_tid), in the container's cgroup.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel.call import address, buffer, raw
+from pyrunc.kernel.process import alive_since
+from pyrunc.shim.tree import kill_session
+from pyrunc.zygote import descendants
+from tests.kernel.shim.pod import TestPod
+from tests.support.processes import wait_until
+
+CLONE_INTO_CGROUP = 1 << 33
+
+
+@pytest_asyncio.fixture
+async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
+    async with TestPod(tmp_path / "pod", library=True) as found:
+        yield found
+
+
+@contextmanager
+def process_with(pid: int, group: str) -> Iterator[None]:
+    """A process with this pid in the cgroup that only waits, and must not be killed. Raises FileExistsError when somebody else has
+    the number."""
+    wanted, folder = buffer(struct.pack("<i", pid)), os.open(group, os.O_PATH)
+    arguments = struct.pack(
+        "<11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, address(wanted), 1, folder
+    )
+    made = raw("clone3", buffer(arguments), len(arguments))
+    if made == 0:
+        os.execv("/bin/sleep", ["sleep", "1000"])
+    os.close(folder)
+    if made < 0:
+        raise FileExistsError(-made, os.strerror(-made))
+    assert made == pid
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGTERM)  # ours and not reaped
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM, "it was killed before"
+
+
+async def test_a_session_whose_leaders_pid_is_somebody_elses(pod: TestPod) -> None:
+    started = await pod.run("a", "exec sleep 1000")
+    group = tree.root() + (tree.own_path(started.pid) or "")
+    for number in range(20):
+        session = await pod.exec("a", f"e{number}", {"args": ["true"], "cwd": "/"})
+        assert await session.exited == 0
+        session.close()
+        try:
+            with process_with(session.pid, group):
+                await pod.client.kill_exec(f"e{number}")
+                return
+        except FileExistsError:
+            continue
+    pytest.fail("every number was taken by somebody else")
+
+
+def test_members_of_a_session_outlive_its_leader() -> None:
+    """While they live the number is not given away, so they are found by it."""
+    script = "sleep 1000 & echo $!; exec true"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True) as leader:
+        assert leader.stdout is not None
+        member = int(leader.stdout.readline())
+        leader.wait()
+        assert kill_session(leader.pid, True, lambda: [member]) == 1
+        assert wait_until(lambda: not alive_since(member), 30)
+
+
+def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> None:
+    """Between the list of a cgroup's processes and the signal a number may come to mean a process of another group."""
+    group = Cgroup(f"/pid-reuse-{os.getpid()}", "cgroupfs")
+    group.create()
+    try:
+        with subprocess.Popen(["sleep", "1000"]) as outside:
+            try:
+                assert not group.send_signal(outside.pid, signal.SIGKILL)
+                assert outside.poll() is None
+                group.attach(outside.pid)
+                assert group.send_signal(outside.pid, signal.SIGKILL)
+                assert outside.wait() == -signal.SIGKILL
+            finally:
+                outside.kill()
+        assert not group.send_signal(outside.pid, signal.SIGKILL)
+    finally:
+        group.remove()
+
+
+def test_an_errands_descendants_are_known_by_more_than_their_numbers() -> None:
+    """What is listed below an errand and is somebody else's child by the time of the signal is left alone."""
+    with subprocess.Popen(["sleep", "1000"]) as foreign, subprocess.Popen(["sleep", "1000"]) as errand:
+        try:
+            assert descendants.open_descendant(foreign.pid, {errand.pid}) is None
+            opened = descendants.open_descendant(foreign.pid, {os.getpid()})
+            assert opened is not None
+            os.close(opened)
+        finally:
+            foreign.kill()
+            errand.kill()

@@ -1,0 +1,104 @@
+"""Labels on real files: the attribute is kept by file systems whether or not SELinux runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cri_server.selinux import relabel
+from pyrunc.errors import InvalidArgument, KernelError
+
+PROJECT = Path(__file__).parents[3]
+LABEL, BEFORE = b"system_u:object_r:container_file_t:s0:c1,c2", b"system_u:object_r:usr_t:s0"
+
+
+def label_of(path: Path) -> bytes | None:
+    try:
+        return os.getxattr(path, relabel.ATTRIBUTE, follow_symlinks=False)
+    except OSError:
+        return None
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "volume"
+    (root / "folder/deep").mkdir(parents=True)
+    (root / "file").write_text("x")
+    (root / "folder/deep/secret").write_text("x")
+    (root / "folder/deep/secret").chmod(0)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").write_text("x")
+    os.setxattr(tmp_path / "outside/file", relabel.ATTRIBUTE, BEFORE)
+    (root / "link").symlink_to(tmp_path / "outside")
+    (root / "folder/link").symlink_to("../../outside/file")
+    return root
+
+
+def test_everything_in_a_volume_and_nothing_that_links_lead_to(tree: Path, tmp_path: Path) -> None:
+    relabel.relabel(relabel.Relabel([str(tree)], LABEL.decode()).to_fields(), [])
+    below = sorted(tree.rglob("*"))
+    assert len(below) == 6
+    assert {path: label_of(path) for path in (tree, *below)} == dict.fromkeys((tree, *below), LABEL)
+    assert label_of(tmp_path / "outside/file") == BEFORE and label_of(tmp_path / "outside") is None
+
+
+def test_what_has_the_label_is_left_alone(tree: Path) -> None:
+    relabel.relabel_tree(str(tree), LABEL)
+    before = {path: path.lstat().st_ctime_ns for path in tree.rglob("*")}
+    relabel.relabel_tree(str(tree), LABEL)
+    assert {path: path.lstat().st_ctime_ns for path in tree.rglob("*")} == before
+
+
+def test_a_file_alone(tree: Path) -> None:
+    relabel.relabel_tree(str(tree / "file"), LABEL)
+    assert label_of(tree / "file") == LABEL and label_of(tree) is None
+
+
+@pytest.mark.parametrize("path", ["link", "link/file"])
+def test_a_link_that_came_into_the_path_is_an_error(tree: Path, tmp_path: Path, path: str) -> None:
+    with pytest.raises(KernelError, match="ELOOP"):
+        relabel.relabel_tree(str(tree / path), LABEL)
+    assert label_of(tmp_path / "outside") is None and label_of(tmp_path / "outside/file") == BEFORE
+
+
+def test_another_file_system_below_it_keeps_its_labels(tree: Path) -> None:
+    """In a mount namespace of its own, with a tmpfs in the volume."""
+    program = (
+        "import os, sys; from cri_server.selinux.relabel import relabel_tree\n"
+        "place = sys.argv[1] + '/folder/deep/other'; open(place, 'w').close()\n"
+        "relabel_tree(sys.argv[1], sys.argv[2].encode()); print(os.listxattr(place))"
+    )
+    script = f'mount -t tmpfs t {tree}/folder/deep && exec {sys.executable} -c "$0" "$@"'
+    command = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        script,
+        program,
+        str(tree),
+        LABEL.decode(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT)
+    assert done.stdout == "[]\n" and label_of(tree / "folder") == LABEL
+
+
+@pytest.mark.parametrize("path", ["/", "/etc", "/usr/", "/var/lib", "/var/lib/kubelet", "/proc/1", "/sys/fs", "/dev/shm", "/var/../etc"])  # fmt: skip
+def test_what_is_the_systems_is_refused(path: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"selinux_relabel: .* keeps its SELinux labels"):
+        relabel.relabel(relabel.Relabel([path], "a:b:c").to_fields(), [])
+
+
+def test_a_file_system_without_labels_is_no_error() -> None:
+    relabel.relabel_tree(f"/proc/{os.getpid()}/attr", LABEL)
+
+
+def test_a_volume_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="gone"):
+        relabel.relabel_tree(str(tmp_path / "gone"), LABEL)

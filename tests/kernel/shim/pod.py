@@ -1,0 +1,357 @@
+"""A shim with its folders for one test: starts containers, reads logs and records, and takes everything down again.
+
+With `library` containers are real (a busybox root, namespaces, overlay); without, `process.args` run on the host in a cgroup
+of their own, which is enough for everything that the shim does by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.compiler.client import CompiledLaunch, Compilers
+from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause, Io
+from pyrunc.errors import Error, NotFound
+from pyrunc.kernel.cgroup import root as cgroup_root
+from pyrunc.shim import messages, tree
+from pyrunc.shim.client import SHIM, ExecSession, Exit, Kept, ShimClient, Started, StartedHolder, start_shim
+from pyrunc.spec.default import default
+from pyrunc.zygote.client import Zygote
+from tests.support import session
+
+TIMEOUT_S = 30.0  # for what takes milliseconds when the machine has nothing else to do
+DIRECT = "tests.kernel.shim.starter:DirectStarter"
+BUSYBOX = Path("/usr/bin/busybox")
+APPLETS = (
+    "sh",
+    "sleep",
+    "cat",
+    "echo",
+    "stty",
+    "tty",
+    "id",
+    "ps",
+    "true",
+    "false",
+    "head",
+    "ls",
+    "hostname",
+    "setsid",
+)
+RECORD = re.compile(rb"\S+ (stdout|stderr) ([FP]) (.*)", re.DOTALL)
+
+
+def direct_exec(process: dict[str, Any]) -> CompiledLaunch:
+    """What `shim_starter.DirectStarter` takes for an exec."""
+    return CompiledLaunch(CompiledExec({"process": process}).to_fields())
+
+
+class TestPod:
+    __test__ = False
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        library: bool = False,
+        rehearsed: bool = False,
+        zygote: Zygote | None = None,
+    ) -> None:
+        """`zygote`: one that the caller keeps; else the pod has its own, with a rehearsal if it is to be `rehearsed`."""
+        self.folder, self.library = folder, library
+        self.starter = None if library else DIRECT
+        self.rehearsed = rehearsed
+        self.sandbox, self.containers, self.logs = folder / "sandbox", folder / "containers", folder / "logs"
+        self.events: list[messages.Event] = []
+        self.closed = 0
+        self.pid = 0
+        self.netns_path: str | None = None
+        self.group = f"/{session.name('shim')}-{time.monotonic_ns()}"
+        self.kept: list[Kept] = []
+        self._client: ShimClient | None = None
+        self._zygote, self._given = zygote, zygote is not None
+        self._errands: Zygote | None = None
+        self._compilers: Compilers | None = None
+        for path in (self.sandbox, self.containers):
+            path.mkdir(parents=True)
+
+    @property
+    def client(self) -> ShimClient:
+        assert self._client
+        return self._client
+
+    async def __aenter__(self) -> TestPod:
+        keep = SHIM if self.library and not self.starter else ""
+        modules = (
+            ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal"]
+            if self.rehearsed
+            else ["pyrunc.shim.main"]
+        )
+        if self._zygote is None:
+            self._zygote = await Zygote.start(
+                [*modules, *([] if self.library else [DIRECT.partition(":")[0]])], keep
+            )
+        if self.library:
+            self._errands = await Zygote.start(["pyrunc.compiler.service"])
+            self._compilers = Compilers(self._errands)
+        shim = await start_shim(self._zygote, self.sandbox, self.containers, starter=self.starter)
+        self.pid, self.netns_path = shim.pid, shim.netns_path
+        self._client = await self.connect()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.clean_up()
+
+    async def connect(self) -> ShimClient:
+        return await ShimClient.connect(self.sandbox, on_event=self.events.append, on_close=self._on_close)
+
+    async def close_zygote(self) -> None:
+        if self._errands and self._compilers:
+            self._compilers.close()
+            await self._errands.close()
+            self._errands = None
+        if self._zygote and not self._given:
+            await self._zygote.close()
+            self._zygote = None
+
+    def container(self, name: str, *args: str, **launch: Any) -> None:
+        """Write the files of a container that runs `args`; a single one is a shell script."""
+        directory = self.containers / name
+        directory.mkdir()
+        args = ("/bin/sh", "-c", args[0]) if len(args) == 1 else args
+        config: dict[str, Any] = default() if self.library else {"process": {}, "linux": {}}
+        config["process"] |= launch.pop("process", {}) | {"args": args, "terminal": bool(launch.get("tty"))}
+        config["linux"] |= {"cgroupsPath": f"{self.group}/{name}"} | launch.pop("linux", {})
+        launch = {"log_path": str(self.log_path(name)), "cgroup": {"missing_controllers": "warn"}} | launch
+        if self.library:
+            config["root"] = {"path": "rootfs"}
+            launch |= {"rootfs": self._overlay(name)}
+        for file, content in (("config.json", config), ("launch.json", launch)):
+            (directory / file).write_text(json.dumps({"version": 1, **content}))
+
+    async def run(self, name: str, *args: str, **launch: Any) -> Started:
+        """Start a container."""
+        self.container(name, *args, **launch)
+        return await self.start(name)
+
+    async def start(self, name: str, client: ShimClient | None = None) -> Started:
+        """Start a container whose files are written."""
+        with await self.compiled(name) as launch:
+            started = await (client or self.client).start_container(name, launch)
+        self.kept.append(started.kept)
+        return started
+
+    async def compiled(self, name: str) -> CompiledLaunch:
+        """A container's launch."""
+        directory = self.containers / name
+        if self.library:
+            assert self._compilers
+            return await self._compilers.container(name, str(directory), TIMEOUT_S)
+        try:
+            config = json.loads((directory / "config.json").read_text())
+        except FileNotFoundError:
+            raise NotFound(f"no record of {name}") from None
+        io = json.loads((directory / "launch.json").read_text())
+        launch = {"process": config["process"], "cgroup": config["linux"]["cgroupsPath"]}
+        return CompiledLaunch(CompiledContainer({"version": 1}, Io.of(io), launch).to_fields())
+
+    async def hold(self) -> StartedHolder:
+        """Start the pause process that holder.json describes."""
+        with await self.compiled_holder() as launch:
+            held = await self.client.start_holder(launch)
+        self.kept += [held.kept] if held.kept else []
+        return held
+
+    async def compiled_holder(self) -> CompiledLaunch:
+        """The launch of the pause process."""
+        if self.library:
+            assert self._compilers
+            return await self._compilers.pause(str(self.sandbox), TIMEOUT_S)
+        wanted = json.loads((self.sandbox / "holder.json").read_text())
+        launch = {"cgroup": wanted["cgroups_path"], **wanted}
+        return CompiledLaunch(CompiledPause(launch, "host").to_fields())
+
+    async def exec(
+        self, name: str, exec_id: str, process: dict[str, Any], tty: bool = False, **streams: bool
+    ) -> ExecSession:
+        """Run a process in a container."""
+        if not self.library:
+            with direct_exec(process) as launch:
+                return await self.client.exec(name, exec_id, launch, tty=tty, **streams)
+        assert self._compilers
+        record = json.loads((self.containers / name / "state.json").read_text())
+        directory = str(self.containers / name)
+        with await self._compilers.exec(directory, record["pid"], process, TIMEOUT_S, tty=tty) as launch:
+            return await self.client.exec(name, exec_id, launch, tty=tty, **streams)
+
+    async def exited(self, name: str, timeout_s: float = TIMEOUT_S) -> Exit:
+        """Wait for a container's exit event."""
+        await until(lambda: self.exit_events(name), timeout_s)
+        (event,) = self.exit_events(name)
+        return event.exit
+
+    def exit_events(self, name: str) -> list[messages.Exited]:
+        return [
+            event for event in self.events if isinstance(event, messages.Exited) and event.container == name
+        ]
+
+    def exit_record(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.containers / name / "exit.json").read_text())
+        return found
+
+    def log_path(self, name: str) -> Path:
+        return self.logs / name / "0.log"
+
+    def logged(self, name: str, stream: str = "stdout") -> bytes:
+        """What a reader of the log makes of it."""
+        return read_log(self.log_path(name), stream)
+
+    def cgroup(self, name: str) -> Path:
+        return Path(cgroup_root() + self.group) / name
+
+    def shim_log(self) -> str:
+        return (self.sandbox / "shim.log").read_text()
+
+    def processes(self) -> list[int]:
+        """All that lives in the pod's cgroups."""
+        return Cgroup(self.group).processes()
+
+    async def clean_up(self) -> None:
+        """Kill the shim if it is still there, then everything in its cgroups."""
+        if self._client:
+            self._client.close()
+        for kept in self.kept:
+            kept.close()
+        await self.close_zygote()
+        if self.pid and not gone(self.pid):
+            with contextlib.suppress(ProcessLookupError):  # it may be leaving by itself
+                os.kill(self.pid, signal.SIGKILL)
+        group = Cgroup(self.group)
+        if group.exists():
+            group.kill()
+            try:
+                group.remove(TIMEOUT_S)
+            except Error:
+                print("left in the cgroup:", group.processes())
+                raise
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _overlay(self, name: str) -> dict[str, Any]:
+        lower = self.folder / "lower"
+        if not lower.exists():
+            for part in ("bin", "proc", "dev", "sys", "tmp", "etc"):
+                (lower / part).mkdir(parents=True)
+            shutil.copy(BUSYBOX, lower / "bin" / "busybox")
+            for applet in APPLETS:
+                (lower / "bin" / applet).symlink_to("busybox")
+        for part in ("upper", "work"):
+            (self.folder / "overlay" / name / part).mkdir(parents=True)
+        overlay = self.folder / "overlay" / name
+        return {
+            "lower": [str(lower)],
+            "upper": str(overlay / "upper"),
+            "work": str(overlay / "work"),
+            "volatile": True,
+        }
+
+    def _on_close(self) -> None:
+        self.closed += 1
+
+
+def read_log(path: Path, stream: str = "stdout") -> bytes:
+    """The bytes of one stream; fails on a record that is torn."""
+    content = path.read_bytes()
+    if not content:
+        return b""
+    assert content.endswith(b"\n")
+    found = []
+    for line in content[:-1].split(b"\n"):
+        match = RECORD.fullmatch(line)
+        assert match, line[:200]
+        if match[1].decode() == stream:
+            found.append(match[3] + (b"\n" if match[2] == b"F" else b""))
+    return b"".join(found)
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
+    """Wait for a condition; fails when the time is up. A log may be read in the middle of a write(2): not yet, then."""
+    deadline = time.monotonic() + timeout_s
+    while not _holds(condition):
+        assert time.monotonic() < deadline, "it did not come to be"
+        await asyncio.sleep(0.005)
+
+
+def _holds(condition: Callable[[], Any]) -> bool:
+    try:
+        return bool(condition())
+    except AssertionError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """The living and dead children of a process with one thread."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def name_of(pid: int) -> str | None:
+    """None for a process that was reaped since it was listed (a read then fails with ESRCH, too)."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; an orphan may wait for the machine's process 1 to reap it, which takes its time."""
+    fact = tree.stat(pid)
+    return fact is None or not fact.alive
+
+
+def descriptors(pid: int) -> set[str]:
+    """The numbers of the descriptors that a process has open."""
+    return set(os.listdir(f"/proc/{pid}/fd"))
+
+
+async def settled(pod: TestPod, running: int = 0) -> set[str]:
+    """The descriptors of a shim once it has that many children left, and has heard of the others' ends."""
+    await until(lambda: len(children(pod.pid)) == running)
+    await pod.client.state()
+    return descriptors(pod.pid)
+
+
+async def open_gate(path: Path) -> None:
+    """Let a process go on that waits at the named pipe (see shim_starter); waits until it does."""
+    os.close(await asyncio.to_thread(os.open, path, os.O_WRONLY))
+
+
+async def read_all(fd: int, timeout_s: float = TIMEOUT_S) -> bytes:
+    """Everything until the end of a pipe or terminal."""
+    found = b""
+    while part := await read_some(fd, timeout_s):
+        found += part
+    return found
+
+
+async def read_some(fd: int, timeout_s: float = TIMEOUT_S) -> bytes:
+    """The next portion; empty at the end."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await asyncio.wait_for(ready.wait(), timeout_s)
+    finally:
+        loop.remove_reader(fd)
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # EIO: the terminal's last user has gone
+        return b""

@@ -1,0 +1,449 @@
+"""The shim with real containers: started by the runtime library, with a holder, in namespaces, on an overlay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pyrunc.errors import Error, NotFound, WrongState
+from pyrunc.shim.client import SHIM, StartedHolder
+from pyrunc.shim.messages import HolderExited
+from pyrunc.zygote.client import Zygote
+from tests.kernel.shim.pod import (
+    TIMEOUT_S,
+    TestPod,
+    children,
+    descriptors,
+    gone,
+    read_all,
+    read_some,
+    until,
+)
+
+HOLDER: dict[str, Any] = {
+    "version": 1,
+    "hostname": "the-pod",
+    "namespaces": {"network": "new", "ipc": "new", "uts": "new", "pid": "none"},
+    "sysctls": {},
+    "cgroup": {"driver": "cgroupfs", "missing_controllers": "warn"},
+    "oom_score_adj": None,
+    "seccomp": None,
+    "shm_size_bytes": 1 << 20,
+}
+
+
+@pytest_asyncio.fixture
+async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
+    async with TestPod(tmp_path / "pod", library=True) as found:
+        yield found
+
+
+async def hold(pod: TestPod, **changes: Any) -> StartedHolder:
+    describe(pod, **changes)
+    return await pod.hold()
+
+
+def describe(pod: TestPod, **changes: Any) -> None:
+    holder = HOLDER | {"cgroups_path": f"{pod.group}/holder"} | changes
+    (pod.sandbox / "holder.json").write_text(json.dumps(holder))
+
+
+def namespace(pid: int, kind: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/{kind}")
+
+
+# -- the holder
+
+
+async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> None:
+    held = await hold(pod)
+    assert held.netns_path == f"/proc/{pod.pid}/fd/{held.netns_path.rpartition('/')[2]}"  # type: ignore[union-attr]
+    assert os.stat(held.netns_path).st_ino == os.stat(f"/proc/{held.pid}/ns/net").st_ino  # type: ignore[arg-type]
+    for kind in ("net", "ipc", "uts", "mnt"):
+        assert namespace(held.pid, kind) != namespace(os.getpid(), kind)
+    assert namespace(held.pid, "pid") == namespace(os.getpid(), "pid")
+    state = await pod.client.state()
+    assert state.holder == held and state.holder_running
+    await pod.client.stop_holder()
+    assert not os.path.exists(f"/proc/{held.pid}")
+    assert os.stat(held.netns_path).st_ino  # type: ignore[arg-type]
+    await until(lambda: not pod.cgroup("holder").exists() and pod.events)
+    assert [type(event) for event in pod.events] == [HolderExited]
+    await pod.client.stop_holder()
+    await pod.client.shutdown()
+
+
+async def test_the_network_namespace_is_made_ahead_and_joined_by_the_holder(pod: TestPod) -> None:
+    """The zygote keeps a spare that has made one; a shim that was forked when it was asked for makes one then."""
+    path = await pod.client.make_network()
+    assert path == f"/proc/{pod.pid}/fd/{path.rpartition('/')[2]}" and pod.netns_path in (path, None)
+    made = os.stat(path)
+    assert (await pod.client.state()).netns_path == path and made.st_ino != os.stat(
+        "/proc/self/ns/net"
+    ).st_ino
+    assert os.stat(f"/proc/{pod.pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
+    held = await hold(pod, namespaces=HOLDER["namespaces"] | {"network": "pinned"})
+    assert held.netns_path == path and os.stat(f"/proc/{held.pid}/ns/net").st_ino == made.st_ino
+    shown = ["nsenter", f"--net={path}", "ip", "-o", "link", "show", "up"]
+    links = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+    assert links.startswith("1: lo: <LOOPBACK,UP,LOWER_UP>") and links.count("\n") == 1
+    await pod.client.stop_holder()
+    assert os.stat(path).st_ino == made.st_ino
+    await pod.client.shutdown()
+    await until(lambda: not os.path.exists(path))
+
+
+async def test_a_holder_that_is_stopped_while_it_is_started_is_gone_then(pod: TestPod) -> None:
+    """A server that gives up on the pod meanwhile stops the holder, and then the shim."""
+    describe(pod)
+    launch = await pod.compiled_holder()
+    starting = asyncio.ensure_future(pod.client.start_holder(launch))
+    await asyncio.sleep(0)
+    launch.close()
+    await pod.client.stop_holder()
+    assert not (await pod.client.state()).holder_running
+    await pod.client.shutdown()
+    started = await starting
+    pod.kept += [started.kept] if started.kept else []
+    await until(lambda: gone(started.pid))
+
+
+async def test_a_holder_that_cannot_be_started_while_it_is_stopped(pod: TestPod) -> None:
+    describe(pod, sysctls={"net.no.such": "1"})
+    launch = await pod.compiled_holder()
+    starting = asyncio.ensure_future(pod.client.start_holder(launch))
+    await asyncio.sleep(0)
+    launch.close()
+    await pod.client.stop_holder()
+    with pytest.raises(Error, match="such"):
+        await starting
+    await pod.client.shutdown()
+
+
+async def test_a_pod_with_another_network_does_not_keep_the_one_that_was_made_ahead(pod: TestPod) -> None:
+    made = os.stat(await pod.client.make_network())
+    held = await hold(pod)
+    assert os.stat(f"/proc/{held.pid}/ns/net").st_ino != made.st_ino
+    assert os.stat(held.netns_path or "").st_ino != made.st_ino
+    kept = {os.stat(f"/proc/{pod.pid}/fd/{name}").st_ino for name in descriptors(pod.pid)}
+    assert made.st_ino not in kept
+    await pod.client.stop_holder()
+
+
+async def test_a_spare_tells_which_network_namespace_it_has_made(tmp_path: Path) -> None:
+    """And that one goes with a spare that is not used."""
+    zygote = await Zygote.start(["pyrunc.shim.main"], SHIM)
+    try:
+        assert zygote.pid is not None
+        await until(lambda: _own_networks(children(zygote.pid)))  # type: ignore[arg-type]
+        ((spare, path),) = _own_networks(children(zygote.pid))
+        made = os.stat(path).st_ino
+        async with TestPod(tmp_path / "pod", library=True, zygote=zygote) as pod:
+            assert (pod.pid, pod.netns_path) == (spare, path) and await pod.client.make_network() == path
+            assert os.stat(path).st_ino == made
+            await pod.client.shutdown()
+            await until(lambda: gone(spare) and _own_networks(children(zygote.pid)))  # type: ignore[arg-type]
+            ((spare, path),) = _own_networks(children(zygote.pid))
+    finally:
+        await zygote.close()
+    await until(lambda: gone(spare))
+
+
+def _own_networks(pids: list[int]) -> list[tuple[int, str]]:
+    """The processes that hold a network namespace other than ours, and its path."""
+    home, found = os.readlink("/proc/self/ns/net"), []
+    for pid in pids:
+        for name in descriptors(pid):
+            path = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(path).startswith("net:") and os.readlink(path) != home:
+                    found.append((pid, path))
+    return found
+
+
+async def test_nothing_starts_in_a_pod_whose_holder_has_ended(pod: TestPod) -> None:
+    """Its configuration names the holder's namespaces by a pid, which a process of the host may have got meanwhile."""
+    held = await hold(pod)
+    os.kill(held.pid, signal.SIGKILL)
+    await until(lambda: pod.events)
+    with pytest.raises(WrongState, match="holder"):
+        await pod.run("a", "exit 0")
+    assert (await pod.client.state()).containers == []
+
+
+async def test_a_pod_on_the_hosts_network_has_no_network_namespace_of_its_own(pod: TestPod) -> None:
+    shared = {"network": "host", "ipc": "host", "uts": "host", "pid": "none"}
+    held = await hold(pod, namespaces=shared, hostname="")
+    assert held.netns_path is None
+    for kind in ("net", "ipc", "uts"):
+        assert namespace(held.pid, kind) == namespace(os.getpid(), kind)
+    await pod.client.stop_holder()
+
+
+async def test_a_holder_that_cannot_be_started_is_an_error_and_can_be_tried_again(pod: TestPod) -> None:
+    with pytest.raises(Error):
+        await hold(pod, sysctls={"net.no.such": "1"})
+    assert (await pod.client.state()).holder is None
+    held = await hold(pod)
+    with pytest.raises(Error, match=r"before|not empty"):
+        await pod.hold()
+    os.kill(held.pid, signal.SIGKILL)
+    await until(lambda: pod.events)
+    assert not (await pod.client.state()).holder_running
+
+
+async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> None:
+    held = await hold(pod)
+    shared = [
+        {"type": "network", "path": held.netns_path},
+        *({"type": kind, "path": f"/proc/{held.pid}/ns/{kind}"} for kind in ("ipc", "uts")),
+        {"type": "pid"},
+        {"type": "mount"},
+    ]
+    shm = {"destination": "/dev/shm", "source": "pyrunc:shm", "type": "bind", "options": ["rbind", "rw"]}
+    for name, script in (
+        ("a", "echo hi > /dev/shm/file; hostname; exec sleep 100"),
+        ("b", "cat /dev/shm/file; hostname"),
+    ):
+        pod.container(name, script, linux={"namespaces": shared})
+        path = pod.containers / name / "config.json"
+        config = json.loads(path.read_text())
+        config["mounts"] = [m for m in config["mounts"] if m["destination"] != "/dev/shm"] + [shm]
+        del config["hostname"]
+        path.write_text(json.dumps(config))
+        await pod.start(name)
+        await until(lambda name=name: b"the-pod" in pod.logged(name) or b"pyrunc" in pod.logged(name))
+    assert pod.logged("b").startswith(b"hi\n")
+    await pod.client.stop("a", signal.SIGTERM, 0)
+
+
+@pytest.mark.requirement("8.14")
+async def test_a_pod_with_one_process_namespace(pod: TestPod) -> None:
+    """The holder is its pid 1; a container's end must not leave what it started, though no namespace dies with it."""
+    held = await hold(pod, namespaces=HOLDER["namespaces"] | {"pid": "new"})
+    assert namespace(held.pid, "pid") != namespace(os.getpid(), "pid")
+    shared = [{"type": "pid", "path": f"/proc/{held.pid}/ns/pid"}, {"type": "mount"}]
+    script = "ps -o pid,comm; setsid sleep 1000 & exit 3"
+    pod.container("a", script, linux={"namespaces": shared})
+    path = pod.containers / "a" / "config.json"
+    config = json.loads(path.read_text())
+    del config["hostname"]
+    path.write_text(json.dumps(config))
+    await pod.start("a")
+    assert (await pod.exited("a")).exit_code == 3
+    processes = pod.logged("a").decode().split()
+    assert processes[2] == "1", processes
+    await until(lambda: pod.processes() == [held.pid])
+    assert (await pod.client.state()).holder_running
+
+
+# -- containers
+
+
+async def test_a_container_is_the_shims_child_and_leaves_nothing(pod: TestPod) -> None:
+    started = await pod.run("a", "echo hello; id -u; exec sleep 100")
+    status = Path(f"/proc/{started.pid}/status")
+    await until(lambda: f"PPid:\t{pod.pid}\n" in status.read_text())  # the worker that started it is ending
+    assert started.start_time == int(
+        Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    )
+    await until(lambda: pod.logged("a") == b"hello\n0\n")
+    assert (await pod.client.stop("a", signal.SIGTERM, 0)).signal == 9
+    await until(lambda: not pod.cgroup("a").exists())
+    record = json.loads((pod.containers / "a" / "state.json").read_text())
+    assert (record["pid"], record["start_time"]) == (started.pid, started.start_time)
+
+
+async def test_a_program_that_does_not_exist_is_a_start_error_in_execs_words(pod: TestPod) -> None:
+    pod.container("a", "nothing", "x")
+    with pytest.raises(NotFound, match=r"executable file not found in \$PATH"):
+        await pod.start("a")
+    recorded = pod.exit_record("a")
+    assert (recorded["exit_code"], recorded["reason"]) == (128, "StartError")
+    assert "executable file not found" in recorded["message"]
+    await until(lambda: not pod.cgroup("a").exists())
+
+
+async def test_exec_runs_in_the_container(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 100")
+    process = {
+        "args": ["sh", "-c", "hostname; echo $EXTRA; exit 4"],
+        "cwd": "/tmp",
+        "env": ["PATH=/bin", "EXTRA=yes"],
+    }
+    session = await pod.exec("a", "e", process)
+    assert session.stdout_fd is not None
+    assert await read_all(session.stdout_fd) == b"pyrunc\nyes\n"
+    assert await session.exited == 4
+    session.close()
+    with pytest.raises(NotFound, match="executable file not found"):
+        await pod.exec("a", "e2", {"args": ["nothing"], "cwd": "/"})
+
+
+async def test_exec_with_a_terminal_of_the_container(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 100")
+    process = {
+        "args": ["sh", "-c", "read x; stty size; tty"],
+        "cwd": "/",
+        "consoleSize": {"width": 80, "height": 24},
+    }
+    session = await pod.exec("a", "e", process, tty=True, stdin=True)
+    assert session.stdin_fd is not None and session.stdout_fd is not None
+    await pod.client.resize(101, 44, exec_id="e")
+    os.write(session.stdin_fd, b"\n")
+    output = await read_all(session.stdout_fd)
+    assert b"44 101\r\n" in output and b"/dev/pts/" in output
+    session.close()
+
+
+async def test_a_killed_session_leaves_no_descendant_in_the_container(pod: TestPod) -> None:
+    started = await pod.run("a", "exec sleep 100")
+    script = "sleep 1000 & (sleep 1001 &) ; setsid sleep 1002 & echo ready; wait"
+    session = await pod.exec("a", "e", {"args": ["sh", "-c", script], "cwd": "/"})
+    assert session.stdout_fd is not None and await read_some(session.stdout_fd) == b"ready\n"
+    await until(lambda: len(pod.processes()) == 5)
+    await pod.client.kill_exec("e")
+    assert await session.exited == 137
+    await until(lambda: pod.processes() == [started.pid])
+    session.close()
+
+
+async def test_a_container_with_a_terminal(pod: TestPod) -> None:
+    await pod.run("a", "read x; tty; stty size; echo got $x", tty=True, stdin=True)
+    streams = await pod.client.attach("a", stdin=True, stdout=True)
+    assert streams.stdin_fd is not None and streams.stdout_fd is not None
+    await pod.client.resize(77, 22, container="a")
+    os.write(streams.stdin_fd, b"hello\n")
+    output = await read_all(streams.stdout_fd)
+    assert b"22 77\r\ngot hello\r\n" in output
+    assert (await pod.exited("a")).exit_code == 0
+    streams.close()
+
+
+async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None:
+    """Each writes its name and the status that it was told; startContainer runs inside and has another file."""
+    trace = pod.folder / "trace"
+    script = (
+        f"""read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/') >> {trace}"""
+    )
+    kinds = ("prestart", "createRuntime", "createContainer", "poststart", "poststop")
+    hooks = {kind: [{"path": "/bin/sh", "args": ["sh", "-c", script, kind]}] for kind in kinds}
+    pod.container("a", "echo run; read x", stdin=True, stdin_once=True)
+    path = pod.containers / "a" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": hooks}))
+    await pod.start("a")
+    streams = await pod.client.attach("a", stdin=True, stdout=False)
+    assert streams.stdin_fd is not None
+    os.write(streams.stdin_fd, b"\n")
+    assert (await pod.exited("a")).exit_code == 0
+    streams.close()
+    await until(lambda: "poststop" in trace.read_text())
+    found = dict(line.split() for line in trace.read_text().splitlines())
+    assert [*found] == list(kinds)
+    assert (found["createRuntime"], found["poststart"], found["poststop"]) == (
+        "creating",
+        "running",
+        "stopped",
+    )
+
+
+async def test_a_hook_that_fails_is_a_start_error(pod: TestPod) -> None:
+    pod.container("a", "echo never")
+    path = pod.containers / "a" / "config.json"
+    hook = {"path": "/bin/sh", "args": ["sh", "-c", "echo because >&2; exit 3"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": {"createRuntime": [hook]}}))
+    with pytest.raises(Error, match=r"createRuntime hook #0: exit status 3.*because"):
+        await pod.start("a")
+    assert pod.exit_record("a")["reason"] == "StartError"
+    await until(lambda: not pod.cgroup("a").exists())
+    assert pod.logged("a") == b""
+
+
+async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: TestPod) -> None:
+    """A hook holds the start up at the point where the container's process exists."""
+    reached = pod.folder / "reached"
+    hook = {"path": "/bin/sh", "args": ["sh", "-c", f"echo > {reached}; exec sleep 100"]}
+    pod.container("a", "echo never")
+    path = pod.containers / "a" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": {"createRuntime": [hook]}}))
+    starting = asyncio.create_task(pod.start("a"))
+    await until(reached.exists)
+    assert pod.processes()
+    exit = await pod.client.stop("a", signal.SIGTERM, 10)
+    assert exit.reason == "StartError"
+    with pytest.raises(Error, match="killed"):
+        await starting
+    await until(lambda: not pod.cgroup("a").exists())
+    await until(lambda: not children(pod.pid))
+    with pytest.raises(WrongState):
+        await pod.client.signal("a", signal.SIGTERM)
+
+
+async def test_the_container_dies_with_a_killed_shim_or_lives_on_but_never_both(pod: TestPod) -> None:
+    """Nobody holds its exit any more: the server ends what is left by its cgroup."""
+    started = await pod.run("a", "exec sleep 100")
+    os.kill(pod.pid, signal.SIGKILL)
+    await until(lambda: pod.closed)
+    assert pod.processes() == [started.pid]
+    assert not (pod.containers / "a" / "exit.json").exists()
+
+
+async def test_an_exec_into_a_frozen_container_holds_up_only_itself(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 100")
+    freeze = pod.cgroup("a") / "cgroup.freeze"
+    freeze.write_text("1")
+    stuck = asyncio.create_task(pod.exec("a", "e", {"args": ["true"], "cwd": "/"}))
+    await asyncio.sleep(0.3)
+    assert not stuck.done()
+    await pod.run("b", "echo quick")
+    assert (await pod.exited("b")).exit_code == 0
+    await pod.client.kill_exec("e")
+    with pytest.raises(Error, match="killed"):
+        await stuck
+    again = asyncio.create_task(pod.exec("a", "e2", {"args": ["true"], "cwd": "/"}))
+    await asyncio.sleep(0.2)
+    freeze.write_text("0")
+    session = await again
+    assert await session.exited == 0
+    session.close()
+
+
+@pytest.mark.parametrize("after_ms", [0, 0.5, 1, 1.5, 2, 3, 5, 10])
+async def test_a_cancelled_exec_is_killed(pod: TestPod, after_ms: float) -> None:
+    started = await pod.run("a", "exec sleep 100")
+    for n in range(5):
+        process = {"args": ["sleep", "100"], "cwd": "/"}
+        task = asyncio.create_task(pod.exec("a", f"e{n}", process))
+        await asyncio.sleep(after_ms / 1000)
+        task.cancel()
+        try:
+            (await task).close()
+            await pod.client.kill_exec(f"e{n}")
+        except asyncio.CancelledError:
+            pass
+    await pod.client.state()
+    await until(lambda: pod.processes() == [started.pid])
+    async with asyncio.timeout(TIMEOUT_S):  # the last one may be about to be reaped
+        while (await pod.client.state()).execs:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) -> None:
+    started = await pod.run("a", "exec sleep 100")
+    own = Path("/proc/self/oom_score_adj").read_text()
+    assert Path(f"/proc/{started.pid}/oom_score_adj").read_text() == own
+    asked = await pod.run("b", "exec sleep 100", process={"oomScoreAdj": int(own) + 77})
+    assert int(Path(f"/proc/{asked.pid}/oom_score_adj").read_text()) == int(own) + 77
+    session = await pod.exec("b", "e", {"args": ["cat", "/proc/self/oom_score_adj"], "cwd": "/"})
+    assert session.stdout_fd is not None and int(await read_all(session.stdout_fd)) == int(own) + 77
+    session.close()

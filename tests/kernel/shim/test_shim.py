@@ -1,0 +1,467 @@
+"""The shim with real processes: exits, stops, execs, attaches, logs, and what it costs. No container is needed for these."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pyrunc.abi.capability import CAP_SYS_RESOURCE
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
+from pyrunc.peer import answered
+from pyrunc.shim import tree
+from pyrunc.shim.client import ShimClient
+from tests.kernel.shim.pod import TestPod, children, descriptors, gone, name_of, open_gate, settled, until
+
+# Where the alternative is to wait for minutes or for ever: "at once" on a machine that is busy with something else, too.
+AT_ONCE_S = 19  # what is waited for otherwise takes 20 at least
+
+
+@pytest_asyncio.fixture
+async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
+    async with TestPod(tmp_path / "pod") as found:
+        yield found
+
+
+# -- exits
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "number"),
+    [("exit 0", 0, None), ("exit 3", 3, None), ("kill -9 $$", 137, 9), ("kill -TERM $$", 143, 15)],
+)
+async def test_an_exit_is_on_disk_before_it_is_told(
+    pod: TestPod, script: str, code: int, number: int | None
+) -> None:
+    before = time.time_ns()
+    await pod.run("a", script)
+    exit = await pod.exited("a")
+    recorded = pod.exit_record("a")  # the event came: the file must be there
+    assert (exit.exit_code, exit.signal, exit.oom_killed) == (code, number, False)
+    assert before < exit.finished_at_ns < time.time_ns()
+    assert {
+        "exit_code": code,
+        "signal": number,
+        "finished_at_ns": exit.finished_at_ns,
+    }.items() <= recorded.items()
+    state = await pod.client.state()
+    assert [(c.id, c.running, c.exit) for c in state.containers] == [("a", False, exit)]
+    await pod.client.forget("a")
+    assert (await pod.client.state()).containers == []
+
+
+async def test_every_connected_client_hears_of_an_exit(pod: TestPod) -> None:
+    heard: list[list[object]] = [[], [], []]
+    clients = [await ShimClient.connect(pod.sandbox, on_event=events.append) for events in heard]
+    await pod.start(_container(pod, "a", "exit 1"), clients[0])
+    await until(lambda: all(heard))
+    assert heard[0] == heard[1] == heard[2]
+    for client in clients:
+        client.close()
+
+
+async def test_a_start_that_fails_leaves_an_exit_record_and_nothing_else(pod: TestPod) -> None:
+    pod.container("a", "/no/such/program", "x")
+    with pytest.raises(NotFound, match="/no/such/program: no such file"):
+        await pod.start("a")
+    recorded = pod.exit_record("a")
+    assert (recorded["exit_code"], recorded["reason"]) == (128, "StartError")
+    assert "no such file" in recorded["message"]
+    assert not pod.exit_events("a")
+    await until(lambda: not children(pod.pid))  # the fork that tried may be ending still
+    with pytest.raises(AlreadyExists):
+        await pod.start("a")
+
+
+async def test_a_container_without_its_files_is_not_found(pod: TestPod) -> None:
+    with pytest.raises(NotFound):
+        await pod.start("nothing")
+    for call in (pod.client.stop("x", 15, 1), pod.client.signal("x", 15), pod.client.attach("x")):
+        with pytest.raises(NotFound):
+            await call
+
+
+@pytest.mark.requirement("11.6", "14.7")
+async def test_exits_are_recorded_while_nobody_is_connected(pod: TestPod) -> None:
+    await pod.run("a", "sleep 0.3; echo last words; exit 7")
+    pod.client.close()
+    await pod.close_zygote()
+    await until(lambda: (pod.containers / "a" / "exit.json").exists())
+    assert pod.exit_record("a")["exit_code"] == 7
+    assert pod.logged("a") == b"last words\n"
+    again = await pod.connect()
+    assert [(c.id, c.exit and c.exit.exit_code) for c in (await again.state()).containers] == [("a", 7)]
+    again.close()
+
+
+async def test_orphans_are_reaped(pod: TestPod) -> None:
+    gates = [pod.folder / name for name in ("gate", "gate-of-a-session")]
+    for gate in gates:
+        os.mkfifo(gate)
+    started = await pod.run("a", f"( cat {gates[0]} & ) ; ( setsid cat {gates[1]} & ) ; exec sleep 100")
+    await until(lambda: [name_of(child) for child in children(pod.pid)].count("cat") == 2)
+    for gate in gates:
+        await open_gate(gate)  # each waits for the one process that opens it, which may have its name only
+    await until(lambda: children(pod.pid) == [started.pid])
+
+
+def test_a_child_that_ended_before_the_shim_listened_is_reaped() -> None:
+    script = (
+        "import os\n"
+        "from pyrunc.shim.loop import Loop\n"
+        "from pyrunc.shim.reaper import Reaper\n"
+        "child = os.fork() or os._exit(0)\n"
+        "os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
+        "Reaper(Loop())\n"
+        "assert not os.path.exists(f'/proc/{child}')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.requirement("4.3.1")
+async def test_what_a_container_leaves_running_is_killed_with_it(pod: TestPod) -> None:
+    started = time.monotonic()
+    await pod.run("a", "setsid sleep 1000 & echo done")
+    exit = await pod.exited("a")
+    assert exit.exit_code == 0 and time.monotonic() - started < AT_ONCE_S
+    await until(lambda: not pod.cgroup("a").exists())
+    assert pod.logged("a") == b"done\n"
+
+
+# -- stop
+
+
+async def test_stop_sends_the_signal_and_answers_when_it_has_exited(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done")
+    exit = await pod.client.stop("a", signal.SIGTERM, 10)
+    assert exit.exit_code == 5 and pod.exit_record("a")["exit_code"] == 5
+    assert pod.logged("a").endswith(b"got it\n")
+
+
+async def test_stop_escalates(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    started = time.monotonic()
+    exit = await pod.client.stop("a", signal.SIGTERM, 0.5)
+    assert exit.signal == 9 and 0.5 <= time.monotonic() - started < AT_ONCE_S
+
+
+@pytest.mark.requirement("4.3.1")
+async def test_stop_with_no_time_kills_at_once(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap 'exit 5' TERM; echo ready; sleep 100 & wait")
+    assert (await pod.client.stop("a", signal.SIGTERM, 0)).signal == 9
+
+
+@pytest.mark.requirement("4.3.3")
+async def test_of_several_stops_the_signal_is_sent_once_and_the_shortest_time_wins(pod: TestPod) -> None:
+    script = "trap 'echo signal' TERM; echo ready; while :; do sleep 0.02; done"
+    await _ready(pod, "a", script)
+    started = time.monotonic()
+    stops = [asyncio.create_task(pod.client.stop("a", signal.SIGTERM, after)) for after in (20, 30)]
+    await until(lambda: b"signal" in pod.logged("a"))
+    last = time.monotonic()
+    stops.append(asyncio.create_task(pod.client.stop("a", signal.SIGTERM, 0.3)))
+    exits = await asyncio.gather(*stops)
+    assert len({exit.finished_at_ns for exit in exits}) == 1 and exits[0].signal == 9
+    assert time.monotonic() - last >= 0.3 and time.monotonic() - started < AT_ONCE_S
+    assert pod.logged("a") == b"ready\nsignal\n"
+
+
+@pytest.mark.parametrize("timeout_s", [2**62, 1e300, -(2**62)])
+async def test_any_grace_period_is_taken(pod: TestPod, timeout_s: float) -> None:
+    await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    stopping = asyncio.create_task(pod.client.stop("a", signal.SIGTERM, timeout_s))
+    await asyncio.sleep(0.1)
+    assert (await pod.client.state()).pid == pod.pid
+    assert (await pod.client.stop("a", signal.SIGTERM, 0)).signal == 9
+    assert (await stopping).signal == 9
+
+
+async def test_stop_of_an_exited_container_answers_with_its_exit(pod: TestPod) -> None:
+    await pod.run("a", "exit 4")
+    exit = await pod.exited("a")
+    assert await pod.client.stop("a", signal.SIGTERM, 10) == exit
+
+
+async def test_an_escalation_goes_on_without_the_server(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
+    stop = asyncio.create_task(pod.client.stop("a", signal.SIGTERM, 2))
+    await until(lambda: b"asked" in pod.logged("a"))
+    pod.client.close()
+    await pod.close_zygote()
+    with pytest.raises(PeerError):
+        await stop
+    await until(lambda: (pod.containers / "a" / "exit.json").exists())
+    assert pod.exit_record("a")["signal"] == 9
+
+
+async def test_a_server_killed_in_the_middle_of_a_stop(pod: TestPod) -> None:
+    """A real process asks for the stop and is killed with SIGKILL, with the signal sent and the grace period running."""
+    await _ready(pod, "a", "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
+    script = (
+        "import asyncio, sys\n"
+        "from pyrunc.shim.client import ShimClient\n"
+        "async def main():\n"
+        "    await (await ShimClient.connect(sys.argv[1])).stop('a', 15, 3)\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(pod.sandbox))
+    await until(lambda: b"asked" in pod.logged("a"))
+    process.kill()
+    assert await process.wait() == -signal.SIGKILL
+    assert (await pod.exited("a")).signal == 9
+
+
+async def test_a_frozen_container_can_be_stopped(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap '' TERM; echo ready; sleep 100")
+    (pod.cgroup("a") / "cgroup.freeze").write_text("1")
+    await until(lambda: "frozen 1" in (pod.cgroup("a") / "cgroup.events").read_text())
+    started = time.monotonic()
+    assert (await pod.client.stop("a", signal.SIGTERM, 0.3)).signal == 9
+    assert time.monotonic() - started < AT_ONCE_S
+
+
+async def test_signal_and_its_errors(pod: TestPod) -> None:
+    await _ready(pod, "a", "trap 'echo usr1' USR1; echo ready; while :; do sleep 0.02; done")
+    await pod.client.signal("a", signal.SIGUSR1)
+    await until(lambda: b"usr1" in pod.logged("a"))
+    with pytest.raises(InvalidArgument):
+        await pod.client.signal("a", 0)
+    await pod.client.stop("a", signal.SIGTERM, 0)
+    with pytest.raises(WrongState):
+        await pod.client.signal("a", signal.SIGUSR1)
+
+
+# -- the whole pod
+
+
+async def test_shutdown_refuses_while_something_runs_and_then_leaves_nothing(pod: TestPod) -> None:
+    await pod.run("a", "sleep 100")
+    with pytest.raises(WrongState, match="a"):
+        await pod.client.shutdown()
+    with pytest.raises(WrongState):
+        await pod.client.forget("a")
+    await pod.client.stop("a", 15, 0)
+    await pod.client.shutdown()
+    await until(lambda: gone(pod.pid))
+    assert {path.name for path in pod.sandbox.iterdir()} == {"shim.log"}
+    assert pod.shim_log() == ""
+    with pytest.raises(NotFound):
+        await pod.connect()
+
+
+async def test_a_killed_shim_is_noticed_and_cannot_be_connected_to(pod: TestPod) -> None:
+    waiting = asyncio.create_task(pod.client.stop(await _named(pod, "a", "sleep 100"), signal.SIGURG, 100))
+    await asyncio.sleep(0.1)
+    os.kill(pod.pid, signal.SIGKILL)
+    with pytest.raises(PeerError):
+        await waiting
+    assert pod.closed == 1
+    await until(lambda: gone(pod.pid))  # its descriptors close one after the other
+    with pytest.raises(NotFound):
+        await pod.connect()
+
+
+async def ask(pod: TestPod, call: object, **parameters: Any) -> list[int]:
+    """A request that no client of ours sends; the descriptors of its answer."""
+    _, answer = pod.client._peer.ask({"call": call, **parameters})
+    return (await answered(answer))[1]
+
+
+async def test_an_unknown_call_is_an_error_and_the_connection_stays(pod: TestPod) -> None:
+    with pytest.raises(Unsupported, match="dance"):
+        await ask(pod, "dance")
+    with pytest.raises(InvalidArgument):
+        await ask(pod, "stop", container="../../etc", signal=9, timeout_s=0)
+    with pytest.raises(InvalidArgument):
+        await ask(pod, "start_container", container=["a"])
+    assert (await pod.client.state()).pid == pod.pid
+
+
+async def test_every_request_is_answered_whatever_it_holds(pod: TestPod) -> None:
+    """No call with parameters of the wrong kind may go unanswered, end the shim or reach its log as a fault of ours."""
+    await pod.run("a", "exec sleep 1000")
+    random = Random(1)
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        1.5,
+        2**70,
+        1e308,
+        "",
+        "a",
+        "b",
+        "x/y",
+        "..",
+        [],
+        ["a"],
+        {},
+        {"args": 3},
+        {"args": []},
+    ]
+    calls = [
+        "start_container",
+        "exec",
+        "kill_exec",
+        "signal",
+        "attach",
+        "resize",
+        "reopen_log",
+        "forget",
+        "state",
+    ]
+    names = [
+        "container",
+        "exec",
+        "process",
+        "signal",
+        "timeout_s",
+        "width",
+        "height",
+        "tty",
+        "stdin",
+        "stdout",
+    ]
+    for _ in range(1000):
+        request: dict[str, Any] = {name: random.choice(values) for name in names if random.random() < 0.7}
+        request |= {"container": "a"} if random.random() < 0.5 else {}
+        request["signal"] = random.choice([v for v in values if v != -1] + [28])
+        call = random.choice([*calls, None, 7, "no such"])
+        try:
+            for fd in await asyncio.wait_for(ask(pod, call, **request), 30):
+                os.close(fd)
+        except (TimeoutError, PeerError):
+            raise
+        except Error:
+            pass
+    assert (await pod.client.state()).pid == pod.pid
+    assert "Traceback" not in pod.shim_log(), pod.shim_log()
+
+
+async def test_a_client_that_never_reads_does_not_hold_up_the_others(pod: TestPod) -> None:
+    deaf = await ShimClient.connect(pod.sandbox)
+    asyncio.get_running_loop().remove_reader(deaf._peer._socket)
+    for _ in range(3000):
+        deaf._peer.tell({"id": 1, "call": "state"})
+    await pod.run("a", "exit 0")
+    await pod.exited("a")
+    deaf.close()
+
+
+async def test_a_start_that_takes_long_does_not_hold_up_the_others(pod: TestPod) -> None:
+    gate = _with_gate(pod, "slow")
+    slow = asyncio.create_task(pod.start("slow"))
+    await until(lambda: children(pod.pid))
+    await pod.run("a", "echo quick")
+    await pod.exited("a")
+    assert pod.logged("a") == b"quick\n"
+    assert not slow.done()
+    await open_gate(gate)
+    await slow
+    await pod.exited("slow")
+
+
+async def test_a_start_can_be_stopped(pod: TestPod) -> None:
+    _with_gate(pod, "slow")
+    slow = asyncio.create_task(pod.start("slow"))
+    await until(lambda: children(pod.pid))
+    exit = await pod.client.stop("slow", signal.SIGTERM, 10)
+    assert (exit.exit_code, exit.reason) == (128, "StartError")
+    with pytest.raises(Exception, match="killed"):
+        await slow
+
+
+async def test_a_pause_process_whose_start_fails_leaves_nothing(pod: TestPod) -> None:
+    os.mkfifo(gate := pod.folder / "gate")
+    holder = {"version": 1, "cgroups_path": f"{pod.group}/holder"}
+    (pod.sandbox / "holder.json").write_text(json.dumps(holder | {"gate": str(gate), "fails": "no luck"}))
+    starting = asyncio.create_task(pod.hold())
+    await until(lambda: pod.processes())
+    assert (await pod.client.state()).pid == pod.pid, "the others need not wait for it"
+    await open_gate(gate)
+    with pytest.raises(Error, match="no luck"):
+        await starting
+    await until(lambda: not pod.cgroup("holder").exists() and not children(pod.pid))
+    (pod.sandbox / "holder.json").write_text(json.dumps(holder))
+    held = await pod.hold()
+    await until(lambda: pod.processes() == [held.pid])  # it joins its group by itself, after the fork
+    await pod.client.stop_holder()
+
+
+async def test_a_worker_that_is_killed_while_it_starts_a_container_is_a_start_error(pod: TestPod) -> None:
+    _with_gate(pod, "a", "blocks")
+    starting = asyncio.create_task(pod.start("a"))
+    await until(lambda: children(pod.pid))
+    os.kill(children(pod.pid)[0], signal.SIGKILL)
+    with pytest.raises(Error, match="killed"):
+        await starting
+    assert pod.exit_record("a")["reason"] == "StartError"
+    await until(lambda: not pod.cgroup("a").exists() and not children(pod.pid))
+
+
+async def test_many_containers_live_and_die_without_a_trace(pod: TestPod) -> None:
+    await pod.run("first", "exit 0")
+    await pod.exited("first")
+    await pod.client.forget("first")
+    before = await settled(pod)
+    for n in range(30):
+        await pod.run(f"c{n}", f"echo {n}; exit {n}", stdin=n % 2 == 0)
+    for n in range(30):
+        assert (await pod.exited(f"c{n}")).exit_code == n
+        assert pod.logged(f"c{n}") == b"%d\n" % n
+        await pod.client.forget(f"c{n}")
+    await until(lambda: descriptors(pod.pid) <= before and not children(pod.pid))
+    assert pod.shim_log() == ""
+
+
+async def test_the_shim_says_who_it_is(pod: TestPod) -> None:
+    await pod.client.state()
+    own = tree.stat(pod.pid)
+    assert own
+    recorded = (pod.sandbox / "shim.json").read_text()
+    assert f'"pid":{pod.pid}' in recorded and f'"start_time":{own.start_time}' in recorded
+    assert Path(f"/proc/{pod.pid}/comm").read_text().strip() == "pyrunc-shim"
+
+
+async def test_the_oom_killer_spares_the_shim_where_we_may_say_so(pod: TestPod) -> None:
+    await pod.client.state()
+    effective = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("CapEff"))
+    allowed = int(effective.split()[1], 16) >> CAP_SYS_RESOURCE & 1
+    own = Path("/proc/self/oom_score_adj").read_text()
+    found = Path(f"/proc/{pod.pid}/oom_score_adj").read_text()
+    assert found.strip() == ("-999" if allowed else own.strip())
+
+
+async def _ready(pod: TestPod, name: str, script: str) -> None:
+    """Start and wait for the first line."""
+    await pod.run(name, script)
+    await until(lambda: pod.log_path(name).exists() and pod.logged(name))
+
+
+def _with_gate(pod: TestPod, name: str, how: str = "gate") -> Path:
+    """A container whose start waits until this gate is opened."""
+    os.mkfifo(gate := pod.folder / "gate")
+    pod.container(name, "exit 0", process={how: str(gate)})
+    return gate
+
+
+async def _named(pod: TestPod, name: str, script: str) -> str:
+    await pod.run(name, script)
+    return name
+
+
+def _container(pod: TestPod, name: str, script: str) -> str:
+    pod.container(name, script)
+    return name

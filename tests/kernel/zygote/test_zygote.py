@@ -1,0 +1,397 @@
+"""The zygote with real processes: what a child gets, how errands end, what survives whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pyrunc import ipc
+from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError
+from pyrunc.peer import answered
+from pyrunc.zygote.client import Zygote
+from tests.kernel.shim.pod import TIMEOUT_S, children, descriptors, gone, name_of
+from tests.kernel.zygote.functions import Asked
+from tests.support.processes import wait_until
+
+HERE = "tests.kernel.zygote.functions"
+
+
+@pytest_asyncio.fixture
+async def zygote() -> AsyncIterator[Zygote]:
+    found = await Zygote.start([HERE])
+    yield found
+    await found.close()
+
+
+async def until_gone(pids: list[int], timeout_s: float = TIMEOUT_S) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not all(map(gone, pids)):
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.01)
+    return True
+
+
+async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
+    """A detached child that answers on a socket: its pid, the socket, what it said first."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        pid = (await zygote.fork(f"{HERE}:answer_on", None, [theirs.fileno()])).pid
+    ours.settimeout(TIMEOUT_S)
+    return pid, ours, ours.recv(100).decode().split()
+
+
+# -- errands
+
+
+async def test_an_errand_has_stdin_environment_arguments_and_descriptors(zygote: Zygote) -> None:
+    reading, writing = os.pipe()
+    result = await zygote.run(
+        f"{HERE}:echo", Asked(say="hi ", code=3), [writing], stdin=b"there", env={"EXTRA": "!"}
+    )
+    os.close(writing)
+    assert (result.exit_code, result.stdout, result.stderr) == (3, b"hi there!", b"to stderr")
+    assert os.read(reading, 100) == b"to a descriptor"
+    os.close(reading)
+
+
+async def test_an_errand_has_no_descriptor_but_its_own(zygote: Zygote) -> None:
+    result = await zygote.run(f"{HERE}:descriptors", fds=[0, 1])
+    ours = set(eval(result.stdout)) - {6, 7}  # the listing itself
+    assert ours == {0, 1, 2, 3, 4, 5}  # stdio, the result socket, two that were passed
+
+
+async def test_an_errand_hands_descriptors_over(zygote: Zygote) -> None:
+    result = await zygote.run(f"{HERE}:hand_over")
+    assert [os.read(fd, 100) for fd in result.fds] == [b"from the errand"]
+    for fd in result.fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(("function", "code"), [("leave", 7), ("die", 137), ("crash", 1)])
+async def test_exit_codes(zygote: Zygote, function: str, code: int) -> None:
+    result = await zygote.run(f"{HERE}:{function}")
+    assert result.exit_code == code
+    assert (b"ZeroDivisionError: a bug" in result.stderr) == (function == "crash")
+
+
+async def test_our_errors_come_back_as_they_were_raised(zygote: Zygote) -> None:
+    with pytest.raises(NotFound, match="no such thing"):
+        await zygote.run(f"{HERE}:refuse")
+
+
+async def test_an_errand_may_become_another_program(zygote: Zygote) -> None:
+    result = await zygote.run(f"{HERE}:replace", Asked(script="cat; echo error >&2; exit 9"), stdin=b"in")
+    assert (result.exit_code, result.stdout, result.stderr) == (9, b"in", b"error\n")
+
+
+async def test_a_function_that_does_not_exist_is_an_error_and_no_process(zygote: Zygote) -> None:
+    for function in (f"{HERE}:nothing", "no.such.module:main"):
+        with pytest.raises(PeerError):
+            await zygote.run(function)
+        with pytest.raises(PeerError):
+            await zygote.fork(function)
+
+
+@pytest.mark.parametrize(
+    ("question", "problem"),
+    [
+        ({"call": "fork", "arguments": {}}, "fork: function is missing"),
+        ({"call": "run", "function": f"{HERE}:leave", "arguments": {}}, "run: environment is missing"),
+        ({"call": "keep", "function": 1}, "keep: function is 1, not a text"),
+        ({"call": "brew"}, "the zygote has no call 'brew'"),
+    ],
+)
+async def test_a_question_that_lacks_something_is_refused_with_its_name(
+    zygote: Zygote, question: ipc.Message, problem: str
+) -> None:
+    process = await zygote._live()
+    with pytest.raises(InvalidArgument, match=problem):
+        await answered(process.peer.ask(question)[1])
+    assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
+
+
+async def test_large_input_output_and_arguments(zygote: Zygote) -> None:
+    text = "x" * 300_000
+    result = await zygote.run(f"{HERE}:echo", Asked(say=text), stdin=b"y" * 2_000_000)
+    assert result.stdout == text.encode() + b"y" * 2_000_000
+
+
+async def test_output_beyond_the_limit_is_dropped_and_the_errand_goes_on(zygote: Zygote) -> None:
+    result = await zygote.run(f"{HERE}:flood", Asked(blocks=100), output_limit_bytes=100_000)
+    assert (result.exit_code, len(result.stdout), result.truncated) == (0, 100_000, True)
+
+
+async def test_many_errands_at_once(zygote: Zygote) -> None:
+    async def one(n: int) -> bytes:
+        return (await zygote.run(f"{HERE}:echo", Asked(say=str(n)))).stdout
+
+    assert await asyncio.gather(*map(one, range(50))) == [str(n).encode() for n in range(50)]
+
+
+async def test_a_timeout_kills_all_that_the_errand_started(zygote: Zygote, tmp_path: Path) -> None:
+    """Time enough for three processes to come to be; without the limit they sleep for 100 s."""
+    pids = tmp_path / "pids"
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await zygote.run(f"{HERE}:family", Asked(file=str(pids)), timeout_s=2.5)
+    assert 2.5 <= time.monotonic() - started < 25
+    family = [int(pid) for pid in pids.read_text().split()]
+    assert len(family) == 3
+    assert await until_gone(family)
+
+
+async def test_a_deadline_may_be_years_away(zygote: Zygote) -> None:
+    assert (await zygote.run(f"{HERE}:leave", timeout_s=1e12)).exit_code == 7
+
+
+async def test_cancelling_kills_all_that_the_errand_started(zygote: Zygote, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    task = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
+    while not pids.exists() or len(pids.read_text().split()) < 3:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await until_gone([int(pid) for pid in pids.read_text().split()])
+    assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
+
+
+async def test_a_process_left_behind_with_stdout_does_not_hold_the_result_up(zygote: Zygote) -> None:
+    started = time.monotonic()
+    result = await zygote.run(f"{HERE}:background")
+    assert time.monotonic() - started < 20  # it sleeps for 100
+    assert await until_gone([int(result.stdout)])
+
+
+# -- detached children
+
+
+async def test_a_detached_child_has_its_own_session_and_survives_server_and_zygote(zygote: Zygote) -> None:
+    pid, sock, (its_pid, session, parent) = await detached(zygote)
+    assert (int(its_pid), int(session), int(parent)) == (pid, pid, zygote.pid)
+    assert zygote.pid is not None
+    os.kill(zygote.pid, signal.SIGKILL)
+    assert await until_gone([zygote.pid])
+    sock.send(b"still there?")
+    assert sock.recv(100).split()[1] == b"still"
+    sock.close()
+    assert await until_gone([pid])
+
+
+async def test_a_detached_child_has_null_stdio_and_its_descriptor(zygote: Zygote) -> None:
+    pid, sock, _ = await detached(zygote)
+    links = {int(n): os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")}
+    assert {n: links[n] for n in (0, 1, 2)} == dict.fromkeys((0, 1, 2), "/dev/null")
+    assert set(links) == {0, 1, 2, 3} and links[3].startswith("socket:")
+    sock.close()
+    assert await until_gone([pid])
+
+
+async def test_the_zygote_reaps_its_detached_children(zygote: Zygote) -> None:
+    pid, sock, _ = await detached(zygote)
+    sock.close()
+    await _until(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+# -- the zygote itself
+
+
+async def test_it_ends_when_the_server_goes_and_kills_errands_but_not_detached_children(
+    tmp_path: Path,
+) -> None:
+    zygote = await Zygote.start([HERE])
+    zygote_pid = zygote.pid
+    assert zygote_pid
+    pid, sock, _ = await detached(zygote)
+    pids = tmp_path / "pids"
+    errand = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
+    while not pids.exists() or len(pids.read_text().split()) < 3:
+        await asyncio.sleep(0.01)
+    await zygote.close()
+    with pytest.raises(PeerError):
+        await errand
+    assert await until_gone([zygote_pid, *map(int, pids.read_text().split())])
+    sock.send(b"alive")
+    assert b"alive" in sock.recv(100)
+    sock.close()
+    assert await until_gone([pid])
+
+
+async def test_a_spare_child_serves_one_request_and_another_takes_its_place(tmp_path: Path) -> None:
+    function = f"{HERE}:append"
+    zygote = await Zygote.start([HERE], keep=function)
+    try:
+        pids = []
+        for n in range(3):
+            (spare,) = await _spares(zygote, pids)
+            with open(tmp_path / "out", "ab") as out:
+                forked = await zygote.fork(function, Asked(text=str(n)), [out.fileno()])
+            assert forked.prepared in ({"made": forked.pid}, {})
+            pids.append(forked.pid)
+            assert pids[-1] == spare
+        await _until(lambda: (tmp_path / "out").read_text() == "prepared 0 prepared 1 prepared 2 ")
+        (spare,) = await _spares(zygote, pids)
+        assert (await zygote.fork(f"{HERE}:leave")).pid != spare and await _spares(zygote, pids) == [spare]
+    finally:
+        await zygote.close()
+    await _until(lambda: gone(spare))
+
+
+async def test_a_spare_child_may_be_asked_before_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    monkeypatch.setenv("PREPARE_GATE", str(gate))
+    zygote = await Zygote.start([HERE], keep=f"{HERE}:append")
+    try:
+        (spare,) = await _spares(zygote)
+        with open(tmp_path / "out", "ab") as out:
+            forked = await zygote.fork(f"{HERE}:append", Asked(text="0"), [out.fileno()])
+        assert (forked.pid, forked.prepared) == (spare, {})
+        opened = os.open(gate, os.O_RDWR)  # for the next spare, too, whenever it comes
+        await _until(lambda: (tmp_path / "out").read_text() == "prepared 0 ")
+    finally:
+        await zygote.close()
+        os.close(opened)
+
+
+async def test_a_spare_child_that_died_is_not_missed(tmp_path: Path) -> None:
+    function = f"{HERE}:append"
+    zygote = await Zygote.start([HERE], keep=function)
+    try:
+        killed: list[int] = []
+        for n in range(2):
+            (spare,) = await _spares(zygote, killed)
+            killed.append(spare)
+            os.kill(spare, signal.SIGKILL)
+            await _until(lambda pid=spare: gone(pid))  # type: ignore[misc]
+            with open(tmp_path / "out", "ab") as out:
+                assert (await zygote.fork(function, Asked(text=str(n)), [out.fileno()])).pid != spare
+        await _until(lambda: (tmp_path / "out").read_text() == "0 1 ")
+    finally:
+        await zygote.close()
+
+
+async def test_a_spare_child_ends_with_a_zygote_that_is_killed() -> None:
+    zygote = await Zygote.start([HERE], keep=f"{HERE}:append")
+    try:
+        (spare,) = await _spares(zygote)
+        assert zygote.pid
+        os.kill(zygote.pid, signal.SIGKILL)
+        await _until(lambda: gone(spare) and zygote.pid is None)
+        await zygote.fork(f"{HERE}:leave")
+        assert await _spares(zygote)
+    finally:
+        await zygote.close()
+
+
+async def _spares(zygote: Zygote, used: Collection[int] = ()) -> list[int]:
+    """Waits until there are some that were not used."""
+    found: list[int] = []
+
+    def look() -> bool:
+        assert zygote.pid
+        found[:] = [pid for pid in children(zygote.pid) if pid not in used and name_of(pid) == "pyrunc-spare"]
+        return bool(found)
+
+    await _until(look)
+    return found
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_killed_zygote_takes_its_errands_along_and_is_replaced(zygote: Zygote) -> None:
+    first = zygote.pid
+    assert first
+    errand = asyncio.create_task(zygote.run(f"{HERE}:replace", Asked(script="exec sleep 100")))
+    await _until(lambda: bool(children(first)))
+    below = children(first)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(PeerError, match="gone"):
+        await errand
+    assert await until_gone(below)
+    assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
+    assert zygote.pid not in (None, first)
+
+
+async def test_a_preload_that_fails_says_so() -> None:
+    with pytest.raises(PeerError, match=r"importing no\.such\.module: ModuleNotFoundError"):
+        await Zygote.start(["no.such.module"])
+
+
+async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> None:
+    await zygote.run(f"{HERE}:leave")
+    pid = zygote.pid
+    assert pid
+    await _until(lambda: not children(pid))
+    before = descriptors(pid)
+    for _ in range(100):
+        await zygote.run(f"{HERE}:echo", Asked(say="x"))
+        result = await zygote.run(f"{HERE}:hand_over")
+        for fd in result.fds:
+            os.close(fd)
+    await _until(lambda: descriptors(pid) <= before and not children(pid))
+
+
+def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
+    """The kernel then resets the connection: the next answer, here an errand's end, meets ECONNRESET."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path)]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
+        theirs.close()
+        assert select.select([ours], [], [], 30)[0]  # it is ready, and says so
+        reading, writing = os.pipe()
+        null = os.open("/dev/null", os.O_RDWR)
+        result, its_result = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = {"id": 1, "call": "run", "function": f"{HERE}:echo", "arguments": {"say": ""}}
+        ipc.send(
+            ours,
+            {**request, "environment": {}, "timeout_s": None},
+            [reading, null, null, its_result.fileno()],
+        )
+        os.close(reading)
+        os.close(null)
+        its_result.close()
+        assert wait_until(lambda: children(process.pid), TIMEOUT_S)
+        (errand,) = children(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        os.close(writing)
+        assert wait_until(lambda: gone(errand), TIMEOUT_S)
+        ours.close()
+        result.close()
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.communicate(timeout=30)[1] == b"" and process.returncode == 0
+
+
+async def test_a_zygote_that_is_killed_in_its_rehearsal_leaves_no_process(tmp_path: Path) -> None:
+    """The process that it has started waits for a signal, which nobody else would send."""
+    script = (
+        "import os, signal, sys; from pyrunc.accelerate import shim_rehearsal as rehearse; stage = rehearse._Stage(sys.argv[1]); "
+        "print(stage.start('c0'), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    # The folder holds a socket, whose path must be short.
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", script, folder]
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert await until_gone([int(done.stdout)])
