@@ -1,10 +1,12 @@
-"""Several pieces of work at the same time, of which all succeed or one failure is told."""
+"""Several pieces of work at the same time, of which all succeed or one failure is told; and work that is not left half done."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+Outcome = TypeVar("Outcome")
 
 
 async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
@@ -22,3 +24,16 @@ async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
             first.add_note(f"meanwhile: {other}")
         raise first from None
     return [task.result() for task in tasks]
+
+
+async def to_the_end(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """What cannot be stopped where it is, a thread or a fork: whoever is cancelled meanwhile waits all the same, so that what comes after
+    it does not overtake it."""
+    running = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # nobody asks for it
+        raise

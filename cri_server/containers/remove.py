@@ -10,7 +10,7 @@ from cri_server import events, orphans
 from cri_server.containers import launch, stop
 from cri_server.services import Services
 from cri_server.status import sandbox as status
-from cri_server.steps import Step, Steps
+from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container
 from pyrunc.errors import PeerError
@@ -88,8 +88,7 @@ STEPS: Steps[Work] = Steps(
     [
         Step("kill", kill),
         Step("nri", tell_plugins),
-        Step("shim", leave_shim),
-        Step("cgroup", remove_cgroup),
+        Beside((Step("shim", leave_shim), Step("cgroup", remove_cgroup))),
         Step("record", remove_record),
         Step("folders", remove_folders),
         Step("forget", forget),

@@ -27,7 +27,7 @@ from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
 from cri_server.timeline.trace import graft, span
-from cri_server.together import together
+from cri_server.together import to_the_end, together
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.compiler.files import HolderFile
@@ -149,14 +149,24 @@ def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
 
 async def make_state(work: Work) -> None:
     """The state folder is the intent: without a record beside it the sandbox was never finished."""
-    await asyncio.to_thread(_make_on_disk, work, holder(work))
+    folder = work.services.paths.sandbox_state(work.sandbox.id)
+    try:
+        folder.mkdir(mode=0o700)  # on a tmpfs, as the socket that is bound there next: no thread has to wait
+    except OSError as error:
+        raise disk.worded(error, "mkdir", str(folder)) from None
 
 
-def _make_on_disk(work: Work, holder_file: HolderFile) -> None:
+async def write_files(work: Work) -> None:
+    """What the pod's containers mount and what the holder is compiled from, which begins at once: it needs no shim."""
+    record, folder = holder(work), work.services.paths.sandbox_state(work.sandbox.id)
+    await disk.in_thread(lambda: _write_files(work, record), folder)
+    work.compiling = asyncio.create_task(_compile(work))
+
+
+def _write_files(work: Work, holder_file: HolderFile) -> None:
     paths = work.services.paths
     folder, root = paths.sandbox_state(work.sandbox.id), paths.sandbox_root(work.sandbox.id)
     try:
-        folder.mkdir(mode=0o700)
         root.mkdir(mode=0o700)
         files.write(
             root,
@@ -232,10 +242,9 @@ def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandb
 
 
 async def start_shim(work: Work) -> None:
-    """The holder is compiled meanwhile: that needs no shim."""
+    """With the network namespace that it has made ahead, if it was the zygote's spare."""
     shims, sandbox = work.services.shims, work.sandbox
-    work.compiling = asyncio.create_task(_compile(work))
-    made_ahead = await shims.start(sandbox)
+    made_ahead = await to_the_end(shims.start(sandbox))
     if has_pinned_network(sandbox.options):
         sandbox.netns_path = made_ahead or await shims.get(sandbox).make_network()
 
@@ -249,13 +258,14 @@ async def _compile(work: Work) -> CompiledLaunch:
 
 
 async def end_shim(work: Work) -> None:
-    if work.compiling is not None:
-        await _forget_launch(work, work.compiling)
     await work.services.shims.shutdown(work.sandbox)
 
 
-async def _forget_launch(work: Work, compiling: asyncio.Task[CompiledLaunch]) -> None:
+async def forget_launch(work: Work) -> None:
     """Nobody started the holder, or it was started and has ended: its cgroup goes, whoever made it."""
+    compiling = work.compiling
+    if compiling is None:
+        return
     compiling.cancel()
     await asyncio.wait([compiling])
     if not compiling.cancelled() and compiling.exception() is None:
@@ -392,7 +402,7 @@ STEPS: Steps[Work] = Steps(
     "run_sandbox",
     [
         Step("state", make_state, remove_state),
-        Step("shim", start_shim, end_shim),
+        Beside((Step("files", write_files, forget_launch), Step("shim", start_shim, end_shim))),
         Beside(
             (Step("holder", start_holder, end_holder), Step("network", attach_network, detach_network)),
             in_turn,

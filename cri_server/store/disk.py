@@ -17,6 +17,7 @@ from cri_server.store.facts import entries
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.store.trash import Trash
+from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.errors import KernelError, NotFound, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
@@ -47,7 +48,7 @@ async def _save(path: Path, thing: Sandbox | Container, version: int, *, named: 
         if thing.removed:
             raise NotFound(f"{thing.id} was removed meanwhile")
         content = thing.to_record()
-        await _to_the_end(
+        await in_thread(
             lambda: atomic_file.write_json(str(path), content, version=version, durable=True, named=named),
             path,
         )
@@ -66,18 +67,13 @@ async def remove_container_record(paths: Paths, container: Container) -> None:
 async def _remove(path: Path, thing: Sandbox | Container) -> None:
     thing.removed = True
     async with thing.on_disk:
-        await _to_the_end(lambda: path.unlink(missing_ok=True), path)
+        await in_thread(lambda: path.unlink(missing_ok=True), path)
 
 
-async def _to_the_end(work: Callable[[], object], path: Path) -> None:
-    """Run `work` in a thread. Whoever is cancelled meanwhile waits all the same: a thread cannot be stopped, and what comes
-    after it must not overtake it."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
+async def in_thread(work: Callable[[], object], path: Path) -> None:
+    """Run `work` in a thread, to its end. Raises what `worded` says of an OSError."""
     try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
+        await to_the_end(asyncio.to_thread(work))
     except OSError as error:
         raise worded(error, "write", str(path)) from None
 
