@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 10.0
 THREADS = 32
-SHIM_MODULES = ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal"]
+SHIM_MODULES = ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal", "pyrunc.accelerate.template"]
 ERRAND_MODULES = [
     "pyrunc.compiler.service",
     "pyrunc.accelerate.compiler_rehearsal",

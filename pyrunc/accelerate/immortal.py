@@ -25,17 +25,20 @@ def make_immortal() -> int:
     """All that can be reached from what the collector knows; how many objects that are, 0 where this Python has no such thing."""
     if not _is_possible():
         return 0
-    things, made = _everything(), 0
-    lasting: dict[type, bool] = {}
-    for thing in things:
-        if type(thing) not in lasting:
-            lasting[type(thing)] = _may_be_for_ever(thing)
-        if lasting[type(thing)]:
-            count = _count(thing)
-            if count.value < _IMMORTAL:
-                count.value = _IMMORTAL
-                made += 1
+    made = 0
+    for thing in lasting():
+        count = _count(thing)
+        if count.value < _IMMORTAL:
+            count.value = _IMMORTAL
+            made += 1
     return made
+
+
+def lasting() -> list[object]:
+    """What can be reached from what the collector knows and does nothing at its end."""
+    things = _everything()
+    kinds = {kind for kind, one in {type(thing): thing for thing in things}.items() if _may_be_for_ever(one)}
+    return [thing for thing in things if type(thing) in kinds]
 
 
 def _count(thing: object) -> ctypes.c_uint32:
@@ -61,25 +64,19 @@ def _is_possible() -> bool:
 
 
 def _may_be_for_ever(thing: object) -> bool:
-    return not isinstance(thing, MORTAL) and (
-        isinstance(thing, type | types.ModuleType) or not any(hasattr(type(thing), name) for name in ENDS)
-    )
+    return isinstance(thing, type | types.ModuleType) or not any(hasattr(type(thing), name) for name in ENDS)
 
 
 def _everything() -> list[object]:
     """What the collector knows and what that refers to, but for what this function makes."""
-    seen: set[int] = set()
-    found: list[object] = []
-    waiting = gc.get_objects()
-    own = {id(seen), id(found), id(waiting)}
-    while waiting:
-        thing = waiting.pop()
-        if id(thing) in seen or id(thing) in own or isinstance(thing, MORTAL):
-            continue
-        seen.add(id(thing))
-        found.append(thing)
-        waiting += gc.get_referents(thing)
-        if isinstance(thing, types.CodeType):
-            waiting += [getattr(thing, name) for name in CODE]
-            waiting += [*thing.co_varnames, *thing.co_cellvars, *thing.co_freevars]
-    return found
+    found: dict[int, object] = {}
+    own, level = id(found), gc.get_objects()
+    while level:
+        fresh = {id(thing): thing for thing in level if id(thing) not in found and type(thing) not in MORTAL}
+        fresh.pop(own, None)
+        found |= fresh
+        level = gc.get_referents(*fresh.values())
+        for code in [thing for thing in fresh.values() if type(thing) is types.CodeType]:
+            level += [getattr(code, name) for name in CODE]
+            level += [*code.co_varnames, *code.co_cellvars, *code.co_freevars]
+    return list(found.values())

@@ -48,6 +48,8 @@ class Loop:
         self._handlers: dict[int, Handler] = {}
         self._timers: list[Timer] = []
         self._stopped = False
+        self._after_work: tuple[float, Callable[[], object]] | None = None
+        self._tidying: Timer | None = None
 
     def watch(self, fd: int, events: int, handler: Handler) -> None:
         """Call `handler(events)` when `fd` is ready; errors and hang-ups are always reported."""
@@ -68,6 +70,10 @@ class Loop:
         heapq.heappush(self._timers, timer)
         return timer
 
+    def after_work(self, delay_s: float, function: Callable[[], object]) -> None:
+        """Call `function()` `delay_s` after a descriptor was ready, once for all that happens until then."""
+        self._after_work = delay_s, function
+
     def close(self) -> None:
         """Watch nothing any more."""
         self._epoll.close()
@@ -83,14 +89,22 @@ class Loop:
 
     def turn(self) -> None:
         """Wait until something is ready or due, and call its handlers."""
-        for fd, events in self._epoll.poll(self._wait_s()):
+        ready = self._epoll.poll(self._wait_s())
+        for fd, events in ready:
             handler = self._handlers.get(fd)
             if handler is not None:
                 _guarded(handler, events)
+        if ready and self._after_work is not None and self._tidying is None:
+            self._tidying = self.after(self._after_work[0], self._tidy)
         while self._timers and self._timers[0].at <= time.monotonic():
             function = heapq.heappop(self._timers).function
             if function is not None:
                 _guarded(function)
+
+    def _tidy(self) -> None:
+        assert self._after_work is not None
+        self._tidying = None
+        self._after_work[1]()
 
     def _wait_s(self) -> float | None:
         while self._timers and self._timers[0].function is None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyrunc.shim.starter import Starter
 
 OOM_SCORE_ADJ = -999
+GIVE_BACK_AFTER_S = 30.0  # at most so often, as what is given back is copied again by the next probe
 RESETS = (
     inherited.reset_scheduling,
     inherited.reset_timer_slack,
@@ -77,6 +78,12 @@ def main(arguments: Message, fds: list[int]) -> None:
     starter: Starter = _named(asked.starter) if asked.starter else LibraryStarter()
     pods = Pods(starter)
     pods.add(asked.sandbox_dir, asked.containers_dir, fds[0], _network, log)
+    try:
+        from pyrunc.accelerate.template import give_back
+    except ImportError:  # that folder may be removed
+        pass
+    else:
+        pods.loop.after_work(GIVE_BACK_AFTER_S, give_back)
     pods.loop.run()
 
 

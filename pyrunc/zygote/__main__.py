@@ -26,7 +26,8 @@ def main() -> None:
     except Error as error:
         ipc.send(server, Ready(error=error.to_wire()).to_fields())
         return
-    preload.freeze()
+    ipc.send(server, Ready(os.getpid()).to_fields())
+    preload.freeze()  # the server does other things meanwhile
     loop.Loop(server).serve()
 
 

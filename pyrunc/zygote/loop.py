@@ -11,7 +11,7 @@ import time
 from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.zygote import child, descendants, preload
-from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Keep, Ready, Run
+from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Keep, Run
 from pyrunc.zygote.spare import Spare
 
 TYPE_CHECKING = False
@@ -51,7 +51,6 @@ class Loop:
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
         poll.register(wakeup, select.POLLIN)
-        ipc.send(self._server, Ready(os.getpid()).to_fields())
         try:
             while True:
                 ready = {fd for fd, _ in poll.poll(self._wait_ms())}

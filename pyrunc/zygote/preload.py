@@ -28,14 +28,17 @@ MAY_BE_MISSING = "pyrunc.accelerate."
 kept: list[int] = []
 """Those, in ascending order."""
 
+_loaded: list[str] = []
+
 
 def load(modules: Sequence[str]) -> None:
     """Import `modules`; of those that have it call `inherit(lowest)`, which sets what children inherit and returns descriptors
-    that they all keep, and `rehearse()`. Raises PeerError with the traceback's last line."""
+    that they all keep, and `rehearse()`; `freeze` calls their `frozen()` at last. Raises PeerError with the traceback's last line."""
     for module in modules:
         try:
             if not _imported(module):
                 continue
+            _loaded.append(module)
             inherit = getattr(sys.modules[module], "inherit", None)
             if inherit:
                 kept.extend(inherit(KEPT_FROM))
@@ -70,6 +73,9 @@ def freeze() -> None:
     else:
         make_immortal()
     gc.freeze()
+    for module in _loaded:
+        if frozen := getattr(sys.modules[module], "frozen", None):
+            frozen()
 
 
 def hook(function: str, name: str) -> Callable[[list[int]], Message] | None:

@@ -20,7 +20,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 FOREIGN_OF_PYRUNC = {"jeepney", "click", "_pyrunc"}  # the last: what cli/front.c brings
 ONLY_IN_KERNEL = {"ctypes"}
-OF_THE_INTERPRETER = {"pyrunc.accelerate.immortal"}  # its memory, no system call
+OF_THE_INTERPRETER = {
+    f"pyrunc.accelerate.{name}" for name in ("counters", "immortal", "template")
+}  # its memory
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:

@@ -123,13 +123,16 @@ def main() -> None:
 
 
 def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> None:
-    """A warm-up of each, then rounds in turn."""
+    """A warm-up of each, then rounds in turn; at the end of those one by one, pods that rest."""
     for bench in benches:
         bench.round(f"warm{parallel}-{os.getpid()}", 2, 1)
         bench.forget()
     for number in range(rounds):
         for bench in benches:
             bench.round(f"b{parallel}-{os.getpid()}-{number}", pods, parallel)
+    if parallel == 1:
+        for bench in benches:
+            bench.rest(f"rest-{os.getpid()}", pods)
 
 
 def where(benches: list[Bench]) -> str:

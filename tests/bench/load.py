@@ -31,6 +31,7 @@ SERVICE = (
     "PORT_443_TCP_PORT",
     "PORT_443_TCP_ADDR",
 )
+QUIET_S = 40.0
 RELISTS, MEASUREMENTS = 20, 5  # in one round
 
 
@@ -77,6 +78,17 @@ class Bench:
             list(pool.map(self.down, running))
             self.rates["pods down per second"].append(pods / (time.perf_counter() - begin))
             self.rates["CPU ms per cycle"].append((busy_seconds() - cpu) * 1e3 / pods)
+
+    def rest(self, label: str, pods: int) -> None:
+        """What pods cost that have had nothing to do for a while."""
+        before_kib = self._private_kib()
+        running = [self.up(f"{label}-{i}") for i in range(pods)]
+        for pair in running:
+            self.ask(pair)
+        time.sleep(QUIET_S)
+        self.rates["private KiB per quiet pod"].append((self._private_kib() - before_kib) / pods)
+        for pair in running:
+            self.down(pair)
 
     def up(self, name: str) -> tuple[str, str]:
         """A sandbox and a running container."""

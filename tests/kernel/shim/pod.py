@@ -93,7 +93,7 @@ class TestPod:
     async def __aenter__(self) -> TestPod:
         keep = SHIM if self.library and not self.starter else ""
         modules = (
-            ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal"]
+            ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal", "pyrunc.accelerate.template"]
             if self.rehearsed
             else ["pyrunc.shim.main"]
         )
