@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -59,9 +59,6 @@ class Item:
     action: Literal["keep", "remove", "removed", "convert", "converted", "failed"]
     why: str
     size_bytes: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 async def collect(services: Services, *, dry_run: bool, images: bool) -> list[Item]:

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from cri_server.api import api_pb2 as api
@@ -15,8 +15,10 @@ from cri_server.cli.channel import CONNECT_TIMEOUT_S, CallError, Channel
 from cri_server.rpc import private
 from cri_server.rpc.codes import Code
 from pyrunc.errors import Error, InvalidArgument, NotFound
+from pyrunc.records import Record, Request
 
 Item = TypeVar("Item")
+Answer = TypeVar("Answer", bound=Record)
 TIMEOUT_S = 120.0
 SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 UNKNOWN_CALL = "unknown (service|method)|method not found|there is no call"
@@ -86,40 +88,33 @@ class Client:
         path, decode = _method("RuntimeService", call)
         yield from self._stream(path, request.SerializeToString(), decode)
 
-    def load_image(self, path: str, name: str | None) -> list[dict[str, Any]]:
-        """The images of an archive that the server reads: their ids and tags."""
-        found: list[dict[str, Any]] = self.admin(private.LOAD_IMAGE, {"path": path, "name": name}, None)[
-            "images"
-        ]
-        return found
+    def load_image(self, path: str, name: str | None) -> Sequence[private.LoadedImage]:
+        """The images of an archive that the server reads."""
+        return self.admin(private.LoadImage(path, name), private.Images, None).images
 
-    def admin(
-        self, call: str, request: dict[str, Any], timeout_s: float | None = TIMEOUT_S
-    ) -> dict[str, Any]:
-        """A private call of ours. Raises ServerError."""
-        answer = self._unary(private.path(call), private.encode(request), timeout_s)
-        return private.decode(answer)
+    def admin(self, asked: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S) -> Answer:
+        """A private call of ours. Raises ServerError, also for an answer that lacks something."""
+        found = self._unary(private.path(asked.call), private.encode_record(asked), timeout_s)
+        return answer.of(private.decode(found), ServerError)
 
-    def admin_stream(
-        self, call: str, request: dict[str, Any], decode: Callable[[bytes], Item]
-    ) -> Iterator[Item]:
+    def admin_stream(self, asked: Request, decode: Callable[[bytes], Item]) -> Iterator[Item]:
         """The messages of a private call that sends several. Raises ServerError."""
-        yield from self._stream(private.path(call), private.encode(request), decode)
+        yield from self._stream(private.path(asked.call), private.encode_record(asked), decode)
 
     def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:
         """What a container was made from, secrets included."""
         import base64
 
-        found = self.admin(private.CONTAINER_CONFIG, {"id": container})
+        found = self.admin(private.ContainerConfig(container), private.Configs)
         return (
-            api.ContainerConfig.FromString(base64.b64decode(found["container"])),
-            api.PodSandboxConfig.FromString(base64.b64decode(found["sandbox"])),
+            api.ContainerConfig.FromString(base64.b64decode(found.container)),
+            api.PodSandboxConfig.FromString(base64.b64decode(found.sandbox)),
         )
 
     def paused(self) -> frozenset[str]:
         """The ids of paused containers; none of a server that has no such state."""
         try:
-            return frozenset(self.admin(private.PAUSED_CONTAINERS, {})["ids"])
+            return frozenset(self.admin(private.PausedContainers(), private.Ids).ids)
         except Unsupported:
             return frozenset()
 

@@ -23,7 +23,7 @@ def debug() -> None:
 def stacks(address: str) -> None:
     """What its threads and tasks are at. When it does not answer: kill -USR1 PID writes the threads to its log."""
     with Client(address) as client:
-        click.echo(client.admin(private.DEBUG_STACKS, {}, ANSWER_S)["text"])
+        click.echo(client.admin(private.DebugStacks(), private.Text, ANSWER_S).text)
 
 
 @debug.command()
@@ -33,7 +33,7 @@ def stacks(address: str) -> None:
 def profile(address: str, seconds: float, folded: bool) -> None:
     """Where its time goes: looks at its threads every 5 ms for SECONDS."""
     with Client(address) as client:
-        found = client.admin(private.DEBUG_PROFILE, {"seconds": seconds}, seconds + ANSWER_S)["stacks"]
+        found = list(client.admin(private.DebugProfile(seconds), private.Stacks, seconds + ANSWER_S).stacks)
     if folded:
         click.echo("\n".join(line.translate(VISIBLE) for line in found))
         return

@@ -18,7 +18,7 @@ from pyrunc.errors import WrongState
 def pause(address: str, names: tuple[str, ...], force: bool) -> None:
     """Freeze containers, or all containers of pods: no process of theirs runs, all keep their memory; stop ends them."""
     with Client(address) as client:
-        each(names, lambda name: _call(client, name, private.PAUSE_CONTAINER, force))
+        each(names, lambda name: _call(client, name, private.PauseContainer, force))
 
 
 @click.command()
@@ -27,16 +27,21 @@ def pause(address: str, names: tuple[str, ...], force: bool) -> None:
 def unpause(address: str, names: tuple[str, ...]) -> None:
     """Let paused containers, or those of pods, go on."""
     with Client(address) as client:
-        each(names, lambda name: _call(client, name, private.UNPAUSE_CONTAINER, True))
+        each(names, lambda name: _call(client, name, private.UnpauseContainer, True))
 
 
-def _call(client: Client, name: str, call: str, force: bool) -> None:
+def _call(
+    client: Client,
+    name: str,
+    kind: type[private.PauseContainer | private.UnpauseContainer],
+    force: bool,
+) -> None:
     target = stop.find(client, name)
-    ownership.permit(call.removesuffix("Container").lower(), name, target.labels, force=force)
+    ownership.permit(kind.call.removesuffix("Container").lower(), name, target.labels, force=force)
     if not target.running:
         raise WrongState(f"{name} does not run")
     paused = client.paused() if target.is_pod else frozenset()
     for container in target.running:
-        if not target.is_pod or (container.id in paused) == (call == private.UNPAUSE_CONTAINER):
-            client.admin(call, {"id": container.id})
+        if not target.is_pod or (container.id in paused) == (kind is private.UnpauseContainer):
+            client.admin(kind(container.id), private.Done)
     click.echo(name)

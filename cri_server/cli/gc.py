@@ -26,19 +26,19 @@ def gc(context: click.Context, dry_run: bool, images: bool, as_json: bool) -> No
     Pods, containers and, without --images, images are kept in any case. Exit code 1 when something could not be removed.
     """
     with Client(context.obj) as client:
-        found = client.admin(private.COLLECT_GARBAGE, {"dry_run": dry_run, "images": images}, None)["items"]
-    found.sort(key=lambda item: ORDER.index(item["action"]))
+        items = client.admin(private.CollectGarbage(dry_run, images), private.Items, None).items
+    found = sorted(items, key=lambda item: ORDER.index(item.action))
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps([item.to_fields() for item in found], indent=1))
     else:
-        columns = (lambda i: i["action"], lambda i: i["kind"], lambda i: size(i["size_bytes"]) if i["size_bytes"] else "-", lambda i: i["name"], lambda i: i["why"])  # fmt: skip
+        columns = (lambda i: i.action, lambda i: i.kind, lambda i: size(i.size_bytes) if i.size_bytes else "-", lambda i: i.name, lambda i: i.why)  # fmt: skip
         rows = [tuple(column(item) for column in columns) for item in found]
         if rows:
             output.say(output.table(("ACTION", "KIND", "SIZE", "NAME", "WHY"), rows))
-        gone = [item for item in found if item["action"] in ("remove", "removed")]
+        gone = [item for item in found if item.action in ("remove", "removed")]
         word = "would go" if dry_run else "went"
         click.echo(
-            f"{len(gone)} thing{'' if len(gone) == 1 else 's'} {word}: {size(sum(i['size_bytes'] for i in gone))}"
+            f"{len(gone)} thing{'' if len(gone) == 1 else 's'} {word}: {size(sum(i.size_bytes for i in gone))}"
         )
-    if any(item["action"] == "failed" for item in found):
+    if any(item.action == "failed" for item in found):
         context.exit(1)

@@ -52,9 +52,9 @@ def timeline(
         raise InvalidArgument("--json and --html do not go together")
     if not pod and not last and not slowest and (follow or not (as_json or html)):
         last = SHOWN
-    request = {"pod": pod, "last": last or 0, "slowest": slowest or 0}
+    asked = private.Timeline(pod, last or 0, slowest or 0)
     with Client(address) as client:
-        calls = client.admin(private.TIMELINE, request)["calls"]
+        calls = list(client.admin(asked, private.Calls).calls)
     if follow:
         _follow(address, pod, calls, as_json=as_json)
     elif html:
@@ -102,8 +102,7 @@ def _ending(address: str, pod: str, after_ns: int) -> Iterator[dict[str, Any]]:
     while True:
         try:
             with Client(address) as client:
-                request = {"pod": pod, "after_ns": after_ns}
-                for call in client.admin_stream(private.FOLLOW_TIMELINE, request, private.decode):
+                for call in client.admin_stream(private.FollowTimeline(pod, after_ns), private.decode):
                     after_ns, told = max(after_ns, call["ended_at_ns"]), False
                     yield call
         except Unsupported:

@@ -11,7 +11,7 @@ import select
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -57,19 +57,22 @@ def fetch(client: Client, reference: str, auth: api.AuthConfig | None = None, *,
     """Pull; the image's id. On a terminal it is seen how far it is, where the server can tell."""
     if sys.stderr.isatty() and not quiet:
         with contextlib.suppress(Unsupported):
-            return _told(client, private.PULL_IMAGE, f"pulling {reference}", {"image": reference}, auth)
+            return _told(client, private.PullImage(reference, _fields(auth)), f"pulling {reference}")
     request = api.PullImageRequest(image=api.ImageSpec(image=reference), auth=auth)
     return str(client.image("PullImage", request, None).image_ref)
 
 
-def _told(client: Client, call: str, label: str, request: dict[str, Any], auth: api.AuthConfig | None) -> str:
-    fields = {} if auth is None else {field.name: value for field, value in auth.ListFields()}
+def _fields(auth: api.AuthConfig | None) -> dict[str, Any]:
+    return {} if auth is None else {field.name: value for field, value in auth.ListFields()}
+
+
+def _told(client: Client, asked: private.PullImage | private.PushImage, label: str) -> str:
     with Progress(label) as progress:
-        for message in client.admin_stream(call, {**request, "auth": fields}, private.decode):
-            if "id" in message:
-                return str(message["id"])
-            told = message["progress"]
-            progress.set(told["fetched_bytes"], told["total_bytes"], told["stage"])
+        for told in client.admin_stream(asked, private.decoder(private.Told)):
+            if told.id is not None:
+                return told.id
+            if told.progress is not None:
+                progress.set(told.progress.fetched_bytes, told.progress.total_bytes, told.progress.stage)
     raise Error(f"{label}: the server said nothing at the end")
 
 
@@ -89,9 +92,8 @@ def push(address: str, image: str, target: str | None, creds: str | None, authfi
     """Send IMAGE to the registry that its name, or NAME, has."""
     target = target or image
     with Client(address) as client:
-        request = {"image": image, "target": target}
-        login = _login(target, creds, authfile)
-        click.echo(_told(client, private.PUSH_IMAGE, f"pushing {target}", request, login))
+        asked = private.PushImage(image, target, _fields(_login(target, creds, authfile)))
+        click.echo(_told(client, asked, f"pushing {target}"))
 
 
 @click.command()
@@ -103,7 +105,7 @@ def tag(address: str, source: str, targets: tuple[str, ...]) -> None:
     with Client(address) as client:
 
         def act(name: str) -> None:
-            client.admin(private.TAG_IMAGE, {"source": source, "target": name})
+            client.admin(private.TagImage(source, name), private.Done)
 
         each(targets, act)
 
@@ -118,7 +120,7 @@ def save(address: str, images: tuple[str, ...], output: Path | None, quiet: bool
     if output is None and sys.stdout.isatty():
         raise InvalidArgument("an archive is not for a terminal: redirect stdout, or use -o FILE")
     with Client(address) as client, _written(output) as file, Progress("saving", quiet=quiet) as progress:
-        for part in client.admin_stream(private.SAVE_IMAGES, {"images": list(images)}, bytes):
+        for part in client.admin_stream(private.SaveImages(list(images)), bytes):
             file.write(part)
             progress.add(len(part))
 
@@ -162,10 +164,10 @@ def load(address: str, file: Path | None, given: Path | None, name: str | None, 
     path = file or given or Path("-")
     with Client(address) as client:
         for found in _load(client, path, name, quiet=quiet):
-            click.echo(f"{found['id']}  {' '.join(found['repo_tags'])}")
+            click.echo(f"{found.id}  {' '.join(found.repo_tags)}")
 
 
-def _load(client: Client, path: Path, name: str | None, *, quiet: bool) -> list[dict[str, Any]]:
+def _load(client: Client, path: Path, name: str | None, *, quiet: bool) -> Sequence[private.LoadedImage]:
     if str(path) == "-":
         if sys.stdin.isatty():
             raise InvalidArgument("no archive: name a file, or redirect stdin")
@@ -179,7 +181,7 @@ def _load(client: Client, path: Path, name: str | None, *, quiet: bool) -> list[
 
 def _fed(
     client: Client, source: BinaryIO, label: str, name: str | None, progress: Progress
-) -> list[dict[str, Any]]:
+) -> Sequence[private.LoadedImage]:
     """The server reads a pipe that we fill: it comes to its end, also when we are killed."""
     outcome: list[Any] = []
 
@@ -207,7 +209,7 @@ def _fed(
             thread.join()
     if isinstance(outcome[0], Error):
         raise outcome[0]
-    found: list[dict[str, Any]] = outcome[0]
+    found: Sequence[private.LoadedImage] = outcome[0]
     return found
 
 
@@ -255,7 +257,7 @@ def login(
     with Client(address) as client:
         auth = {"username": username, "password": password, "server_address": registry}
         try:
-            client.admin(private.CHECK_LOGIN, {"registry": registry, "auth": auth})
+            client.admin(private.CheckLogin(registry, auth), private.Done)
         except Unsupported:
             click.echo("pyrunc-cri: the server cannot try the login; it is kept as it is", err=True)
     path = credentials.save(registry, username, password or "", authfile)

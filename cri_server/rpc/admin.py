@@ -15,7 +15,9 @@ from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
 from cri_server.status.paused import is_paused
 from cri_server.timeline.choose import choose
+from cri_server.timeline.ring import Entry
 from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.records import Request
 
 
 class Admin:
@@ -25,97 +27,81 @@ class Admin:
         self._services = services
         self._profiling = False
 
-    async def load_image(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"path": absolute, "name": reference or missing} -> {"images": [{"id", "repo_tags"}]}."""
-        path, name = request.get("path"), request.get("name")
-        if not isinstance(path, str) or not path.startswith("/"):
-            raise InvalidArgument("path must be an absolute path")
-        if name is not None and not isinstance(name, str):
-            raise InvalidArgument("name must be a string")
-        images = await self._services.images.load(Path(path), name)
-        return {"images": [{"id": i.id, "repo_tags": i.repo_tags} for i in images]}
+    async def load_image(self, asked: private.LoadImage) -> private.Images:
+        images = await self._services.images.load(Path(asked.path), asked.name)
+        return private.Images([private.LoadedImage(i.id, list(i.repo_tags)) for i in images])
 
-    def container_config(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"id"} -> {"container", "sandbox"}: what CreateContainer was given, with its environment, as base64 of the messages."""
-        container = self._services.index.containers.get(str(request.get("id", "")))
+    def container_config(self, asked: private.ContainerConfig) -> private.Configs:
+        container = self._services.index.containers.get(asked.id)
         sandbox = self._services.index.sandboxes.get(container.sandbox_id)
-        found = {"container": container.config, "sandbox": sandbox.config}
-        return {name: base64.b64encode(each.SerializeToString()).decode() for name, each in found.items()}
+        texts = [base64.b64encode(c.SerializeToString()).decode() for c in (container.config, sandbox.config)]
+        return private.Configs(*texts)
 
-    async def pause_container(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"id"} -> {}. Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
-        await pause.pause(self._services, str(request.get("id", "")))
-        return {}
+    async def pause_container(self, asked: private.PauseContainer) -> private.Done:
+        """Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
+        await pause.pause(self._services, asked.id)
+        return private.Done()
 
-    async def unpause_container(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"id"} -> {}. Raises NotFound, WrongState, KernelError."""
-        await pause.unpause(self._services, str(request.get("id", "")))
-        return {}
+    async def unpause_container(self, asked: private.UnpauseContainer) -> private.Done:
+        """Raises NotFound, WrongState, KernelError."""
+        await pause.unpause(self._services, asked.id)
+        return private.Done()
 
-    def paused_containers(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{} -> {"ids"} of those that are paused."""
-        return {"ids": [c.id for c in self._services.index.select_containers() if is_paused(c)]}
+    def paused_containers(self, asked: private.PausedContainers) -> private.Ids:
+        return private.Ids([c.id for c in self._services.index.select_containers() if is_paused(c)])
 
-    async def timeline(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"pod": reference or "", "last", "slowest": numbers or 0} -> {"calls": [see `timeline.ring.Entry`]}."""
-        pod, numbers = request.get("pod", ""), [request.get(key, 0) for key in ("last", "slowest")]
-        if not isinstance(pod, str) or not all(type(n) is int and n >= 0 for n in numbers):
-            raise InvalidArgument("pod must be a string, last and slowest numbers")
+    async def timeline(self, asked: private.Timeline) -> private.Calls:
+        if asked.last < 0 or asked.slowest < 0:
+            raise InvalidArgument("last and slowest must be numbers from 0 on")
         entries = await asyncio.to_thread(self._services.timeline.read)
-        return {"calls": choose(entries, pod, *numbers)}
+        return private.Calls(choose(entries, asked.pod, asked.last, asked.slowest))
 
-    async def follow_timeline(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """{"pod": reference or "", "after_ns": number} -> an entry for each call that has ended since, and that ends from now on."""
-        pod, after_ns = request.get("pod", ""), request.get("after_ns", 0)
-        if not isinstance(pod, str) or type(after_ns) is not int:
-            raise InvalidArgument("pod must be a string, after_ns a number")
-        async for entry in self._services.timeline.follow(after_ns):
-            if choose([entry], pod):
+    async def follow_timeline(self, asked: private.FollowTimeline) -> AsyncGenerator[Entry, None]:
+        async for entry in self._services.timeline.follow(asked.after_ns):
+            if choose([entry], asked.pod):
                 yield entry
 
-    async def collect_garbage(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"dry_run", "images": booleans} -> {"items": [{"kind", "name", "action", "why", "size_bytes"}]}."""
+    async def collect_garbage(self, asked: private.CollectGarbage) -> private.Items:
         from cri_server import garbage  # which is seldom asked for
 
-        asked = {key: request.get(key) for key in ("dry_run", "images")}
-        for key, value in asked.items():
-            if not isinstance(value, bool):
-                raise InvalidArgument(f"{key} must be true or false")
-        work = garbage.collect(self._services, dry_run=bool(asked["dry_run"]), images=bool(asked["images"]))
-        return {"items": [item.to_json() for item in await work]}
+        work = garbage.collect(self._services, dry_run=asked.dry_run, images=asked.images)
+        return private.Items(
+            [
+                private.Item(item.kind, item.name, item.action, item.why, item.size_bytes)
+                for item in await work
+            ]
+        )
 
-    async def debug_stacks(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{} -> {"text"}: what all threads and tasks are at."""
-        return {"text": debug.stacks()}
+    async def debug_stacks(self, asked: private.DebugStacks) -> private.Text:
+        return private.Text(debug.stacks())
 
-    async def debug_profile(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"seconds"} -> {"stacks": lines for a flame graph}. Raises InvalidArgument, WrongState (one at a time)."""
-        seconds = request.get("seconds")
-        if not isinstance(seconds, int | float) or not 0 < seconds <= debug.PROFILE_LIMIT_S:
+    async def debug_profile(self, asked: private.DebugProfile) -> private.Stacks:
+        """Raises InvalidArgument, WrongState (one at a time)."""
+        if not 0 < asked.seconds <= debug.PROFILE_LIMIT_S:
             raise InvalidArgument(f"seconds must be a number up to {debug.PROFILE_LIMIT_S:g}")
         if self._profiling:
             raise WrongState("the server is being profiled already")
         self._profiling = True
         try:
-            return {"stacks": await asyncio.to_thread(debug.profile, seconds)}
+            return private.Stacks(await asyncio.to_thread(debug.profile, asked.seconds))
         finally:
             self._profiling = False
 
     def table(self) -> Table:
         """What the gRPC server takes."""
-        calls: dict[str, Callable[[dict[str, Any]], Any]] = {
-            private.LOAD_IMAGE: self.load_image,
-            private.CONTAINER_CONFIG: self.container_config,
-            private.PAUSE_CONTAINER: self.pause_container,
-            private.UNPAUSE_CONTAINER: self.unpause_container,
-            private.PAUSED_CONTAINERS: self.paused_containers,
-            private.TIMELINE: self.timeline,
-            private.FOLLOW_TIMELINE: self.follow_timeline,
-            private.COLLECT_GARBAGE: self.collect_garbage,
-            private.DEBUG_STACKS: self.debug_stacks,
-            private.DEBUG_PROFILE: self.debug_profile,
-        }
+        calls: list[tuple[type[Request], Callable[[Any], Any], Callable[[Any], bytes]]] = [
+            (private.LoadImage, self.load_image, private.encode_record),
+            (private.ContainerConfig, self.container_config, private.encode_record),
+            (private.PauseContainer, self.pause_container, private.encode_record),
+            (private.UnpauseContainer, self.unpause_container, private.encode_record),
+            (private.PausedContainers, self.paused_containers, private.encode_record),
+            (private.Timeline, self.timeline, private.encode_record),
+            (private.FollowTimeline, self.follow_timeline, private.encode),
+            (private.CollectGarbage, self.collect_garbage, private.encode_record),
+            (private.DebugStacks, self.debug_stacks, private.encode_record),
+            (private.DebugProfile, self.debug_profile, private.encode_record),
+        ]
         return {
-            private.path(name).encode(): Method(name, private.decode, call, private.encode)
-            for name, call in calls.items()
+            private.path(kind.call).encode(): Method(kind.call, private.decoder(kind), answer, encode)
+            for kind, answer, encode in calls
         }

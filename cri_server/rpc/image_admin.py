@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cri_server.images.model import Auth, Progress
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
 from pyrunc.errors import InvalidArgument
+from pyrunc.records import Request
+
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
 
 TELL_S = 0.1
 AUTH_FIELDS = ("username", "password", "auth", "server_address", "identity_token", "registry_token")
@@ -23,54 +26,49 @@ class ImageAdmin:
     def __init__(self, services: Services) -> None:
         self._images = services.images
 
-    async def pull(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """{"image", "auth"} -> {"progress": {"stage", "fetched_bytes", "total_bytes"}} again and again, then {"id"}."""
-        name, auth = _text(request, "image"), _auth(request)
+    async def pull(self, asked: private.PullImage) -> AsyncGenerator[private.Told, None]:
+        name, auth = _text(asked.image, "image"), _auth(asked.auth)
         async for message in _telling(lambda note: self._images.pull(name, auth, note)):
             yield message
 
-    async def push(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """{"image", "target", "auth"} -> progress as `pull`, then {"id": the manifest's digest}."""
-        name, target, auth = _text(request, "image"), _text(request, "target"), _auth(request)
+    async def push(self, asked: private.PushImage) -> AsyncGenerator[private.Told, None]:
+        name, target = _text(asked.image, "image"), _text(asked.target, "target")
+        auth = _auth(asked.auth)
         async for message in _telling(lambda note: self._images.push(name, target, auth, note)):
             yield message
 
-    async def tag(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"source", "target"} -> {}: another name for an image."""
-        await self._images.tag(_text(request, "source"), _text(request, "target"))
-        return {}
+    async def tag(self, asked: private.TagImage) -> private.Done:
+        await self._images.tag(_text(asked.source, "source"), _text(asked.target, "target"))
+        return private.Done()
 
-    async def save(self, request: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        """{"images": [name or id]} -> the archive, part by part."""
-        names = request.get("images")
-        if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+    async def save(self, asked: private.SaveImages) -> AsyncGenerator[bytes, None]:
+        if not asked.images:
             raise InvalidArgument("images must be a list of names")
-        async for part in self._images.save(names):
+        async for part in self._images.save(asked.images):
             yield part
 
-    async def check_login(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"registry", "auth"} -> {} when the registry takes this login."""
-        await self._images.check_login(_text(request, "registry"), _auth(request) or Auth())
-        return {}
+    async def check_login(self, asked: private.CheckLogin) -> private.Done:
+        await self._images.check_login(_text(asked.registry, "registry"), _auth(asked.auth) or Auth())
+        return private.Done()
 
     def table(self) -> Table:
         """What the gRPC server takes."""
-        calls: list[tuple[str, Callable[[Any], Any], Callable[[Any], bytes]]] = [
-            (private.PULL_IMAGE, self.pull, private.encode),
-            (private.PUSH_IMAGE, self.push, private.encode),
-            (private.TAG_IMAGE, self.tag, private.encode),
-            (private.SAVE_IMAGES, self.save, bytes),
-            (private.CHECK_LOGIN, self.check_login, private.encode),
+        calls: list[tuple[type[Request], Callable[[Any], Any], Callable[[Any], bytes]]] = [
+            (private.PullImage, self.pull, private.encode_record),
+            (private.PushImage, self.push, private.encode_record),
+            (private.TagImage, self.tag, private.encode_record),
+            (private.SaveImages, self.save, bytes),
+            (private.CheckLogin, self.check_login, private.encode_record),
         ]
         return {
-            private.path(name).encode(): Method(name, private.decode, answer, encode)
-            for name, answer, encode in calls
+            private.path(kind.call).encode(): Method(kind.call, private.decoder(kind), answer, encode)
+            for kind, answer, encode in calls
         }
 
 
 async def _telling(
     begin: Callable[[Callable[[Progress], None]], Coroutine[Any, Any, str]],
-) -> AsyncGenerator[dict[str, Any], None]:
+) -> AsyncGenerator[private.Told, None]:
     """The progress of long work, at most every `TELL_S`, then its result. It is cancelled when nobody listens any more."""
     latest: list[Progress] = []
     task = asyncio.create_task(begin(lambda progress: latest.__setitem__(slice(None), [progress])))
@@ -80,24 +78,24 @@ async def _telling(
             await asyncio.wait([task], timeout=TELL_S)
             if latest and latest[0] != told:
                 told = latest[0]
-                yield {"progress": {k: v for k, v in asdict(told).items() if k != "reference"}}
-        yield {"id": await task}
+                yield private.Told(private.Progress(told.stage, told.fetched_bytes, told.total_bytes))
+        yield private.Told(id=await task)
     finally:
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
 
 
-def _text(request: dict[str, Any], key: str) -> str:
-    value = request.get(key)
-    if not isinstance(value, str) or not value:
+def _text(value: str, key: str) -> str:
+    if not value:
         raise InvalidArgument(f"{key} must be a string")
     return value
 
 
-def _auth(request: dict[str, Any]) -> Auth | None:
-    found = request.get("auth") or {}
-    if not isinstance(found, dict) or not all(isinstance(found.get(f, ""), str) for f in AUTH_FIELDS):
+def _auth(given: Message | None) -> Auth | None:
+    """No record reads it: its errors would show what is secret."""
+    found = given or {}
+    if not all(isinstance(found.get(f, ""), str) for f in AUTH_FIELDS):
         raise InvalidArgument("auth must be an object of strings")
     auth = Auth(**{name: found.get(name, "") for name in AUTH_FIELDS})
     return None if auth.empty else auth

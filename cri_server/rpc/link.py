@@ -23,6 +23,7 @@ from cri_server.rpc.codes import CallFailed, Code
 from cri_server.rpc.grpc_framing import Incoming, NotGrpc
 from cri_server.rpc.methods import Method, Parts
 from cri_server.timeline.trace import ORIGIN
+from pyrunc.errors import Error
 
 if TYPE_CHECKING:
     from cri_server.rpc.server import Server
@@ -298,6 +299,9 @@ class Link(asyncio.BufferedProtocol):
         method = call.method
         try:
             request = method.decode(payload)
+        except Error as error:
+            self._fail(call, error)
+            return
         except Exception as error:
             self._fail(call, CallFailed(Code.INTERNAL, f"the request cannot be decoded: {error}"))
             return

@@ -1,26 +1,22 @@
-"""The names and the coding of our private calls beside CRI, shared by server and command line: JSON objects over gRPC."""
+"""Our private calls beside CRI, shared by server and command line: what they ask and answer, JSON objects over gRPC.
+
+Either end may be older or newer: unknown fields are ignored, and an unknown call is UNIMPLEMENTED.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyrunc.records import Record, Request
+
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
+    from pyrunc.records import AbsolutePath
 
 SERVICE = "pyrunc.v1.Admin"
-LOAD_IMAGE = "LoadImage"
-TIMELINE = "Timeline"
-FOLLOW_TIMELINE = "FollowTimeline"
-COLLECT_GARBAGE = "CollectGarbage"
-PULL_IMAGE = "PullImage"
-PUSH_IMAGE = "PushImage"
-TAG_IMAGE = "TagImage"
-SAVE_IMAGES = "SaveImages"
-CHECK_LOGIN = "CheckLogin"
-DEBUG_STACKS = "DebugStacks"
-DEBUG_PROFILE = "DebugProfile"
-CONTAINER_CONFIG = "ContainerConfig"
-PAUSE_CONTAINER = "PauseContainer"
-UNPAUSE_CONTAINER = "UnpauseContainer"
-PAUSED_CONTAINERS = "PausedContainers"
+Asked = TypeVar("Asked", bound=Record)
 
 
 def path(call: str) -> str:
@@ -39,3 +35,214 @@ def decode(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def encode_record(record: Record) -> bytes:
+    """A record as a message."""
+    return encode(record.to_fields())
+
+
+def decoder(kind: type[Asked]) -> Callable[[bytes], Asked]:
+    """What makes such a record of a message. It raises ValueError, InvalidArgument."""
+    return lambda data: kind.of(decode(data))
+
+
+class Done(Record):
+    """The answer of a call that has none but that it was done."""
+
+
+# ---- images
+
+
+class LoadImage(Request):
+    """Load an archive that the server reads; `name` for an image without one. Answered with `Images`."""
+
+    call = "LoadImage"
+    path: AbsolutePath
+    name: str | None = None
+
+
+class LoadedImage(Record):
+    """An image of the archive."""
+
+    id: str
+    repo_tags: Sequence[str]
+
+
+class Images(Record):
+    """Those of the archive."""
+
+    images: Sequence[LoadedImage]
+
+
+class PullImage(Request):
+    """Answered with `Told` again and again. `auth`, here and below: the fields of CRI's AuthConfig."""
+
+    call = "PullImage"
+    image: str
+    auth: Message | None = None
+
+
+class PushImage(Request):
+    """Send an image to the registry of `target`. Answered with `Told` again and again."""
+
+    call = "PushImage"
+    image: str
+    target: str
+    auth: Message | None = None
+
+
+class Progress(Record):
+    """See `images.model.Progress`."""
+
+    stage: str
+    fetched_bytes: int
+    total_bytes: int
+
+
+class Told(Record):
+    """How far a pull or a push is, or, at its end, the image's id, or the manifest's digest."""
+
+    progress: Progress | None = None
+    id: str | None = None
+
+
+class TagImage(Request):
+    """Another name for an image. Answered with `Done`."""
+
+    call = "TagImage"
+    source: str
+    target: str
+
+
+class SaveImages(Request):
+    """Answered with an archive, part by part."""
+
+    call = "SaveImages"
+    images: Sequence[str]
+
+
+class CheckLogin(Request):
+    """Answered with `Done` when the registry takes this login."""
+
+    call = "CheckLogin"
+    registry: str
+    auth: Message | None = None
+
+
+# ---- containers
+
+
+class ContainerConfig(Request):
+    """Answered with a `Configs`."""
+
+    call = "ContainerConfig"
+    id: str
+
+
+class Configs(Record):
+    """What CreateContainer was given, with its environment: the messages in base64."""
+
+    container: str
+    sandbox: str
+
+
+class PauseContainer(Request):
+    """Answered with `Done`."""
+
+    call = "PauseContainer"
+    id: str
+
+
+class UnpauseContainer(Request):
+    """Answered with `Done`."""
+
+    call = "UnpauseContainer"
+    id: str
+
+
+class PausedContainers(Request):
+    """Answered with an `Ids`."""
+
+    call = "PausedContainers"
+
+
+class Ids(Record):
+    """Of containers."""
+
+    ids: Sequence[str]
+
+
+# ---- the server
+
+
+class Timeline(Request):
+    """`pod`: a reference, empty for all; `last` and `slowest`: so many, 0 for all. Answered with a `Calls`."""
+
+    call = "Timeline"
+    pod: str = ""
+    last: int = 0
+    slowest: int = 0
+
+
+class Calls(Record):
+    """Entries as the timeline has them on disk (`timeline.ring`)."""
+
+    calls: Sequence[Message]
+
+
+class FollowTimeline(Request):
+    """Answered with an entry for each call that has ended since `after_ns`, and that ends from now on."""
+
+    call = "FollowTimeline"
+    pod: str = ""
+    after_ns: int = 0
+
+
+class CollectGarbage(Request):
+    """`dry_run`: only tell; `images`: also those that nobody uses. Answered with an `Items`."""
+
+    call = "CollectGarbage"
+    dry_run: bool
+    images: bool
+
+
+class Item(Record):
+    """See `garbage.Item`."""
+
+    kind: str
+    name: str
+    action: str
+    why: str
+    size_bytes: int = 0
+
+
+class Items(Record):
+    """What there is on disk, and what was done with it."""
+
+    items: Sequence[Item]
+
+
+class DebugStacks(Request):
+    """Answered with a `Text`."""
+
+    call = "DebugStacks"
+
+
+class Text(Record):
+    """What all threads and tasks are at."""
+
+    text: str
+
+
+class DebugProfile(Request):
+    """Look for so long. Answered with a `Stacks`."""
+
+    call = "DebugProfile"
+    seconds: float
+
+
+class Stacks(Record):
+    """Lines for a flame graph."""
+
+    stacks: Sequence[str]

@@ -228,8 +228,8 @@ def _stop(services: Services, request: Any) -> Described:
 
 
 def _named(services: Services, request: Any) -> Described:
-    """Of a private call, whose request is an object."""
-    identifier = str(request.get("id", ""))
+    """Of a private call."""
+    identifier = request.id
     container = services.index.containers.find(identifier)
     return (
         ({"container_id": identifier[:64]}, False)
@@ -243,11 +243,11 @@ def _image(services: Services, request: Any) -> Described:
 
 
 def _archive(services: Services, request: Any) -> Described:
-    return {"path": request.get("path")}, True
+    return {"path": request.path}, True
 
 
 def _garbage(services: Services, request: Any) -> Described:
-    return {"images": bool(request.get("images"))}, not request.get("dry_run")
+    return {"images": request.images}, not request.dry_run
 
 
 def _ranges(services: Services, request: Any) -> Described:
@@ -275,10 +275,10 @@ DESCRIBE: dict[str, Describe] = {
     "PullImage": _image,
     "RemoveImage": _image,
     "UpdateRuntimeConfig": _ranges,
-    private.PAUSE_CONTAINER: _named,
-    private.UNPAUSE_CONTAINER: _named,
-    private.LOAD_IMAGE: _archive,
-    private.COLLECT_GARBAGE: _garbage,
+    private.PauseContainer.call: _named,
+    private.UnpauseContainer.call: _named,
+    private.LoadImage.call: _archive,
+    private.CollectGarbage.call: _garbage,
 }
 QUIET = {"ExecSync"}
 
@@ -291,8 +291,8 @@ def _made(services: Services, reply: Any) -> Fields:
         return {"container_id": reply.container_id}
     if isinstance(reply, api.PullImageResponse):
         return {"image_id": reply.image_ref}
-    if isinstance(reply, dict) and isinstance(reply.get("images"), list):
-        return {"image_id": ",".join(str(image["id"]) for image in reply["images"])}
-    if isinstance(reply, dict) and isinstance(reply.get("items"), list):
-        return {"removed": sum(item["action"] == "removed" for item in reply["items"])}
+    if isinstance(reply, private.Images):
+        return {"image_id": ",".join(image.id for image in reply.images)}
+    if isinstance(reply, private.Items):
+        return {"removed": sum(item.action == "removed" for item in reply.items)}
     return {}

@@ -23,6 +23,10 @@ CONTRACTS = (
     "cri_server/images/layer_jobs.py",
     "cri_server/images/layer_maker.py",
     "cri_server/network/workers.py",
+    "cri_server/rpc/admin.py",
+    "cri_server/rpc/image_admin.py",
+    "cri_server/rpc/private.py",
+    "cri_server/cli/client.py",
     "cri_server/images/erofs/mounts.py",
 )
 
@@ -31,6 +35,8 @@ MAY_HOLD_OBJECTS = {
     "cni_plugins/errand.py": "arguments and requests before their record is read; CNI's JSON",
     "cni_plugins/protocol/worker.py": "CNI's JSON: plugin inputs, results, errors",
     "cri_server/errands.py": "arguments before their record is read",
+    "cri_server/rpc/image_admin.py": "a login, which the errors of a record would show",
+    "cri_server/rpc/private.py": "the framing; a login; entries of the timeline, whose fields differ by call",
     "pyrunc/ipc.py": "the framing: one object per packet, whatever it is",
     "pyrunc/peer.py": "the framing: questions with numbers, whatever they ask",
     "pyrunc/records.py": "makes records of objects, and objects of records",

@@ -281,7 +281,7 @@ class Server:
         archive.write_bytes(content or busybox_archive(IMAGE))
         assert self._channel is not None
         call = self._channel.unary_unary(
-            private.path(private.LOAD_IMAGE),
+            private.path(private.LoadImage.call),
             request_serializer=private.encode,
             response_deserializer=private.decode,
         )

@@ -285,17 +285,20 @@ def test_an_interrupted_save_leaves_no_file(server: Server, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "request_"),
     [
-        (private.SAVE_IMAGES, {"images": "x"}),
-        (private.SAVE_IMAGES, {"images": []}),
-        (private.TAG_IMAGE, {"source": IMAGE}),
-        (private.PULL_IMAGE, {"image": 5}),
-        (private.PULL_IMAGE, {"image": "x", "auth": ["a"]}),
-        (private.PUSH_IMAGE, {"image": IMAGE, "target": "UPPER"}),
-        (private.CHECK_LOGIN, {"registry": "a b"}),
+        (private.SaveImages.call, {"images": "x"}),
+        (private.SaveImages.call, {"images": []}),
+        (private.TagImage.call, {"source": IMAGE}),
+        (private.PullImage.call, {"image": 5}),
+        (private.PullImage.call, {"image": "x", "auth": ["a"]}),
+        (private.PushImage.call, {"image": IMAGE, "target": "UPPER"}),
+        (private.CheckLogin.call, {"registry": "a b"}),
     ],
 )
 def test_a_wrong_private_call_is_the_callers_fault(
     server: Server, name: str, request_: dict[str, object]
 ) -> None:
-    with Client(f"unix://{server.socket}") as client, pytest.raises(ServerError, match=r"must be|malformed"):
-        list(client.admin_stream(name, request_, bytes))
+    with (
+        Client(f"unix://{server.socket}") as client,
+        pytest.raises(ServerError, match=r"must be|malformed|missing|, not "),
+    ):
+        list(client._stream(private.path(name), private.encode(request_), bytes))

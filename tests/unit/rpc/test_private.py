@@ -1,0 +1,51 @@
+"""The private calls, as older and newer ends have them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cri_server.rpc import private
+from pyrunc.errors import InvalidArgument
+
+
+def test_a_request_is_read_as_it_was_sent() -> None:
+    for asked in (
+        private.LoadImage("/a/b.tar"),
+        private.PullImage("busybox", {"username": "me"}),
+        private.Timeline("pod", 3),
+        private.CollectGarbage(True, False),
+    ):
+        kind = type(asked)
+        assert private.decoder(kind)(private.encode_record(asked)) == asked
+
+
+def test_answers_have_the_form_that_older_clients_read() -> None:
+    assert json.loads(private.encode_record(private.Told(private.Progress("fetching", 1, 2)))) == {
+        "progress": {"stage": "fetching", "fetched_bytes": 1, "total_bytes": 2}
+    }
+    assert json.loads(private.encode_record(private.Told(id="sha256:x"))) == {"id": "sha256:x"}
+    images = private.Images([private.LoadedImage("sha256:x", ["a:b"])])
+    assert json.loads(private.encode_record(images)) == {"images": [{"id": "sha256:x", "repo_tags": ["a:b"]}]}
+    assert json.loads(private.encode_record(private.Done())) == {}
+
+
+def test_an_older_client_names_no_image_with_null() -> None:
+    assert private.decoder(private.LoadImage)(b'{"path": "/a", "name": null}') == private.LoadImage("/a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "problem"),
+    [
+        (private.LoadImage, {"path": "a.tar"}, "LoadImage: path is 'a.tar', not an absolute path"),
+        (private.TagImage, {"source": "x"}, "TagImage: target is missing"),
+        (private.CollectGarbage, {"dry_run": 1, "images": True}, "CollectGarbage: dry_run is 1, not true or false"),
+        (private.PauseContainer, {}, "PauseContainer: id is missing"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_refused_with_the_call_and_the_field(
+    kind: type[private.Request], message: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=problem):
+        private.decoder(kind)(private.encode(message))
