@@ -163,10 +163,14 @@ def test_users_of_the_pods_own(server: Server, host_network: bool) -> None:
     assert server.pod_status(pod).linux.namespaces.options.userns_options == users
 
 
+def pause_process(server: Server, pod: str) -> int:
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
+    return int(json.loads(server.runtime.PodSandboxStatus(request, timeout=30).info["info"])["pid"])
+
+
 def namespaces_of(server: Server, pod: str) -> dict[str, str]:
     """Namespaces of its pause process."""
-    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
-    pid = json.loads(server.runtime.PodSandboxStatus(request, timeout=30).info["info"])["pid"]
+    pid = pause_process(server, pod)
     return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")}
 
 
@@ -229,3 +233,28 @@ def test_shared_memory_of_the_nodes_ipc(server: Server) -> None:
         str(shm.st_dev),
         str(shm.st_ino),
     ]
+
+
+@pytest.mark.requirement("3.1.10", "8.8")
+@pytest.mark.parametrize(
+    "kind, mode", [(api.SecurityProfile.RuntimeDefault, "2"), (api.SecurityProfile.Unconfined, "0")]
+)
+def test_the_pause_process_has_the_pods_filter(server: Server, kind: Any, mode: str) -> None:
+    config = server.pod_config()
+    config.linux.security_context.seccomp.profile_type = kind
+    pid = pause_process(server, server.run_pod(config))
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    assert (found["Seccomp"], found["NoNewPrivs"], int(found["CapBnd"], 16)) == (mode, "1", 0)
+
+
+@pytest.mark.requirement("6.4")
+def test_shared_memory_of_a_containers_own_ipc(server: Server) -> None:
+    pod = server.run_pod()
+    config = server.container_config(metadata=api.ContainerMetadata(name="own"))
+    config.linux.security_context.namespace_options.ipc = api.CONTAINER
+    own, shared = server.launch(pod, config), server.launch(pod)
+    server.output(shared, "touch", "/dev/shm/x")
+    assert server.output(own, "ls", "/dev/shm") == ""
+    ipc = [server.output(each, "readlink", "/proc/self/ns/ipc") for each in (own, shared)]
+    assert ipc[0] != ipc[1]
