@@ -95,6 +95,14 @@ _MISSING = object()
 _shapes: dict[type[Record], _Shape] = {}
 
 
+def know(kind: type[Record] = Record) -> None:
+    """Look at all kinds of records that there are, of `kind`, which happens at the first use of each otherwise."""
+    for each in kind.__subclasses__():
+        if each._fields:  # type: ignore[attr-defined]
+            _shape_of(each)
+        know(each)
+
+
 def _shape_of(kind: type[Record]) -> _Shape:
     """Made at first use, for the records that a field names must exist."""
     found = _shapes.get(kind)

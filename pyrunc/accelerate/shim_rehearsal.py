@@ -12,9 +12,9 @@ import signal
 import sys
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket
 
-from pyrunc import ipc
+from pyrunc import ipc, records
 from pyrunc.abi.prctl import PR_SET_PDEATHSIG
-from pyrunc.compiler.messages import CompiledContainer, CompiledExec, Io
+from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause, Io
 from pyrunc.kernel.fd import close_all
 from pyrunc.launch.model import Launch
 from pyrunc.launch.sealed import seal
@@ -39,17 +39,18 @@ NO_GROUP = {"path": "/pyrunc-rehearsal", "driver": "cgroupfs"}
 
 
 def rehearse() -> None:
-    """Start containers, exec in them, stop them. A failure costs time and memory later, and is reported on stderr."""
+    """Live pods' lives. A failure costs time and memory later, and is reported on stderr."""
+    records.know()
     before = _descriptors()
     folder = f"/tmp/pyrunc-{os.urandom(8).hex()}"
     os.mkdir(folder, 0o700)
     try:
-        stage = _Stage(folder)
-        try:
-            for number in range(ROUNDS):
-                stage.round(f"c{number}")
-        finally:
-            stage.close()
+        for number in range(ROUNDS):
+            stage = _Stage(f"{folder}/{number}")
+            try:
+                stage.live()
+            finally:
+                stage.close()
     except Exception:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -64,6 +65,7 @@ class _Stage:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        os.mkdir(folder)
         listener = socket(AF_UNIX, SOCK_SEQPACKET)
         listener.bind(f"{folder}/shim.sock")
         listener.listen(1)
@@ -77,7 +79,15 @@ class _Stage:
         self._client.close()
         self._pods.close()
 
+    def live(self) -> None:
+        """A holder, and a container in which something is executed."""
+        launch, fds = _sealed(_waiting(), 0)
+        self._ask(messages.StartHolder(CompiledPause(launch, "host").to_fields()), fds)
+        self.round("c")
+        self._ask(messages.StopHolder())
+
     def round(self, name: str) -> None:
+        """A container's life."""
         pid = self.start(name)
         launch, fds = _sealed(_ending(), pid)
         compiled = CompiledExec(launch).to_fields()

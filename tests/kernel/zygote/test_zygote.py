@@ -389,7 +389,7 @@ async def test_a_zygote_that_is_killed_in_its_rehearsal_leaves_no_process(tmp_pa
     )
     # The folder holds a socket, whose path must be short.
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", script, folder]
+        command = [sys.executable, "-c", script, f"{folder}/pod"]
         done = await asyncio.to_thread(
             subprocess.run, command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
