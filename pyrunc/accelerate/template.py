@@ -90,17 +90,19 @@ def _make() -> None:
 
 
 def give_back() -> int:
-    """Drop the pages that say what the template says; how many those were."""
+    """Drop the pages that say what the file says; how many those were, 0 where there is no file or /proc does not show them."""
     if _template is None:
         return 0
-    pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
     try:
         ranges = _still_mapped(_template)
-        return int(
-            _template.library.template_give_back(
-                _template.file, pagemap, _address(ranges), len(ranges) // 3, _template.masks_at
-            )
+        given = _template.library.template_give_back(
+            _template.file, pagemap, _address(ranges), len(ranges) // 3, _template.masks_at
         )
+        return max(int(given), 0)
     finally:
         os.close(pagemap)
 
