@@ -31,7 +31,9 @@ def main() -> None:
         try:
             with cluster.running(Path(folder) / "cluster") as running:
                 print(f"cluster ready; the log is {results}/{suite.LOG}", flush=True)
-                result = suite.run(running, results, asked.focus, asked.parallel, asked.timeout)
+                result = suite.run(
+                    suite.on_this_machine(running), results, asked.focus, asked.parallel, asked.timeout
+                )
         finally:
             _keep_logs(Path(folder), results)
     print(result.text())

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.kube_conformance import limits, report
@@ -33,20 +35,37 @@ def selected(focus: str, folder: Path) -> list[str]:
     return names
 
 
-def run(cluster: Cluster, results: Path, focus: str, processes: int, timeout_s: int) -> Result:
+@dataclass(frozen=True)
+class Target:
+    """A cluster. `limits`: part of a spec's name -> why its nodes cannot run it; `options`: more of e2e.test's command line."""
+
+    kubeconfig: Path
+    limits: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[str] = ()
+
+
+def on_this_machine(cluster: Cluster) -> Target:
+    """The cluster whose nodes are namespaces here."""
+    node = cluster.node
+    options = (
+        f"--container-runtime-endpoint=unix://{node.socket}", f"--kubelet-root-dir={node.folder}/kubelet",
+    )  # fmt: skip
+    return Target(cluster.kubeconfig, limits.of_this_machine(), options)
+
+
+def run(target: Target, results: Path, focus: str, processes: int, timeout_s: int) -> Result:
     """Run what `focus` finds, `processes` specs at a time; serial ones come last, alone. `results` gets `e2e.log` and
     `junit_01.xml`. What has not ended within `timeout_s` seconds is interrupted.
     """
     results.mkdir(parents=True, exist_ok=True)
     names = selected(focus, results)
-    there = limits.of_this_machine()
+    there = target.limits
     programs, skip = toolchain.e2e(), limits.skip_expression(there)
     command = [
         str(programs / "ginkgo"), f"--procs={processes}", f"--timeout={timeout_s}s", f"--label-filter={LABEL}", f"--focus={focus}",
         *([f"--skip={skip}"] if skip else []), "--no-color", "-v", str(programs / "e2e.test"), "--",
-        f"--kubeconfig={cluster.kubeconfig}", "--provider=local", f"--kubectl-path={cluster.bin}/kubectl",
-        f"--container-runtime-endpoint=unix://{cluster.node.socket}", f"--kubelet-root-dir={cluster.node.folder}/kubelet",
-        "--disable-log-dump", f"--report-dir={results}", "--report-complete-ginkgo", f"--e2e-output-dir={results}",
+        f"--kubeconfig={target.kubeconfig}", "--provider=local", f"--kubectl-path={toolchain.kubernetes()}/kubectl",
+        *target.options, "--disable-log-dump", f"--report-dir={results}", "--report-complete-ginkgo", f"--e2e-output-dir={results}",
     ]  # fmt: skip
     with open(results / LOG, "wb") as log:
         child = subprocess.Popen(

@@ -29,7 +29,7 @@ def test_specs_of_several_parts_pass(tmp_path_factory: pytest.TempPathFactory) -
     folder: Path = tmp_path_factory.mktemp("specs")  # kubelet's sockets lie below it: a short name
     before = ledger.take()
     with cluster.running(folder / "cluster") as running:
-        result = suite.run(running, folder / "results", FOCUS, 4, TIMEOUT_S)
+        result = suite.run(suite.on_this_machine(running), folder / "results", FOCUS, 4, TIMEOUT_S)
     assert len(result.passed) == result.total == 6, result.text()
     assert (folder / "results" / suite.JUNIT).exists() and (folder / "results" / suite.LOG).exists()
     left = ledger.settle(before, timeout_s=20)

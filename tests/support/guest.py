@@ -351,7 +351,7 @@ class Guest:
             check=True,
         ).stdout
         names = [n.decode() for n in listing.split(b"\0") if n]
-        built = [*PROJECT.glob("pyrunc/native/*"), *PROJECT.glob("cri_server/api/api_pb2*")]
+        built = [*PROJECT.glob("pyrunc/native/*"), *PROJECT.glob("cri_server/api/*_pb2*")]
         names += [str(p.relative_to(PROJECT)) for p in built]
         with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
             for name in sorted(set(names)):

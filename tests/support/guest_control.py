@@ -30,14 +30,20 @@ STORAGE, CONTROLLERS = ("etcd", "kube-apiserver"), ("kube-controller-manager", "
 class GuestControlPlane:
     """etcd, API server, controllers and scheduler. `folder` has their files and the authority that signs for the node too."""
 
-    def __init__(self, folder: Path, port: int, *, joining: bool = False) -> None:
-        """`joining`: for nodes that `kubeadm join` brings, not for one whose certificates the test has."""
+    def __init__(self, folder: Path, port: int, *, joining: bool = False, by_name: bool = False) -> None:
+        """`joining`: for nodes that `kubeadm join` brings, not for one whose certificates the test has. `by_name`: kubelets are
+        looked for under their nodes' names, not at addresses that only a guest has.
+        """
         self.folder, self.port, self._bin = folder, port, toolchain.kubernetes()
         self._programs = {name: Program(name, folder / "log") for name in (*STORAGE, *CONTROLLERS)}
         self._here = {
             "/opt/kubernetes/bin": str(self._bin), "/etc/kubernetes/pki": str(folder), "/etc/kubernetes": str(folder), "/var/lib/etcd": f"{folder}/etcd",
             "${NODE_ADDRESS}": "127.0.0.1", "--bind-address=0.0.0.0": "--bind-address=127.0.0.1", "=6443": f"={port}",
         }  # fmt: skip
+        if by_name:
+            self._here["--kubelet-preferred-address-types=InternalIP,Hostname"] = (
+                "--kubelet-preferred-address-types=Hostname"
+            )
         if joining:
             self._here |= {there: here.format(folder) for there, here in JOINING.items()}
 
@@ -61,6 +67,12 @@ class GuestControlPlane:
         """End the programs, the first last."""
         for program in reversed(self._programs.values()):
             program.stop()
+
+    def kubeconfig(self) -> Path:
+        """The administrator's, for this side."""
+        path = self.folder / "admin.conf"
+        Authority(self.folder).write_kubeconfig(path, "admin", f"127.0.0.1:{self.port}")
+        return path
 
     def _command(self, unit: str) -> list[str]:
         """The unit's command line, on this side."""

@@ -17,7 +17,9 @@ from tests.support.guest import PLAIN, Guest, Variant, free_port
 
 RELEASE, LATER = "trixie", "99.0-1"
 collect_ignore = (
-    [] if os.environ.get("PYRUNC_GUEST") else ["inside", "kubelet", "oci", "linux_6_1", "images", "selinux"]
+    []
+    if os.environ.get("PYRUNC_GUEST")
+    else ["inside", "kubelet", "oci", "linux_6_1", "images", "selinux", "suites", "peers"]
 )
 
 

@@ -1,0 +1,83 @@
+"""containerd's suite against a server of ours, with images that are made here and come from a registry on the loopback of the
+server's network namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from cri_server.images.build import BuiltImage
+from tests.cri import inner_registry
+from tests.cri.containerd import images
+from tests.cri.server_harness import Server
+from tests.support import toolchain
+from tests.support.registry import without_host
+
+TIMEOUT_S = 1800
+NRI_SOCKET = "/var/run/nri-test.sock"
+CONTAINERD_ROOT = "/var/lib/containerd-test"
+"""The suite knows no others."""
+
+
+class Suite:
+    """The suite's program. `server` has nothing left when its tests have removed what they made."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        """Whether a test of user namespaces skips itself it finds out from a folder of containerd's and a command called runc."""
+        self.server, self._folder = server, folder
+        listed = folder / "images.toml"
+        listed.write_text(images.image_list())
+        (folder / "bin").mkdir()
+        (folder / "bin" / "runc").symlink_to(Path(sys.executable).parent / "pyrunc")
+        private = f'mount -t tmpfs suite /var/lib && mkdir {CONTAINERD_ROOT} && PATH={folder}/bin:$PATH exec "$@"'  # fmt: skip
+        program = str(toolchain.containerd_integration())
+        self._command = [
+            *server.in_its_network("unshare", "--mount", "sh", "-c", private, "sh", program),
+            *(f"-cri-endpoint=unix://{server.socket}", f"-image-list={listed}"),
+        ]
+
+    def names(self) -> set[str]:
+        """All of its tests."""
+        return {*self._output("-test.list=^Test").split()}
+
+    def run(self, names: Iterable[str]) -> tuple[Mapping[str, str], str]:
+        """How each of the tests ended, PASS, SKIP or FAIL, and what they said."""
+        wanted = f"^({'|'.join(names)})$"
+        said = self._output("-test.v", f"-test.run={wanted}", f"-test.timeout={TIMEOUT_S}s")
+        return {name: state for state, name in re.findall(r"^--- (\w+): (\w+) ", said, re.MULTILINE)}, said
+
+    def _output(self, *options: str) -> str:
+        """What it prints; it ends with 1 when a test failed."""
+        log = self._folder / "suite.log"
+        with open(log, "wb") as out:
+            subprocess.run(
+                [*self._command, *options], stdout=out, stderr=subprocess.STDOUT, cwd=self._folder, timeout=TIMEOUT_S + 60, check=False,
+            )  # fmt: skip
+        return log.read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def against_a_server(folder: Path, served: Mapping[str, BuiltImage]) -> Iterator[Suite]:
+    """The suite and a server with NRI, whose registry has the images `served`, by the suite's words."""
+    for name in ("plugins", "plugin-config"):
+        (folder / name).mkdir()
+    settings = {
+        "registry": {"config_path": str(folder / "certs.d")},
+        "nri": {"enabled": True, "socket": NRI_SOCKET, "plugin_dir": str(folder / "plugins"),
+                "plugin_config_dir": str(folder / "plugin-config")},
+    }  # fmt: skip
+    with (
+        Server(settings=settings) as server,
+        inner_registry.inside(server, folder / "registry") as registry,
+    ):
+        for word, image in served.items():
+            registry.push(without_host(images.reference(word)), image, docker=True)
+        hosts = folder / "certs.d" / images.HOST / "hosts.toml"
+        hosts.parent.mkdir(parents=True)
+        hosts.write_text(f'server = "{registry.url}"\n[host."{registry.url}"]\n')
+        yield Suite(server, folder)

@@ -1,0 +1,1 @@
+"""Suites of others that run in the guest."""
