@@ -26,7 +26,7 @@ class Containerd:
         self._plugins = plugins or self.built / "cni"
         self._there = _groups()
 
-    def start(self, images: list[Path]) -> None:
+    def start(self, images: list[Path], timeout_s: float = 30) -> None:
         """Start it and import `images` (docker-archives), among them one named like PAUSE."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_configuration()
@@ -38,7 +38,7 @@ class Containerd:
             f"{self.folder}/config.toml",
         ]
         self.program.start(command, environment={"PATH": f"{self.built}/bin:{os.environ['PATH']}"})
-        if not wait_until(lambda: self._ctr("version").returncode == 0, 30):
+        if not wait_until(lambda: self._ctr("version").returncode == 0, timeout_s):
             raise RuntimeError(f"containerd does not answer:\n{self.program.tail()}")
         for image in images:
             done = self._ctr("-n", "k8s.io", "images", "import", str(image))

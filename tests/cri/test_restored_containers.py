@@ -61,6 +61,20 @@ def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_pat
     assert (status.state, status.exit_code, status.reason) == (api.CONTAINER_EXITED, 128, "StartError")
 
 
+def test_a_layer_in_the_form_of_containerd(server: Server, criu: Path, tmp_path: Path) -> None:
+    """Compressed, and with whiteouts in place of deleted.files."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w:gz") as tar:
+        for name, content in (("written", b"data"), ("etc/.wh.group", b"")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    path = archive(tmp_path / "a.tar", *IMAGES, ("rootfs-diff.tar", layer.getvalue()))
+    made = server.create(server.run_pod(), server.container_config(image=api.ImageSpec(image=path)))
+    upper = server.root / "containers" / made / "upper"
+    assert (upper / "written").read_bytes() == b"data" and (upper / "etc/group").is_char_device()
+
+
 def test_what_is_no_archive(server: Server, criu: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tar")
     for reference, code, why in (
