@@ -159,7 +159,7 @@ async def make_state(work: Work) -> None:
 async def write_files(work: Work) -> None:
     """What the pod's containers mount and what the holder is compiled from, which begins at once: it needs no shim."""
     record, folder = holder(work), work.services.paths.sandbox_state(work.sandbox.id)
-    await disk.in_thread(lambda: _write_files(work, record), folder)
+    await disk.write_in_thread(lambda: _write_files(work, record), folder)
     work.compiling = asyncio.create_task(_compile(work))
 
 

@@ -48,7 +48,7 @@ async def _save(path: Path, thing: Sandbox | Container, version: int, *, named: 
         if thing.removed:
             raise NotFound(f"{thing.id} was removed meanwhile")
         content = thing.to_record()
-        await in_thread(
+        await write_in_thread(
             lambda: atomic_file.write_json(str(path), content, version=version, durable=True, named=named),
             path,
         )
@@ -67,10 +67,10 @@ async def remove_container_record(paths: Paths, container: Container) -> None:
 async def _remove(path: Path, thing: Sandbox | Container) -> None:
     thing.removed = True
     async with thing.on_disk:
-        await in_thread(lambda: path.unlink(missing_ok=True), path)
+        await write_in_thread(lambda: path.unlink(missing_ok=True), path)
 
 
-async def in_thread(work: Callable[[], object], path: Path) -> None:
+async def write_in_thread(work: Callable[[], object], path: Path) -> None:
     """Run `work` in a thread, to its end. Raises what `worded` says of an OSError."""
     try:
         await to_the_end(asyncio.to_thread(work))
