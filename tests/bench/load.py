@@ -32,6 +32,7 @@ SERVICE = (
     "PORT_443_TCP_ADDR",
 )
 QUIET_S = 40.0
+ENDED_S = 2.0  # after which the processes of removed pods are gone
 RELISTS, MEASUREMENTS = 20, 5  # in one round
 
 
@@ -81,6 +82,7 @@ class Bench:
 
     def rest(self, label: str, pods: int) -> None:
         """What pods cost that have had nothing to do for a while."""
+        time.sleep(ENDED_S)
         before_kib = self._private_kib()
         running = [self.up(f"{label}-{i}") for i in range(pods)]
         for pair in running:
