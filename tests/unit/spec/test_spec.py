@@ -24,6 +24,7 @@ def caps(**fields: list[str]) -> dict[str, list[str]]:
     return capabilities.of(asked, EVERYTHING)
 
 
+@pytest.mark.requirement("8.2")
 def test_default_capabilities() -> None:
     found = caps()
     assert len(found["bounding"]) == 14 and found["bounding"] == found["effective"] == found["permitted"]
@@ -66,6 +67,31 @@ def test_settings_of_the_pods_own_network() -> None:
     assert found(both, {ports.replace(".", "/"): "80"}) == {
         ping: "0 2147483647", ports.replace(".", "/"): "80",
     }  # fmt: skip
+
+
+@pytest.mark.requirement("3.1.4")
+@pytest.mark.parametrize(
+    ("name", "nodes", "said"),
+    [
+        ("net.ipv4.ip_forward", {"network": api.NODE}, "host's network namespace"),
+        ("net/ipv4/conf/eth0.1/rp_filter", {"network": api.NODE}, "host's network namespace"),
+        ("kernel.shmmax", {"ipc": api.NODE}, "host's IPC namespace"),
+        ("fs.mqueue.msg_max", {"ipc": api.NODE}, "host's IPC namespace"),
+        ("kernel.panic", None, "is not namespaced"),
+        ("kernel.domainname", None, "is not namespaced"),
+        ("user.max_user_namespaces", None, "is not namespaced"),
+        ("vm.swappiness", None, "is not namespaced"),
+    ],
+)
+def test_a_sysctl_is_one_of_the_pods_own_namespaces(
+    name: str, nodes: dict[str, Any] | None, said: str
+) -> None:
+    """Refused before anything of the pod is made. Where a namespace would do, the pod's own does."""
+    with pytest.raises(InvalidArgument, match=said) as refused:
+        sysctls.check({name: "1"}, api.NamespaceOption(**nodes or {}))
+    assert repr(name) in str(refused.value)
+    if nodes:
+        sysctls.check({name: "1"}, api.NamespaceOption())
 
 
 def test_a_configured_profile_is_the_runtimes_default(tmp_path: Path) -> None:
@@ -129,7 +155,7 @@ def test_the_oom_score_is_never_below_the_floor(value: int, floor: int | None) -
     assert found >= value and (floor is None or found >= floor) and found in (value, floor)
 
 
-@pytest.mark.requirement("13.22")
+@pytest.mark.requirement("7.1.2", "7.1.3", "13.22")
 def test_cgroup_names() -> None:
     assert groups.parent("", "cgroupfs", "") == "/pyrunc"
     assert groups.parent("/", "cgroupfs", "") == "/"
@@ -383,7 +409,7 @@ def test_signals_of_images(text: str, name: str) -> None:
     assert signals.from_text(text) == name
 
 
-@pytest.mark.requirement("12.3")
+@pytest.mark.requirement("4.3.1", "12.3")
 def test_the_stop_signal_is_the_callers_then_the_images() -> None:
     assert signals.chosen(api.SIGNAL_SIGHUP, "SIGINT") == "SIGHUP"
     assert signals.chosen(0, "INT") == "SIGINT" and signals.chosen(0, "") == "SIGTERM"
