@@ -409,19 +409,19 @@ def test_large_answers_that_nobody_takes(server: Server) -> None:
 
 @pytest.mark.requirement("1.6")
 def test_hundreds_of_calls_at_once(server: Server) -> None:
+    """All of the execs wait until the other calls have been answered."""
     container = server.containers()[0].id
-    calls = [
-        server.runtime.ExecSync.future(
-            api.ExecSyncRequest(container_id=container, cmd=["true"], timeout=30), timeout=60
-        )
-        if n % 20 == 0
-        else server.runtime.ContainerStatus.future(
-            api.ContainerStatusRequest(container_id=container), timeout=60
-        )
-        for n in range(800)
-    ]
-    for call in calls:
+    server.output(container, "mkfifo", "/gate")
+    request = api.ExecSyncRequest(container_id=container, cmd=["cat", "/gate"], timeout=120)
+    execs = [server.runtime.ExecSync.future(request, timeout=120) for _ in range(100)]
+    assert wait_until(lambda: server.output(container, "ps").count("cat /gate") == len(execs), 60)
+    asked = api.ContainerStatusRequest(container_id=container)
+    for call in [server.runtime.ContainerStatus.future(asked, timeout=60) for _ in range(700)]:
         call.result()
+    assert not any(call.done() for call in execs)
+    server.output(container, "sh", "-c", ": >/gate")
+    for call in execs:
+        assert call.result().exit_code == 0
 
 
 @pytest.mark.requirement("1.7")

@@ -211,7 +211,7 @@ async def test_many_clients_follow_one_container(pod: TestPod) -> None:
         streams.close()
 
 
-@pytest.mark.requirement("11.4")
+@pytest.mark.requirement("11.4", "11.5")
 async def test_a_slow_client_neither_blocks_the_container_nor_other_clients(pod: TestPod) -> None:
     await pod.run("a", "read x; head -c 20000000 /dev/zero | tr '\\0' y; exit 9", stdin=True)
     slow = await pod.client.attach("a", stdout=True)
@@ -503,7 +503,6 @@ async def test_large_requests(pod: TestPod) -> None:
     session.close()
 
 
-@pytest.mark.requirement("1.6")
 async def test_five_hundred_sessions_leave_nothing(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     await _run_sessions(pod, 20)
