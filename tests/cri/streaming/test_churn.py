@@ -82,14 +82,28 @@ def headers(role: str, port: object, request: str = "") -> dict[str, list[str]]:
     return {"streamtype": [role], "port": [str(port)]} | ({"requestid": [request]} if request else {})
 
 
+@pytest.mark.requirement("9.11")
 async def test_a_refused_connection_is_told_on_the_error_stream(server: StreamingServer) -> None:
-    async with forwarding(server) as multiplexer:
+    """And ends alone: the session takes others."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    async with (
+        await asyncio.start_server(greet, "127.0.0.1", 0) as service,
+        forwarding(server) as multiplexer,
+    ):
         error = await multiplexer.open(headers("error", 1, "a"))
         data = await multiplexer.open(headers("data", 1, "a"))
         assert b"port 1: connect 127.0.0.1:1: ECONNREFUSED" in await error.inbound.read()
         assert await error.inbound.read() == b""
         with pytest.raises(StreamGone):
             await data.inbound.read()
+        port = service.sockets[0].getsockname()[1]
+        await multiplexer.open(headers("error", port, "b"))
+        data = await multiplexer.open(headers("data", port, "b"))
+        assert await data.inbound.read() == b"hello"
 
 
 @pytest.mark.requirement("9.11")

@@ -103,17 +103,16 @@ async def test_many_connections_at_once(goclient: Path, server: StreamingServer,
     assert answers == blocks
 
 
-@pytest.mark.requirement("9.11")
-async def test_a_closed_port_ends_that_connection_only(
+async def test_a_closed_port_ends_its_connection(
     goclient: Path, server: StreamingServer, transport: str
 ) -> None:
+    """Such a client then gives up the others, too (client-go, "lost connection to pod")."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening
         closed = taken.getsockname()[1]
-        async with service(echo) as port, forwarded(goclient, server, transport, closed, port) as locals_:
-            async with asyncio.timeout(60):
-                with contextlib.suppress(ConnectionError):
-                    assert await ask(locals_[0], b"anybody?") == b""
+        async with forwarded(goclient, server, transport, closed) as (local,), asyncio.timeout(60):
+            with contextlib.suppress(ConnectionError):
+                assert await ask(local, b"anybody?") == b""
 
 
 async def test_a_client_that_leaves_closes_its_connections(
