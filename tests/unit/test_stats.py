@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +71,17 @@ def test_cpu_and_its_pressure() -> None:
     assert cpu.psi.Some.Total == 1_234_000, "nanoseconds"
     assert (cpu.psi.Full.Avg10, cpu.psi.Full.Avg60, cpu.psi.Full.Avg300) == (1.5, 2.5, 3.5)
     assert not memory.HasField("psi")
+
+
+@pytest.mark.requirement("5.5.2")
+async def test_what_layers_take_is_told_without_a_walk(tmp_path: Path) -> None:
+    """One that was never measured is walked meanwhile, once; what is asked later finds what that walk found."""
+    layers, upper = stats.LayerSizes(), tmp_path / "upper"
+    upper.mkdir()
+    (upper / "file").write_bytes(b"x" * MIB)
+    assert layers.measured({"a": tmp_path}) == (0, 0)
+    await asyncio.gather(*layers._walks.values())
+    found = layers.measured({"a": tmp_path})
+    assert found[0] >= MIB and found[1] > 0
+    (upper / "more").write_bytes(b"x" * MIB)
+    assert layers.measured({"a": tmp_path}) == found and not layers._walks
