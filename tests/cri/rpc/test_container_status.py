@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import grpc
@@ -46,6 +47,7 @@ def test_exit_codes(server: Server) -> None:
 def test_id_prefixes_are_understood(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
+    assert all(re.fullmatch("[0-9a-f]{64}", each) for each in (pod, container))
     assert server.status(container[:12]).id == container
     assert server.pod_status(pod[:12]).id == pod
     assert code_of(lambda: server.status("")) == grpc.StatusCode.NOT_FOUND

@@ -163,7 +163,7 @@ def test_read_only_root_and_masked_paths(server: Server) -> None:
     config = secured(
         server,
         readonly_rootfs=True,
-        masked_paths=["/etc/group", "/home", "/proc/sysrq-trigger", "/absent"],
+        masked_paths=["/etc/group", "/home", "/proc/uptime", "/absent"],
         readonly_paths=["/proc/sys"],
     )
     container = server.launch(server.run_pod(), config)
@@ -173,6 +173,11 @@ def test_read_only_root_and_masked_paths(server: Server) -> None:
     assert server.exec(container, "sh", "-c", "echo 1 > /proc/sys/kernel/panic").exit_code != 0
 
     assert server.output(container, "cat", "/etc/group") == "" == server.output(container, "ls", "/home")
+    places = [line.split()[1] for line in server.output(container, "cat", "/proc/mounts").splitlines()]
+    of_proc = {"/proc", "/proc/sys", "/proc/uptime"}
+    assert {place for place in places if place.startswith("/proc")} == of_proc, (
+        "those of the lists and no others"
+    )
 
 
 @pytest.mark.requirement("6.16", "8.1")

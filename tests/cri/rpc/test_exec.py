@@ -31,7 +31,7 @@ def test_an_exec_dies_with_its_client(server: Server) -> None:
     assert wait_until(lambda: "sleep 4321" not in server.output(container, "ps"), 60)
 
 
-@pytest.mark.requirement("4.10.2")
+@pytest.mark.requirement("4.10.2", "9.1")
 def test_a_url_works_once(server: Server) -> None:
     container = server.launch(server.run_pod())
     url = exec_url(server, container, "true", stdout=True)

@@ -11,7 +11,7 @@ from tests.cri.server_harness import Server
 from tests.support.processes import wait_until
 
 
-@pytest.mark.requirement("10.1.15", "10.1.16")
+@pytest.mark.requirement("10.1.16")
 def test_a_pod_that_works(server: Server) -> None:
     pod = server.run_pod()
     server.launch(pod, server.container_config(["sh", "-c", "while :; do :; done"]))

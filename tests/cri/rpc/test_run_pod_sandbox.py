@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.node import oom_score_adj_floor
 from tests.cri.server_harness import Server, code_of
 
 
@@ -239,13 +240,16 @@ def test_shared_memory_of_the_nodes_ipc(server: Server) -> None:
 @pytest.mark.parametrize(
     "kind, mode", [(api.SecurityProfile.RuntimeDefault, "2"), (api.SecurityProfile.Unconfined, "0")]
 )
-def test_the_pause_process_has_the_pods_filter(server: Server, kind: Any, mode: str) -> None:
+def test_the_pause_process_has_the_pods_filter_and_its_score(server: Server, kind: Any, mode: str) -> None:
     config = server.pod_config()
     config.linux.security_context.seccomp.profile_type = kind
     pid = pause_process(server, server.run_pod(config))
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     assert (found["Seccomp"], found["NoNewPrivs"], int(found["CapBnd"], 16)) == (mode, "1", 0)
+    floor = oom_score_adj_floor("auto")
+    score = -998 if floor is None else max(-998, floor)
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text() == f"{score}\n"
 
 
 @pytest.mark.requirement("6.4")

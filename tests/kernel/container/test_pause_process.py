@@ -132,6 +132,8 @@ def test_oom_score_and_its_limit() -> None:
     with held(oom_score_adj=-998) as pod:
         score = int(Path(f"/proc/{pod.pid}/oom_score_adj").read_text())
         assert score == -998 or score == int(Path("/proc/self/oom_score_adj").read_text())
+    with held(oom_score_adj=789) as pod:  # which needs no capability
+        assert Path(f"/proc/{pod.pid}/oom_score_adj").read_text() == "789\n"
 
 
 @pytest.mark.parametrize(
