@@ -74,7 +74,7 @@ def test_huge_pages_by_size() -> None:
     assert read("hugetlb_max_usage_bytes", hugetlb=hugetlb) == [(("2MB",), 0), (("1GB",), 0)]
 
 
-@pytest.mark.requirement("10.2.10")
+@pytest.mark.requirement("10.2.11")
 def test_limits() -> None:
     unlimited = api.LinuxContainerResources(cpu_quota=-1)
     assert read("spec_cpu_quota", limits=unlimited) == 0

@@ -179,6 +179,7 @@ def test_leases_of_another_boot_are_void(tmp_path: Path) -> None:
         assert opened.owner_of("10.0.0.2") == "z"
 
 
+@pytest.mark.requirement("3.2.4")
 def test_an_address_waits_for_its_link(tmp_path: Path) -> None:
     sets, links = sets_of("10.0.0.0/29"), {"veth1"}
     for owner in "abcde":

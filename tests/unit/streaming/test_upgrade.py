@@ -49,7 +49,6 @@ def test_upgrade_needs_both_headers() -> None:
     )
 
 
-@pytest.mark.requirement("9.2")
 @pytest.mark.parametrize(
     ("text", "status"),
     [
