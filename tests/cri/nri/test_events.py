@@ -6,6 +6,7 @@ The contracts are those of NRI's pod and container life cycles, as critest's NRI
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -186,10 +187,14 @@ def test_containers_have_ended_when_the_pods_end_is_told_and_only_once(
     with Held() as held, TestPlugin(nri_socket, handlers={"StopPodSandbox": held}) as plugin:
         pod = server.run_pod()
         container = server.launch(pod)
+        pause, address = plugin.wait_for("RunPodSandbox").pod.pid, server.pod_status(pod).network.ip
         finish = in_thread(lambda: server.stop_pod(pod))
         assert held.reached.wait(60)
         assert server.status(container).state == cri.CONTAINER_EXITED
         assert server.pod_status(pod).id == pod and held.request.pod.ips
+        assert os.path.exists(f"/proc/{pause}/ns/net"), "the pause process lives"
+        leases = [lease.parent.name for lease in (server.folder / "leases").rglob(address)]
+        assert leases and "leaving" not in leases, "the network is attached"
         held.__exit__()
         finish()
         server.stop_pod(pod)
