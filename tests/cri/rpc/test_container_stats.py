@@ -8,10 +8,9 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from tests.cri.rpc.groups import BUSY, group_of, used_ns
 from tests.cri.server_harness import Server, code_of
 from tests.support.processes import wait_until
-
-BUSY = ["sh", "-c", "while :; do :; done"]
 
 
 def stats_of(server: Server, container: str) -> api.ContainerStats:
@@ -30,9 +29,9 @@ def test_a_container_that_works(server: Server) -> None:
         return bool(found.timestamp and found.usage_core_nano_seconds.value > 50_000_000)
 
     assert wait_until(busy, 60)
-    before = used_ns(server, container)
+    before = used_ns(group_of(server, container))
     stats = stats_of(server, container)
-    assert before <= stats.cpu.usage_core_nano_seconds.value <= used_ns(server, container)
+    assert before <= stats.cpu.usage_core_nano_seconds.value <= used_ns(group_of(server, container))
     assert stats.attributes.id == container and stats.attributes.metadata.name == "c"
     assert dict(stats.attributes.labels) == labels and dict(stats.attributes.annotations) == {"a": ""}
     assert stats.memory.timestamp and stats.memory.working_set_bytes.value > 0
@@ -60,17 +59,3 @@ def test_what_has_ended_has_no_processes_to_measure(server: Server) -> None:
     stats = stats_of(server, container)
     assert stats.attributes.id == container
     assert not stats.HasField("cpu") and not stats.HasField("memory")
-
-
-def cgroup_of(server: Server, container: str) -> Path:
-    """Where its processes are in the v2 tree, found by one of them."""
-    roots = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
-    root = next(p for p in roots if (p / "cgroup.procs").exists())
-    (found,) = (path for path in root.glob(f"{server.folder.name}/**/") if path.name.endswith(container))
-    return found
-
-
-def used_ns(server: Server, container: str) -> int:
-    """CPU time of its group, as the kernel has it now."""
-    lines = (cgroup_of(server, container) / "cpu.stat").read_text().splitlines()
-    return int(dict(line.split() for line in lines)["usage_usec"]) * 1000

@@ -6,7 +6,9 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from tests.cri.rpc.groups import BUSY, group_of, used_ns
 from tests.cri.server_harness import Server, code_of
+from tests.support.processes import wait_until
 
 
 @pytest.mark.requirement("10.1.13", "10.1.14", "10.1.16")
@@ -28,7 +30,7 @@ def test_a_pod_with_a_container(server: Server) -> None:
 
 @pytest.mark.requirement("10.1.15")
 def test_the_pods_figures_are_those_of_its_group(server: Server) -> None:
-    """Not the sum of its containers': what one that has ended used counts, and the pause process."""
+    """Not the sum of its containers': what one that has ended used counts, and the pause process; what runs counts once."""
     parent = f"/{server.folder.name}/pod-of-stats"
     pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(cgroup_parent=parent)))
     ended = server.container_config(["sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"])
@@ -38,6 +40,12 @@ def test_the_pods_figures_are_those_of_its_group(server: Server) -> None:
     found = stats_of(server, pod).linux
     assert found.cpu.usage_core_nano_seconds.value > 20_000_000 and not found.containers
     assert found.memory.HasField("working_set_bytes")
+    busy = server.container_config(BUSY, metadata=api.ContainerMetadata(name="busy"))
+    group = group_of(server, server.launch(pod, busy))
+    assert wait_until(lambda: used_ns(group) > 50_000_000, 60)
+    before = used_ns(group.parent)
+    shown = stats_of(server, pod).linux.cpu.usage_core_nano_seconds.value
+    assert before <= shown <= used_ns(group.parent)
 
 
 @pytest.mark.requirement("1.a.1")

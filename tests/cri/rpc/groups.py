@@ -1,0 +1,23 @@
+"""What the kernel says of a container's group, and a command that gives it something to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cri.server_harness import Server
+
+BUSY = ["sh", "-c", "while :; do :; done"]
+
+
+def group_of(server: Server, container: str) -> Path:
+    """Its group in the v2 tree, found by its name."""
+    roots = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+    root = next(p for p in roots if (p / "cgroup.procs").exists())
+    (found,) = (path for path in root.glob(f"{server.folder.name}/**/") if path.name.endswith(container))
+    return found
+
+
+def used_ns(group: Path) -> int:
+    """CPU time, as the kernel has it now."""
+    lines = (group / "cpu.stat").read_text().splitlines()
+    return int(dict(line.split() for line in lines)["usage_usec"]) * 1000
