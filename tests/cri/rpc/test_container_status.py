@@ -20,6 +20,7 @@ def test_status_carries_what_kubelet_checks(server: Server) -> None:
     assert dict(sandbox.labels) == {"a": "1", "empty": ""} and dict(sandbox.annotations) == {"b": "2"}
     assert sandbox.linux.namespaces.options.pid == api.CONTAINER
     assert dict(status.labels) == {"l": "x"} and dict(status.annotations) == {"n": ""}
+    assert status.id == container and status.metadata == api.ContainerMetadata(name="c")
     assert status.image.image and status.image_ref and status.created_at
     (listed,) = server.containers()
     image = server.image.ImageStatus(api.ImageStatusRequest(image=api.ImageSpec(image=IMAGE))).image

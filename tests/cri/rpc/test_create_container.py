@@ -49,9 +49,7 @@ def test_mounts_of_the_caller(server: Server) -> None:
     server.output(container, "sh", "-c", "echo bye > /dev/termination-log; touch /deep/er/dir/x")
     assert (folder / "log").read_text() == "bye\n" and (folder / "made" / "x").exists()
     assert server.exec(container, "touch", "/ro/y").exit_code == 1
-    status = server.status(container)
-    assert [m.container_path for m in status.mounts] == [m.container_path for m in config.mounts]
-    assert status.mounts[2].readonly and status.mounts[2].host_path == str(folder)
+    assert list(server.status(container).mounts) == list(config.mounts)
 
 
 @pytest.mark.requirement("6.10")

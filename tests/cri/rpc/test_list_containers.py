@@ -8,7 +8,7 @@ from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import IMAGE, Server
 
 
-@pytest.mark.requirement("4.5.1", "4.5.2", "2.10")
+@pytest.mark.requirement("2.10", "4.1.7", "4.5.1", "4.5.2")
 def test_what_an_item_has(server: Server) -> None:
     config = server.container_config(labels={"l": "x", "empty": ""}, annotations={"n": ""})
     config.metadata.attempt = 2
