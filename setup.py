@@ -14,13 +14,14 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.errors import FileError
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-BUILT = (
+BUILT = [
     "pyrunc/native/launcher",
     "pyrunc/native/pause",
-    "pyrunc/native/template.so",
     "cri_server/api/api_pb2.py",
     "cri_server/api/api_pb2_grpc.py",
-)
+]
+if os.path.isdir(os.path.join(ROOT, "pyrunc/accelerate")):  # which may be removed
+    BUILT.append("pyrunc/native/template.so")
 
 
 class Binary(Distribution):

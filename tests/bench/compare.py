@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> None:
-    """A warm-up of each, then rounds in turn; at the end of those one by one, pods that rest."""
+    """A warm-up of each, then rounds in turn; at the end of those one by one, pods that rest and pods that log."""
     for bench in benches:
         bench.round(f"warm{parallel}-{os.getpid()}", 2, 1)
         bench.forget()
@@ -133,6 +133,9 @@ def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> No
     if parallel == 1:
         for bench in benches:
             bench.rest(f"rest-{os.getpid()}", pods)
+        for number in range(rounds):
+            for bench in benches:
+                bench.log(f"log-{os.getpid()}-{number}")
 
 
 def where(benches: list[Bench]) -> str:

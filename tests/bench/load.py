@@ -33,6 +33,7 @@ SERVICE = (
 )
 QUIET_S = 40.0
 ENDED_S = 2.0  # after which the processes of removed pods are gone
+LINES, LINE_BYTES = 400_000, 100
 RELISTS, MEASUREMENTS = 20, 5  # in one round
 
 
@@ -91,6 +92,24 @@ class Bench:
         self.rates["private KiB per quiet pod"].append((self._private_kib() - before_kib) / pods)
         for pair in running:
             self.down(pair)
+
+    def log(self, name: str) -> None:
+        """A container that writes lines as fast as they are read; the CPU includes its own."""
+        runtime, sandbox, config = self.client.runtime, self._sandbox(name), self._container(name)
+        config.command[:] = ["sh", "-c", f"yes {'x' * (LINE_BYTES - 1)} | head -n {LINES}"]
+        config.linux.ClearField("resources")
+        pod = runtime.RunPodSandbox(api.RunPodSandboxRequest(config=sandbox), timeout=120).pod_sandbox_id
+        request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=sandbox)
+        container = runtime.CreateContainer(request, timeout=120).container_id
+        cpu = busy_seconds()
+        runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=120)
+        asked = api.ContainerStatusRequest(container_id=container)
+        while (status := runtime.ContainerStatus(asked, timeout=120).status).state != api.CONTAINER_EXITED:
+            time.sleep(0.05)
+        self.rates["CPU ms per 100,000 log lines"].append((busy_seconds() - cpu) * 1e8 / LINES)
+        self.rates["log lines per second"].append(LINES * 1e9 / (status.finished_at - status.started_at))
+        self.down((pod, container))
+        (self.folder / f"{name}.log").unlink()
 
     def up(self, name: str) -> tuple[str, str]:
         """A sandbox and a running container."""
