@@ -7,9 +7,9 @@
 #include "../../pause/call.h"
 
 #if defined(__x86_64__)
-enum { NR_PREAD64 = 17, NR_PWRITE64 = 18, NR_MADVISE = 28, NR_MUNMAP = 11 };
+enum { NR_MUNMAP = 11, NR_PREAD64 = 17, NR_PWRITE64 = 18, NR_MINCORE = 27, NR_MADVISE = 28 };
 #elif defined(__aarch64__)
-enum { NR_PREAD64 = 67, NR_PWRITE64 = 68, NR_MADVISE = 233, NR_MUNMAP = 215 };
+enum { NR_PREAD64 = 67, NR_PWRITE64 = 68, NR_MUNMAP = 215, NR_MINCORE = 232, NR_MADVISE = 233 };
 #endif
 
 enum {
@@ -93,32 +93,44 @@ i64 template_ignore(i32 fd, u64 masks_at, u64 masks_size, const struct range *ra
 	return call(NR_MUNMAP, (u64)masks, masks_size, 0, 0, 0, 0);
 }
 
-/* The ranges' content goes to the file, and a private mapping of it takes their place. Returns how many have it, or -errno when it
- * is not all of the first. */
-i64 template_make(i32 fd, const struct range *ranges, u64 count)
+/* One range's content goes to the file, and a private mapping of it takes its place. Of a range that is no longer mapped as a whole
+ * (malloc(3) has given some of it back since) nothing is read: -ENOMEM. */
+static i64 make(i32 fd, struct range range)
+{
+	for (u64 at = 0; at < range.length; at += PAGE) {
+		u8 resident;
+		i64 failed = call(NR_MINCORE, range.start + at, PAGE, (u64)&resident, 0, 0, 0);
+		if (failed)
+			return failed;
+	}
+	for (u64 at = 0; at < range.length; at += PAGE) {
+		if (is_zero((const u64 *)(range.start + at)))
+			continue; /* a hole */
+		i64 written = call(NR_PWRITE64, (u64)fd, range.start + at, PAGE, range.offset + at, 0, 0);
+		if (written != PAGE)
+			return written < 0 ? written : -1;
+	}
+	i64 mapped = call(NR_MMAP, range.start, range.length, PROT_READ_WRITE, MAP_PRIVATE | MAP_FIXED, (u64)fd, range.offset);
+	if (mapped != (i64)range.start)
+		return mapped;
+	call(NR_MADVISE, range.start, range.length, MADV_POPULATE_READ, 0, 0, 0); /* else each fork has to */
+	return 0;
+}
+
+/* Make them all. The length of one that could not be made is 0 afterwards; returns -errno of the last of those. */
+i64 template_make(i32 fd, struct range *ranges, u64 count)
 {
 	u64 before;
-	i64 failed = set_signals(~0UL, &before);
-	if (failed)
-		return failed;
-	u64 i = 0;
-	for (; i < count && !failed; i++) {
-		struct range range = ranges[i];
-		for (u64 at = 0; at < range.length && !failed; at += PAGE) {
-			if (is_zero((const u64 *)(range.start + at)))
-				continue; /* a hole */
-			i64 written = call(NR_PWRITE64, (u64)fd, range.start + at, PAGE, range.offset + at, 0, 0);
-			failed = written == PAGE ? 0 : written < 0 ? written : -1;
-		}
-		if (!failed) {
-			i64 mapped = call(NR_MMAP, range.start, range.length, PROT_READ_WRITE, MAP_PRIVATE | MAP_FIXED, (u64)fd,
-					  range.offset);
-			failed = mapped == (i64)range.start ? 0 : mapped;
-			call(NR_MADVISE, range.start, range.length, MADV_POPULATE_READ, 0, 0, 0); /* else each fork has to */
+	i64 failed = set_signals(~0UL, &before), last = failed;
+	for (u64 i = 0; i < count && !failed; i++) {
+		i64 outcome = make(fd, ranges[i]);
+		if (outcome) {
+			ranges[i].length = 0;
+			last = outcome;
 		}
 	}
 	set_signals(before, 0);
-	return failed && i == 1 ? failed : (i64)i - (failed != 0);
+	return last;
 }
 
 /* Whether two pages are the same where the mask says nothing. */

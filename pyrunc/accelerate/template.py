@@ -69,7 +69,6 @@ def frozen() -> None:
 def _make() -> None:
     global _template
     library, ranges = _load(), array.array("Q")
-    counters: Counters | None = find()
     size = 0
     for start, end in list(_writable()):
         ranges.extend((start, end - start, size))
@@ -78,13 +77,14 @@ def _make() -> None:
     masks_size += -masks_size % PAGE
     os.ftruncate(_file, size + masks_size)
     template = _Template(library, _file, ranges, size)
-    assert counters is not None
-    _ignore(template, masks_size, counters)
-    counters = None
-    made = library.template_make(_file, _address(ranges), len(ranges) // 3)
-    if made < 0:
-        raise KernelError("mmap", "the zygote's memory", -made)
-    del ranges[made * 3 :]
+    _ignore(template, masks_size, find())
+    failed = library.template_make(_file, _address(ranges), len(ranges) // 3)
+    made = [ranges[i : i + 3] for i in range(0, len(ranges), 3) if ranges[i + 1]]
+    if not made:
+        raise KernelError("mmap", "the zygote's memory", -failed)
+    template.ranges = array.array("Q")
+    for each in made:
+        template.ranges.extend(each)
     fd.add_seals(_file, fd.UNCHANGED)
     _template = template
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import subprocess
@@ -15,11 +16,11 @@ import pytest
 from pyrunc.shim.client import SHIM
 from pyrunc.zygote.client import Zygote
 from tests.bench.memory import private_kib
-from tests.kernel.shim_pod import TestPod, until
+from tests.kernel.shim.pod import TestPod, until
 
 template = pytest.importorskip("pyrunc.accelerate.template")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODULES = ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal", "pyrunc.accelerate.template"]
 BEGIN = f"""
 import gc, os, signal, sys
@@ -145,13 +146,31 @@ def test_only_what_is_still_mapped_is_looked_at() -> None:
         os.close(file)
 
 
+def test_what_is_not_mapped_as_a_whole_is_not_made() -> None:
+    """malloc(3) may give memory back to the kernel after the ranges were listed."""
+    file = os.memfd_create("test")
+    try:
+        os.ftruncate(file, 3 * 4096)
+        half, whole = mmap.mmap(-1, 2 * 4096), mmap.mmap(-1, 4096)
+        whole[:5] = b"whole"
+        ranges = array("Q", [_address(half), 2 * 4096, 0, _address(whole), 4096, 2 * 4096])
+        half.resize(4096)
+        failed = template._load().template_make(file, ranges.buffer_info()[0], 2)
+        assert (failed, ranges[1], ranges[4]) == (-errno.ENOMEM, 0, 4096)
+        assert os.pread(file, 5, 2 * 4096) == b"whole" == whole[:5]
+        whole[:5] = b"other"
+        assert os.pread(file, 5, 2 * 4096) == b"whole"
+    finally:
+        os.close(file)
+
+
 def _address(mapped: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
 async def test_a_shim_gives_back(tmp_path: Path) -> None:
     """It starts containers, and execs in them, before and after."""
-    zygote = await Zygote.start([*MODULES, "tests.kernel.tidy_at_once"], SHIM)
+    zygote = await Zygote.start([*MODULES, "tests.kernel.accelerate.tidy_at_once"], SHIM)
     try:
         async with TestPod(tmp_path / "pod", library=True, zygote=zygote) as pod:
             for n in range(3):
