@@ -6,7 +6,6 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,11 @@ from tests.cri.without_criu import (
     Code,
     archive,
     criu,
+    module_server,
     programs,
-    started,
 )
 
-__all__ = ["criu", "programs"]
-
-
-@pytest.fixture(scope="module")
-def module_server(programs: Path) -> Iterator[Server]:
-    with started(programs) as server:
-        yield server
+__all__ = ["criu", "module_server", "programs"]
 
 
 def refused(server: Server, reference: str) -> tuple[Code, str]:

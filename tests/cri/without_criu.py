@@ -47,6 +47,12 @@ def started(programs: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def module_server(programs: Path) -> Iterator[Server]:
+    with started(programs) as server:
+        yield server
+
+
 @pytest.fixture
 def criu(programs: Path) -> Iterator[Path]:
     """A criu that ends at once."""

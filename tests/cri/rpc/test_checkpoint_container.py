@@ -6,7 +6,6 @@ With CRIU: tests/vm/inside/test_server_checkpoint.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,13 @@ from tests.cri.without_criu import (
     criu,
     goes_on,
     launch_counting,
+    module_server,
     programs,
     started,
 )
 from tests.support.processes import wait_until
 
-__all__ = ["criu", "programs"]
-
-
-@pytest.fixture(scope="module")
-def module_server(programs: Path) -> Iterator[Server]:
-    with started(programs) as server:
-        yield server
+__all__ = ["criu", "module_server", "programs"]
 
 
 def checkpoint(server: Server, container: str, location: Path | str, timeout: int = 0) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -16,17 +15,11 @@ from tests.cri.without_criu import (
     Code,
     criu,
     goes_on,
+    module_server,
     programs,
-    started,
 )
 
-__all__ = ["criu", "programs"]
-
-
-@pytest.fixture(scope="module")
-def module_server(programs: Path) -> Iterator[Server]:
-    with started(programs) as server:
-        yield server
+__all__ = ["criu", "module_server", "programs"]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,11 @@ from tests.cri.without_criu import (
     Code,
     archive,
     criu,
+    module_server,
     programs,
-    started,
 )
 
-__all__ = ["criu", "programs"]
-
-
-@pytest.fixture(scope="module")
-def module_server(programs: Path) -> Iterator[Server]:
-    with started(programs) as server:
-        yield server
+__all__ = ["criu", "module_server", "programs"]
 
 
 def saved(folder: Path, *names: str, **options: Any) -> Path:

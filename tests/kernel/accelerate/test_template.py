@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cri_server.app import SHIM_MODULES
 from pyrunc.shim.client import SHIM
 from pyrunc.zygote.client import Zygote
 from tests.bench.memory import private_kib
@@ -21,13 +22,12 @@ from tests.kernel.shim.pod import TestPod, until
 template = pytest.importorskip("pyrunc.accelerate.template")
 
 ROOT = Path(__file__).parents[3]
-MODULES = ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal", "pyrunc.accelerate.template"]
 BEGIN = f"""
 import gc, os, signal, sys
 from pyrunc.zygote import preload
 from pyrunc.accelerate import template
 numbers, table, words = list(range(10_000)), {{str(n): [n] for n in range(2_000)}}, ["word"] * 3
-preload.load({MODULES})
+preload.load({SHIM_MODULES})
 preload.freeze()
 def private():
     lines = open("/proc/self/smaps_rollup").read().splitlines()
@@ -170,7 +170,7 @@ def _address(mapped: mmap.mmap) -> int:
 
 async def test_a_shim_gives_back(tmp_path: Path) -> None:
     """It starts containers, and execs in them, before and after."""
-    zygote = await Zygote.start([*MODULES, "tests.kernel.accelerate.tidy_at_once"], SHIM)
+    zygote = await Zygote.start([*SHIM_MODULES, "tests.kernel.accelerate.tidy_at_once"], SHIM)
     try:
         async with TestPod(tmp_path / "pod", library=True, zygote=zygote) as pod:
             for n in range(3):

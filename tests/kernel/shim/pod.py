@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cri_server.app import SHIM_MODULES
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compiler.client import CompiledLaunch, Compilers
 from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause, Io
@@ -92,11 +93,7 @@ class TestPod:
 
     async def __aenter__(self) -> TestPod:
         keep = SHIM if self.library and not self.starter else ""
-        modules = (
-            ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal", "pyrunc.accelerate.template"]
-            if self.rehearsed
-            else ["pyrunc.shim.main"]
-        )
+        modules = SHIM_MODULES if self.rehearsed else ["pyrunc.shim.main"]
         if self._zygote is None:
             self._zygote = await Zygote.start(
                 [*modules, *([] if self.library else [DIRECT.partition(":")[0]])], keep
