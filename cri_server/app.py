@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from cri_server import debug, events, meters, node, notify
 from cri_server.config import Config
 from cri_server.containers.sessions import Sessions
+from cri_server.descriptor_store import DescriptorStore, receive
 from cri_server.doctor.examine import complain
 from cri_server.doctor.model import Host
 from cri_server.events import Events
@@ -68,9 +69,10 @@ ERRAND_MODULES = [
 def serve(config: Config, read: Read) -> None:
     """Run the server until SIGTERM or SIGINT; `read` answers SIGHUP. Raises Error when it cannot start."""
     configure_log(config)
+    stored = DescriptorStore(receive(os.environ))
     prepare_process()
     debug.enable_signal()
-    asyncio.run(_serve(config, read))
+    asyncio.run(_serve(config, read, stored))
 
 
 def prepare_process() -> None:
@@ -84,7 +86,7 @@ def prepare_process() -> None:
         resource.setrlimit(number, (hard if soft is None else soft, hard))
 
 
-async def _serve(config: Config, read: Read) -> None:
+async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="disk"))
     stopping = asyncio.Event()
@@ -93,7 +95,7 @@ async def _serve(config: Config, read: Read) -> None:
     changed = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, changed.set)
     async with contextlib.AsyncExitStack() as stack:
-        services = await open_services(config, stack)
+        services = await open_services(config, stack, stored)
         await recover(services)
         await open_nri(services, stack)
         streaming = await open_streaming(config, services, stack)
@@ -108,7 +110,9 @@ async def _serve(config: Config, read: Read) -> None:
         log.info("stopping; pods stay")
 
 
-async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Services:
+async def open_services(
+    config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore
+) -> Services:
     """Everything the verbs need; closed by `stack` in reverse."""
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
@@ -117,7 +121,7 @@ async def open_services(config: Config, stack: contextlib.AsyncExitStack) -> Ser
     index = Index()
     shims = Shims(zygote, paths, index, config.shim.pods_per_shim)
     stack.callback(shims.disconnect)
-    images = await _open_images(config, paths, index, errands, stack)
+    images = await _open_images(config, paths, index, errands, stored, stack)
     given, folder = config.network, paths.root / "network"
     network = Network(
         given.conf_dir, given.bin_dir, str(folder), errands, default=default_network(config, paths.root)
@@ -176,7 +180,12 @@ def _open_compilers(config: Config, errands: Zygote, stack: contextlib.AsyncExit
 
 
 async def _open_images(
-    config: Config, paths: Paths, index: Index, errands: Zygote, stack: contextlib.AsyncExitStack
+    config: Config,
+    paths: Paths,
+    index: Index,
+    errands: Zygote,
+    stored: DescriptorStore,
+    stack: contextlib.AsyncExitStack,
 ) -> Images:
     images = Images(
         paths.images,
@@ -187,6 +196,7 @@ async def _open_images(
         in_use=index.users_of,
         store=config.images.store,
         keep_blobs=config.images.keep_blobs,
+        descriptors=stored,
     )
     images.policy = config.registry.signature_policy
     await images.start()

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +48,14 @@ async def _tell_alive(interval_s: float) -> None:
         await asyncio.sleep(interval_s)
 
 
-def tell(message: str) -> None:
-    """Send one datagram to the manager, if there is one."""
+def tell(message: str, fds: Sequence[int] = ()) -> None:
+    """Send one datagram to the manager, if there is one, with copies of these descriptors."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         try:
-            sock.sendto(message.encode(), "\0" + address[1:] if address[0] == "@" else address)
+            sock.connect("\0" + address[1:] if address[0] == "@" else address)
+            socket.send_fds(sock, [message.encode()], fds)
         except OSError as error:
-            log.warning("NOTIFY_SOCKET: %s", error)
+            log.warning("NOTIFY_SOCKET: %s", error.strerror)

@@ -166,7 +166,11 @@ class Catalog:
 
     def used_indexes(self) -> set[str]:
         """The top chain ids of all images that are mounted."""
-        return {content.chain[-1] for content in self._contents.values() if content.mounted}
+        return {content.chain[-1] for content in self.mounted()}
+
+    def mounted(self) -> list[Content]:
+        """Of all images that are mounted."""
+        return [content for content in self._contents.values() if content.mounted]
 
     def used_tars(self) -> set[str]:
         """The diff ids of all tars that some image needs: to be mounted, or because their blobs are gone."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cri_server.descriptor_store import DescriptorStore
 from cri_server.images import export as exports
 from cri_server.images import load as archives
 from cri_server.images.catalog import Content, Name
@@ -65,10 +66,11 @@ class ImageService:
         in_use: Callable[[str], Sequence[str]] = lambda image_id: (),
         store: str = "unpacked",
         keep_blobs: bool = False,
+        descriptors: DescriptorStore | None = None,
     ) -> None:
-        """`store`, `keep_blobs`: as in `[images]`."""
+        """`store`, `keep_blobs`: as in `[images]`; `descriptors`: where mounts of images outlive this process."""
         self.in_use = in_use
-        self._store = Store(root, pinned, errands, store, keep_blobs)
+        self._store = Store(root, pinned, errands, store, keep_blobs, descriptors)
         self._certs_dirs = tuple(certs_dirs)
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _Running] = {}

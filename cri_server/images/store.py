@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cri_server.descriptor_store import DescriptorStore
 from cri_server.images.catalog import Catalog, Content, Name, Policy
 from cri_server.images.content import Blobs
 from cri_server.images.erofs.files import LayerFiles
@@ -40,13 +41,14 @@ class Store:
         errands: Zygote | None,
         kind: str = "unpacked",
         keep_blobs: bool = False,
+        descriptors: DescriptorStore | None = None,
     ) -> None:
-        """`kind` and `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`."""
+        """`kind` and `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`; `descriptors`: as `Mounts` has them."""
         self.root = root
         self.blobs = Blobs(root)
         self.layers = Layers(root)
         self.files = LayerFiles(root)
-        self._mounts = Mounts(self.files)
+        self._mounts = Mounts(self.files, descriptors or DescriptorStore())
         self._kind = kind
         self.policy = Policy(keep_blobs=keep_blobs)
         self.catalog = Catalog(root, self.blobs, self.layers, self.files, self.policy, pinned)
@@ -83,7 +85,9 @@ class Store:
         self.layers.prepare()
         self.files.prepare()
         self._choose()
-        return self.catalog.load()
+        lost = self.catalog.load()
+        self._mounts.adopt(self.catalog.mounted())
+        return lost
 
     def _choose(self) -> None:
         why_each = why_not_shared() if self._kind == "auto" else ""
@@ -123,8 +127,7 @@ class Store:
 
     async def close(self) -> None:
         await self.emptied()
-        self._mounts.keep(set())
-        self._mounts.release()
+        self._mounts.close()
         self.files.release()
 
     @asynccontextmanager

@@ -67,8 +67,9 @@ PYRUNC_ROOMS = (
     ("accelerate",),
 )
 CRI_SERVER_ROOMS = (
-    ("logs", "meters", "debug", "explain", "together", "timeline", "typed"),
-    ("encoded", "errands", "events", "locks", "steps", "notify", "images", "streaming", "http2", "selinux"),
+    ("logs", "meters", "debug", "explain", "together", "timeline", "typed", "notify"),
+    ("descriptor_store",),
+    ("encoded", "errands", "events", "locks", "steps", "images", "streaming", "http2", "selinux"),
     ("store",),
     ("config", "network", "checkpoints"),
     ("node",),

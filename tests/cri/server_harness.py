@@ -29,6 +29,7 @@ from cri_server.rpc import private
 from cri_server.store.facts import Process
 from tests.support import session
 from tests.support.processes import wait_until
+from tests.support.service_manager import ServiceManager
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "registry.test/busybox:1"
@@ -65,15 +66,17 @@ class Server:
         disk_bytes: int = 0,
         prefix: Sequence[str] = (),
         mount: Sequence[str] = (),
+        manager: ServiceManager | None = None,
     ) -> None:
         """`mount`: what mount(8) is told to mount at the root directory; `disk_bytes`: a tmpfs of this size; `prefix`: a
-        command that runs the server's."""
+        command that runs the server's; `manager`: who hears its notifications and keeps its descriptors."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"{session.name('pyrunc')}-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"
         self.logs = self.folder / "logs"
         self.socket = self.folder / "cri.sock"
         self.log = self.folder / "server.log"
         self._prefix = prefix
+        self._manager = manager
         self._network, self._settings = network, settings or {}
         self._mount = tuple(mount)
         if disk_bytes:
@@ -132,9 +135,18 @@ class Server:
             *("--cni-conf-dir", str(self.folder / "net.d"), "--cni-bin-dir", str(self.folder / "bin")),
             *("--log-level", "info"),
         ]
+        given: Sequence[int] = ()
+        if self._manager is not None:
+            command, given, more = self._manager.starting(command)
+            environment |= more
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                command, cwd=REPOSITORY, stdout=log, stderr=log, env={**os.environ, **environment}
+                command,
+                cwd=REPOSITORY,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                pass_fds=given,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         # Not the channel's business: after a refused attempt it waits longer and longer.

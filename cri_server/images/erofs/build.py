@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pyrunc.ipc import Message
     from pyrunc.records import AbsolutePath
 
-UUID_BYTES = 16
 FILE = "index"
 _COPIED_AT_ONCE = 1 << 20
 

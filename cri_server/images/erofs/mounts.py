@@ -1,28 +1,42 @@
 """The mounts of images: one for each, made when it is first used and held by descriptor, so that containers share its page cache.
 
-Nothing is mounted anywhere. What is in use outlives us: an overlay has its own hold on the layers below it.
+Nothing is mounted anywhere. What is in use outlives us: an overlay has its own hold on the layers below it. So that containers of
+the next server share it with those, each mount is also in the service manager's descriptor store.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from cri_server.descriptor_store import DescriptorStore
 from cri_server.images.erofs import format as erofs
 from cri_server.images.erofs.files import LayerFiles
+from pyrunc.abi.mount import EROFS_SUPER_MAGIC_V1
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compile.image_mount import Image
+from pyrunc.errors import Error
 from pyrunc.kernel.erofs import check_digests, open_erofs
+from pyrunc.kernel.mount import fstatfs_type
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cri_server.images.catalog import Content
+
+log = logging.getLogger(__name__)
 
 
 class ImageMount:
     """A detached mount of an image, as long as somebody has this object."""
 
-    def __init__(self, fd: int, image: Image) -> None:
-        self.fd, self.image = fd, image
+    def __init__(self, fd: int, image: Image, stored_as: str) -> None:
+        """`stored_as`: its name in the descriptor store."""
+        self.fd, self.image, self.stored_as = fd, image, stored_as
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -41,11 +55,30 @@ class ImageMount:
 class Mounts:
     """The mounts of a store's images. Thread-safe."""
 
-    def __init__(self, files: LayerFiles) -> None:
-        self._files = files
+    def __init__(self, files: LayerFiles, store: DescriptorStore) -> None:
+        self._files, self._store = files, store
         self._lock = threading.Lock()
         self._mounts: dict[str, ImageMount] = {}
         self._dropped: list[ImageMount] = []
+
+    def adopt(self, contents: Iterable[Content]) -> None:
+        """Take back what an earlier server has put into the store of these images, which are mounted; the rest is removed from there.
+        Call it before anything else. Blocking."""
+        stored = self._store.take()
+        for content in contents if stored else ():
+            image = self._files.image(content.diff_ids, content.chain)
+            try:
+                with _opened(image) as fds:
+                    name = name_of(content.chain[-1], image, fds)
+            except (Error, OSError):  # said to who uses the image
+                continue
+            fd = stored.get(name, -1)
+            if fd >= 0 and shows(fd, content.chain[-1]):
+                self._mounts[content.chain[-1]] = ImageMount(stored.pop(name), image, name)
+        for name, fd in stored.items():
+            log.info("the stored descriptor %s belongs to no image that is here", name)
+            os.close(fd)
+            self._store.remove(name)
 
     def at_hand(self, chain: Sequence[str]) -> ImageMount | None:
         """The mount of the image of these layers, if it is there. Does not block."""
@@ -57,7 +90,10 @@ class Mounts:
             found = self._mounts.get(chain[-1])
             if found is None:
                 image = self._files.image(diff_ids, chain)
-                found = self._mounts[chain[-1]] = ImageMount(open_image(image), image)
+                with _opened(image) as fds:
+                    name = name_of(chain[-1], image, fds)
+                    found = self._mounts[chain[-1]] = ImageMount(open_erofs(fds[0], fds[1:]), image, name)
+                self._store.put(name, found.fd)
             return found
 
     def drop_tar_pages(self) -> None:
@@ -87,19 +123,55 @@ class Mounts:
         """Close what was let go. Blocking; may run beside the other methods."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
+        for mount in dropped:
+            self._store.remove(mount.stored_as)
         dropped.clear()  # without the lock: it may take a tenth of a second
+
+    def close(self) -> None:
+        """Let go of all; what is stored stays there for the next server. Blocking."""
+        self.release()
+        self._mounts.clear()
+
+
+def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
+    """What a mount of these files is called in the descriptor store, of which `fds` are the index and the devices: the image's chain
+    id, and a digest of which files they are. A mount keeps its files' inodes, so as long as it is there no other file has their
+    numbers."""
+    found = [os.fstat(fd) for fd in fds]
+    files = repr(([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in found], list(image.digests)))
+    return f"image-{chain_id.removeprefix('sha256:')}-{hashlib.sha256(files.encode()).hexdigest()}"
+
+
+def shows(fd: int, chain_id: str) -> bool:
+    """Whether this is the root of a read-only EROFS that was made of the index of an image with that chain id. Raises OSError."""
+    uuid = bytes.fromhex(chain_id.removeprefix("sha256:"))[: erofs.UUID_BYTES]
+    half = erofs.UUID_BYTES // 2
+    # uuid_to_fsid() in Linux' statfs.h
+    wanted = int.from_bytes(uuid[:half], "little") ^ int.from_bytes(uuid[half:], "little")
+    if os.readlink(f"/proc/self/fd/{fd}") != "/" or fstatfs_type(fd) != EROFS_SUPER_MAGIC_V1:
+        return False
+    found = os.fstatvfs(fd)
+    return found.f_fsid == wanted and bool(found.f_flag & os.ST_RDONLY)
 
 
 def open_image(image: Image) -> int:
     """A detached mount of the whole image. Raises KernelError, OSError, DamagedRecord."""
+    with _opened(image) as fds:
+        return open_erofs(fds[0], fds[1:])
+
+
+@contextmanager
+def _opened(image: Image) -> Iterator[list[int]]:
+    """Descriptors of the image's index and devices, which fit each other and are what was written. Raises KernelError, OSError,
+    DamagedRecord."""
     with ExitStack() as stack:
-        fds = []
+        fds: list[int] = []
         for path in (image.index, *image.devices):
             fds.append(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
             stack.callback(os.close, fds[-1])
         check(fds[0], fds[1:], image)
         check_digests(fds, image.digests)
-        return open_erofs(fds[0], fds[1:])
+        yield fds
 
 
 def check(index_fd: int, device_fds: Sequence[int], image: Image) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
-import mmap
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from pyrunc.kernel import verity
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import make
 from tests.cri.images.trees import names
+from tests.support.page_cache import cached_pages
 from tests.support.registry import Registry
 
 
@@ -233,22 +232,6 @@ async def test_what_was_read_is_in_memory_once(
         await asyncio.sleep(0.1)
     assert [cached_pages(tar) for tar in tars] == [0] * len(tars)
     assert [path.read_bytes() for path in mount.path.rglob("*") if path.is_file()] == contents
-
-
-def cached_pages(path: Path) -> int:
-    """How many pages of the file are in memory (mincore(2))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    size = path.stat().st_size
-    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    with path.open("rb") as file:
-        area = ctypes.c_void_p(libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0))
-    try:
-        assert libc.mincore(area, ctypes.c_size_t(size), pages) == 0
-        return sum(page & 1 for page in pages)
-    finally:
-        libc.munmap(area, ctypes.c_size_t(size))
 
 
 async def test_what_a_removed_image_had_is_given_back(

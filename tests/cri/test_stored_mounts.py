@@ -1,0 +1,111 @@
+"""Containers that are made after a restart of the server share the page cache of their image with those that run, where a service manager
+keeps the server's descriptors; elsewhere they have pages of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.images import build
+from tests.cri.server_harness import IMAGE, Server
+from tests.support.page_cache import cached_pages
+from tests.support.processes import wait_until
+from tests.support.service_manager import ServiceManager
+
+CONTENT = os.urandom(2_000_000)  # some of its pages may be reclaimed at any time, hardly all
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[ServiceManager]:
+    with ServiceManager(tmp_path) as made:
+        yield made
+
+
+def serving(manager: ServiceManager | None) -> Server:
+    return Server(network=False, manager=manager, settings={"images": {"store": "erofs"}})
+
+
+def load(server: Server) -> None:
+    layers = [*build.busybox().layers, build.layer({"big": CONTENT})]
+    server.load_image(build.docker_archive({IMAGE: build.image(layers)}))
+
+
+def big_file(server: Server, pod: str, name: str) -> Path:
+    """The file with CONTENT in a new container."""
+    config = server.container_config()
+    config.metadata.name = name
+    request = api.ContainerStatusRequest(container_id=server.launch(pod, config), verbose=True)
+    pid = json.loads(server.runtime.ContainerStatus(request).info["info"])["pid"]
+    return Path(f"/proc/{pid}/root/big")
+
+
+def superblocks(server: Server) -> set[int]:
+    """The devices of the images' mounts that the server holds."""
+    folder, found = Path(f"/proc/{server.pid}/fd"), set()
+    for fd in folder.iterdir():
+        if (fd / "big").exists():
+            found.add(os.stat(fd).st_dev)
+    return found
+
+
+@pytest.mark.parametrize("how", [Server.kill, Server.stop], ids=["killed", "stopped"])
+def test_new_containers_share_the_pages_of_those_that_run(manager: ServiceManager, how: Callable[[Server], object]) -> None:  # fmt: skip
+    with serving(manager) as server:
+        load(server)
+        pod = server.run_pod(host_network=True)
+        first = big_file(server, pod, "first")
+        assert first.read_bytes() == CONTENT
+        before = superblocks(server)
+        for name in ("second", "third"):
+            server.restart(how)
+            assert superblocks(server) == before and len(before) == 1
+            later = big_file(server, pod, name)
+            assert cached_pages(later), "nobody has read it there"
+            assert later.read_bytes() == CONTENT
+        server.remove_all()
+        server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image=IMAGE)))
+        assert wait_until(lambda: manager.store == {}, 30)
+
+
+def test_without_a_manager_each_server_has_pages_of_its_own() -> None:
+    with serving(None) as server:
+        load(server)
+        pod = server.run_pod(host_network=True)
+        first = big_file(server, pod, "first")
+        assert first.read_bytes() == CONTENT
+        server.restart()
+        second = big_file(server, pod, "second")
+        assert cached_pages(second) == 0 and second.read_bytes() == CONTENT
+        assert cached_pages(first) and cached_pages(second), "in memory twice"
+
+
+def test_a_server_in_another_mount_namespace(manager: ServiceManager) -> None:
+    """As one whose unit was changed to have a private /tmp: what is stored was mounted in another namespace."""
+    with serving(manager) as server:
+        load(server)
+        pod = server.run_pod(host_network=True)
+        assert big_file(server, pod, "first").read_bytes() == CONTENT
+        server._prefix = ["unshare", "--mount"]
+        server.restart()
+        later = big_file(server, pod, "second")
+        assert cached_pages(later) and later.read_bytes() == CONTENT
+
+
+def test_what_the_server_executes_has_no_descriptor_of_the_store(manager: ServiceManager) -> None:
+    with serving(manager) as server:
+        load(server)
+        pod = server.run_pod(host_network=True)
+        big_file(server, pod, "first")
+        server.restart()
+        path = big_file(server, pod, "second").parent.parent
+        assert "LISTEN_" not in (path / "environ").read_text()
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        for child in children:
+            held = [fd for fd in Path(f"/proc/{child}/fd").iterdir() if (fd / "big").exists()]
+            assert held == [] and "LISTEN_" not in Path(f"/proc/{child}/environ").read_text(), child

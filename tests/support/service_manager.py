@@ -1,0 +1,82 @@
+"""What systemd is for a service: a socket for its notifications and a store for its descriptors, which the next start gets."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_MESSAGE_LIMIT_BYTES, _FDS_LIMIT = 4096, 8
+_ABOVE = 100  # where descriptors are kept: the next process gets them from 3 up
+
+
+class ServiceManager:
+    """A context manager. `limit`: FileDescriptorStoreMax=; what is beyond is closed, and nobody told."""
+
+    def __init__(self, folder: Path, limit: int = 512) -> None:
+        self.address = folder / "notify"
+        self._limit = limit
+        self._store: list[tuple[str, int]] = []
+        self._messages: list[str] = []
+
+    def __enter__(self) -> ServiceManager:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(str(self.address))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._hear()
+        self._socket.close()
+        for kept in self._store:
+            os.close(kept[1])
+
+    @property
+    def store(self) -> dict[str, int]:
+        """What is kept now, by name."""
+        self._hear()
+        return dict(self._store)
+
+    @property
+    def messages(self) -> list[str]:
+        """All that was said so far."""
+        self._hear()
+        return self._messages
+
+    def keep(self, name: str, fd: int) -> None:
+        """As if the service had stored it; it is taken over."""
+        self._hear()
+        self._store.append((name, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)))
+        os.close(fd)
+
+    def starting(self, command: Sequence[str]) -> tuple[list[str], list[int], dict[str, str]]:
+        """The command line that runs `command` with the descriptors at 3 and up; what it must inherit; its environment."""
+        names, fds = [name for name, _ in self._kept()], [fd for _, fd in self._kept()]
+        moves = " ".join(f"{number}<&{fd} {fd}<&-" for number, fd in enumerate(fds, 3))
+        listen = f"LISTEN_PID=$$ LISTEN_FDS={len(fds)} " if fds else ""
+        environment = {"NOTIFY_SOCKET": str(self.address), "LISTEN_FDNAMES": ":".join(names)}
+        return ["bash", "-c", f'{listen}exec "$@" {moves}', "bash", *command], fds, environment
+
+    def _kept(self) -> list[tuple[str, int]]:
+        self._hear()
+        return self._store
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, _MESSAGE_LIMIT_BYTES, _FDS_LIMIT)
+            except BlockingIOError:
+                return
+            self._messages.append(data.decode())
+            words = dict(line.split("=", 1) for line in data.decode().splitlines())
+            name = words.get("FDNAME", "stored")
+            for fd in fds:
+                if words.get("FDSTORE") == "1" and len(self._store) < self._limit:
+                    self._store.append((name, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)))
+                os.close(fd)
+            if words.get("FDSTOREREMOVE") == "1":
+                for _, fd in [kept for kept in self._store if kept[0] == name]:
+                    os.close(fd)
+                self._store = [kept for kept in self._store if kept[0] != name]
