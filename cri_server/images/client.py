@@ -56,7 +56,7 @@ class Session:
         self._read_timeout_s = read_timeout_s
         self._touch = touch
         self._lock = threading.Lock()
-        self._pools: dict[tuple[Host | None, bool, Proxy | None], urllib3.PoolManager] = {}
+        self._pools: dict[tuple[Host | None, bool, Proxy | None, bool], urllib3.PoolManager] = {}
         self._sockets: set[socket.socket] = set()
         self._aborted = threading.Event()
 
@@ -177,15 +177,24 @@ class Session:
 
     def _pool(self, host: Host, url: str, foreign: bool) -> urllib3.PoolManager:
         """Connections to a configured host with its TLS settings; anything else with the system's."""
-        ours, proxy = urlsplit(url).netloc == host.netloc, proxy_for(url)
-        key = (host if ours else None, foreign, proxy)
+        parts, proxy = urlsplit(url), proxy_for(url)
+        ours = parts.netloc == host.netloc
+        # The system's authorities take 20 ms to read, for which a plain connection does not wait.
+        secure = parts.scheme == "https" or (proxy is not None and proxy.url.startswith("https:"))
+        key = (host if ours else None, foreign, proxy, secure)
         with self._lock:
             if key not in self._pools:
-                self._pools[key] = self._make_pool(host if ours else None, proxy, host if foreign else None)
+                self._pools[key] = self._make_pool(
+                    host if ours else None, proxy, host if foreign else None, secure
+                )
             return self._pools[key]
 
-    def _make_pool(self, host: Host | None, proxy: Proxy | None, sent_by: Host | None) -> urllib3.PoolManager:
-        options: dict[str, Any] = {"ssl_context": tls_context(host), "maxsize": 8, "num_pools": 16}
+    def _make_pool(
+        self, host: Host | None, proxy: Proxy | None, sent_by: Host | None, secure: bool
+    ) -> urllib3.PoolManager:
+        options: dict[str, Any] = {"maxsize": 8, "num_pools": 16}
+        if secure:
+            options["ssl_context"] = tls_context(host)
         if host is not None and host.skip_verify:
             options |= {"cert_reqs": "CERT_NONE", "assert_hostname": False}
         manager = (
