@@ -16,6 +16,7 @@ from pyrunc.abi.file import (
     MFD_CLOEXEC,
     MFD_EXEC,
     MFD_NOEXEC_SEAL,
+    SYNC_FILE_RANGE_WRITE,
 )
 from pyrunc.errors import KernelError
 from pyrunc.kernel.call import raw
@@ -40,6 +41,12 @@ def write_once(path: str, content: bytes) -> None:
         os.write(number, content)
     finally:
         os.close(number)
+
+
+def start_writeback(number: int, offset: int, length: int) -> None:
+    """Have the kernel begin to write a part of a file to its disk, and do not wait for it (sync_file_range(2)). It promises nothing,
+    and fails in silence: fsync(2) does and says what is left."""
+    raw("sync_file_range", number, offset, length, SYNC_FILE_RANGE_WRITE)
 
 
 def close_all(numbers: Iterable[int]) -> None:

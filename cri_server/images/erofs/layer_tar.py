@@ -16,6 +16,7 @@ from cri_server.images.erofs.build import to_error
 from cri_server.images.inflate import BadLayer, LayerWork, Limits, Stream
 from pyrunc.errors import Error
 from pyrunc.kernel.allocator import keep_freed_memory
+from pyrunc.kernel.fd import start_writeback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 FILE = "tar"
 _TICK_BYTES = 4 << 20
 _QUEUED_BLOCKS = 16  # of 256 KiB at most
+_WRITEBACK_BYTES = (
+    8 << 20
+)  # the disk works while the next are inflated, so that the sync at the end finds little to do
 
 
 def write_tar(
@@ -109,11 +113,16 @@ class _Writer:
     def _write_all(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(os.path.join(self._folder, FILE), flags, 0o600)
+        size = begun = 0
         try:
             while (block := self._blocks.get()) is not None:
                 self._hash.update(block)
+                size += len(block)
                 while block:
                     block = block[os.write(fd, block) :]
+                if size - begun >= _WRITEBACK_BYTES:
+                    start_writeback(fd, begun, size - begun)
+                    begun = size
         finally:
             os.close(fd)
 
