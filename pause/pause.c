@@ -5,12 +5,14 @@
  * process 1: then there is nothing to reap. */
 #include "call.h"
 
-enum { SIGINT = 2, SIGTERM = 15, SIGCHLD = 17, SIG_BLOCK = 0, WNOHANG = 1 };
+enum { SIGINT = 2, SIGTERM = 15, SIGCHLD = 17, SIG_BLOCK = 0, WNOHANG = 1, EINTR = 4, PR_SET_NAME = 15 };
 
 void __attribute__((used, noreturn)) hold(void)
 {
 	const u64 signals = 1UL << (SIGINT - 1) | 1UL << (SIGTERM - 1) | 1UL << (SIGCHLD - 1);
 
+	/* It is executed from a memfd, after which the kernel calls it `memfd:…` or, before Linux 6.14, by a number. */
+	call(NR_PRCTL, PR_SET_NAME, (u64)"pause", 0, 0, 0, 0);
 	call(NR_SIGPROCMASK, SIG_BLOCK, (u64)&signals, 0, sizeof signals, 0, 0);
 	for (;;) {
 		/* Before the first wait too: whoever was orphaned earlier has sent its SIGCHLD already. */
@@ -19,6 +21,8 @@ void __attribute__((used, noreturn)) hold(void)
 		i64 number = call(NR_SIGTIMEDWAIT, (u64)&signals, 0, 0, sizeof signals, 0, 0);
 		if (number == SIGTERM || number == SIGINT)
 			leave(0);
+		if (number < 0 && number != -EINTR)
+			leave(1); /* a filter refuses the call: rather no pod than one that spins */
 	}
 }
 

@@ -18,6 +18,7 @@ from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_new_network
 from tests.kernel.box import Box
 from tests.support import session
+from tests.support.processes import wait_until
 
 POD = {"network": "new", "ipc": "new", "uts": "new", "pid": "none"}
 
@@ -62,6 +63,7 @@ def test_what_it_is(tmp_path: Path) -> None:
         assert status["NoNewPrivs"] == "1"
         assert status["SigIgn"] == "0" * 16
         assert Path(f"/proc/{pod.pid}/cmdline").read_bytes() == b"pause\0"
+        assert wait_until(lambda: Path(f"/proc/{pod.pid}/comm").read_text() == "pause\n", 30, 0.01)
         assert os.readlink(f"/proc/{pod.pid}/exe").startswith("/memfd:pyrunc:pause")
         assert sorted(os.listdir(f"/proc/{pod.pid}/fd")) == ["0", "1", "2"]
         lines = Path(f"/proc/{pod.pid}/mountinfo").read_text().splitlines()
@@ -71,6 +73,13 @@ def test_what_it_is(tmp_path: Path) -> None:
             assert own(pod.pid, kind), kind
         for kind in ("pid", "user", "cgroup", "time"):
             assert not own(pod.pid, kind), kind
+
+
+def test_under_a_filter_that_does_not_let_it_wait_it_ends() -> None:
+    refused = {"names": ["rt_sigtimedwait", "prctl"], "action": "SCMP_ACT_ERRNO"}
+    with held(seccomp={"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [refused]}) as pod:
+        result = os.waitid(os.P_PIDFD, pod.pidfd, os.WEXITED | os.WNOWAIT)
+        assert result is not None and (result.si_code, result.si_status) == (os.CLD_EXITED, 1)
 
 
 def test_it_leaves_on_sigterm() -> None:
