@@ -25,7 +25,7 @@ from pyrunc.zygote.client import Zygote
 
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
 ERRANDS = "PYRUNC_TESTS_IMAGE_ERRANDS"
-_MODULES = (
+MODULES = (
     "cri_server.images.unpack",
     "cri_server.images.erofs.build",
     "cri_server.images.erofs.layer_tar",
@@ -58,7 +58,7 @@ def count_changes(kill_at: int) -> Callable[[], int]:
 async def steps(kill_at: str, store: str, first: str, second: str) -> None:
     """Two images with a common base are pulled side by side, one is removed and pulled again, the other removed. Stdout has how many
     changes that were."""
-    errands = await Zygote.start(_MODULES) if ERRANDS in os.environ else None
+    errands = await Zygote.start(MODULES) if ERRANDS in os.environ else None
     changes = count_changes(int(kill_at))
     service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), errands=errands)
     await service.start()

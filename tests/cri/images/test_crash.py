@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +17,11 @@ import pytest
 
 from cri_server.images.build import BuiltImage, image, layer
 from cri_server.images.service import ImageService
-from tests.cri.images.puller import ERRANDS
+from pyrunc.errors import PeerError
+from pyrunc.zygote.client import Zygote
+from tests.cri.images import ended_errands
+from tests.cri.images.ended_errands import EXIT_CODE, Changes
+from tests.cri.images.puller import ERRANDS, MODULES
 from tests.cri.images.trees import names
 from tests.support.registry import Registry
 
@@ -159,6 +164,74 @@ async def test_killed_at_some_steps(tmp_path: Path, registry: Registry, each_pla
 @pytest.mark.timeout(1200)
 async def test_killed_at_every_step(tmp_path: Path, registry: Registry, each_place: None) -> None:
     assert {0, 1, 2} == await kill_at_steps(tmp_path, registry, 1)
+
+
+async def end_errands(
+    tmp_path: Path, registry: Registry, changes: Changes, errands: Zygote, every: int
+) -> int:
+    """End an errand before its first change, then `every` changes later, until both pulls come to their end; the server lives on.
+
+    A pull that lost an errand has failed in words, or made its layer again; nothing of it is left, and the next one makes a whole
+    image. How many failed.
+    """
+    built, failed = small_images(), 0
+    for name, one in built.items():
+        registry.push(name, one)
+    service = ImageService(tmp_path / "images", errands=errands)
+    await service.start()
+    for number in range(1, 10_000, every):
+        changes.end_at(number)
+        names_of = [f"{registry.host}/{name}" for name in built]
+        results = await asyncio.gather(*map(service.pull, names_of), return_exceptions=True)
+        counted = changes.count()
+        changes.end_at(0)
+        for result in results:
+            if isinstance(result, BaseException):
+                failed += 1
+                assert isinstance(result, PeerError) and f"exit code {EXIT_CODE}" in result.message, result
+        listed = {found.id for found in await service.list()}
+        assert listed == {result for result in results if isinstance(result, str)}
+        await service._store.emptied()
+        assert names(tmp_path / "images/ingest") == set(), f"change {number}"
+        for name in names_of:
+            await service.pull(name)
+        await service.close()
+        assert await check(tmp_path / "images", built) == len(built)
+        service = ImageService(tmp_path / "images", errands=errands)
+        await service.start()
+        for one in built.values():
+            await service.remove(one.id)
+        if counted < number:
+            await service.close()
+            return failed
+    raise AssertionError("the story does not end")
+
+
+@pytest.fixture
+def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
+    monkeypatch.setenv(ended_errands.FILE, str(tmp_path / "changes"))
+    return Changes(tmp_path / "changes")
+
+
+@pytest.fixture
+async def counting_errands(changes: Changes) -> AsyncIterator[Zygote]:
+    zygote = await Zygote.start((*MODULES, "tests.cri.images.ended_errands"))
+    yield zygote
+    await zygote.close()
+
+
+async def test_errands_end_at_some_steps(
+    tmp_path: Path, registry: Registry, changes: Changes, counting_errands: Zygote
+) -> None:
+    assert await end_errands(tmp_path, registry, changes, counting_errands, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_errands_end_at_every_step(
+    tmp_path: Path, registry: Registry, changes: Changes, counting_errands: Zygote
+) -> None:
+    assert await end_errands(tmp_path, registry, changes, counting_errands, 1)
 
 
 WORDS = {"ENOSPC": "no space left", "EDQUOT": "the disk quota"}

@@ -1,0 +1,47 @@
+"""Work on a layer in an errand that is cancelled at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from cri_server.images.inflate import LayerWork, Limits
+from cri_server.images.layer_jobs import LayerJobs
+from cri_server.images.layers import Layers
+from pyrunc.records import Record
+from pyrunc.zygote.client import ErrandResult, Zygote
+
+
+class Ended:
+    """A zygote whose errand has ended well, while its end of the pipe for its progress is still open."""
+
+    async def run(self, function: str, arguments: Record, fds: Sequence[int]) -> ErrandResult:
+        self.pipe = os.dup(fds[-1])
+        return ErrandResult(0, b"", b"", [])
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_cancellation_is_not_lost_as_the_errand_goes(turns: int) -> None:
+    """asyncio.wait_for() of Python 3.11 forgets one that comes with the result: the task went on, to wait for a layer that another
+    task of its pull no longer made."""
+    zygote = Ended()
+    jobs = LayerJobs(cast(Zygote, zygote), cast(Layers, None))
+    work = asyncio.create_task(
+        jobs.perform("m:f", LayerWork("/", Limits(), "x"), [], lambda tick: None, lambda: None)
+    )
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not work.done()
+    os.close(zygote.pipe)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if not work.done():
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+    else:
+        assert turns > 1
