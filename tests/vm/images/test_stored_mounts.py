@@ -1,0 +1,96 @@
+"""systemd keeps the mounts of images for the next server: our unit's directives on a real manager. A mount that had been made anew would
+have no page of a file that only the server before has read; whether containers share it is up to the kernel (Linux 6.15).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.images import build
+from tests.cri.server_harness import REPOSITORY
+from tests.support.page_cache import cached_pages
+from tests.support.processes import wait_until
+
+UNIT = "pyrunc-stored-mounts.service"
+UNIT_FILE = Path("/run/systemd/system") / UNIT
+SHIPPED = REPOSITORY / "cri_server/install/data/pyrunc-cri.service"
+PROGRAM = [sys.executable, "-m", "cri_server.cli.main"]
+IMAGE, CONTENT = "registry.test/stored:1", os.urandom(500_000)
+POD = {
+    "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stored"},
+    "spec": {"hostNetwork": True, "containers": [{"name": "main", "image": IMAGE, "command": ["sleep", "3600"]}]},
+}  # fmt: skip
+
+
+def systemctl(*words: str) -> str:
+    return subprocess.run(["systemctl", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def shown(name: str) -> str:
+    return systemctl("show", "-P", name, UNIT)
+
+
+def client(folder: Path, *words: str) -> None:
+    done = subprocess.run(
+        [*PROGRAM, "--address", f"unix://{folder}/cri.sock", *words],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Of a server under systemd as its unit says, with a pod whose image is mounted."""
+    (tmp_path / "config.toml").write_text('[images]\nstore = "erofs"\n')
+    places = ["--config", "config.toml", "--root", "root", "--state", "state", "--cni-conf-dir", "net.d"]
+    options = [f"{tmp_path}/{word}" if number % 2 else word for number, word in enumerate(places)]
+    command = [*PROGRAM, "serve", *options, "--listen", f"unix://{tmp_path}/cri.sock"]
+    lines = SHIPPED.read_text().replace("@PROGRAM@ serve", shlex.join(command))
+    UNIT_FILE.write_text(lines.replace("[Service]\n", f"[Service]\nWorkingDirectory={REPOSITORY}\n"))
+    layers = [*build.busybox().layers, build.layer({"big": CONTENT})]
+    (tmp_path / "image.tar").write_bytes(build.docker_archive({IMAGE: build.image(layers)}))
+    (tmp_path / "pod.json").write_text(json.dumps(POD))
+    systemctl("daemon-reload")
+    try:
+        systemctl("start", UNIT)
+        client(tmp_path, "image", "load", f"{tmp_path}/image.tar")
+        client(tmp_path, "run", "--folder", f"{tmp_path}/pods", f"{tmp_path}/pod.json")
+        yield tmp_path
+        client(tmp_path, "image", "remove", IMAGE)
+        assert wait_until(lambda: shown("NFileDescriptorStore") == "0", 60)
+    finally:
+        systemctl("stop", UNIT)
+        UNIT_FILE.unlink()
+        systemctl("daemon-reload")
+
+
+def mounted_file() -> Path:
+    """The file with CONTENT in the mount that the server holds."""
+    (found,) = (fd / "big" for fd in Path(f"/proc/{shown('MainPID')}/fd").iterdir() if (fd / "big").exists())
+    return found
+
+
+def killed(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_the_next_server_gets_the_mount(folder: Path) -> None:
+    assert shown("FileDescriptorStoreMax") == "1024" and shown("NFileDescriptorStore") == "1"
+    assert mounted_file().read_bytes() == CONTENT
+    ways: list[Callable[[int], object]] = [killed, lambda pid: systemctl("restart", UNIT)]
+    for end in ways:
+        pid = int(shown("MainPID"))
+        end(pid)
+        assert wait_until(lambda pid=pid: shown("ActiveState") == "active" and int(shown("MainPID")) not in (0, pid), 300)  # type: ignore[misc]  # fmt: skip
+        assert shown("NFileDescriptorStore") == "1"
+        assert cached_pages(mounted_file()) and mounted_file().read_bytes() == CONTENT
+    client(folder, "rm", "--force", "--folder", f"{folder}/pods", "stored")
