@@ -25,5 +25,9 @@ UNFINISHED = (
 )
 FILES = (CONFIG, SPEC, STATUS, CONTAINERD_STATUS, LAYER, DELETED, BIND_MOUNTS, LOG, STATISTICS)
 
-# Of an image that holds an archive's files as its only layer, in its manifest. The first is checkpointctl's, the second CRI-O's.
-ANNOTATIONS = ("org.criu.checkpoint.container.name", "io.kubernetes.cri-o.annotations.checkpoint.name")
+# Of an image that holds an archive's files as its only layer, in its manifest: checkpointctl's, CRI-O's, podman's.
+ANNOTATIONS = (
+    "org.criu.checkpoint.container.name",
+    "io.kubernetes.cri-o.annotations.checkpoint.name",
+    "io.podman.annotations.checkpoint.name",
+)

@@ -16,7 +16,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.checkpoints.read import Checkpoint
 from cri_server.config import handlers
 from cri_server.config.model import Containers, Runtime
-from cri_server.containers import anonymous_volumes, image_volumes, launch, restore
+from cri_server.containers import anonymous_volumes, image_volumes, launch, restore, stand_ins
 from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.node import effective_capabilities
@@ -61,6 +61,7 @@ class Work:
     edits: list[cdi.Edits] = field(default_factory=list)
     hooks: list[hooks.Hook] = field(default_factory=list)
     volumes: list[mounts.Asked] = field(default_factory=list)
+    stand_ins: list[mounts.Asked] = field(default_factory=list)
     labels: labels.Labels = labels.NONE
     built: build.Built | None = None
     container: Container | None = None
@@ -184,6 +185,9 @@ async def find_sources(work: Work) -> None:
     work.mounted_images = await image_volumes.resolve(services, work.wanted)
     timeout_s = services.config.containers.foreign_path_timeout_s
     work.volumes = _volumes(work)
+    if work.checkpoint is not None:
+        root = services.paths.container_root(work.id)
+        work.stand_ins = stand_ins.declared(work.checkpoint.binds, [*work.wanted, *work.volumes], root)
     if any(not m.source and not m.overlay_lower for m in work.wanted):
         paths = ", ".join(m.request.host_path for m in work.wanted if m.request.host_path)
         await sources.in_time(timeout_s, paths, sources.find, work.wanted)
@@ -243,7 +247,7 @@ async def build_spec(work: Work) -> None:
                 stop_signal=image.stop_signal,
             ),
             accounts=work.accounts,
-            wanted=[*work.wanted, *work.volumes],
+            wanted=[*work.wanted, *work.volumes, *work.stand_ins],
             devices=work.devices,
             files=files.paths(folder),
             hostname=files.hostname(sandbox.config, sandbox.id, services.node.hostname),
@@ -350,8 +354,9 @@ async def make_folders(work: Work) -> None:
         )
         if work.checkpoint is not None:
             await restore.fill_layer(work.services, work.id, work.volumes)
+            await asyncio.to_thread(stand_ins.make, work.stand_ins)
         if work.labels.mount:
-            await asyncio.to_thread(_label, work.volumes, work.labels.mount)
+            await asyncio.to_thread(_label, [*work.volumes, *work.stand_ins], work.labels.mount)
     except OSError as error:
         raise disk.worded(error, "mkdir", str(paths.container_root(work.id))) from None
 

@@ -21,17 +21,20 @@ from cri_server.checkpoints.read import TAKE, UNPACK, Checkpoint, Take, Unpack
 from cri_server.containers import anonymous_volumes
 from cri_server.containers.checkpoint import require_criu, run
 from cri_server.images.merged import merged
+from cri_server.images.reference import is_id
 from cri_server.images.service import Image
 from cri_server.images.unpack import TREE
 from cri_server.services import Services
 from cri_server.spec import sources
 from cri_server.spec.mounts import Asked
 from cri_server.store import disk
+from pyrunc.checkpoint import file_images
 from pyrunc.compiler.files import RestoreFolders
 from pyrunc.errors import InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.kernel.tree import remove_path
 
 ARCHIVE, LAYER = "archive", "layer"
+ID_DIGITS = 64
 
 
 async def take(services: Services, identifier: str, reference: str) -> Checkpoint | None:
@@ -118,13 +121,18 @@ async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
         if (image := await services.images.status(reference)) is not None:
             return image
     for reference in checkpoint.images:
-        if not reference.startswith("sha256:"):
+        if not _is_whole_id(reference):
             image = await services.images.status(await services.images.pull(reference))
             if image is not None:
                 return image
     raise NotFound(
         f"the image of the checkpoint is not on this node: {', '.join(checkpoint.images)[:300] or 'it has no name'}"
     )
+
+
+def _is_whole_id(reference: str) -> bool:
+    """Of an image, which no registry knows by it: CRI-O's are without `sha256:`."""
+    return is_id(reference) and len(reference.removeprefix("sha256:")) == ID_DIGITS
 
 
 def check(checkpoint: Checkpoint, spec: Mapping[str, Any], wanted: Sequence[Asked]) -> None:
@@ -158,6 +166,7 @@ async def fill_layer(services: Services, identifier: str, volumes: Sequence[Aske
         finally:
             os.close(number)
         await asyncio.to_thread(_install, root, deleted, volumes)
+    await asyncio.to_thread(_set_root_mode, root / "upper", folder / names.IMAGES)
     await asyncio.to_thread(remove_path, root / LAYER)
 
 
@@ -175,6 +184,16 @@ def _install(root: Path, deleted: Sequence[str], volumes: Sequence[Asked]) -> No
     except OSError as error:
         raise disk.worded(error, "rename", str(upper)) from None
     anonymous_volumes.take_from(volumes, upper)
+
+
+def _set_root_mode(upper: Path, images: Path) -> None:
+    """As the container had it: CRIU takes no other, and an image that does not say it has another one under each engine. Blocking."""
+    try:
+        mode = file_images.root_mode(str(images))
+        if mode is not None:
+            upper.chmod(mode)
+    except OSError as error:
+        raise disk.worded(error, "chmod", str(upper)) from None
 
 
 def bundle(services: Services, identifier: str) -> RestoreFolders:

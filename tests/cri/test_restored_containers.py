@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 import tarfile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.cri.without_criu import (
     module_server,
     programs,
 )
+from tests.support import criu_images
 
 __all__ = ["criu", "module_server", "programs"]
 
@@ -68,6 +70,34 @@ def test_a_layer_in_the_form_of_containerd(server: Server, criu: Path, tmp_path:
     assert (upper / "written").read_bytes() == b"data" and (upper / "etc/group").is_char_device()
 
 
+def test_what_other_engines_take_for_granted(server: Server, criu: Path, tmp_path: Path) -> None:
+    """Their root folder has a mode that no layer says, and files are mounted that kubelet asks nobody for."""
+    places = ("/run/.containerenv", "/run/secrets")
+    binds = [
+        {"destination": place, "type": "bind", "source": "/nowhere", "options": ["bind"]} for place in places
+    ]
+    members = (
+        ("spec.dump", json.dumps({"mounts": binds}).encode()),
+        ("checkpoint/files.img", criu_images.files({"/": stat.S_IFDIR | 0o555})),
+    )
+    path = archive(tmp_path / "a.tar", *IMAGES, *members)
+    config = server.container_config(image=api.ImageSpec(image=path))
+    made = server.root / "containers" / server.create(server.run_pod(), config)
+    assert stat.S_IMODE((made / "upper").stat().st_mode) == 0o555
+    assert (made / "stand-ins/0").read_bytes() == b"" and list((made / "stand-ins/1").iterdir()) == []
+    (tmp_path / "own").touch()
+    config.mounts.add(container_path=places[0], host_path=str(tmp_path / "own"))
+    made = server.root / "containers" / server.create(server.run_pod(), config)
+    assert [p.is_dir() for p in (made / "stand-ins").iterdir()] == [True]  # the caller's mount is taken
+
+
+def test_an_image_id_is_not_pulled(server: Server, criu: Path, tmp_path: Path) -> None:
+    """CRI-O's has no `sha256:`, and is a name of Docker Hub by its form."""
+    config = {"rootfsImageRef": "0123456789abcdef" * 4, "rootfsImageName": ""}
+    code, said = refused(server, archive(tmp_path / "a.tar", *IMAGES, **config))
+    assert code == Code.NOT_FOUND and "the image of the checkpoint is not on this node" in said
+
+
 def test_what_is_no_archive(server: Server, criu: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tar")
     for reference, code, why in (
@@ -93,8 +123,9 @@ def test_what_is_no_archive(server: Server, criu: Path, tmp_path: Path) -> None:
         [*IMAGES, ("deleted.files", b'["../../escaped"]')],
         [*IMAGES, ("rootfs-diff.tar", b"no tar at all" * 100)],
         [*IMAGES, ("checkpoint/below", None)],
+        [*IMAGES, ("checkpoint/files.img", b"no image")],
     ],
-    ids=["folder", "image", "config", "layer", "escape", "removal", "no-tar", "folders"],
+    ids=["folder", "image", "config", "layer", "escape", "removal", "no-tar", "folders", "files"],
 )
 def test_a_hostile_archive(
     server: Server, criu: Path, tmp_path: Path, members: list[tuple[str, bytes | str | None]]

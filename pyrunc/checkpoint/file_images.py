@@ -1,0 +1,68 @@
+"""What CRIU's images say of files: of `files.img`, the mode of the root folder.
+
+CRIU opens the root again as any other file and refuses one whose mode is not what it was. An image of a container need not say the mode of
+its root: engines take 0755 then, or 0555. So whoever makes the root of a container that is restored asks here.
+
+An image is two numbers (what all images begin with, what this one is), then for each entry its length and a protobuf message, all numbers
+with 32 bits in little-endian. Source: CRIU's images/fdinfo.proto, images/regfile.proto and include/magic.h.
+"""
+
+from __future__ import annotations
+
+import os
+from stat import S_IMODE, S_ISDIR
+from struct import Struct
+
+from pyrunc.checkpoint.criu import decode
+from pyrunc.errors import InvalidArgument, PeerError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+FILES = "files.img"
+COMMON_MAGIC, FILES_MAGIC = 0x54564319, 0x56303138
+MOST_ENTRY_BYTES = 1 << 20
+_HEAD, _LENGTH = Struct("<II"), Struct("<I")
+# file_entry, reg_file_entry
+_REGULAR, _NAME, _MODE = 3, 6, 10
+
+
+def root_mode(folder: str) -> int | None:
+    """Permission bits of the root folder that the dumped processes had; None where the images in `folder` do not say.
+
+    Raises InvalidArgument for a `files.img` that is none, OSError.
+    """
+    try:
+        number = os.open(f"{folder}/{FILES}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:  # CRIU before 3.4
+        return None
+    with open(number, "rb") as file:
+        for entry in _entries(file):
+            try:
+                found = decode(_message(decode(entry).get(_REGULAR)))
+            except PeerError:
+                raise InvalidArgument(f"the checkpoint's {FILES} has an entry that is no message") from None
+            mode = found.get(_MODE)
+            if found.get(_NAME) == b"/" and isinstance(mode, int) and S_ISDIR(mode):
+                return S_IMODE(mode)
+    return None
+
+
+def _entries(file: BinaryIO) -> Iterator[bytes]:
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size or _HEAD.unpack(head) != (COMMON_MAGIC, FILES_MAGIC):
+        raise InvalidArgument(f"the checkpoint's {FILES} does not begin as CRIU's does")
+    while length := file.read(_LENGTH.size):
+        size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else 0
+        entry = file.read(size) if 0 < size <= MOST_ENTRY_BYTES else b""
+        if not entry or len(entry) < size:
+            raise InvalidArgument(
+                f"the checkpoint's {FILES} ends within an entry, or has one that is too large"
+            )
+        yield entry
+
+
+def _message(value: int | bytes | None) -> bytes:
+    return value if isinstance(value, bytes) else b""
