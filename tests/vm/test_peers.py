@@ -1,4 +1,4 @@
-"""What containerd writes, in a guest with CRIU: a checkpoint of its own, restored by ours."""
+"""What other engines write, in a guest with CRIU, containerd, podman and runc: their checkpoints, restored by ours."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,52 +15,14 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.images import build
 from tests.cri.client_verbs import call, ok
+from tests.cri.conftest import server
 from tests.cri.server_harness import IMAGE, Server
 from tests.support.processes import wait_until
+from tests.vm.counting import WORKLOAD, checkpoint, config, count, module_server, restore, wait_beyond
 
-WORKLOAD = (
-    "mkdir /data && echo kept > /data/file && rm /etc/group && echo changed >> /etc/passwd;"
-    "i=0; while :; do i=$((i+1)); echo $i; echo $i > /next; mv /next /count; sleep 0.05; done"
-)
+__all__ = ["module_server", "server"]
+
 CHECKPOINT_IMAGE = "registry.test/checkpoint:1"
-
-
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[Server]:
-    with Server(settings={"containers": {"restore_images": True}}) as server:
-        server.load_image()
-        yield server
-
-
-@pytest.fixture
-def server(module_server: Server) -> Iterator[Server]:
-    yield module_server
-    module_server.remove_all()
-
-
-def config(server: Server, script: str = WORKLOAD, **changes: Any) -> api.ContainerConfig:
-    return server.container_config(["sh", "-c", script], **changes)
-
-
-def count(server: Server, container: str) -> int:
-    return int(server.output(container, "sh", "-c", "cat /count || echo 0"))
-
-
-def wait_beyond(server: Server, container: str, number: int) -> None:
-    assert wait_until(lambda: count(server, container) > number, 60, 0.1)
-
-
-def checkpoint(server: Server, container: str, location: Path) -> Path:
-    request = api.CheckpointContainerRequest(container_id=container, location=str(location), timeout=300)
-    server.runtime.CheckpointContainer(request, timeout=330)
-    assert location.stat().st_mode & 0o7777 == 0o600
-    return location
-
-
-def restore(server: Server, reference: Path | str, wanted: api.ContainerConfig) -> str:
-    """In a new pod, which has another address."""
-    wanted.image.image = str(reference)
-    return server.launch(server.run_pod(), wanted)
 
 
 @pytest.mark.requirement("4.11.1", "13.19")

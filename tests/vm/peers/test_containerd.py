@@ -1,0 +1,120 @@
+"""A checkpoint that containerd has written goes on in a pod of ours: from its archive, and from images that hold it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.checkpoints import names
+from cri_server.images import build
+from cri_server.images import manifest as manifests
+from tests.bench.peer import Containerd, pause_archive
+from tests.cri.inner_registry import inside
+from tests.cri.server_harness import IMAGE, RPC_TIMEOUT_S, Server
+from tests.support import cri
+from tests.support.processes import wait_until
+from tests.vm.counting import WORKLOAD, config, goes_on, restore
+
+pytestmark = pytest.mark.timeout(900)
+
+NAMESPACE = "peer"
+CHECKPOINT = "checkpoint/of-containerd:1"
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image of all containers here, by one name."""
+    path = tmp_path_factory.mktemp("image") / "busybox.tar"
+    path.write_bytes(build.docker_archive({IMAGE: build.busybox()}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def archive(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of a container that counts and that has written and removed files."""
+    folder = tmp_path_factory.mktemp("containerd")
+    subprocess.run(["ip", "netns", "add", NAMESPACE], check=True)
+    subprocess.run(["ip", "-n", NAMESPACE, "link", "set", "lo", "up"], check=True)  # CRIU tries it
+    peer = Containerd(folder / "peer", NAMESPACE)
+    try:
+        peer.start([image, pause_archive(folder)], timeout_s=180)
+        with cri.connect(peer.socket) as client:
+            yield _checkpoint(client, folder)
+    finally:
+        peer.stop()
+        subprocess.run(["ip", "netns", "delete", NAMESPACE], check=True)
+
+
+def _checkpoint(client: cri.Client, folder: Path) -> Path:
+    """Made over CRI, of a container that is gone afterwards."""
+    pod = api.PodSandboxConfig(
+        metadata=api.PodSandboxMetadata(name="theirs", uid="theirs", namespace="default"),
+        hostname="theirs", log_directory=str(folder), linux=api.LinuxPodSandboxConfig(),
+    )  # fmt: skip
+    sandbox = client.runtime.RunPodSandbox(api.RunPodSandboxRequest(config=pod), timeout=300).pod_sandbox_id
+    wanted = api.ContainerConfig(
+        metadata=api.ContainerMetadata(name="c"), image=api.ImageSpec(image=IMAGE), command=["sh", "-c", WORKLOAD], log_path="c.log",
+        linux=api.LinuxContainerConfig(),
+    )  # fmt: skip
+    wanted.linux.security_context.namespace_options.pid = api.CONTAINER
+    request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=wanted, sandbox_config=pod)
+    container = client.runtime.CreateContainer(request, timeout=300).container_id
+    try:
+        client.runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=300)
+        assert wait_until(lambda: len((folder / "c.log").read_text().splitlines()) > 5, 120, 0.5)
+        archive = folder / "theirs.tar"
+        asked = api.CheckpointContainerRequest(container_id=container, location=str(archive))
+        client.runtime.CheckpointContainer(asked, timeout=300)
+        return archive
+    finally:
+        client.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=sandbox), timeout=300)
+        client.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox), timeout=300)
+
+
+def test_the_archive(server: Server, archive: Path) -> None:
+    with tarfile.open(archive) as found:
+        assert {"config.dump", "spec.dump", "rootfs-diff.tar", "checkpoint/inventory.img"} <= {
+            name.removeprefix("./") for name in found.getnames()
+        }
+    goes_on(server, restore(server, archive, config(server)))
+
+
+@pytest.mark.parametrize("annotation", names.ANNOTATIONS)
+def test_an_image_from_a_registry(server: Server, archive: Path, tmp_path: Path, annotation: str) -> None:
+    """As kubelet has it: the image is pulled, and the container created from the id that the pull has answered."""
+    data, blobs = build.manifest_of(build.image([archive.read_bytes()]))
+    data = json.dumps({**json.loads(data), "annotations": {annotation: "c"}}).encode()
+    with inside(server, tmp_path) as registry:
+        for blob in blobs.values():
+            registry.put_blob(blob)
+        registry.put_manifest(CHECKPOINT, data, manifests.OCI_MANIFEST)
+        request = api.PullImageRequest(image=api.ImageSpec(image=f"{registry.host}/{CHECKPOINT}"))
+        pulled = server.image.PullImage(request, timeout=RPC_TIMEOUT_S).image_ref
+    container = restore(server, pulled, config(server))
+    assert server.status(container).image.image == IMAGE
+    goes_on(server, container)
+    removed = api.RemoveImageRequest(image=api.ImageSpec(image=pulled))
+    server.image.RemoveImage(removed, timeout=RPC_TIMEOUT_S)  # of the same content as the next test's
+
+
+def test_an_image_that_podman_has_built(server: Server, archive: Path, tmp_path: Path) -> None:
+    """With buildah's code, as Kubernetes' documentation has it: `ADD` unpacks the archive."""
+    (tmp_path / "context").mkdir()
+    (tmp_path / "context/theirs.tar").write_bytes(archive.read_bytes())
+    (tmp_path / "context/Containerfile").write_text("FROM scratch\nADD theirs.tar /\n")
+    reference, saved = f"registry.test/{CHECKPOINT}", tmp_path / "image.tar"
+    annotation = "io.kubernetes.cri-o.annotations.checkpoint.name=c"
+    podman = ("podman", "--root", str(tmp_path / "root"), "--runroot", str(tmp_path / "run"))
+    try:
+        subprocess.run([*podman, "build", "-q", "--annotation", annotation, "-t", reference, str(tmp_path / "context")], check=True)  # fmt: skip
+        subprocess.run([*podman, "save", "-q", "--format", "oci-archive", "-o", str(saved), reference], check=True)  # fmt: skip
+    finally:
+        subprocess.run([*podman, "system", "reset", "--force"], check=True)
+    server.load_image(saved.read_bytes())
+    goes_on(server, restore(server, reference, config(server)))
