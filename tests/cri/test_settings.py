@@ -96,6 +96,7 @@ def test_a_pod_of_the_hosts_network_keeps_the_hosts_settings(server: Server) -> 
         server.remove_pod(pod)
 
 
+@pytest.mark.requirement("13.23")
 def test_a_class_of_caches_needs_resctrl(server: Server) -> None:
     """No machine of the tests has it."""
     pod_config = server.pod_config()
