@@ -1,4 +1,4 @@
-"""SELinux, permissive, with Debian's policy: labels as the kernel has them."""
+"""SELinux with Debian's policy, enforced: labels as the kernel has them, and what it refuses."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.vm.conftest import RELEASE, Boots
 pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
-def test_labels(boots: Boots, capsys: pytest.CaptureFixture[str]) -> None:
+def test_enforcing(boots: Boots, capsys: pytest.CaptureFixture[str]) -> None:
     remote.run(boots.guest(RELEASE, variant=SELINUX), "tests/vm/selinux", capsys)

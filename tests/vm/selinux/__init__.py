@@ -1,1 +1,1 @@
-"""On a kernel that runs SELinux with Debian's policy, permissive: which labels processes and files really have."""
+"""On a kernel that enforces Debian's policy for SELinux: which labels processes and files have, and what containers cannot do."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -12,49 +10,15 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.selinux import policy
-from cri_server.selinux.context import Context, parse
+from cri_server.selinux.context import Context
 from tests.cri.server_harness import Server
+from tests.vm.selinux.labels import file_label, label, pids, read
 
 PROCESS, FILE = ("system_u", "system_r", "container_t"), ("system_u", "object_r", "container_file_t")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server(network=False) as found:
-        found.load_image()
-        yield found
-
-
-def read(text: bytes) -> Context:
-    found = parse(text.decode().rstrip("\0\n"))
-    assert found is not None, text
-    return found
-
-
-def label(pid: int) -> Context:
-    return read(Path(f"/proc/{pid}/attr/current").read_bytes())
-
-
-def file_label(pid: int, path: str) -> Context:
-    """Of a file as the process sees it."""
-    return read(os.getxattr(f"/proc/{pid}/root{path}", "security.selinux", follow_symlinks=False))
-
-
 def parts(context: Context) -> tuple[str, str, str]:
     return context.user, context.role, context.type
-
-
-def pids(server: Server, container: str) -> tuple[int, int]:
-    """The container's first process, and its pod's pause process."""
-    state = json.loads((server.state / "containers" / container / "state.json").read_text())
-    sandbox = (
-        server.runtime.ListContainers(api.ListContainersRequest(filter=api.ContainerFilter(id=container)))
-        .containers[0]
-        .pod_sandbox_id
-    )
-    request = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox, verbose=True)
-    pause = json.loads(server.runtime.PodSandboxStatus(request).info["info"])["pid"]
-    return int(state["pid"]), int(pause)
 
 
 def options(**words: str) -> api.SELinuxOption:

@@ -1,0 +1,40 @@
+"""The guest's kernel enforces while these tests run, and the server is in the domain of Debian's policy for container engines.
+
+That domain alone is permissive: the policy has rules for the engines that it knows and for labelled disks, and the guest's disk has no
+labels. What containers may do, and what may be done to them, the kernel judges.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cri.server_harness import Server
+
+ENGINE = "container_engine_t"
+MODULE = "pyrunc_tests"
+RULES = f"(typepermissive {ENGINE})\n(allow kernel_t {ENGINE} (process (transition)))\n"
+ENFORCE = Path("/sys/fs/selinux/enforce")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def enforcing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    source = tmp_path_factory.mktemp("policy") / f"{MODULE}.cil"
+    source.write_text(RULES)
+    subprocess.run(["semodule", "-i", str(source)], check=True)
+    try:
+        ENFORCE.write_text("1")
+        yield
+    finally:
+        ENFORCE.write_text("0")
+        subprocess.run(["semodule", "-r", MODULE], check=True)
+
+
+@pytest.fixture(scope="module")
+def server(enforcing: None) -> Iterator[Server]:
+    with Server(network=False, prefix=("runcon", "-t", ENGINE)) as found:
+        found.load_image()
+        yield found

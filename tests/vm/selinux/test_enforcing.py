@@ -1,0 +1,114 @@
+"""What the kernel refuses to containers: files that are not theirs, and whatever belongs to another pod. All of them are root, with every
+capability that containers have by default, so that owners and modes refuse nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server
+from tests.vm.selinux.conftest import ENFORCE
+from tests.vm.selinux.labels import label, pids
+
+REFUSED = "Permission denied"
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """A folder of the host with a file; its label is the host's."""
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    (folder / "file").write_text("content")
+    return folder
+
+
+@contextlib.contextmanager
+def permissive() -> Iterator[None]:
+    ENFORCE.write_text("0")
+    try:
+        yield
+    finally:
+        ENFORCE.write_text("1")
+
+
+def launch(server: Server, volume: Path, *, relabel: bool, level: str = "", host_pid: bool = False) -> str:
+    """A container of a pod of its own with the volume at /volume."""
+    pod = server.pod_config()
+    if level:
+        pod.linux.security_context.selinux_options.CopyFrom(api.SELinuxOption(level=level))
+    mount = api.Mount(container_path="/volume", host_path=str(volume), selinux_relabel=relabel)
+    config = server.container_config(mounts=[mount])
+    if host_pid:
+        for context in (pod.linux.security_context, config.linux.security_context):
+            context.namespace_options.pid = api.NODE
+    return server.launch(server.run_pod(pod, host_network=True), config)
+
+
+def said(server: Server, container: str, *command: str) -> str:
+    """What a command prints, wherever."""
+    answer = server.exec(container, *command)
+    return (answer.stdout + answer.stderr).decode()
+
+
+def reads(server: Server, container: str) -> str:
+    return said(server, container, "cat", "/volume/file")
+
+
+def test_it_enforces_and_containers_work(server: Server, volume: Path) -> None:
+    assert ENFORCE.read_text() == "1"
+    container = launch(server, volume, relabel=False)
+    process, pause = pids(server, container)
+    assert label(process).type == label(pause).type == "container_t"
+    script = """set -e
+        cat /etc/hosts /etc/resolv.conf /proc/self/status /proc/1/cmdline /sys/fs/cgroup/cgroup.controllers >/written
+        head -c 1 /dev/urandom >/dev/null
+        mkdir /dev/shm/folder
+        echo fine"""
+    answer = server.exec(container, "sh", "-c", script)
+    assert (answer.stdout, answer.stderr, answer.exit_code) == (b"fine\n", b"", 0)
+
+
+@pytest.mark.requirement("6.12")
+def test_a_volume_is_refused_until_it_is_relabelled(server: Server, volume: Path) -> None:
+    container = launch(server, volume, relabel=False)
+    assert REFUSED in reads(server, container)
+    assert REFUSED in said(server, container, "touch", "/volume/new")
+    with permissive():
+        assert reads(server, container) == "content"
+    container = launch(server, volume, relabel=True)
+    assert reads(server, container) == "content"
+    assert said(server, container, "touch", "/volume/new") == "" and (volume / "new").exists()
+
+
+@pytest.mark.requirement("8.10")
+def test_pods_cannot_read_each_others_volumes(server: Server, volume: Path) -> None:
+    """The types are the same, the categories are not."""
+    first = launch(server, volume, relabel=True)
+    assert reads(server, first) == "content"
+    second = launch(server, volume, relabel=False)
+    assert REFUSED in reads(server, second) and reads(server, first) == "content"
+    launch(server, volume, relabel=True)  # it is the third one's from now on
+    assert REFUSED in reads(server, first)
+
+
+def test_pods_of_one_level_share_a_volume(server: Server, volume: Path) -> None:
+    first = launch(server, volume, relabel=True, level="s0:c5,c6")
+    second = launch(server, volume, relabel=False, level="s0:c5,c6")
+    assert reads(server, first) == reads(server, second) == "content"
+
+
+@pytest.mark.requirement("8.10")
+def test_pods_cannot_signal_each_other(server: Server, volume: Path) -> None:
+    """Not even where they see each other, in the node's pid namespace."""
+    first, second = (launch(server, volume, relabel=False, host_pid=True) for _ in range(2))
+    process, _ = pids(server, first)
+    assert REFUSED in said(server, second, "kill", "-9", str(process))
+    assert server.status(first).state == api.CONTAINER_RUNNING
+    with permissive():
+        assert said(server, second, "kill", "-9", str(process)) == ""
+    assert server.wait_exit(first).exit_code == 137
