@@ -93,16 +93,20 @@ i64 template_ignore(i32 fd, u64 masks_at, u64 masks_size, const struct range *ra
 	return call(NR_MUNMAP, (u64)masks, masks_size, 0, 0, 0, 0);
 }
 
-/* One range's content goes to the file, and a private mapping of it takes its place. Of a range that is no longer mapped as a whole
- * (malloc(3) has given some of it back since) nothing is read: -ENOMEM. */
+/* How much of a range is there still: malloc(3) may have given its end back to the kernel since it was listed. */
+static u64 still_there(struct range range)
+{
+	u64 at = 0;
+	u8 resident;
+
+	while (at < range.length && !call(NR_MINCORE, range.start + at, PAGE, (u64)&resident, 0, 0, 0))
+		at += PAGE;
+	return at;
+}
+
+/* One range's content goes to the file, and a private mapping of it takes its place. */
 static i64 make(i32 fd, struct range range)
 {
-	for (u64 at = 0; at < range.length; at += PAGE) {
-		u8 resident;
-		i64 failed = call(NR_MINCORE, range.start + at, PAGE, (u64)&resident, 0, 0, 0);
-		if (failed)
-			return failed;
-	}
 	for (u64 at = 0; at < range.length; at += PAGE) {
 		if (is_zero((const u64 *)(range.start + at)))
 			continue; /* a hole */
@@ -117,13 +121,15 @@ static i64 make(i32 fd, struct range range)
 	return 0;
 }
 
-/* Make them all. The length of one that could not be made is 0 afterwards; returns -errno of the last of those. */
+/* Make them all, as far as they are there still, which is their length afterwards; 0 of one that could not be made. Returns -errno of
+ * the last of those. */
 i64 template_make(i32 fd, struct range *ranges, u64 count)
 {
 	u64 before;
 	i64 failed = set_signals(~0UL, &before), last = failed;
 	for (u64 i = 0; i < count && !failed; i++) {
-		i64 outcome = make(fd, ranges[i]);
+		ranges[i].length = still_there(ranges[i]);
+		i64 outcome = ranges[i].length ? make(fd, ranges[i]) : 0;
 		if (outcome) {
 			ranges[i].length = 0;
 			last = outcome;
