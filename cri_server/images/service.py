@@ -43,7 +43,7 @@ __all__ = ["Auth", "FilesystemUsage", "Image", "ImageConfig", "ImageService", "P
 log = logging.getLogger(__name__)
 
 _NAMES_SHOWN = 5
-DROP_TAR_PAGES_S = 60.0
+DROP_TAR_PAGES_S = 30.0  # an image's go at the second time
 Outcome = TypeVar("Outcome")
 
 

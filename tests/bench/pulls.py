@@ -31,7 +31,7 @@ from tests.support.processes import wait_until
 from tests.support.registry import Registry
 
 PULL_TIMEOUT_S = 900
-TARS_DROPPED_S = 75  # a little more than cri_server.images.service.DROP_TAR_PAGES_S
+TARS_DROPPED_S = 75  # a little more than twice cri_server.images.service.DROP_TAR_PAGES_S
 READ_ALL = "cat /data/*/* >/dev/null"
 
 

@@ -59,6 +59,7 @@ class Mounts:
         self._files, self._store = files, store
         self._lock = threading.Lock()
         self._mounts: dict[str, ImageMount] = {}
+        self._seen: set[str] = set()  # chain ids, by `drop_tar_pages`
         self._dropped: list[ImageMount] = []
 
     def adopt(self, contents: Iterable[Content]) -> None:
@@ -99,10 +100,12 @@ class Mounts:
     def drop_tar_pages(self) -> None:
         """What is read of a mounted image is in memory twice: as pages of EROFS, which its containers share, and as those of the tar
         they were copied from. The latter are dropped (posix_fadvise(2), POSIX_FADV_DONTNEED; a tmpfs keeps its files). Mounting
-        with `directio` would have no second copy, but a first start then reads from the disk what the pull has just written.
-        Blocking."""
+        with `directio` would have no second copy, but a first start then reads from the disk what the pull has just written;
+        for the same reason those stay that were mounted since the last call. Blocking."""
         with self._lock:
-            devices = {device for mount in self._mounts.values() for device in mount.image.devices}
+            settled = [mount for chain_id, mount in self._mounts.items() if chain_id in self._seen]
+            self._seen = set(self._mounts)
+            devices = {device for mount in settled for device in mount.image.devices}
         for device in devices:
             try:
                 fd = os.open(device, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

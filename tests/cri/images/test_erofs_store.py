@@ -234,6 +234,21 @@ async def test_what_was_read_is_in_memory_once(
     assert [path.read_bytes() for path in mount.path.rglob("*") if path.is_file()] == contents
 
 
+async def test_an_image_just_mounted_is_read_from_memory(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
+    """What the pull has written is there for the first container, whenever the server drops pages."""
+    service, built = await serve(opened, tmp_path / "images"), make()
+    await pulled(service, registry, built)
+    service._store.drop_tar_pages()
+    (mount,) = await service.mounts([built.id])
+    tars = [Path(device) for device in mount.image.devices]
+    service._store.drop_tar_pages()
+    assert any(map(cached_pages, tars))
+    service._store.drop_tar_pages()
+    assert not any(map(cached_pages, tars))
+
+
 async def test_what_a_removed_image_had_is_given_back(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
