@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cri_server import stats
 from cri_server.api import api_pb2 as api
 from cri_server.services import Services
 from cri_server.spec import groups
 from cri_server.store.model import Container, Sandbox
+from pyrunc.cgroups.stats import Memory
 
 BASE_LABELS = ("pod", "namespace", "container", "id", "image")
 
@@ -30,8 +30,7 @@ class Figures:
     """Everything measured about one container."""
 
     cpu: dict[str, int]
-    memory: dict[str, Any]
-    events: dict[str, int]
+    memory: Memory
     io: dict[str, dict[str, int]]
     processes: int
     threads: int
@@ -48,7 +47,7 @@ class Figures:
 
     def stat(self, name: str) -> int:
         """A line of memory.stat."""
-        return int(self.memory.get("stat", {}).get(name, 0))
+        return self.memory.stat.get(name, 0)
 
     def usec(self, name: str) -> int:
         """A time of cpu.stat in seconds."""
@@ -128,7 +127,7 @@ def _soft_limits(figures: Figures) -> Values:
 
 
 def _working_set(figures: Figures) -> int:
-    return max(0, int(figures.memory.get("current", 0)) - figures.stat("inactive_file"))
+    return max(0, figures.memory.current - figures.stat("inactive_file"))
 
 
 CONTAINER = (
@@ -142,17 +141,17 @@ CONTAINER = (
     _counter("cpu_cfs_throttled_seconds_total", "Time throttled", lambda f: f.usec("throttled_usec")),
     _gauge("memory_cache", "Page cache in bytes", lambda f: f.stat("file")),
     _gauge("memory_rss", "Anonymous memory in bytes", lambda f: f.stat("anon")),
-    _gauge("memory_swap", "Swap in use in bytes", lambda f: int(f.memory.get("swap_current") or 0)),
+    _gauge("memory_swap", "Swap in use in bytes", lambda f: f.memory.swap_current or 0),
     _gauge("memory_mapped_file", "Mapped files in bytes", lambda f: f.stat("file_mapped")),
     _gauge("memory_kernel_usage", "Kernel memory in bytes", lambda f: f.stat("kernel")),
-    _counter("memory_failcnt", "Times that the limit was hit", lambda f: f.events.get("max", 0)),
-    _gauge("memory_usage_bytes", "Memory in use", lambda f: int(f.memory.get("current", 0))),
-    _gauge(
-        "memory_max_usage_bytes", "The most memory that was in use", lambda f: int(f.memory.get("peak") or 0)
-    ),
+    _counter("memory_failcnt", "Times that the limit was hit", lambda f: f.memory.events.get("max", 0)),
+    _gauge("memory_usage_bytes", "Memory in use", lambda f: f.memory.current),
+    _gauge("memory_max_usage_bytes", "The most memory that was in use", lambda f: f.memory.peak or 0),
     _gauge("memory_working_set_bytes", "Memory in use that cannot be dropped at once", _working_set),
     _counter("memory_failures_total", "Page faults", _failures, "failure_type", "scope"),
-    _counter("oom_events_total", "Processes that the OOM killer took", lambda f: f.events.get("oom_kill", 0)),
+    _counter(
+        "oom_events_total", "Processes that the OOM killer took", lambda f: f.memory.events.get("oom_kill", 0)
+    ),
     _gauge("fs_inodes_free", "Free inodes of the writable layer's disk", lambda f: f.disk.f_ffree),
     _gauge("fs_inodes_total", "Inodes of the writable layer's disk", lambda f: f.disk.f_files),
     _gauge(
@@ -193,7 +192,7 @@ CONTAINER = (
     _gauge(
         "spec_memory_reservation_limit_bytes",
         "Memory that is never reclaimed",
-        lambda f: int(f.memory.get("min") or 0),
+        lambda f: f.memory.min or 0,
     ),
     _gauge("ulimits_soft", "Soft limits of the container's first process", _soft_limits, "ulimit"),
     _gauge("hugetlb_usage_bytes", "Huge pages in use, in bytes", _huge_pages("current"), "pagesize"),
@@ -280,8 +279,7 @@ def _values(metric: Metric, figures: Figures) -> Values:
 
 def _measure(services: Services, container: Container, layer_bytes: int) -> Figures:
     group = groups.place(container.cgroups_path, container.id)
-    usage, pids = stats.measure(group), group.processes()
-    memory = usage.memory or {}
+    (usage, memory), pids = stats.measure(group), group.processes()
     threads = descriptors_open = sockets = 0
     for pid in pids:
         threads += len(_names(f"/proc/{pid}/task"))
@@ -291,7 +289,6 @@ def _measure(services: Services, container: Container, layer_bytes: int) -> Figu
     return Figures(
         cpu=usage.cpu or {},
         memory=memory,
-        events=memory.get("events", {}),
         io=usage.io,
         processes=len(pids),
         threads=threads,

@@ -21,7 +21,7 @@ from cri_server.spec import groups
 from cri_server.store.model import Container, Sandbox
 from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.cgroups.stats import Stats
+from pyrunc.cgroups.stats import Memory, Stats
 from pyrunc.errors import Error
 from pyrunc.kernel.process import stat
 from pyrunc.kernel.usage import usage
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 RATE_WINDOW_NS = 1_000_000_000  # shorter ones tell more about the scheduler than about the group
 LAYER_REST = 10  # times as long as a walk took
 DEFAULT_INTERFACE = "eth0"
+NO_MEMORY = Memory(0, {}, {})
 
 
 class LayerSizes:
@@ -218,12 +219,10 @@ def _pod_attributes(sandbox: Sandbox) -> bytes:
     return result.SerializeToString()
 
 
-def measure(group: Cgroup) -> Stats:
-    """All figures of the group, completed from its processes where the v2 tree has no files for them."""
+def measure(group: Cgroup) -> tuple[Stats, Memory]:
+    """All figures of the group, memory from its processes where the v2 tree has no files for it."""
     found = group.stats()
-    if found.memory is None:
-        found.memory = _memory_of(group.processes())
-    return found
+    return found, found.memory or _memory_of(group.processes())
 
 
 def _measure_all(wanted: Mapping[str, Cgroup]) -> dict[str, Figures]:
@@ -262,24 +261,20 @@ def _sum(left: Mapping[str, int] | None, right: Mapping[str, int] | None) -> dic
     return {key: (left or {}).get(key, 0) + (right or {}).get(key, 0) for key in keys}
 
 
-def _sum_memory(left: dict[str, Any] | None, right: dict[str, Any] | None) -> dict[str, Any]:
-    left, right = left or {}, right or {}
-    return {
-        "current": left.get("current", 0) + right.get("current", 0),
-        "stat": _sum(left.get("stat"), right.get("stat")),
-    }
+def _sum_memory(left: Memory | None, right: Memory | None) -> Memory:
+    left, right = left or NO_MEMORY, right or NO_MEMORY
+    return Memory(left.current + right.current, _sum(left.stat, right.stat), {})
 
 
-def _memory_of(pids: Iterable[int]) -> dict[str, Any]:
+def _memory_of(pids: Iterable[int]) -> Memory:
     resident = faults = major = 0
     for pid in pids:
         if (found := stat(pid)) is not None:
             faults, major = faults + found.minor_faults, major + found.major_faults
             resident += found.resident * PAGE_BYTES
-    return {
-        "current": resident,
-        "stat": {"anon": resident, "inactive_file": 0, "pgfault": faults, "pgmajfault": major},
-    }
+    return Memory(
+        resident, {"anon": resident, "inactive_file": 0, "pgfault": faults, "pgmajfault": major}, {}
+    )
 
 
 def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, found: Stats) -> None:
@@ -291,31 +286,28 @@ def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, found: Stats) ->
     rate = rates.of(key, time.monotonic_ns(), used)
     if rate is not None:
         cpu.usage_nano_cores.value = rate
-    figures = found.memory or {}
-    stat = figures.get("stat", {})
-    used = figures.get("current", 0)
-    working_set = max(0, used - stat.get("inactive_file", 0))
-    memory.usage_bytes.value = used
+    figures = found.memory or NO_MEMORY
+    stat = figures.stat
+    working_set = max(0, figures.current - stat.get("inactive_file", 0))
+    memory.usage_bytes.value = figures.current
     memory.working_set_bytes.value = working_set
     memory.rss_bytes.value = stat.get("anon", 0)
     memory.page_faults.value = stat.get("pgfault", 0)
     memory.major_page_faults.value = stat.get("pgmajfault", 0)
-    limit = figures.get("max")
-    if limit is not None:
-        memory.available_bytes.value = max(0, limit - working_set)
+    if figures.max is not None:
+        memory.available_bytes.value = max(0, figures.max - working_set)
     _psi(cpu, found, "cpu")
     _psi(memory, found, "memory")
 
 
 def _fill_swap(swap: api.SwapUsage, found: Stats) -> None:
-    figures = found.memory or {}
-    if "swap_current" not in figures:
+    memory = found.memory
+    if memory is None or memory.swap_current is None:
         return
     swap.timestamp = time.time_ns()
-    used = figures["swap_current"] or 0
-    swap.swap_usage_bytes.value = used
-    if figures.get("swap_max") is not None:
-        swap.swap_available_bytes.value = max(0, figures["swap_max"] - used)
+    swap.swap_usage_bytes.value = memory.swap_current
+    if memory.swap_max is not None:
+        swap.swap_available_bytes.value = max(0, memory.swap_max - memory.swap_current)
 
 
 def _psi(message: Any, found: Stats, name: str) -> None:

@@ -6,19 +6,29 @@ The words are the kernel's (cgroup-v2.rst): `usec` stays microseconds, limits of
 from __future__ import annotations
 
 from pyrunc.kernel import cgroup as tree
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from pyrunc.spec.value import Value
 
 PRESSURE = ("cpu", "memory", "io")
 
 
+class Memory(Value):
+    """The files of the memory controller, in bytes; None for one that is not there, and for a limit of `max`. `stat` and `events`:
+    memory.stat and memory.events, a number for each word."""
+
+    current: int
+    stat: dict[str, int]
+    events: dict[str, int]
+    max: int | None = None
+    min: int | None = None
+    peak: int | None = None
+    swap_current: int | None = None
+    swap_max: int | None = None
+
+
 class Stats:
-    """`cpu`, `memory`, `pids`, `pressure`: dictionaries or None; `io`, `hugetlb`: by device and by page size.
+    """`cpu`, `memory`, `pids`: None when there are no such files; `io`, `hugetlb`: by device and by page size.
 
     cpu      usage_usec user_usec system_usec [nr_periods nr_throttled throttled_usec]      (cpu.stat, as the kernel has it)
-    memory   current; max, swap_max, peak, swap_current (when the file is there; max = None for no limit); stat{}, events{}
     pids     current; max
     io       {"8:0": {rbytes wbytes rios wios …}}
     hugetlb  {"2MB": {current; max; events_max}}
@@ -30,7 +40,7 @@ class Stats:
 
     def __init__(self) -> None:
         self.cpu: dict[str, int] | None = None
-        self.memory: dict[str, Any] | None = None
+        self.memory: Memory | None = None
         self.pids: dict[str, int | None] | None = None
         self.io: dict[str, dict[str, int]] = {}
         self.hugetlb: dict[str, dict[str, int | None]] = {}
@@ -64,10 +74,14 @@ def read_usage(directory: str) -> Stats:
     found = Stats()
     found.cpu = tree.keyed(tree.read(directory, "cpu.stat")) or None
     if (current := tree.read(directory, "memory.current")) is not None:
-        found.memory = {"current": int(current), "stat": tree.keyed(tree.read(directory, "memory.stat"))}
-        for key in ("max", "swap.current", "swap.max"):
-            if (content := tree.read(directory, f"memory.{key}")) is not None:
-                found.memory[key.replace(".", "_")] = amount(content)
+        found.memory = Memory(
+            int(current),
+            stat=tree.keyed(tree.read(directory, "memory.stat")),
+            events={},
+            max=amount(tree.read(directory, "memory.max")),
+            swap_current=amount(tree.read(directory, "memory.swap.current")),
+            swap_max=amount(tree.read(directory, "memory.swap.max")),
+        )
     for name in PRESSURE:
         if not (content := tree.read(directory, f"{name}.pressure")):
             break
@@ -76,7 +90,7 @@ def read_usage(directory: str) -> Stats:
 
 
 def amount(content: str | None) -> int | None:
-    """`max` -> None, a number -> int."""
+    """`max` -> None, no file (None) -> None, a number -> int."""
     text = (content or "max").strip()
     return None if text == "max" else int(text)
 
@@ -104,17 +118,20 @@ def pressure_lines(content: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def _memory(directory: str) -> dict[str, Any] | None:
+def _memory(directory: str) -> Memory | None:
     current = tree.read(directory, "memory.current")
     if current is None:
         return None
-    found: dict[str, Any] = {"current": int(current)}
-    for key in ("max", "peak", "swap.current", "swap.max", "min", "low", "high"):
-        if (content := tree.read(directory, f"memory.{key}")) is not None:
-            found[key.replace(".", "_")] = amount(content)
-    found["stat"] = tree.keyed(tree.read(directory, "memory.stat"))
-    found["events"] = tree.keyed(tree.read(directory, "memory.events"))
-    return found
+    return Memory(
+        int(current),
+        stat=tree.keyed(tree.read(directory, "memory.stat")),
+        events=tree.keyed(tree.read(directory, "memory.events")),
+        max=amount(tree.read(directory, "memory.max")),
+        min=amount(tree.read(directory, "memory.min")),
+        peak=amount(tree.read(directory, "memory.peak")),
+        swap_current=amount(tree.read(directory, "memory.swap.current")),
+        swap_max=amount(tree.read(directory, "memory.swap.max")),
+    )
 
 
 def _pids(directory: str) -> dict[str, int | None] | None:

@@ -130,20 +130,19 @@ def _memory(stats: Stats) -> dict[str, Any]:
     memory = stats.memory
     if memory is None:
         return {}
-    raw, current, swapped = memory["stat"], memory["current"], memory.get("swap_current") or 0
-    limit, swap_limit = memory.get("max"), memory.get("swap_max")
-    both = NO_LIMIT if limit is None or swap_limit is None else limit + swap_limit
+    raw, limit = memory.stat, memory.max
+    both = NO_LIMIT if limit is None or memory.swap_max is None else limit + memory.swap_max
     usage = {
         "limit": NO_LIMIT if limit is None else limit,
-        "usage": current,
-        "failcnt": memory["events"].get("max", 0),
+        "usage": memory.current,
+        "failcnt": memory.events.get("max", 0),
     }
-    if memory.get("peak") is not None:
-        usage["max"] = memory["peak"]
+    if memory.peak is not None:
+        usage["max"] = memory.peak
     found: dict[str, Any] = {
         "cache": raw.get("file", 0),
         "usage": usage,
-        "swap": {"limit": both, "usage": current + swapped, "failcnt": 0},
+        "swap": {"limit": both, "usage": memory.current + (memory.swap_current or 0), "failcnt": 0},
         "kernel": {"limit": NO_LIMIT, "usage": raw.get("kernel", 0), "failcnt": 0},
         "kernelTCP": {"limit": NO_LIMIT, "usage": raw.get("sock", 0), "failcnt": 0},
         "raw": raw,

@@ -10,7 +10,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.metrics import BASE_LABELS, CONTAINER, Figures, Values, descriptors
-from cri_server.stats import RATE_WINDOW_NS, CpuRates
+from cri_server.stats import NO_MEMORY, RATE_WINDOW_NS, CpuRates
 
 SECOND = 1_000_000_000
 # Those that critest knows, without `container_`; its suite asks for each that it does not excuse.
@@ -35,7 +35,7 @@ pressure_io_waiting_seconds_total
 
 def figures(**changes: object) -> Figures:
     values: dict[str, object] = {
-        "cpu": {}, "memory": {}, "events": {}, "io": {}, "pressure": {}, "hugetlb": {},
+        "cpu": {}, "memory": NO_MEMORY, "io": {}, "pressure": {}, "hugetlb": {},
         "processes": 1, "threads": 1, "threads_limit": 0, "descriptors": 0, "sockets": 0, "layer_bytes": 0,
         "disk": os.statvfs(Path("/")), "started_at_ns": 0, "limits": api.LinuxContainerResources(), "open_files_limit": None,
     }  # fmt: skip
@@ -79,7 +79,7 @@ def test_limits() -> None:
     unlimited = api.LinuxContainerResources(cpu_quota=-1)
     assert read("spec_cpu_quota", limits=unlimited) == 0
     assert read("spec_cpu_quota", limits=api.LinuxContainerResources(cpu_quota=50_000)) == 50_000
-    assert read("spec_memory_reservation_limit_bytes", memory={"min": 1 << 20}) == 1 << 20
+    assert read("spec_memory_reservation_limit_bytes", memory=NO_MEMORY.replace(min=1 << 20)) == 1 << 20
     assert read("ulimits_soft", open_files_limit=1024) == [(("max_open_files",), 1024)]
     assert read("ulimits_soft") == []
 

@@ -10,16 +10,17 @@ import pytest
 
 from cri_server import stats
 from cri_server.api import api_pb2 as api
-from pyrunc.cgroups.stats import Stats
+from pyrunc.cgroups.stats import Memory, Stats
 
 MIB = 1 << 20
-MEMORY = {
-    "current": 50 * MIB,
-    "max": 64 * MIB,
-    "swap_current": 3 * MIB,
-    "swap_max": 8 * MIB,
-    "stat": {"anon": 20 * MIB, "inactive_file": 10 * MIB, "pgfault": 77, "pgmajfault": 5},
-}
+MEMORY = Memory(
+    50 * MIB,
+    stat={"anon": 20 * MIB, "inactive_file": 10 * MIB, "pgfault": 77, "pgmajfault": 5},
+    events={},
+    max=64 * MIB,
+    swap_current=3 * MIB,
+    swap_max=8 * MIB,
+)
 
 
 def read(**parts: Any) -> Stats:
@@ -49,7 +50,7 @@ def test_memory() -> None:
 
 @pytest.mark.requirement("10.1.7", "10.1.8")
 def test_memory_without_a_limit_and_full_of_files() -> None:
-    _, memory = filled(memory={"current": MIB, "max": None, "stat": {"inactive_file": 2 * MIB}})
+    _, memory = filled(memory=Memory(MIB, {"inactive_file": 2 * MIB}, {}))
     assert memory.working_set_bytes.value == 0 and not memory.HasField("available_bytes")
 
 
@@ -59,7 +60,7 @@ def test_swap() -> None:
     stats._fill_swap(swap, read(memory=MEMORY))
     assert (swap.swap_usage_bytes.value, swap.swap_available_bytes.value) == (3 * MIB, 5 * MIB)
     none = api.SwapUsage()
-    stats._fill_swap(none, read(memory={"current": 1}))
+    stats._fill_swap(none, read(memory=Memory(1, {}, {})))
     assert not none.timestamp, "a kernel without swap accounting"
 
 

@@ -40,7 +40,7 @@ def test_only_parts_with_files_are_there(tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("low 0\noom_kill 2\n")
     found = stats.read(str(tmp_path))
     assert found.cpu == {"usage_usec": 7, "user_usec": 4, "system_usec": 3}
-    assert found.memory == {"current": 4096, "max": None, "stat": {}, "events": {"low": 0, "oom_kill": 2}}
+    assert found.memory == stats.Memory(4096, stat={}, events={"low": 0, "oom_kill": 2})
     assert found.pids is None and found.io == {}
 
 
