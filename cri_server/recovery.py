@@ -34,16 +34,16 @@ from pyrunc.shim.client import ShimClient
 
 log = logging.getLogger(__name__)
 
-Thing = TypeVar("Thing")
+Thing = TypeVar("Thing", Sandbox, Container)
 
 
 async def recover(services: Services) -> None:
     """Fill the index. Nothing that is wrong with one object concerns another."""
     paths = services.paths
-    for sandbox in _load(paths.sandbox_records, Sandbox.from_record):
+    for sandbox in _load(paths.sandbox_records, disk.read_sandbox):
         services.index.sandboxes.add(sandbox)
     orphans = []
-    for container in _load(paths.container_records, Container.from_record):
+    for container in _load(paths.container_records, disk.read_container):
         known = services.index.sandboxes.find(container.sandbox_id) is not None
         services.index.containers.add(container) if known else orphans.append(container.id)
     await asyncio.gather(*(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes))
@@ -64,18 +64,18 @@ def live_networks(services: Services) -> list[str]:
     return attached + list(services.pending)
 
 
-def _load(folder: Path, parse: Callable[[dict[str, Any]], Thing]) -> list[Thing]:
+def _load(folder: Path, read: Callable[[Path], Thing]) -> list[Thing]:
     found = []
     atomic_file.remove_leftovers(str(folder))
     for identifier in disk.records_in(folder):
         path = folder / f"{identifier}.json"
         try:
-            content = atomic_file.read_json(str(path))
-            if content.get("id") != identifier:
+            thing = read(path)
+            if thing.id != identifier:
                 raise atomic_file.DamagedRecord(f"{path}: not the record of {identifier}")
-            found.append(parse(content))
+            found.append(thing)
         except (Error, OSError) as error:
-            log.error("record put aside: %s", error)
+            log.error("record of %s put aside: %s", identifier, error)
             _put_aside(path)
     return found
 
@@ -173,11 +173,10 @@ async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
 def _kill_shim(folder: Path) -> None:
     """One that does not answer; what it held is in the sandbox's cgroup."""
     try:
-        process = Process.parse(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
-    except (Error, OSError, ValueError):
+        shim = Process.of(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
+    except (Error, OSError):
         return
-    if process is not None:
-        kill_process(process)
+    kill_process(shim)
 
 
 def _cgroups_path(folder: Path) -> str:

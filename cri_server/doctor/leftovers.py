@@ -3,7 +3,6 @@ whether a server answers at all."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -15,7 +14,10 @@ from cri_server.doctor.model import Finding, Host, Level, fine
 from cri_server.store.disk import records_in
 from cri_server.store.facts import Process, entries
 from cri_server.store.paths import Paths
+from pyrunc.atomic_file import read_json
+from pyrunc.errors import Error
 from pyrunc.kernel.mountinfo import mount_points
+from pyrunc.shim.messages import SHIM_RECORD
 
 ANSWER_S = 3.0
 SCOPE = re.compile(r"cri-pyrunc-([0-9a-f]{64})\.scope")
@@ -125,10 +127,10 @@ def _shims(host: Host) -> dict[str, int]:
     states = _paths(host).sandbox_states
     for name in entries(states):
         try:
-            process = Process.parse(json.loads((states / name / "shim.json").read_text()))
-        except (OSError, ValueError, AttributeError):
+            process = Process.of(read_json(str(states / name / SHIM_RECORD)))
+        except (OSError, Error):
             continue
-        if process is not None and process.alive():
+        if process.alive():
             found[name] = process.pid
     return found
 

@@ -16,9 +16,11 @@ from pathlib import Path
 from cri_server.store.facts import entries
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
+from cri_server.store.records import ContainerRecord, SandboxRecord
 from cri_server.store.trash import Trash
 from cri_server.together import to_the_end
 from pyrunc import atomic_file
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError, NotFound, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.tree import remove_path
@@ -43,11 +45,21 @@ async def save_container(paths: Paths, container: Container) -> None:
     await _save(paths.container_record(container.id), container, CONTAINER_VERSION)
 
 
+def read_sandbox(path: Path) -> Sandbox:
+    """The sandbox whose record this is. Raises NotFound, DamagedRecord, OSError."""
+    return Sandbox.from_record(SandboxRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
+
+
+def read_container(path: Path) -> Container:
+    """As `read_sandbox`."""
+    return Container.from_record(ContainerRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
+
+
 async def _save(path: Path, thing: Sandbox | Container, version: int, *, named: bool = True) -> None:
     async with thing.on_disk:
         if thing.removed:
             raise NotFound(f"{thing.id} was removed meanwhile")
-        content = thing.to_record()
+        content = thing.to_record().to_fields()
         await write_in_thread(
             lambda: atomic_file.write_json(str(path), content, version=version, durable=True, named=named),
             path,

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
-from typing import Any
 
 from pyrunc.kernel.process import alive_since
+from pyrunc.records import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Record):
     """A process that cannot be mistaken for a later one of the same pid: `start_time` is field 22 of /proc/PID/stat,
     in clock ticks since boot."""
 
     pid: int
     start_time: int
-
-    @classmethod
-    def parse(cls, record: dict[str, Any] | None) -> Process | None:
-        """From `{"pid": …, "start_time": …}`; None when either is missing."""
-        if not record or "pid" not in record or "start_time" not in record:
-            return None
-        return cls(int(record["pid"]), int(record["start_time"]))
 
     def alive(self) -> bool:
         """Whether it runs (a zombie does not)."""

@@ -17,6 +17,7 @@ from cri_server.locks import Gate
 from cri_server.selinux.labels import NONE as NO_LABELS
 from cri_server.selinux.labels import Labels
 from cri_server.store.facts import Process
+from cri_server.store.records import ContainerRecord, SandboxRecord
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.shim import messages
@@ -89,46 +90,47 @@ class Sandbox:
         ready = self.phase == "ready" and self.holder_alive
         return api.SANDBOX_READY if ready else api.SANDBOX_NOTREADY
 
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "config": pack(self.config),
-            "runtime_handler": self.runtime_handler,
-            "created_at_ns": self.created_at_ns,
-            "boot_id": self.boot_id,
-            "cgroup_parent": self.cgroup_parent,
-            "cgroups_path": self.cgroups_path,
-            "phase": self.phase,
-            "ips": self.ips,
-            "network": self.network,
-            "netns_path": self.netns_path,
-            "holder": _process(self.holder),
-            "shim": _process(self.shim),
-            "selinux": [self.selinux.process, self.selinux.mount],
-        }
+    def to_record(self) -> SandboxRecord:
+        return SandboxRecord(
+            id=self.id,
+            config=pack(self.config),
+            runtime_handler=self.runtime_handler,
+            created_at_ns=self.created_at_ns,
+            boot_id=self.boot_id,
+            cgroup_parent=self.cgroup_parent,
+            cgroups_path=self.cgroups_path,
+            phase=self.phase,
+            ips=self.ips,
+            network=self.network,
+            netns_path=self.netns_path,
+            holder=self.holder,
+            shim=self.shim,
+            selinux=[self.selinux.process, self.selinux.mount],
+        )
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Sandbox:
+    def from_record(cls, record: SandboxRecord) -> Sandbox:
         """Raises DamagedRecord."""
         try:
-            return cls(
-                id=record["id"],
-                config=unpack(api.PodSandboxConfig, record["config"]),
-                runtime_handler=record["runtime_handler"],
-                created_at_ns=record["created_at_ns"],
-                boot_id=record["boot_id"],
-                cgroup_parent=record["cgroup_parent"],
-                cgroups_path=record["cgroups_path"],
-                phase=record["phase"],
-                ips=list(record["ips"]),
-                network=record["network"],
-                netns_path=record["netns_path"],
-                holder=Process.parse(record["holder"]),
-                shim=Process.parse(record["shim"]),
-                selinux=Labels(*record.get("selinux", ())),  # not in records of the version before
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRecord(f"sandbox record: {error!r}") from None
+            labels = Labels(*record.selinux)
+        except TypeError:
+            raise DamagedRecord(f"sandbox record: selinux is {record.selinux!r}, not two labels") from None
+        return cls(
+            id=record.id,
+            config=unpack(api.PodSandboxConfig, record.config),
+            runtime_handler=record.runtime_handler,
+            created_at_ns=record.created_at_ns,
+            boot_id=record.boot_id,
+            cgroup_parent=record.cgroup_parent,
+            cgroups_path=record.cgroups_path,
+            phase=record.phase,
+            ips=list(record.ips),
+            network=record.network,
+            netns_path=record.netns_path,
+            holder=record.holder,
+            shim=record.shim,
+            selinux=labels,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,52 +227,51 @@ class Container:
             self.lost = False
         self.exited.set()
 
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "sandbox_id": self.sandbox_id,
-            "config": pack(self.config),
-            "created_at_ns": self.created_at_ns,
-            "boot_id": self.boot_id,
-            "image_id": self.image_id,
-            "image_ref": self.image_ref,
-            "image_name": self.image_name,
-            "user": [self.user.uid, self.user.gid, list(self.user.groups), self.user.home],
-            "stop_signal": self.stop_signal,
-            "log_path": self.log_path,
-            "cgroups_path": self.cgroups_path,
-            "resources": pack(self.resources),
-            "mounted_images": self.mounted_images,
-        }
+    def to_record(self) -> ContainerRecord:
+        return ContainerRecord(
+            id=self.id,
+            sandbox_id=self.sandbox_id,
+            config=pack(self.config),
+            created_at_ns=self.created_at_ns,
+            boot_id=self.boot_id,
+            image_id=self.image_id,
+            image_ref=self.image_ref,
+            image_name=self.image_name,
+            user=[self.user.uid, self.user.gid, list(self.user.groups), self.user.home],
+            stop_signal=self.stop_signal,
+            log_path=self.log_path,
+            cgroups_path=self.cgroups_path,
+            resources=pack(self.resources),
+            mounted_images=self.mounted_images,
+        )
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Container:
+    def from_record(cls, record: ContainerRecord) -> Container:
         """Raises DamagedRecord."""
         try:
-            uid, gid, groups, home = record["user"]
-            return cls(
-                id=record["id"],
-                sandbox_id=record["sandbox_id"],
-                config=unpack(api.ContainerConfig, record["config"]),
-                created_at_ns=record["created_at_ns"],
-                boot_id=record["boot_id"],
-                image_id=record["image_id"],
-                image_ref=record["image_ref"],
-                image_name=record["image_name"],
-                user=User(uid, gid, tuple(groups), home),
-                stop_signal=record["stop_signal"],
-                log_path=record["log_path"],
-                cgroups_path=record["cgroups_path"],
-                resources=unpack(api.LinuxContainerResources, record["resources"]),
-                mounted_images=dict(record["mounted_images"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRecord(f"container record: {error!r}") from None
+            uid, gid, groups, home = record.user
+            user = User(uid, gid, tuple(groups), home)
+        except (TypeError, ValueError):
+            raise DamagedRecord(
+                f"container record: user is {record.user!r}, not uid, gid, groups, home"
+            ) from None
+        return cls(
+            id=record.id,
+            sandbox_id=record.sandbox_id,
+            config=unpack(api.ContainerConfig, record.config),
+            created_at_ns=record.created_at_ns,
+            boot_id=record.boot_id,
+            image_id=record.image_id,
+            image_ref=record.image_ref,
+            image_name=record.image_name,
+            user=user,
+            stop_signal=record.stop_signal,
+            log_path=record.log_path,
+            cgroups_path=record.cgroups_path,
+            resources=unpack(api.LinuxContainerResources, record.resources),
+            mounted_images=record.mounted_images,
+        )
 
 
 def sandbox_name(metadata: api.PodSandboxMetadata) -> SandboxName:
     return (metadata.name, metadata.namespace, metadata.uid, metadata.attempt)
-
-
-def _process(process: Process | None) -> dict[str, int] | None:
-    return {"pid": process.pid, "start_time": process.start_time} if process else None

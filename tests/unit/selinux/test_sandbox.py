@@ -13,6 +13,7 @@ from cri_server.selinux.labels import NONE
 from cri_server.selinux.levels import Levels
 from cri_server.services import Services
 from cri_server.store.model import Sandbox
+from cri_server.store.records import SandboxRecord
 from pyrunc.errors import InvalidArgument, ResourceExhausted
 from tests.unit.selinux.test_labels import POLICY
 
@@ -57,10 +58,10 @@ def test_a_level_comes_back_from_a_pod_that_could_not_be_made() -> None:
 def test_the_record_keeps_the_labels() -> None:
     made = sandbox()
     with labelled(services(), made):
-        record = made.to_record()
-    assert made.selinux != NONE and Sandbox.from_record(record).selinux == made.selinux
-    del record["selinux"]  # of the version before
-    assert Sandbox.from_record(record).selinux == NONE
+        fields = made.to_record().to_fields()
+    assert made.selinux != NONE and Sandbox.from_record(SandboxRecord.of(fields)).selinux == made.selinux
+    del fields["selinux"]  # of the version before
+    assert Sandbox.from_record(SandboxRecord.of(fields)).selinux == NONE
 
 
 def test_without_selinux_nothing_is_labelled_and_nothing_refused() -> None:

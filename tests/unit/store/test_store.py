@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,6 +16,7 @@ from cri_server.steps import Beside, Failpoints, InjectedError, Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox, User
+from cri_server.store.records import ContainerRecord, SandboxRecord
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, NotFound
 from pyrunc.kernel.process import alive_since
@@ -38,18 +40,36 @@ def container(identifier: str, owner: Sandbox, **labels: str) -> Container:
 def test_records_survive_the_disk() -> None:
     one = sandbox()
     two = container("b" * 64, one, k="v")
-    assert Sandbox.from_record(one.to_record()).to_record() == one.to_record()
-    again = Container.from_record(two.to_record())
-    assert again.to_record() == two.to_record() and again.user == two.user and again.config == two.config
+    written = json.loads(json.dumps(one.to_record().to_fields()))
+    assert (
+        written["holder"] == {"pid": 1, "start_time": 2}
+        and written["shim"] is None
+        and written["selinux"] == ["", ""]
+    )
+    assert Sandbox.from_record(SandboxRecord.of(written)).to_record().to_fields() == written
+    written = json.loads(json.dumps(two.to_record().to_fields()))
+    assert written["user"] == [1, 2, [2, 3], "/h"]
+    again = Container.from_record(ContainerRecord.of(written))
+    assert again.to_record().to_fields() == written and again.user == two.user and again.config == two.config
 
 
-@pytest.mark.parametrize("change", [{"config": "!!"}, {"config": 5}, {"id": None}, {"ips": 3}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": "!!"},
+        {"config": 5},
+        {"id": None},
+        {"ips": 3},
+        {"holder": {"pid": 1}},
+        {"selinux": ["a"] * 3},
+    ],
+)
 def test_damaged_records_are_told_apart(change: dict[str, Any]) -> None:
-    record = {**sandbox().to_record(), **change}
+    record = {**sandbox().to_record().to_fields(), **change}
     if change.get("id", "") is None:
         del record["id"]
     with pytest.raises(DamagedRecord):
-        Sandbox.from_record(record)
+        Sandbox.from_record(SandboxRecord.of(record, DamagedRecord))
 
 
 def test_states_follow_from_facts() -> None:

@@ -1,0 +1,62 @@
+"""What the records of sandboxes and containers hold on the disk, beside their version.
+
+CRI messages are texts: base64 of their wire form (`model.pack`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cri_server.store.facts import Process
+from pyrunc.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+
+class SandboxRecord(Record):
+    """`sandboxes/ID.json`, the fields of `model.Sandbox`. `selinux`: the process's label and that of mounts, which records of the
+    version before have not."""
+
+    id: str
+    config: str
+    runtime_handler: str
+    created_at_ns: int
+    boot_id: str
+    cgroup_parent: str
+    cgroups_path: str
+    phase: str
+    ips: Sequence[str]
+    network: str
+    netns_path: str
+    holder: Process | None
+    shim: Process | None
+    selinux: Sequence[str] = ()
+
+    @classmethod
+    def label(cls) -> str:
+        return "sandbox record"
+
+
+class ContainerRecord(Record):
+    """`containers/ID.json`, the fields of `model.Container`. `user`: uid, gid, a list of groups, home."""
+
+    id: str
+    sandbox_id: str
+    config: str
+    created_at_ns: int
+    boot_id: str
+    image_id: str
+    image_ref: str
+    image_name: str
+    user: Sequence[Any]
+    stop_signal: str
+    log_path: str
+    cgroups_path: str
+    resources: str
+    mounted_images: dict[str, str]
+
+    @classmethod
+    def label(cls) -> str:
+        return "container record"
