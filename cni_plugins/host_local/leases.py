@@ -25,10 +25,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address as parse_address
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cni_plugins.host_local.ranges import Address, Range, RangeSet
 from cni_plugins.protocol.errors import IO_FAILURE, NO_ADDRESS_LEFT, TRY_AGAIN_LATER, CniError
+from pyrunc.errors import InvalidArgument
+from pyrunc.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeVar
+
+    Kept = TypeVar("Kept", bound=Record)
 
 _PROBES_BEFORE_LISTING = 32
 _OWNER_NAME_LIMIT = 200
@@ -44,6 +52,23 @@ class Lease:
 
     address: Address
     range: Range
+
+
+class OwnerRecord(Record):
+    """`owners/OWNER`. `boot`: the kernel's name for the boot in which the addresses were taken."""
+
+    owner: str
+    addresses: Sequence[str]
+    boot: str
+    link: str = ""
+    scope: str = ""
+
+
+class LeavingRecord(Record):
+    """`leaving/ADDRESS`."""
+
+    boot: str
+    link: str = ""
 
 
 class Leases:
@@ -76,8 +101,8 @@ class Leases:
             raise CniError(IO_FAILURE, f"{owner} has addresses already")
         chosen = [self._choose(index, each, requested) for index, each in enumerate(sets)]
         addresses = [str(lease.address) for lease in chosen]
-        record = {"owner": owner, "addresses": addresses, "boot": self._boot, "link": link, "scope": scope}
-        self._write(_owner_path(owner), json.dumps(record))
+        record = OwnerRecord(owner, addresses, self._boot, link, scope)
+        self._write(_owner_path(owner), json.dumps(record.to_fields()))
         for index, lease in enumerate(chosen):
             self._write(str(lease.address), owner.replace("/", "\r\n"))
             self._remember_last(index, lease.address)
@@ -85,12 +110,11 @@ class Leases:
 
     def release(self, owner: str) -> list[str]:
         """Give back what `owner` has; returns the addresses. Nothing to do is no error."""
-        record = self._record(_owner_path(owner))
+        record = self._record(_owner_path(owner), OwnerRecord)
         addresses = self.addresses_of(owner) if record else self._scan(owner)
-        link = str(record.get("link", ""))
         for address in addresses:
             if self._owner_in(address) == owner:
-                self._let_go(address, link)
+                self._let_go(address, record.link if record else "")
         self._remove(_owner_path(owner))
         if any(int(parse_address(address)) % _SWEEP_EVERY == 0 for address in addresses):
             self._sweep()
@@ -98,16 +122,16 @@ class Leases:
 
     def addresses_of(self, owner: str) -> list[str]:
         """What `owner` has by a record of this boot."""
-        record = self._record(_owner_path(owner))
-        addresses = record.get("addresses")
-        return addresses if isinstance(addresses, list) and record.get("boot") == self._boot else []
+        record = self._record(_owner_path(owner), OwnerRecord)
+        return [*record.addresses] if record and record.boot == self._boot else []
 
     def owner_of(self, address: str) -> str:
         """Who has the address, an empty string for nobody."""
         owner = self._owner_in(address)
         if not owner or not self._exists(_owner_path(owner)):
             return owner
-        return owner if self._record(_owner_path(owner)).get("boot") == self._boot else ""
+        record = self._record(_owner_path(owner), OwnerRecord)
+        return owner if record and record.boot == self._boot else ""
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
         """Release what owners have that are not valid, drop what is void; returns the owners that lost something.
@@ -116,28 +140,30 @@ class Leases:
         """
         lost = []
         for name in self._names("owners"):
-            record = self._record(f"owners/{name}")
-            owner = str(record.get("owner", ""))
-            foreign = bool(scope) and record.get("scope") != scope
-            if record.get("boot") != self._boot or not (foreign or valid(owner)):
-                self._drop(owner, record) if owner else self._drop_damaged(f"owners/{name}")
-                self._remove(f"owners/{name}")
-                lost.append(owner or name)
+            path = f"owners/{name}"
+            record = self._record(path, OwnerRecord)
+            if record is None:
+                self._drop_damaged(path)
+            elif record.boot != self._boot or not ((scope and record.scope != scope) or valid(record.owner)):
+                self._drop(record)
+            else:
+                continue
+            self._remove(path)
+            lost.append(record.owner if record else name)
         for name in self._address_files():
             owner = self.owner_of(name)
-            recorded = bool(owner) and bool(self._record(_owner_path(owner)))
+            recorded = bool(owner) and self._record(_owner_path(owner), OwnerRecord) is not None
             orphan = recorded and name not in self.addresses_of(owner)
             if not owner or orphan or not (recorded or scope or valid(owner)):
                 self._remove(name)
         self._sweep()
         return lost
 
-    def _drop(self, owner: str, record: dict[str, Any]) -> None:
+    def _drop(self, record: OwnerRecord) -> None:
         """The addresses of a record that is void or not valid."""
-        addresses = record.get("addresses")
-        for address in addresses if isinstance(addresses, list) else []:
-            if self._owner_in(str(address)) == owner:
-                self._let_go(str(address), str(record.get("link", "")))
+        for address in record.addresses:
+            if self._owner_in(address) == record.owner:
+                self._let_go(address, record.link)
 
     def _drop_damaged(self, path: str) -> None:
         """The addresses of an owner whose record does not say which they are."""
@@ -147,7 +173,7 @@ class Leases:
 
     def _let_go(self, address: str, link: str) -> None:
         if self._link_exists(link):
-            self._write(f"leaving/{address}", json.dumps({"boot": self._boot, "link": link}))
+            self._write(f"leaving/{address}", json.dumps(LeavingRecord(self._boot, link).to_fields()))
         self._remove(address)
 
     def _scan(self, owner: str) -> list[str]:
@@ -196,8 +222,8 @@ class Leases:
             self._departed(name)
 
     def _departed(self, name: str) -> bool:
-        record = self._record(f"leaving/{name}")
-        if record.get("boot") == self._boot and self._link_exists(str(record.get("link", ""))):
+        record = self._record(f"leaving/{name}", LeavingRecord)
+        if record and record.boot == self._boot and self._link_exists(record.link):
             return False
         self._remove(f"leaving/{name}")
         return True
@@ -257,13 +283,12 @@ class Leases:
     def _exists(self, name: str) -> bool:
         return os.path.lexists(f"{self._folder}/{name}")
 
-    def _record(self, name: str) -> dict[str, Any]:
-        """A JSON record, empty where it is missing or damaged."""
+    def _record(self, name: str, kind: type[Kept]) -> Kept | None:
+        """None where it is missing or damaged."""
         try:
-            value = json.loads(self._read(name) or b"{}")
-        except ValueError:
-            return {}
-        return value if isinstance(value, dict) else {}
+            return kind.of(json.loads(self._read(name)))
+        except (ValueError, AttributeError, InvalidArgument):  # no JSON, no object, not its fields
+            return None
 
     def _owner_in(self, name: str) -> str:
         """The owner that a lease names, empty where it is missing or damaged. Old leases name no interface."""

@@ -155,7 +155,7 @@ def test_release_is_for_the_owner_and_may_be_repeated(tmp_path: Path) -> None:
     assert not (tmp_path / "net/10.0.0.2").exists()
 
 
-@pytest.mark.parametrize("content", ["", "\0" * 80, '{"owner": "a"'])
+@pytest.mark.parametrize("content", ["", "\0" * 80, '{"owner": "a"', '{"owner": "a"}'])
 def test_a_power_cut_that_empties_an_owners_record_leaks_no_address(tmp_path: Path, content: str) -> None:
     """What a journal keeps is names in their order; a file's content may be missing (ext4(5), delayed allocation)."""
     sets = sets_of("10.0.0.0/30")
