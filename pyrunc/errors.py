@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno as _errno
 import os
 
-Wire = dict[str, object]
+Wire = dict[str, str | int]
 
 # Names in a message may be an image's or a pod's: they move no cursor, rename no window and begin no line of their own.
 VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -152,7 +152,7 @@ def _harmless(value: Any, values: Harmless) -> bool:
     return values is ANY or any(type(value) is type(each) and value == each for each in values)
 
 
-def _suggestion(key: str, names: Mapping[str, object]) -> str:
+def _suggestion(key: str, names: Iterable[str]) -> str:
     lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(key.lower(), lower, 1)
     return f"; did you mean {lower[close[0]]!r}?" if close else ""

@@ -62,7 +62,7 @@ def fetch(client: Client, reference: str, auth: api.AuthConfig | None = None, *,
     return str(client.image("PullImage", request, None).image_ref)
 
 
-def _fields(auth: api.AuthConfig | None) -> dict[str, Any]:
+def _fields(auth: api.AuthConfig | None) -> dict[str, str]:
     return {} if auth is None else {field.name: value for field, value in auth.ListFields()}
 
 

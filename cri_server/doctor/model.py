@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 from cri_server.config import Config
 
@@ -32,7 +31,7 @@ class Finding:
     follows: str = ""
     mend: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, str]:
         return {**asdict(self), "level": self.level.name.lower()}
 
 

@@ -6,7 +6,7 @@ A plugin sees what those before it have changed: `container` and `wanted` are ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cri_server.api import nri_pb2 as api
@@ -256,7 +256,7 @@ class Merge:
         self, plugin: str, identifier: str, given: api.LinuxResources, targets: list[api.LinuxResources]
     ) -> None:
         """What is set in `given` is set in each of `targets`."""
-        parts: tuple[tuple[Callable[[Any], Any], dict[str, Any]], ...] = (
+        parts: tuple[tuple[Callable[[Any], Any], Mapping[str, api.Field]], ...] = (
             (lambda resources: resources.memory, MEMORY_FIELDS),
             (lambda resources: resources.cpu, CPU_FIELDS),
             (lambda resources: resources, CLASS_FIELDS),

@@ -68,7 +68,7 @@ class RuntimeService:
             response.info["config"] = json.dumps(self._description())
         return response
 
-    def _description(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, str | list[str]]:
         services = self._services
         return {
             "rootDir": str(services.paths.root),

@@ -6,7 +6,7 @@ Answers are joined from the wire forms that sandboxes and containers keep.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TypeVar
 
 from cri_server import events
 from cri_server.api import api_pb2 as api
@@ -18,12 +18,13 @@ from cri_server.store.model import Sandbox
 LISTED = tag(api.ListPodSandboxResponse, "items")  # and of StreamPodSandboxesResponse
 STATUS = tag(api.PodSandboxStatusResponse, "status")
 CONTAINER_STATUS = tag(api.PodSandboxStatusResponse, "containers_statuses")
+Message = TypeVar("Message", api.PodSandboxStatus, api.PodSandbox)
 TIMESTAMP = tag(api.PodSandboxStatusResponse, "timestamp", VARINT)
 
 
 def of(sandbox: Sandbox) -> api.PodSandboxStatus:
     """The status message; namespace options are echoed as asked, for kubelet compares them."""
-    result = api.PodSandboxStatus(**_facts(sandbox))
+    result = _with_facts(api.PodSandboxStatus, sandbox)
     result.linux.namespaces.options.CopyFrom(sandbox.options)
     result.network.SetInParent()
     if sandbox.ips:
@@ -35,21 +36,21 @@ def of(sandbox: Sandbox) -> api.PodSandboxStatus:
 
 def listed(sandbox: Sandbox) -> api.PodSandbox:
     """The list entry."""
-    return api.PodSandbox(**_facts(sandbox))
+    return _with_facts(api.PodSandbox, sandbox)
 
 
-def _facts(sandbox: Sandbox) -> dict[str, Any]:
-    """The fields that the status message and the list entry have in common."""
+def _with_facts(kind: type[Message], sandbox: Sandbox) -> Message:
+    """A message with the fields that the status and the list entry have in common."""
     config = sandbox.config
-    return {
-        "id": sandbox.id,
-        "metadata": config.metadata,
-        "state": sandbox.state,
-        "created_at": sandbox.created_at_ns,
-        "labels": config.labels,
-        "annotations": config.annotations,
-        "runtime_handler": sandbox.runtime_handler,
-    }
+    return kind(
+        id=sandbox.id,
+        metadata=config.metadata,
+        state=sandbox.state,  # type: ignore[arg-type]
+        created_at=sandbox.created_at_ns,
+        labels=config.labels,
+        annotations=config.annotations,
+        runtime_handler=sandbox.runtime_handler,
+    )
 
 
 def wire(sandbox: Sandbox) -> bytes:

@@ -57,14 +57,9 @@ class Cgroup:
         self._placeholder: Placeholder | ReleasedPlaceholder | None = None
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Cgroup:
+    def from_record(cls, record: Mapping[str, str]) -> Cgroup:
         """The group that `record` described."""
-        return cls(
-            str(record["path"]),
-            str(record["driver"]),
-            str(record.get("slice", "")),
-            str(record.get("unit", "")),
-        )
+        return cls(record["path"], record["driver"], record.get("slice", ""), record.get("unit", ""))
 
     def record(self) -> dict[str, str]:
         """What a state file needs to find the group again."""

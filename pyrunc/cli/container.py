@@ -80,7 +80,7 @@ def _make(call: Call, log: Log, create_options: CreateOptions) -> tuple[State, C
     container_id = states.check_id(call.arguments[0])
     open_missing_stdio()
     bundle = bundles.load(options["bundle"], options["config"] or "")
-    _check_terminal(bundle, options)
+    _check_terminal(bundle, options["console_socket"], options.get("detach", True))
     detached = call.verb is not None and (call.verb.name == "create" or options["detach"])
 
     def after(state: State, created: Created) -> None:
@@ -141,13 +141,12 @@ def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[str, int]]]
     return write
 
 
-def _check_terminal(bundle: Bundle, options: dict[str, Any]) -> None:
+def _check_terminal(bundle: Bundle, console_socket: str | None, detached: bool) -> None:
     process = bundle.spec.process
     wanted = process is not None and process.terminal
-    detached = options.get("detach", True)
-    if wanted and detached and not options["console_socket"]:
+    if wanted and detached and not console_socket:
         raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
-    if options["console_socket"] and not (wanted and detached):
+    if console_socket and not (wanted and detached):
         raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
 
 

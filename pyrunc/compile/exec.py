@@ -62,7 +62,7 @@ def merged(spec: Spec, asked: dict[str, Any]) -> Process:
     process, base = parse_process(asked), spec.process
     if base is None:
         return process
-    changes: dict[str, Any] = {
+    changes = {
         field: getattr(base, field)
         for key, field in _INHERITED
         if asked.get(key) is None or (key == "rlimits" and not process.rlimits)
