@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cri_server import events, orphans
 from cri_server import pod_files as files
@@ -24,6 +23,7 @@ from cri_server.selinux import labels, relabel
 from cri_server.services import Services
 from cri_server.spec import build, cdi, external_runtime, groups, hooks, mounts, namespaces, signals, sources
 from cri_server.spec.security import DEFAULT, apparmor_profile
+from cri_server.spec.sources import Device
 from cri_server.spec.user import Accounts
 from cri_server.status import sandbox as status
 from cri_server.steps import Beside, Step, Steps
@@ -57,7 +57,7 @@ class Work:
     accounts: Accounts = field(default_factory=Accounts)
     wanted: list[mounts.Asked] = field(default_factory=list)
     mounted_images: dict[str, Rootfs] = field(default_factory=dict)
-    devices: list[dict[str, Any]] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
     edits: list[cdi.Edits] = field(default_factory=list)
     hooks: list[hooks.Hook] = field(default_factory=list)
     volumes: list[mounts.Asked] = field(default_factory=list)
@@ -202,8 +202,8 @@ async def find_sources(work: Work) -> None:
         work.devices = await sources.in_time(timeout_s, "/dev", sources.all_devices)
     if config.devices:
         found = await sources.in_time(timeout_s, "devices", sources.devices, list(config.devices))
-        taken = {d["path"] for d in found}
-        work.devices = [d for d in work.devices if d["path"] not in taken] + found
+        taken = {d.path for d in found}
+        work.devices = [d for d in work.devices if d.path not in taken] + found
 
 
 def _volumes(work: Work) -> list[mounts.Asked]:

@@ -28,6 +28,7 @@ from cri_server.spec import (
     security,
     user,
 )
+from cri_server.spec.sources import Device
 from cri_server.store.model import User
 from pyrunc.errors import InvalidArgument
 
@@ -58,7 +59,7 @@ class Inputs:
     image: ImageFacts
     accounts: user.Accounts
     wanted: list[mounts.Asked]
-    devices: list[dict[str, Any]]
+    devices: list[Device]
     files: mounts.PodFiles
     hostname: str
     holder_pid: int
@@ -219,19 +220,29 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
 
 def _devices(inputs: Inputs) -> list[dict[str, Any]]:
     """The nodes to make: with the host's owner, or with the container's where that is configured and not root."""
-    owner: dict[str, int] = {}
+    uid = gid = 0
     context = inputs.config.linux.security_context
     if inputs.settings.device_ownership and not context.privileged:
-        asked = {"uid": context.run_as_user.value, "gid": context.run_as_group.value}
-        owner = {key: value for key, value in asked.items() if value > 0}
-    return [{**{k: v for k, v in d.items() if k != "access"}, **owner} for d in inputs.devices]
+        uid, gid = max(0, context.run_as_user.value), max(0, context.run_as_group.value)
+    return [
+        {
+            "path": device.path,
+            "type": device.type,
+            "major": device.major,
+            "minor": device.minor,
+            "fileMode": device.file_mode,
+            "uid": uid or device.uid,
+            "gid": gid or device.gid,
+        }
+        for device in inputs.devices
+    ]
 
 
-def _device_rules(devices: list[dict[str, Any]], privileged: bool) -> list[dict[str, Any]]:
+def _device_rules(devices: list[Device], privileged: bool) -> list[dict[str, Any]]:
     if privileged:
         return [ALLOW_ALL]
     return [DENY_ALL] + [
-        {"allow": True, "type": d["type"], "major": d["major"], "minor": d["minor"], "access": d["access"]}
+        {"allow": True, "type": d.type, "major": d.major, "minor": d.minor, "access": d.access}
         for d in devices
     ]
 

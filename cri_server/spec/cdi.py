@@ -213,7 +213,9 @@ def apply(spec: dict[str, Any], edits: Sequence[Edits]) -> None:
 def _device(node: DeviceNode) -> dict[str, Any]:
     device: dict[str, Any] = {"path": node.path, "type": node.type, "major": node.major, "minor": node.minor}
     if not node.type or node.major is None or node.minor is None:
-        device |= {**device_facts(node.host_path or node.path), "path": node.path}
+        found = device_facts(node.host_path or node.path)
+        device |= {"type": found.type, "major": found.major, "minor": found.minor}
+        device |= {"fileMode": found.file_mode, "uid": found.uid, "gid": found.gid}
     for key, value in (("fileMode", node.file_mode), ("uid", node.uid), ("gid", node.gid)):
         if value is not None:
             device[key] = value

@@ -13,6 +13,7 @@ import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cri_server.api import api_pb2 as api
@@ -24,6 +25,20 @@ from pyrunc.kernel.path import open_folder_at
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device node of the host and where a container has it. `type` is `c` or `b`; `access`, of `rwm`: what its cgroup permits."""
+
+    path: str
+    type: str
+    major: int
+    minor: int
+    file_mode: int
+    uid: int
+    gid: int
+    access: str = "rwm"
 
 
 async def in_time(timeout_s: float, what: str, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -99,8 +114,8 @@ def _check_propagation(mount: Asked, table: list[MountPoint]) -> None:
         raise InvalidArgument(f"path {mount.request.host_path!r} is mounted on no {word} mount")
 
 
-def devices(requests: list[api.Device]) -> list[dict[str, Any]]:
-    """The OCI devices of the caller's requests, with a private key `access`. A directory means every node beneath it.
+def devices(requests: list[api.Device]) -> list[Device]:
+    """The devices of the caller's requests. A directory means every node beneath it.
 
     Raises InvalidArgument for wrong permissions, paths that are no devices.
     """
@@ -119,36 +134,32 @@ def devices(requests: list[api.Device]) -> list[dict[str, Any]]:
         nodes = _nodes(os.path.realpath(request.host_path), target)
         if not nodes:
             raise InvalidArgument(f"devices[{i}]: {request.host_path!r} is not a device")
-        found += [{**node, "access": access} for node in nodes]
+        found += [replace(node, access=access) for node in nodes]
     return found
 
 
-def all_devices() -> list[dict[str, Any]]:
+def all_devices() -> list[Device]:
     """Every node of the host's /dev but terminals and what containers have of their own."""
     own = {"/dev/console", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/lxc"}
-    return [
-        {**node, "access": "rwm"}
-        for node in _nodes("/dev", "/dev", own)
-        if not node["path"].startswith("/dev/pts/")
-    ]
+    return [node for node in _nodes("/dev", "/dev", own) if not node.path.startswith("/dev/pts/")]
 
 
-def device_facts(path: str) -> dict[str, Any]:
-    """The OCI device of one node, symlinks followed. Raises InvalidArgument when it is none."""
+def device_facts(path: str) -> Device:
+    """The device of one node, symlinks followed. Raises InvalidArgument when it is none."""
     nodes = _nodes(os.path.realpath(path), path)
     if len(nodes) != 1:
         raise InvalidArgument(f"{path!r} is not a device")
     return nodes[0]
 
 
-def _nodes(source: str, target: str, skip: set[str] | frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+def _nodes(source: str, target: str, skip: set[str] | frozenset[str] = frozenset()) -> list[Device]:
     try:
         return _nodes_at(source, target, skip)
     except OSError as error:
         raise InvalidArgument(f"device {source!r}: {error.strerror}") from None
 
 
-def _nodes_at(source: str, target: str, skip: set[str] | frozenset[str]) -> list[dict[str, Any]]:
+def _nodes_at(source: str, target: str, skip: set[str] | frozenset[str]) -> list[Device]:
     facts = os.lstat(source)
     if stat.S_ISDIR(facts.st_mode):
         nodes = []
@@ -161,13 +172,13 @@ def _nodes_at(source: str, target: str, skip: set[str] | frozenset[str]) -> list
     if not stat.S_ISCHR(facts.st_mode) and not stat.S_ISBLK(facts.st_mode):
         return []
     return [
-        {
-            "path": target,
-            "type": "c" if stat.S_ISCHR(facts.st_mode) else "b",
-            "major": os.major(facts.st_rdev),
-            "minor": os.minor(facts.st_rdev),
-            "fileMode": stat.S_IMODE(facts.st_mode),
-            "uid": facts.st_uid,
-            "gid": facts.st_gid,
-        }
+        Device(
+            path=target,
+            type="c" if stat.S_ISCHR(facts.st_mode) else "b",
+            major=os.major(facts.st_rdev),
+            minor=os.minor(facts.st_rdev),
+            file_mode=stat.S_IMODE(facts.st_mode),
+            uid=facts.st_uid,
+            gid=facts.st_gid,
+        )
     ]

@@ -367,13 +367,7 @@ def test_devices() -> None:
     (found,) = sources.devices(
         [api.Device(host_path="/dev/null", container_path="/dev/mine", permissions="r")]
     )
-    assert (found["path"], found["type"], found["major"], found["minor"], found["access"]) == (
-        "/dev/mine",
-        "c",
-        1,
-        3,
-        "r",
-    )
+    assert (found.path, found.type, found.major, found.minor, found.access) == ("/dev/mine", "c", 1, 3, "r")
     for wrong in (
         api.Device(host_path="/dev/null", permissions="x"),
         api.Device(host_path="/etc/passwd"),

@@ -42,7 +42,7 @@ def test_the_devices_below_a_folder(tmp_path: Path, taken_after_listing: Callabl
     for name in ("a", "b"):
         os.mknod(tmp_path / name, 0o20666, os.makedev(1, 3))
     taken_after_listing(tmp_path / "a")
-    assert [node["path"] for node in sources._nodes(str(tmp_path), "/dev")] == ["/dev/b"]
+    assert [node.path for node in sources._nodes(str(tmp_path), "/dev")] == ["/dev/b"]
 
 
 def test_the_networks_configuration(tmp_path: Path, taken_after_listing: Callable[[Path], None]) -> None:
