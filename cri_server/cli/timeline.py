@@ -9,17 +9,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from cri_server.cli import output
 from cri_server.cli.client import Client, ServerError, Unsupported
 from cri_server.cli.complaint import complain
-from cri_server.cli.waterfall import lines
+from cri_server.cli.waterfall import Call, lines
 from cri_server.rpc import private
 from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from cri_server.timeline.ring import Entry
 
 RETRY_S = 1.0
 SHOWN = 20
@@ -64,7 +67,7 @@ def timeline(
     else:
         _check(calls, pod)
         first_ns, width = calls[0]["started_at_ns"], _width()
-        output.say("\n".join(line for call in calls for line in lines(call, first_ns, width)))
+        output.say("\n".join(line for call in calls for line in lines(Call.of_entry(call), first_ns, width)))
 
 
 def _width() -> int:
@@ -72,31 +75,32 @@ def _width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
-def _check(calls: list[dict[str, Any]], pod: str) -> None:
+def _check(calls: list[Entry], pod: str) -> None:
     if not calls:
         raise NotFound(f"nothing is remembered of {pod!r}" if pod else "nothing is remembered yet")
 
 
-def _write_page(path: Path, pod: str, calls: list[dict[str, Any]]) -> None:
+def _write_page(path: Path, pod: str, calls: list[Entry]) -> None:
     from cri_server.cli.waterfall_page import page  # for few
 
     _check(calls, pod)
-    text = page(pod, calls)
+    text = page(pod, [Call.of_entry(call) for call in calls])
     if str(path) == "-":
         click.echo(text, nl=False)
     else:
         atomic_file.write_bytes(str(path.absolute()), text.encode(), mode=0o644)
 
 
-def _follow(address: str, pod: str, calls: list[dict[str, Any]], *, as_json: bool) -> None:
+def _follow(address: str, pod: str, calls: list[Entry], *, as_json: bool) -> None:
     first_ns = calls[0]["started_at_ns"] if calls else time.time_ns()
     after_ns = max((call.get("ended_at_ns", 0) for call in calls), default=0)
     for call in itertools.chain(calls, _ending(address, pod, after_ns)):
-        output.say(json.dumps(call) if as_json else "\n".join(lines(call, first_ns, _width())))
+        shown = json.dumps(call) if as_json else "\n".join(lines(Call.of_entry(call), first_ns, _width()))
+        output.say(shown)
         sys.stdout.flush()
 
 
-def _ending(address: str, pod: str, after_ns: int) -> Iterator[dict[str, Any]]:
+def _ending(address: str, pod: str, after_ns: int) -> Iterator[Entry]:
     """The calls that end, over restarts of the server: what ended before a new connection is on its disk."""
     told = False
     while True:

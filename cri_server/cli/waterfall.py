@@ -4,31 +4,60 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cri_server.cli.show import printable
+from cri_server.timeline.entry import SpanRecord
+from pyrunc.records import Record
+
+if TYPE_CHECKING:
+    from cri_server.timeline.ring import Entry
 
 WIDTH = 40
-Call = dict[str, Any]
-Span = dict[str, Any]
+
+
+class Call(Record):
+    """What is drawn of an entry of the timeline (`timeline.ring.Entry`)."""
+
+    call: str
+    started_at_ns: int
+    duration_ms: float | None = None
+    outcome: str | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    pod: str | None = None
+    container: str | None = None
+    image: str | None = None
+    spans: Sequence[SpanRecord] = ()
+
+    @classmethod
+    def of_entry(cls, entry: Entry) -> Call:
+        """Raises InvalidArgument. Versions before gave spans no ids, and no parents: their places do."""
+        spans = [{"id": number, **span} for number, span in enumerate(entry.get("spans", ()))]
+        return cls.of({**entry, "spans": spans})
+
+    @property
+    def took_ms(self) -> float:
+        """How long it took, 0 for an event."""
+        return self.duration_ms or 0.0
 
 
 def lines(call: Call, first_ns: int, width: int = 0) -> list[str]:
     """The call's line and those of its parts. `first_ns`: when the first call of all began. `width`: of the terminal, for which
     the names of parts are cut."""
-    since_s = (call["started_at_ns"] - first_ns) / 1e9
-    error = f": {call['error']}" if call.get("error") else ""
+    since_s = (call.started_at_ns - first_ns) / 1e9
+    error = f": {call.error}" if call.error else ""
     # What a caller that gave up had begun goes on beyond the call.
-    total_ms = max([duration_ms(call), *(s["offset_ms"] + s["duration_ms"] for s in call.get("spans", ()))])
+    total_ms = max([call.took_ms, *(span.offset_ms + span.duration_ms for span in call.spans)])
     found = [
-        f"{clock(call)} {since_s:+9.3f} s {duration_ms(call):>10.2f} ms  {call['call']} {printable(subject(call))} "
+        f"{clock(call)} {since_s:+9.3f} s {call.took_ms:>10.2f} ms  {call.call} {printable(subject(call))} "
         f"{outcome(call)}{printable(error)}"
     ]
-    for depth, span in tree(call.get("spans", ())):
-        mark = " !" if span.get("failed") else ""
-        bar = _bar(span["offset_ms"], span["duration_ms"], total_ms)
-        name = f"{'  ' * depth}{printable(span['name'])}"
-        found.append(f"{'':24} {span['duration_ms']:>10.2f} ms  {bar} {_fitting(name, width)}{mark}")
+    for depth, span in tree(call.spans):
+        mark = " !" if span.failed else ""
+        bar = _bar(span.offset_ms, span.duration_ms, total_ms)
+        name = f"{'  ' * depth}{printable(span.name)}"
+        found.append(f"{'':24} {span.duration_ms:>10.2f} ms  {bar} {_fitting(name, width)}{mark}")
     return found
 
 
@@ -39,37 +68,32 @@ def _fitting(name: str, width: int) -> str:
 
 def clock(call: Call) -> str:
     """The time of day at which it began, `22:58:20.881`."""
-    at_ns = call["started_at_ns"]
+    at_ns = call.started_at_ns
     return time.strftime("%H:%M:%S", time.localtime(at_ns // 10**9)) + f".{at_ns // 10**6 % 1000:03d}"
 
 
 def subject(call: Call) -> str:
     """What it was about: pod, container, image."""
-    return " ".join(str(call[key]) for key in ("pod", "container", "image") if call.get(key))
+    return " ".join(name for name in (call.pod, call.container, call.image) if name)
 
 
 def outcome(call: Call) -> str:
     """gRPC's code, or how a container ended."""
-    return str(call.get("outcome") or f"exit code {call.get('exit_code')}")
+    return call.outcome or f"exit code {call.exit_code}"
 
 
-def duration_ms(call: Call) -> float:
-    return float(call.get("duration_ms", 0))
-
-
-def tree(spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
+def tree(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
     """(depth, span): each followed by its parts, in the order in which they began. One whose parent is not there is the call's."""
-    known = {span["id"] for span in spans if "id" in span}
-    parts: dict[Any, list[Span]] = {}
+    known = {span.id for span in spans}
+    parts: dict[int | None, list[SpanRecord]] = {}
     for span in spans:
-        parent = span.get("parent")
-        parts.setdefault(parent if parent in known and parent != span["id"] else None, []).append(span)
+        parent = span.parent if span.parent in known and span.parent != span.id else None
+        parts.setdefault(parent, []).append(span)
 
-    def below(parent: Any, depth: int) -> Iterator[tuple[int, Span]]:
+    def below(parent: int | None, depth: int) -> Iterator[tuple[int, SpanRecord]]:
         for span in parts.pop(parent, ()):
             yield depth, span
-            if "id" in span:
-                yield from below(span["id"], depth + 1)
+            yield from below(span.id, depth + 1)
 
     yield from below(None, 0)
 

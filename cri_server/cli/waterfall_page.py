@@ -9,11 +9,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 import pyrunc
 from cri_server.cli.show import printable
-from cri_server.cli.waterfall import Call, Span, clock, duration_ms, outcome, subject, tree
+from cri_server.cli.waterfall import Call, clock, outcome, subject, tree
+from cri_server.timeline.entry import SpanRecord
 
 ROW, HEAD = 22, 24  # pixels
 NAME_PERCENT, TOOK_PERCENT = 36, 9  # of the width: names, and durations at the right
@@ -54,7 +54,7 @@ footer { color: var(--quiet); margin-top: 1rem; font-size: 12px }
 def page(pod: str, calls: Sequence[Call]) -> str:
     """The document. `calls` is not empty, and in the order in which they are shown."""
     title = f"Timeline of {_text(pod)}" if pod else "Timeline of all pods"
-    longest_ms = max(map(duration_ms, calls))
+    longest_ms = max(call.took_ms for call in calls)
     body = "\n".join(_call(call, longest_ms, unfolded=len(calls) <= OPEN_LIMIT) for call in calls)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -78,14 +78,14 @@ def page(pod: str, calls: Sequence[Call]) -> str:
 
 
 def _summary(calls: Sequence[Call]) -> str:
-    begins = min(call["started_at_ns"] for call in calls)
-    ends = max(call["started_at_ns"] + int(duration_ms(call) * 1e6) for call in calls)
+    begins = min(call.started_at_ns for call in calls)
+    ends = max(call.started_at_ns + int(call.took_ms * 1e6) for call in calls)
     day = datetime.datetime.fromtimestamp(begins / 1e9).astimezone()
-    slowest = max(calls, key=duration_ms)
+    slowest = max(calls, key=lambda call: call.took_ms)
     failed = sum(_failed(call) for call in calls)
     words = [
         f"{len(calls)} call{'s' if len(calls) != 1 else ''} from {day:%Y-%m-%d %H:%M:%S %Z} on, in {_span_of((ends - begins) / 1e9)}",
-        f"the slowest is {_text(slowest['call'])} with {_ms(duration_ms(slowest))}",
+        f"the slowest is {_text(slowest.call)} with {_ms(slowest.took_ms)}",
         *([f"{failed} failed"] if failed else []),
     ]
     return escape("; ".join(words), quote=False) + "."
@@ -93,7 +93,7 @@ def _summary(calls: Sequence[Call]) -> str:
 
 def _call(call: Call, longest_ms: float, *, unfolded: bool) -> str:
     """A call with its parts; one without parts cannot be unfolded."""
-    took_ms, spans = duration_ms(call), list(tree(call.get("spans", ())))
+    took_ms, spans = call.took_ms, list(tree(call.spans))
     share = 100 * took_ms / max(longest_ms, 1e-9)
     classes = " ".join(name for name, holds in (("failed", _failed(call)), ("bare", not spans)) if holds)
     scale = (
@@ -101,11 +101,11 @@ def _call(call: Call, longest_ms: float, *, unfolded: bool) -> str:
         f'width="{max(share, 0.5):.2f}%" height="8" rx="2"/></svg>'
     )
     summary = (
-        f'<summary><span class="when">{clock(call)}</span> <span class="call">{_text(call["call"])}</span> '
+        f'<summary><span class="when">{clock(call)}</span> <span class="call">{_text(call.call)}</span> '
         f'<span class="about">{_text(subject(call))} <span class="outcome">{_text(outcome(call))}</span></span> '
-        f'{scale} <span class="number">{_ms(took_ms) if "duration_ms" in call else ""}</span></summary>'
+        f'{scale} <span class="number">{_ms(took_ms) if call.duration_ms is not None else ""}</span></summary>'
     )
-    error = f'<p class="error">{_text(call["error"])}</p>' if call.get("error") else ""
+    error = f'<p class="error">{_text(call.error)}</p>' if call.error else ""
     most = _most(call)
     mostly = f'<p class="most">{_text(most)}</p>' if most else ""
     shown = " open" if spans and (unfolded or _failed(call)) else ""
@@ -113,10 +113,8 @@ def _call(call: Call, longest_ms: float, *, unfolded: bool) -> str:
     return f'<details class="{classes}"{shown}>{summary}{inside}</details>'
 
 
-def _waterfall(call: Call, spans: Sequence[tuple[int, Span]]) -> str:
-    total_ms = max(
-        duration_ms(call), max(span["offset_ms"] + span["duration_ms"] for _, span in spans), 0.001
-    )
+def _waterfall(call: Call, spans: Sequence[tuple[int, SpanRecord]]) -> str:
+    total_ms = max(call.took_ms, max(span.offset_ms + span.duration_ms for _, span in spans), 0.001)
     height = HEAD + ROW * len(spans) + 4
     place = f'x="{NAME_PERCENT}%" width="{100 - NAME_PERCENT - TOOK_PERCENT}%"'
     ticks = "".join(
@@ -130,19 +128,19 @@ def _waterfall(call: Call, spans: Sequence[tuple[int, Span]]) -> str:
     )
     rows = "".join(_row(number, depth, span, total_ms, place) for number, (depth, span) in enumerate(spans))
     return (
-        f'<svg class="waterfall" height="{height}" role="list" aria-label="Parts of {_text(call["call"])}, {_ms(duration_ms(call))}">'
+        f'<svg class="waterfall" height="{height}" role="list" aria-label="Parts of {_text(call.call)}, {_ms(call.took_ms)}">'
         f'<g aria-hidden="true">{stripes}<svg {place} overflow="visible">{ticks}</svg></g>{rows}</svg>'
     )
 
 
-def _row(number: int, depth: int, span: Span, total_ms: float, place: str) -> str:
+def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str) -> str:
     """A part's name, its bar and its duration; for who hears it, a sentence."""
-    top, failed = HEAD + ROW * number, bool(span.get("failed"))
-    name, took = printable(span["name"]), _ms(span["duration_ms"])
+    top, failed = HEAD + ROW * number, bool(span.failed)
+    name, took = printable(span.name), _ms(span.duration_ms)
     limit = NAME_LIMIT - 2 * depth
     shown = name if len(name) <= limit else f"{name[: max(limit - 1, 1)]}…"
-    begin, length = (100 * float(span[key]) / total_ms for key in ("offset_ms", "duration_ms"))
-    said = f"{name}: begins at {_ms(span['offset_ms'])}, takes {took}{', failed' if failed else ''}"
+    begin, length = (100 * part_ms / total_ms for part_ms in (span.offset_ms, span.duration_ms))
+    said = f"{name}: begins at {_ms(span.offset_ms)}, takes {took}{', failed' if failed else ''}"
     kind = "fail" if failed else "deep" if depth else "bar"
     return (
         f'<g role="listitem" aria-label="{escape(said)}"><title>{escape(said)}</title>'
@@ -155,27 +153,26 @@ def _row(number: int, depth: int, span: Span, total_ms: float, place: str) -> st
 
 def _most(call: Call) -> str:
     """Down to which part most of the call's time went, in words; empty when no part stands out."""
-    spans: list[Span] = list(call.get("spans", ()))
     path: list[str] = []
-    parent: Any = None
-    of_ms = took_ms = duration_ms(call)
+    parent: int | None = None
+    of_ms = took_ms = call.took_ms
     while True:
         longest = max(
-            (s for s in spans if s.get("parent") == parent),
-            key=lambda s: float(s["duration_ms"]),
+            (span for span in call.spans if span.parent == parent),
+            key=lambda span: span.duration_ms,
             default=None,
         )
-        if longest is None or float(longest["duration_ms"]) < MOST * of_ms or "id" not in longest:
+        if longest is None or longest.duration_ms < MOST * of_ms:
             break
-        path.append(str(longest["name"]))
-        parent, of_ms = longest["id"], float(longest["duration_ms"])
+        path.append(longest.name)
+        parent, of_ms = longest.id, longest.duration_ms
     if not path or not took_ms:
         return ""
     return f"{100 * of_ms / took_ms:.0f} % of it: {' › '.join(path)}"
 
 
 def _failed(call: Call) -> bool:
-    return bool(call.get("outcome", "OK") != "OK")
+    return (call.outcome or "OK") != "OK"
 
 
 def _anchor(tick: int) -> str:

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
+from cri_server.timeline.entry import SpanRecord
 from cri_server.timeline.trace import ROOT, Trace
 from pyrunc.errors import ResourceExhausted
 
@@ -28,8 +29,7 @@ FOLLOWER_LIMIT = 1000  # entries that somebody who follows has not read
 INTERVAL_S = 1.0
 
 Entry = dict[str, Any]
-"""{"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields, "spans": [{"id", "name", "offset_ms",
-"duration_ms", "parent"?, "failed"?}]}: `parent` is the id of the span that it is a part of; one without is a part of the call.
+"""{"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields of the log line, "spans": a list of `SpanRecord`}.
 `ended_at_ns` is different for each, and grows. `traceparent`: of who made the call, when it traces itself."""
 
 Follower = asyncio.Queue[tuple[Entry, Trace | None] | None]
@@ -127,14 +127,14 @@ def complete(entry: Entry, trace: Trace | None) -> Entry:
     if trace is None:
         return entry
     spans = [
-        {
-            "id": number,
-            "name": span.name,
-            "offset_ms": round((span.begin_s - trace.begin_s) * 1e3, 3),
-            "duration_ms": round((span.end_s - span.begin_s) * 1e3, 3),
-            **({"parent": span.parent} if span.parent != ROOT else {}),
-            **({"failed": True} if span.failed else {}),
-        }
+        SpanRecord(
+            number,
+            span.name,
+            offset_ms=round((span.begin_s - trace.begin_s) * 1e3, 3),
+            duration_ms=round((span.end_s - span.begin_s) * 1e3, 3),
+            parent=span.parent if span.parent != ROOT else None,
+            failed=span.failed or None,
+        ).to_fields()
         for number, span in sorted(enumerate(trace.spans), key=lambda each: each[1].begin_s)
         if span.end_s
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cri_server.cli.waterfall import lines
+from cri_server.cli.waterfall import Call, lines
 from cri_server.cli.waterfall_page import OPEN_LIMIT, page
 
 SPANS = [
@@ -29,9 +29,9 @@ SPANS = [
 ]
 
 
-def call(**more: Any) -> dict[str, Any]:
+def call(**more: Any) -> Call:
     first = {"call": "StartContainer", "started_at_ns": 10**18, "duration_ms": 100.0, "outcome": "OK"}
-    return {**first, "pod": "default/<b>web</b>", "spans": SPANS, **more}
+    return Call.of_entry({**first, "pod": "default/<b>web</b>", "spans": SPANS, **more})
 
 
 def test_text() -> None:
