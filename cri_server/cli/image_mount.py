@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 
 from cri_server.cli import completion, inspect
 from cri_server.cli.client import Client, Unsupported
+from cri_server.images.places import Places
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
-from pyrunc.compile.image_mount import Image
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.mountinfo import MountPoint, mount_points
@@ -42,7 +41,7 @@ def mount(address: str, image: str, folder: Path) -> None:
         files = inspect.image(client, image, True).get("info", {}).get("files")
     if not isinstance(files, dict):
         raise Unsupported("the server does not tell where an image's files are")
-    tree = _open(files)
+    tree = _open(Places.of(files))
     try:
         kernel_mount.mount_setattr(tree, attr_set=ATTRIBUTES)
         kernel_mount.move_mount(tree, os.fspath(folder.absolute()))
@@ -50,15 +49,17 @@ def mount(address: str, image: str, folder: Path) -> None:
         os.close(tree)
 
 
-def _open(files: dict[str, Any]) -> int:
-    """A detached mount. Raises KernelError, OSError, DamagedRecord."""
-    if "image" in files:
+def _open(places: Places) -> int:
+    """A detached mount. Raises KernelError, OSError, DamagedRecord, Unsupported."""
+    if places.image is not None:
         from cri_server.images.erofs.mounts import open_image
 
-        return open_image(Image.of(files["image"]))
+        return open_image(places.image)
+    if places.lower is None or places.place is None:
+        raise Unsupported("the server does not tell where an image's files are")
     from pyrunc.compile.sources import open_layers
 
-    return open_layers([*files["lower"], files["place"]])  # an empty one, for overlayfs wants two
+    return open_layers([*places.lower, places.place])  # an empty one, for overlayfs wants two
 
 
 @click.command()

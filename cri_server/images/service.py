@@ -26,6 +26,7 @@ from cri_server.images.layer_blobs import PlainLayers
 from cri_server.images.layer_maker import BlobSource
 from cri_server.images.manifest import LIMIT_BYTES, Descriptor
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
+from cri_server.images.places import Places
 from cri_server.images.reference import Reference
 from cri_server.images.store import Store
 from cri_server.images.unused import Entry
@@ -246,18 +247,17 @@ class ImageService:
         return {
             "chainID": content.chain[-1],
             "store": "mounted" if content.mounted else "unpacked",
-            "files": self._files_of(content),
+            "files": self._places_of(content).to_fields(),
             "labels": labels,
             "imageSpec": json.loads(data),
             "layers": layers,
         }
 
-    def _files_of(self, content: Content) -> dict[str, Any]:
-        """Their places, for `image mount` on this machine."""
+    def _places_of(self, content: Content) -> Places:
         if content.mounted:
-            return {"image": self._store.files.image(content.diff_ids, content.chain).to_fields()}
+            return Places(self._store.files.image(content.diff_ids, content.chain))
         layers = [str(path) for path in self._store.layers.lower_dirs(content.chain)]
-        return {"lower": layers, "place": str(self._store.files.place)}
+        return Places(lower=layers, place=str(self._store.files.place))
 
     async def tag(self, source: str, target: str) -> None:
         """Give an image another name; one that the name had before loses it. Raises NotFound, InvalidArgument."""

@@ -1,0 +1,19 @@
+"""Where the files of an image are, for `pyrunc-cri image mount` on the same machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyrunc.compile.image_mount import Image
+from pyrunc.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Places(Record):
+    """`image`: of one that is mounted; `lower`: the layers of one that is unpacked, topmost first, and `place`, an empty folder."""
+
+    image: Image | None = None
+    lower: Sequence[str] | None = None
+    place: str | None = None
