@@ -17,9 +17,9 @@ class RecordFile(Record):
 
     name = ""
 
-    def write(self, folder: str | os.PathLike[str]) -> None:
-        """Raises OSError."""
-        atomic_file.write_json(f"{folder}/{self.name}", self.to_fields())
+    def write(self, folder: str | os.PathLike[str], *, durable: bool = False) -> None:
+        """`durable`: it outlives a power cut. Raises OSError."""
+        atomic_file.write_json(f"{folder}/{self.name}", self.to_fields(), durable=durable)
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Self:

@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_network as parse_network
 
-from pyrunc.atomic_file import DamagedRecord, read_json, write_json
-from pyrunc.errors import InvalidArgument, NotFound
+from pyrunc.errors import Error, InvalidArgument, NotFound
+from pyrunc.record_file import RecordFile
 
 log = logging.getLogger(__name__)
 
-_NAME = "pod-ranges"
-"""Without the ending of the attachments' records beside it."""
+
+class PodRangesFile(RecordFile):
+    """What kubelet said. Its name is without the ending of the attachments' records beside it."""
+
+    name = "pod-ranges"
+    subnets: Sequence[str]
 
 
 class PodRanges:
@@ -34,20 +38,17 @@ class PodRanges:
             return
         self.subnets = wanted
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        write_json(self._path, {"subnets": list(wanted)}, durable=True)
-
-    @property
-    def _path(self) -> str:
-        return os.path.join(self._folder, _NAME)
+        PodRangesFile(wanted).write(self._folder, durable=True)
 
     def _read(self) -> tuple[str, ...]:
         """What is remembered; a damaged record is as good as none, since kubelet will say it again."""
         try:
-            return parse(read_json(self._path)["subnets"])
+            return parse(PodRangesFile.read(self._folder).subnets)
         except NotFound:
             pass
-        except (DamagedRecord, InvalidArgument, KeyError, TypeError, AttributeError, OSError) as error:
-            log.warning("the node's pod CIDRs are forgotten: %s: %s", self._path, error)
+        except (Error, OSError) as error:
+            path = os.path.join(self._folder, PodRangesFile.name)
+            log.warning("the node's pod CIDRs are forgotten: %s: %s", path, error)
         return ()
 
 

@@ -20,14 +20,23 @@ from pathlib import Path
 from cri_server.store import disk
 from cri_server.store.facts import boot_id, entries
 from cri_server.store.paths import DEFAULT_STATE, Paths
-from pyrunc import atomic_file
 from pyrunc.errors import Error, NotFound, WrongState
+from pyrunc.record_file import RecordFile
 
 log = logging.getLogger(__name__)
 
 EARLIER_STATE = Path("/run/pyrunc")
 """The default of earlier versions, the OCI runtime's root as well. Pods that live there are found until the next boot."""
-LOCK, RECORD = "server.lock", "server.json"
+LOCK = "server.lock"
+
+
+class ServerFile(RecordFile):
+    """The other directory of the pair, for this boot."""
+
+    name = "server.json"
+    boot_id: str
+    root: str | None = None
+    state: str | None = None
 
 
 @contextlib.contextmanager
@@ -51,7 +60,8 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
 
 def _place(root: Path, asked: Path) -> Path:
     """Where the state is: as asked, or where pods of an earlier version live. Raises WrongState for pods elsewhere."""
-    remembered = _recall(root, "state") or _earlier(root)
+    known = _recall(root)
+    remembered = Path(known.state) if known and known.state else _earlier(root)
     if remembered is None or _same(remembered, asked) or not entries(remembered / "sandboxes"):
         return asked
     if _same(asked, Path(DEFAULT_STATE)) and _same(remembered, EARLIER_STATE):
@@ -73,34 +83,38 @@ def _earlier(root: Path) -> Path | None:
 
 def _check_owner(paths: Paths) -> None:
     """Raises WrongState when pods in the state directory are another root's."""
-    owner = _recall(paths.state, "root")
-    if owner is not None and not _same(owner, paths.root) and entries(paths.sandbox_states):
+    known = _recall(paths.state)
+    owner = known and known.root
+    if owner and not _same(Path(owner), paths.root) and entries(paths.sandbox_states):
         raise WrongState(
             f"the pods in {paths.state} are those of {owner}, not of {paths.root}: start with --root {owner}, "
             f"or with another --state"
         )
 
 
-def _recall(folder: Path, key: str) -> Path | None:
+def _recall(folder: Path) -> ServerFile | None:
     """What the record in `folder` says; None without one of this boot."""
     try:
-        found = atomic_file.read_json(str(folder / RECORD))
+        found = ServerFile.read(folder)
     except NotFound:
         return None
     except (Error, OSError) as error:
         log.warning("%s", error)
         return None
-    return Path(str(found.get(key))) if found.get("boot_id") == boot_id() else None
+    return found if found.boot_id == boot_id() else None
 
 
 def _remember(paths: Paths) -> None:
     """A full disk keeps no server from starting: kubelet could not free it."""
-    for folder, key, other in ((paths.root, "state", paths.state), (paths.state, "root", paths.root)):
-        content = {key: os.path.realpath(other), "boot_id": boot_id()}
+    root, state, boot = os.path.realpath(paths.root), os.path.realpath(paths.state), boot_id()
+    for folder, record in (
+        (paths.root, ServerFile(boot, state=state)),
+        (paths.state, ServerFile(boot, root=root)),
+    ):
         try:
-            atomic_file.write_json(str(folder / RECORD), content, durable=folder == paths.root)
+            record.write(folder, durable=folder == paths.root)
         except OSError as error:
-            log.warning("%s", disk.worded(error, "write", str(folder / RECORD)))
+            log.warning("%s", disk.worded(error, "write", str(folder / record.name)))
 
 
 def _prepare(paths: Paths) -> None:
