@@ -15,6 +15,7 @@ from pyrunc.kernel import limit, restrict
 KEPT = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_SETFCAP", "CAP_SYS_ADMIN",
 )  # fmt: skip
+# truncate(2): landlock knows it from Linux 6.2 on, and lets it through before.
 _REFUSED = """
     execve execveat fork vfork clone clone3 unshare setns
     socket socketpair connect bind listen accept accept4 sendmmsg
@@ -22,7 +23,7 @@ _REFUSED = """
     ptrace process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal kill tkill tgkill kcmp
     bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register seccomp
     keyctl add_key request_key init_module finit_module delete_module kexec_load kexec_file_load reboot
-    open_by_handle_at name_to_handle_at quotactl quotactl_fd acct syslog sethostname setdomainname
+    open_by_handle_at name_to_handle_at truncate truncate64 quotactl quotactl_fd acct syslog sethostname setdomainname
     settimeofday clock_settime clock_adjtime adjtimex lookup_dcookie iopl ioperm fanotify_init memfd_secret
 """
 MEMORY_LIMIT_BYTES = 768 << 20  # a zstd window is 128 MiB

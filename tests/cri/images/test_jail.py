@@ -15,7 +15,8 @@ from pyrunc.zygote.client import Zygote
 from tests.cri.images import exploit
 
 
-async def test_nothing_an_attacker_would_try_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize("landlock", [2, 5], ids=["as Linux 6.1", "newest"])
+async def test_nothing_an_attacker_would_try_works(tmp_path: Path, landlock: int) -> None:
     folder, canary = tmp_path / "layer", tmp_path / "canary"
     folder.mkdir()
     canary.write_text("unharmed")
@@ -23,7 +24,7 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     try:
         os.write(writing, b"the blob")
-        asked = exploit.Asked(str(folder), str(canary), os.getpid())
+        asked = exploit.Asked(str(folder), str(canary), os.getpid(), landlock)
         result = await zygote.run("tests.cri.images.exploit:try_all", asked, [reading], timeout_s=90)
     finally:
         os.close(reading)
