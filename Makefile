@@ -85,6 +85,7 @@ test: lint ## all that CI runs: lint, unit, kernel, CRI, Kubernetes, guest
 test-all: test test-slow ## what CI runs and what takes too long for it
 test-slow: build .venv/tested ## what takes too long for CI, Kubernetes' own suites among it: more than an hour
 	@$(BIN)/python -m pytest -m slow $(PYTEST)
+	@PYRUNC_TESTS_IMAGE_STORE=unpacked $(BIN)/python -m pytest -m 'not slow' tests/kube $(PYTEST)
 
 .PHONY: clean
 clean: ## remove what was built here; the cache stays

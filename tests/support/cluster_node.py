@@ -159,8 +159,9 @@ class Node:
                 f'server = "http://{mirror}"\n[host."http://{mirror}"]\n  capabilities = ["pull", "resolve"]\n'
             )
         parent = f'default_parent = "{self.pods_group}"\n' if self.pods_group else ""
+        store = os.environ.get("PYRUNC_TESTS_IMAGE_STORE", "auto")
         (self.folder / "config.toml").write_text(
-            f'[cgroup]\nmissing_controllers = "{self.missing_controllers}"\n{parent}\n[registry]\nconfig_path = "{self.folder}/certs.d"\n'
+            f'[images]\nstore = "{store}"\n[cgroup]\nmissing_controllers = "{self.missing_controllers}"\n{parent}\n[registry]\nconfig_path = "{self.folder}/certs.d"\n'
         )
 
     def write_network(self, network: Mapping[str, Any]) -> None:

@@ -8,10 +8,12 @@ import pytest
 
 from tests.support import guest_node
 from tests.support.guest import Guest
-from tests.vm import remote
+from tests.vm import image_tests, remote
 from tests.vm.conftest import Boots
 
 pytestmark = [pytest.mark.guest, pytest.mark.slow]
+
+STORE = ("unpack", "store", "hostile", "pull", "faults", "crash", "jail", "unused")  # test_piped is of mounts
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,7 @@ def test_kubelet(node: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> 
     remote.run(node, what, capsys, timeout_s=900)
 
 
-@pytest.mark.timeout(1200)
-def test_images(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    remote.run(guest, "tests/vm/linux_6_1/test_images.py", capsys, timeout_s=900)
+@pytest.mark.timeout(4000)
+@pytest.mark.parametrize("what", ["tests/vm/linux_6_1/test_images.py", f"{image_tests.files(*STORE)} -k 'not erofs'"], ids=["kinds", "unpacked"])  # fmt: skip
+def test_images(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    image_tests.run(guest, what, capsys)

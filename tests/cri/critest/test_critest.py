@@ -45,9 +45,9 @@ def _segments() -> set[str]:
     return {words[1] for words in lines if words[3] == "1048576" and words[6] == "0"}
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    settings = {"registry": {"config_path": str(tmp_path / "certs.d")}}
+@pytest.fixture(params=["erofs", "unpacked"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    settings = {"registry": {"config_path": str(tmp_path / "certs.d")}, "images": {"store": request.param}}
     with (
         Server(settings=settings) as server,
         inner_registry.inside(server, tmp_path / "registry") as registry,
