@@ -2,6 +2,9 @@
 
 The host's /dev/null as stdin is an inode of the host inside the container: its root changes mode and owner of it through the
 descriptor (fchmod(2), fchown(2) ask for CAP_FOWNER and CAP_CHOWN, which containers have), for the whole machine.
+
+With SELinux it has the label of the host's: by that of a file of ours the kernel would refuse it to the container, log that, and put a
+null device of its own in its place, at each execve(2).
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from pyrunc.errors import KernelError
 
 DEVICE = os.makedev(1, 3)
 REFUSED = (EPERM, EACCES)
+SELINUX, LABEL = "/sys/fs/selinux/enforce", "security.selinux"
 
 _folder: tuple[int, int] | None = None  # number, device
+_label: bytes | None = None  # what the host's device has; empty without SELinux, None before it was looked up
 
 
 def is_null(number: int) -> bool:
@@ -50,14 +55,34 @@ def _make(folder: int) -> int:
     os.mknod(name, S_IFCHR | 0o666, DEVICE, dir_fd=folder)
     try:
         os.chmod(name, 0o666, dir_fd=folder)  # whatever our umask is
-        return os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=folder)
+        number = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=folder)
     finally:
         os.unlink(name, dir_fd=folder)
+    if label := _host_label():
+        try:
+            os.setxattr(number, LABEL, label)
+        except OSError:  # the policy does not let us: the kernel replaces it
+            pass
+    return number
+
+
+def _host_label() -> bytes:
+    """SELinux's of /dev/null, which every domain may use; empty without SELinux."""
+    global _label
+    if _label is None:
+        _label = b""
+        if os.path.exists(SELINUX):
+            try:
+                _label = os.getxattr("/dev/null", LABEL)
+            except OSError:
+                pass
+    return _label
 
 
 def prepare() -> None:
     """Keep the tmpfs of null devices open: for a process that makes many, and its forks. Nothing where there cannot be one."""
     global _folder
+    _host_label()
     try:
         number = _open_folder()
     except KernelError as error:

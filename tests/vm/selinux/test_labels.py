@@ -59,6 +59,13 @@ def test_an_exec_and_what_it_writes(server: Server) -> None:
     assert read(os.getxattr(f"/proc/{pid}/root/dev/mqueue", "security.selinux")).level == label(pid).level
 
 
+def test_standard_input_has_the_label_of_null_devices(server: Server) -> None:
+    """It is still ours, and not what the kernel puts there in place of a file that it refuses."""
+    stdin = f"/proc/{pids(server, server.launch(server.run_pod(host_network=True)))[0]}/fd/0"
+    assert os.readlink(stdin).endswith(" (deleted)")
+    assert read(os.getxattr(stdin, "security.selinux")).type == "null_device_t"
+
+
 @pytest.mark.requirement("8.10")
 def test_what_is_asked_for(server: Server) -> None:
     config = server.pod_config()
