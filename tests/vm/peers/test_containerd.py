@@ -77,6 +77,7 @@ def _checkpoint(client: cri.Client, folder: Path) -> Path:
         client.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox), timeout=300)
 
 
+@pytest.mark.requirement("4.11.1")
 def test_the_archive(server: Server, archive: Path) -> None:
     with tarfile.open(archive) as found:
         assert {"config.dump", "spec.dump", "rootfs-diff.tar", "checkpoint/inventory.img"} <= {

@@ -110,6 +110,7 @@ def _write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2))
 
 
+@pytest.mark.requirement("4.11.1")
 def test_the_archive(server: Server, archive: Path) -> None:
     container = restore(server, archive, config(server))
     assert server.output(container, "stat", "-c", "%a", "/") == "555\n"

@@ -58,6 +58,7 @@ def checkpoint_theirs(podman: Podman, *options: str) -> None:
         podman("rm", "--force", "--time", "0", "counting")
 
 
+@pytest.mark.requirement("4.11.1")
 @pytest.mark.parametrize("compression", ["zstd", "none"])
 def test_an_archive(server: Server, podman: Podman, tmp_path: Path, compression: str) -> None:
     """Its root has the mode 0555, for the image says none; zstd is what podman chooses."""
