@@ -59,11 +59,13 @@ def test_an_exec_and_what_it_writes(server: Server) -> None:
     assert read(os.getxattr(f"/proc/{pid}/root/dev/mqueue", "security.selinux")).level == label(pid).level
 
 
-def test_standard_input_has_the_label_of_null_devices(server: Server) -> None:
-    """It is still ours, and not what the kernel puts there in place of a file that it refuses."""
-    stdin = f"/proc/{pids(server, server.launch(server.run_pod(host_network=True)))[0]}/fd/0"
+def test_a_null_device_of_ours_may_be_used(server: Server) -> None:
+    """The standard input of a pause process and of an exec is still ours, and not what the kernel puts in place of a refused file."""
+    container = server.launch(server.run_pod(host_network=True))
+    stdin = f"/proc/{pids(server, container)[1]}/fd/0"
     assert os.readlink(stdin).endswith(" (deleted)")
     assert read(os.getxattr(stdin, "security.selinux")).type == "null_device_t"
+    assert server.output(container, "readlink", "/proc/self/fd/0").endswith(" (deleted)\n")
 
 
 @pytest.mark.requirement("8.10")
