@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -231,7 +232,10 @@ class _Extractor:
         if entry.kind != tar_headers.SYMLINK:
             os.chmod(name, entry.mode, dir_fd=parent)  # it was made a moment ago and is no link
         if entry.xattrs:
-            _set_xattrs(b"/proc/self/fd/%d/%s" % (parent, name), entry)
+            with _inside(
+                parent
+            ):  # there is no call that takes a descriptor and a name, and no /proc in the jail
+                _set_xattrs(name, entry)
         os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def _hardlink(self, entry: Entry, names: list[bytes]) -> None:
@@ -284,7 +288,7 @@ class _Extractor:
                 True  # overlayfs does not look at a layer's root: the caller drops what is below
             )
             return
-        _make_opaque(fd)
+        _make_opaque_at(fd, b".")
 
     def _hide(self, names: list[bytes]) -> None:
         parent, path = self._parent(names)
@@ -453,7 +457,7 @@ class _Extractor:
                     self._result.implicit.discard(path)
                 else:
                     time_ns = self._times[path]
-                    os.utime(f"/proc/self/fd/{fd}", ns=(time_ns, time_ns))
+                    os.utime(b".", ns=(time_ns, time_ns), dir_fd=fd)
 
     def _forget_lost_devices(self) -> None:
         with Folders(self._root) as folders:
@@ -487,9 +491,16 @@ def _is_whiteout(found: os.stat_result) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
 
 
-def _make_opaque(folder_fd: int) -> None:
-    """`folder_fd` may be O_PATH, which takes no fsetxattr(2)."""
-    os.setxattr(f"/proc/self/fd/{folder_fd}", OPAQUE_XATTR, b"y")
+@contextmanager
+def _inside(folder_fd: int) -> Iterator[None]:
+    """With this working directory, which is the process's."""
+    before = os.open(b".", _PLACE)
+    try:
+        os.fchdir(folder_fd)
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 def _make_opaque_at(parent_fd: int, name: bytes) -> None:

@@ -1,14 +1,16 @@
-"""Where layers are unpacked, decompressed or indexed: a process that can do nothing but make files in one folder.
+"""Where layers are unpacked, decompressed or indexed: a process that can do nothing but make files in one folder, which is all it sees.
 
 If a decoder or our extractor is made to run an attacker's code, this is what it has: the blob, the layer's folder, a few
 capabilities to own files as the layer says, and no way to start programs, open sockets or look around (CVE classes: bugs in
 inflate libraries). It makes no device nodes either, because it could open them: the server does that when the layer is done
-(whiteouts, devices of number 0:0, need no privilege since Linux 5.8). CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what else it is good for is refused by call.
+(whiteouts, devices of number 0:0, need no privilege since Linux 5.8). The folder is its root, for landlock(7) has no right for
+chmod(2), chown(2) and setxattr(2), which would do to any file of the host. CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what else it is good for is refused by call.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 
 from pyrunc.kernel import limit, restrict
 
@@ -26,17 +28,23 @@ _REFUSED = """
     open_by_handle_at name_to_handle_at truncate truncate64 quotactl quotactl_fd acct syslog sethostname setdomainname
     settimeofday clock_settime clock_adjtime adjtimex lookup_dcookie iopl ioperm fanotify_init memfd_secret
 """
+ROOT = "/"
 MEMORY_LIMIT_BYTES = 768 << 20  # a zstd window is 128 MiB
 
 
-def enter(folder: str) -> None:
-    """Restrict this process, for good, to making files beneath `folder`. Raises KernelError.
+def enter(folder: str) -> str:
+    """Restrict this thread, for good, to making files beneath `folder`, which becomes the root directory of the whole process; its
+    path from now on. Another thread of the process enters with that path. Raises KernelError, OSError.
 
-    Descriptors that are open stay usable.
+    Descriptors that are open stay usable, but for directories, which would lead out.
     """
     limit.prlimit(0, "RLIMIT_CORE", 0, 0)
     limit.prlimit(0, "RLIMIT_DATA", MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES)
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if folder != ROOT:
+        _close_directories()
+        os.chroot(folder)
+        os.chdir(ROOT)
+    fd = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         restrict.no_new_privileges()
         restrict.only_beneath([fd])
@@ -44,3 +52,13 @@ def enter(folder: str) -> None:
         os.close(fd)
     restrict.keep_capabilities(KEPT)
     restrict.refuse_calls(_REFUSED.split())
+    return ROOT
+
+
+def _close_directories() -> None:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISDIR(os.fstat(int(name)).st_mode):
+                os.close(int(name))
+        except OSError:  # what listed them
+            pass

@@ -70,7 +70,7 @@ def unpack(
     os.mkdir(os.path.join(folder, TREE), 0o755)
     root_fd = os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.chmod(f"/proc/self/fd/{root_fd}", 0o755)  # whatever the umask is
+        os.chmod(".", 0o755, dir_fd=root_fd)  # whatever the umask is
         extracted = extract(stream, root_fd, limits, tick)
     finally:
         os.close(root_fd)
@@ -102,8 +102,7 @@ def errand(arguments: Message, fds: list[int]) -> int:
             pass
 
     try:
-        jail.enter(asked.folder)
-        unpack(blob_fd, asked.folder, asked.diff_id, asked.limits, tick)
+        unpack(blob_fd, jail.enter(asked.folder), asked.diff_id, asked.limits, tick)
     except Error:
         raise
     except OSError as error:

@@ -119,18 +119,18 @@ def build_in(
     work: IndexWork,
     tick: Callable[[], None],
     fds: Sequence[int] = (),
-    restrict: Callable[[str], None] = lambda folder: None,
+    restrict: Callable[[str], str] = lambda folder: folder,
 ) -> None:
     """Write the index to FILE in the folder. `fds`: of tars that are being written a `Growth`'s pipe and then they. `restrict` is called
-    with the folder when all are open.
+    with the folder when all are open, and answers where it is then.
 
     Raises as `build` does.
     """
     growth, tars = (Growth(fds[0]), list(fds[1:])) if fds else (None, [])
     with ExitStack() as stack:
         tars += [_open(path, os.O_RDONLY, stack) for path in work.tars]
-        restrict(work.folder)
-        out_fd = _open(os.path.join(work.folder, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL, stack)
+        folder = restrict(work.folder)
+        out_fd = _open(os.path.join(folder, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL, stack)
         uuid = bytes.fromhex(work.uuid)
         build(tars, work.diff_ids, work.chain, out_fd, uuid, work.limits, tick, growth)
 

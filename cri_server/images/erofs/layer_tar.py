@@ -36,15 +36,15 @@ def write_tar(
     diff_id: str,
     limits: Limits,
     tick: Callable[[], None] = lambda: None,
-    restrict: Callable[[str], None] = lambda folder: None,
+    restrict: Callable[[str], str] = lambda folder: folder,
 ) -> None:
     """Write the content of the blob (from the descriptor's position on; it may be a pipe) to FILE in `folder`, which is empty if it is
-    there. `tick` is called every few MiB, and may raise; `restrict` with the folder, in each thread, before that meets a byte of the blob.
+    there. `tick` is called every few MiB, and may raise; `restrict` with the folder, in each thread, before that meets a byte of the blob, and answers where the folder is then.
 
     Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
     """
     with _Writer(folder, restrict) as writer:
-        restrict(folder)
+        restrict(writer.folder)
         stream = Stream(blob_fd, limits, hashed=False)
         ticked = 0
         for piece in stream.pieces(limits.size_bytes + 1):
@@ -66,8 +66,8 @@ def open_new(folder: str) -> int:
 class _Writer:
     """A thread that hashes and writes what it is given; a context manager, whose end is the thread's."""
 
-    def __init__(self, folder: str, restrict: Callable[[str], None]) -> None:
-        self._folder, self._restrict = folder, restrict
+    def __init__(self, folder: str, restrict: Callable[[str], str]) -> None:
+        self.folder, self._restrict = folder, restrict
         self._blocks: Queue[memoryview | None] = Queue(_QUEUED_BLOCKS)
         self._hash = hashlib.sha256()
         self._error: Exception | None = None
@@ -101,7 +101,7 @@ class _Writer:
     def _run(self) -> None:
         try:
             try:
-                self._restrict(self._folder)
+                self.folder = self._restrict(self.folder)
             finally:
                 self._ready.set()
             self._write_all()
@@ -112,7 +112,7 @@ class _Writer:
 
     def _write_all(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(os.path.join(self._folder, FILE), flags, 0o600)
+        fd = os.open(os.path.join(self.folder, FILE), flags, 0o600)
         size = begun = 0
         try:
             while (block := self._blocks.get()) is not None:
