@@ -68,11 +68,16 @@ def _may_be_for_ever(thing: object) -> bool:
 
 
 def _everything() -> list[object]:
-    """What the collector knows and what that refers to, but for what this function makes."""
+    """What the collector knows and what that refers to, but for what this function makes: no comprehension here may look at `found`,
+    whose cell would be among those objects, and so keep all of them in a dictionary for ever, which each fork's first collection goes
+    through."""
     found: dict[int, object] = {}
     own, level = id(found), gc.get_objects()
     while level:
-        fresh = {id(thing): thing for thing in level if id(thing) not in found and type(thing) not in MORTAL}
+        fresh: dict[int, object] = {}
+        for thing in level:
+            if id(thing) not in found and type(thing) not in MORTAL:
+                fresh[id(thing)] = thing
         fresh.pop(own, None)
         found |= fresh
         level = gc.get_referents(*fresh.values())
