@@ -1,6 +1,6 @@
 """`make bench-pods N=150`: N idle pods on each server, one side after the other, and what it costs to have them.
 
-Lists and statistics, memory, exec probes, and for ours how long a server that was killed needs until it lists all again.
+Lists and statistics, memory, exec probes, and how long a server that was killed needs until it lists all again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cri_server.api import api_pb2 as api
 from tests.bench import memory
 from tests.bench.compare import IMAGE, servers, table, where
 from tests.bench.load import QUIET_S, Bench, busy_seconds
+from tests.bench.peer import Containerd
 from tests.support.cluster import Node
 
 PARALLEL, CALLS, PROBES = 8, 20, 200
@@ -29,7 +30,7 @@ Figures = dict[str, tuple[float, str]]
 """What was measured -> value, unit."""
 
 
-def measure(bench: Bench, pods: int, label: str, after_kill: Callable[[], None] | None) -> Figures:
+def measure(bench: Bench, pods: int, label: str, after_kill: Callable[[], None]) -> Figures:
     """`pods` pods up, measured, and down again."""
     with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
         before_kib = memory.private_kib(memory.pids(memory.OF_A_POD[bench.name]))
@@ -45,7 +46,7 @@ def _figures(
     pods: int,
     running: list[tuple[str, str]],
     before_kib: int,
-    after_kill: Callable[[], None] | None,
+    after_kill: Callable[[], None],
 ) -> Figures:
     found: Figures = {}
     for _ in range(CALLS):
@@ -61,10 +62,9 @@ def _figures(
     for number in range(PROBES):
         bench.ask(running[number % pods])
     found["CPU of an exec probe"] = (busy_seconds() - cpu) * 1e3 / PROBES, " ms"
-    if after_kill is not None:
-        begin = time.perf_counter()
-        after_kill()
-        found["kill -9 to the first complete list"] = _until_listed(bench, pods, begin), " ms"
+    begin = time.perf_counter()
+    after_kill()
+    found["kill -9 to the first complete list"] = _until_listed(bench, pods, begin), " ms"
     return found
 
 
@@ -96,7 +96,7 @@ def main() -> None:
                 Bench("pyrunc", node.socket, IMAGE, folder / "o"),
             ]
             label = f"n{os.getpid()}"
-            theirs = measure(benches[0], options.pods, label, None)
+            theirs = measure(benches[0], options.pods, label, lambda: _kill_and_start_peer(containerd))
             ours = measure(benches[1], options.pods, label, lambda: _kill_and_start(node))
             rows = [(what, theirs[what][0], *ours[what]) for what in ours if what in theirs]
             print(f"{where(benches)}\n{options.pods} idle pods\n")
@@ -105,6 +105,11 @@ def main() -> None:
                 print(f"\n{what}: {ours[what][0]:.0f}{ours[what][1]}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_and_start_peer(containerd: Containerd) -> None:
+    containerd.program.stop(signal.SIGKILL)
+    containerd.start([])
 
 
 def _kill_and_start(node: Node) -> None:
