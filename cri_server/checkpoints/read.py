@@ -135,8 +135,7 @@ def unpack_archive(arguments: Message, fds: list[int]) -> int:
     wanted = Unpack.of(arguments)
     folder = wanted.folder
     try:
-        jail.enter(folder)
-        unpack(fds[0], folder, None, wanted.limits)
+        unpack(fds[0], jail.enter(folder), None, wanted.limits)
     except BadLayer as error:
         raise InvalidArgument(f"the checkpoint's archive: {error.message}") from None
     except OSError as error:

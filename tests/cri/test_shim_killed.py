@@ -122,6 +122,7 @@ def test_a_compiler_killed_while_it_makes_a_containers_cgroup(server: Server) ->
                 os.kill(pid, signal.SIGKILL)
         assert creating.result(30) == grpc.StatusCode.UNAVAILABLE
     assert groups(server, container) == [], "when the call returns nothing is left"
+    assert wait_until(lambda: not compilers & below(server.pid), 30)  # the other one, too, which was idle
     server.launch(pod)
     server.remove_all()
     nothing_left(server)
