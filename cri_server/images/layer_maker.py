@@ -18,7 +18,7 @@ from cri_server.images.erofs import build as index_builder
 from cri_server.images.erofs import layer_tar
 from cri_server.images.erofs.early import GrowingTars
 from cri_server.images.erofs.files import LayerFiles
-from cri_server.images.erofs.format import UUID_BYTES
+from cri_server.images.erofs.format import uuid_of
 from cri_server.images.holds import Holds
 from cri_server.images.inflate import LayerWork
 from cri_server.images.layer_jobs import LayerJobs
@@ -269,7 +269,7 @@ class LayerMaker:
                 tars=[] if growing else [str(self._files.tar(diff_id)) for diff_id in devices],
                 diff_ids=devices,
                 chain=[devices.index(diff_id) for diff_id in diff_ids],
-                uuid=chain_id.removeprefix("sha256:")[: 2 * UUID_BYTES],
+                uuid=uuid_of(chain_id).hex(),
                 limits=self._room.limits_of_layer(),
             )
             # One that waits for tars to grow must not take the turn of those who make them.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 _MESSAGE_LIMIT_BYTES, _FDS_LIMIT = 4096, 8
 _ABOVE = 100  # where descriptors are kept: the next process gets them from 3 up
@@ -80,3 +82,11 @@ class ServiceManager:
                 for _, fd in [kept for kept in self._store if kept[0] == name]:
                     os.close(fd)
                 self._store = [kept for kept in self._store if kept[0] != name]
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceManager]:
+    """Of this process."""
+    with ServiceManager(tmp_path) as made:
+        monkeypatch.setenv("NOTIFY_SOCKET", str(made.address))
+        yield made

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from cri_server.descriptor_store import DescriptorStore, receive
-from tests.support.service_manager import ServiceManager
+from tests.support.service_manager import ServiceManager, manager
+
+__all__ = ["manager"]
 
 RECEIVE = """
 import os, sys
@@ -21,13 +23,6 @@ for name, fd in found.items():
     print(name, fd, os.get_inheritable(fd), os.fstat(fd).st_size if name.startswith("file") else "")
 print(sorted(word for word in os.environ if word.startswith("LISTEN_")), len(os.listdir("/proc/self/fd")) - 1)
 """
-
-
-@pytest.fixture
-def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceManager]:
-    with ServiceManager(tmp_path) as made:
-        monkeypatch.setenv("NOTIFY_SOCKET", str(made.address))
-        yield made
 
 
 @pytest.fixture

@@ -63,3 +63,8 @@ def i_format(layout: int) -> int:
 def encoded_device(major: int, minor: int) -> int:
     """A device number as new_encode_dev() of Linux stores it."""
     return (minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12
+
+
+def uuid_of(chain_id: str) -> bytes:
+    """Of the index of an image with that top chain id: the beginning of its digest."""
+    return bytes.fromhex(chain_id.removeprefix("sha256:"))[:UUID_BYTES]

@@ -147,8 +147,7 @@ def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
 
 def shows(fd: int, chain_id: str) -> bool:
     """Whether this is the root of a read-only EROFS that was made of the index of an image with that chain id. Raises OSError."""
-    uuid = bytes.fromhex(chain_id.removeprefix("sha256:"))[: erofs.UUID_BYTES]
-    half = erofs.UUID_BYTES // 2
+    uuid, half = erofs.uuid_of(chain_id), erofs.UUID_BYTES // 2
     # uuid_to_fsid() in Linux' statfs.h
     wanted = int.from_bytes(uuid[:half], "little") ^ int.from_bytes(uuid[half:], "little")
     if os.readlink(f"/proc/self/fd/{fd}") != "/" or fstatfs_type(fd) != EROFS_SUPER_MAGIC_V1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,9 @@ from pyrunc.kernel.mount import open_mount
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import make
 from tests.support.registry import Registry
-from tests.support.service_manager import ServiceManager
+from tests.support.service_manager import ServiceManager, manager
+
+__all__ = ["manager"]
 
 BUILT = make()
 
@@ -49,13 +51,6 @@ class Node:
         root = await self.service.rootfs(BUILT.id)
         assert root.mount is not None and texts(root, "top") == ["2"]
         return os.fstat(root.mount.fd).st_dev
-
-
-@pytest.fixture
-def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceManager]:
-    with ServiceManager(tmp_path) as made:
-        monkeypatch.setenv("NOTIFY_SOCKET", str(made.address))
-        yield made
 
 
 @pytest.fixture
