@@ -162,7 +162,8 @@ async def drop_sandbox(services: Services, identifier: str) -> None:
 async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
     client = await ShimClient.connect(folder)
     try:
-        state = await asyncio.wait_for(client.state(), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            state = await client.state()
         await services.network.detach(identifier, state.netns_path)
         await client.stop_holder()
         await client.shutdown()

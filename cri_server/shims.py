@@ -101,7 +101,8 @@ class Shims:
         sandbox.shim, self._placed[sandbox.id] = process, sandbox
         try:
             folder, containers = self._paths.sandbox_state(sandbox.id), self._paths.container_states
-            await asyncio.wait_for(client.take_pod(folder, containers), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                await client.take_pod(folder, containers)
             return True
         except Unsupported:  # it is an older server's
             sandbox.shim = None

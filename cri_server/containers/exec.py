@@ -293,7 +293,8 @@ def other_runtime(services: Services, container: Container) -> OtherRuntime | No
 
 async def _exit_code(client: ShimClient, session: ExecSession, container: Container, timeout_s: float) -> int:
     try:
-        return await asyncio.wait_for(asyncio.shield(session.exited), timeout_s or None)
+        async with asyncio.timeout(timeout_s or None):
+            return await asyncio.shield(session.exited)
     except TimeoutError:
         await end(client, session.exec_id)
         raise DeadlineExceeded(

@@ -55,7 +55,8 @@ async def leave_shim(work: Work) -> None:
     client = work.services.shims.find(sandbox) if sandbox is not None else None
     try:
         if client is not None:
-            await asyncio.wait_for(client.forget(work.container.id), stop.SHIM_PATIENCE_S)
+            async with asyncio.timeout(stop.SHIM_PATIENCE_S):
+                await client.forget(work.container.id)
     except (PeerError, TimeoutError) as error:
         log.warning("container %s: its shim was not told of the removal: %r", work.container.id, error)
 

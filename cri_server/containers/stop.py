@@ -70,7 +70,8 @@ async def _end(
     client = services.shims.get(sandbox)
     patience_s = max(timeout_s, 0.0) + SHIM_PATIENCE_S
     try:
-        ended = await asyncio.wait_for(client.stop(container.id, signal, max(timeout_s, 0.0)), patience_s)
+        async with asyncio.timeout(patience_s):
+            ended = await client.stop(container.id, signal, max(timeout_s, 0.0))
     except TimeoutError:
         log.error("container %s: its shim did not answer for %g s and is given up", container.id, patience_s)
         await services.shims.give_up(sandbox)

@@ -109,7 +109,7 @@ async def _in_errand(
     finally:
         os.close(writing)
         try:
-            async with asyncio.timeout(_ERRAND_END_S):  # wait_for() of Python 3.11 may forget a cancellation
+            async with asyncio.timeout(_ERRAND_END_S):
                 await ended.wait()
         except TimeoutError:
             log.warning("a process that works on a layer does not end")

@@ -62,7 +62,8 @@ class Connection(asyncio.Protocol):
         self._send(framing.PLUGIN_SERVICE, stream, framing.REQUEST, asked.SerializeToString())
         self._waiting[stream] = answer
         try:
-            response = await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                response = await answer
         finally:
             self._waiting.pop(stream, None)
         if response.status.code:

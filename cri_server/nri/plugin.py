@@ -99,7 +99,8 @@ class Plugin:
     async def register(self) -> None:
         """Wait until it has said who it is, and configure it. Raises PeerError; it is closed then."""
         try:
-            await asyncio.wait_for(asyncio.shield(self._registered), self._timeouts.registration_s)
+            async with asyncio.timeout(self._timeouts.registration_s):
+                await asyncio.shield(self._registered)
             await self._configure()
         except (TimeoutError, Closed, CallFailed, framing.TooLarge, PeerError) as error:
             self.close()

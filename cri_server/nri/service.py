@@ -81,8 +81,8 @@ class Nri:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
-            waits = [process.ended.wait() for process in self._leaving]
-            await asyncio.wait_for(asyncio.gather(*waits), 2 * launch.GRACE_S)
+            async with asyncio.timeout(2 * launch.GRACE_S):
+                await asyncio.gather(*(process.ended.wait() for process in self._leaving))
 
     async def _launch(self, program: launch.Program) -> Plugin | None:
         plugin = self._new()

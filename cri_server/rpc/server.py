@@ -90,7 +90,8 @@ class Server:
             link.drain()
         for wait_s, end in ((timeout_s, Link.stop), (1.0, Link.abort)):
             try:
-                await asyncio.wait_for(self._empty.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._empty.wait()
                 return
             except TimeoutError:
                 for link in list(self._links):

@@ -87,7 +87,8 @@ async def end_holder(work: Work) -> None:
     client = work.services.shims.find(work.sandbox)
     try:
         if client is not None:
-            await asyncio.wait_for(client.stop_holder(), SHIM_PATIENCE_S)
+            async with asyncio.timeout(SHIM_PATIENCE_S):
+                await client.stop_holder()
     except PeerError as error:
         log.warning("sandbox %s: %s", work.sandbox.id, error)
     except TimeoutError:
@@ -109,7 +110,8 @@ async def detach_network(work: Work) -> None:
 async def end_shim(work: Work) -> None:
     shims = work.services.shims
     try:
-        await asyncio.wait_for(shims.shutdown(work.sandbox), SHIM_PATIENCE_S)
+        async with asyncio.timeout(SHIM_PATIENCE_S):
+            await shims.shutdown(work.sandbox)
     except PeerError as error:
         log.warning("sandbox %s: %s", work.sandbox.id, error)
     except TimeoutError:

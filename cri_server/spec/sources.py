@@ -55,7 +55,8 @@ async def in_time(timeout_s: float, what: str, function: Callable[..., Result], 
 
     threading.Thread(target=run, name=f"path {what[:60]}", daemon=True).start()
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.wrap_future(future)
     except TimeoutError:
         log.warning("%s does not answer after %g s; its thread is abandoned", what, timeout_s)
         raise DeadlineExceeded(f"{what} does not answer after {timeout_s:g} s") from None

@@ -89,7 +89,8 @@ async def terminated(sock: socket.socket, tls: Tls, handshake_s: float) -> Async
     finally:
         plain.close()
         try:
-            await asyncio.wait_for(pump, FLUSH_S)
+            async with asyncio.timeout(FLUSH_S):
+                await pump
         except TimeoutError:  # it does not take what was sent, or does not answer that this was all
             transport.abort()
         except asyncio.CancelledError:

@@ -161,7 +161,8 @@ class _Process:
                 raise
         process = cls(pid, ours)
         try:
-            answer = await asyncio.wait_for(process._ready, _START_TIMEOUT_S)
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                answer = await process._ready
         except BaseException as error:
             await process.close(kill=True)
             if isinstance(error, TimeoutError):
@@ -326,7 +327,8 @@ async def _reap(pid: int) -> None:
     try:
         loop.add_reader(pidfd, _settle, ended)
         try:
-            await asyncio.wait_for(asyncio.shield(ended), 5.0)
+            async with asyncio.timeout(5.0):
+                await asyncio.shield(ended)
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
             await ended

@@ -166,7 +166,8 @@ class _Worker:
         """End it in the middle of its work. When this returns it makes nothing any more, unless it cannot be killed."""
         self.ending.cancel()
         try:
-            await asyncio.wait_for(self._gone.wait(), KILLED_S)
+            async with asyncio.timeout(KILLED_S):
+                await self._gone.wait()
         except TimeoutError:
             pass
         self.hang_up()
