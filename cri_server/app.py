@@ -19,8 +19,6 @@ from cri_server import debug, events, meters, node, notify
 from cri_server.config import Config
 from cri_server.containers.sessions import Sessions
 from cri_server.descriptor_store import DescriptorStore, receive
-from cri_server.doctor.examine import complain
-from cri_server.doctor.model import Host
 from cri_server.events import Events
 from cri_server.images.service import ImageService as Images
 from cri_server.logs import fields
@@ -95,33 +93,41 @@ async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
     changed = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, changed.set)
     async with contextlib.AsyncExitStack() as stack:
-        services = await open_services(config, stack, stored)
-        await recover(services)
+        services = open_services(config, stack, stored)
+        await _find_out(services)
         await open_nri(services, stack)
         streaming = await open_streaming(config, services, stack)
         server = await open_grpc(config, services, streaming, stack)
         await open_metrics(config, services, server, streaming, stack)
+        await asyncio.gather(*(zygote.ready() for zygote in services.zygotes.values()))
         await stack.enter_async_context(_reconciling(services))
         await stack.enter_async_context(reloading(services, read, changed))
         await stack.enter_async_context(notify.supervised())
         log.info("serving at %s", config.server.listen)
-        await stack.enter_async_context(_looking_at_host(config))
+        await stack.enter_async_context(_afterwards(config))
         await stopping.wait()
         log.info("stopping; pods stay")
 
 
-async def open_services(
-    config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore
-) -> Services:
+async def _find_out(services: Services) -> None:
+    """Which images, pods and containers are there: side by side, as both wait for the kernel. Raises Error, of the images only."""
+    recovering = asyncio.create_task(recover(services))
+    try:
+        await services.images.start()
+    finally:
+        await recovering
+
+
+def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore) -> Services:
     """Everything the verbs need; closed by `stack` in reverse."""
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
     facts = node.probe(config)
-    zygote, errands = await _open_zygotes(stack)
+    zygote, errands = _begin_zygotes(stack)
     index = Index()
     shims = Shims(zygote, paths, index, config.shim.pods_per_shim)
     stack.callback(shims.disconnect)
-    images = await _open_images(config, paths, index, errands, stored, stack)
+    images = _open_images(config, paths, index, errands, stored, stack)
     given, folder = config.network, paths.root / "network"
     network = Network(
         given.conf_dir, given.bin_dir, str(folder), errands, default=default_network(config, paths.root)
@@ -154,21 +160,11 @@ async def open_services(
     return services
 
 
-async def _open_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """For shims, which stay small, and for errands; both import while the other does."""
-    started = await asyncio.gather(
-        Zygote.start(SHIM_MODULES, keep=SHIM),
-        Zygote.start(ERRAND_MODULES),
-        return_exceptions=True,
-    )
-    for one in started:
-        if isinstance(one, Zygote):
-            stack.push_async_callback(one.close)
-    for one in started:
-        if isinstance(one, BaseException):
-            raise one
-    zygote, errands = started
-    assert isinstance(zygote, Zygote) and isinstance(errands, Zygote)
+def _begin_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
+    """For shims, which stay small, and for errands; both import while the server finds out what is there and answers lists."""
+    zygote, errands = Zygote.begin(SHIM_MODULES, keep=SHIM), Zygote.begin(ERRAND_MODULES)
+    stack.push_async_callback(zygote.close)
+    stack.push_async_callback(errands.close)
     return zygote, errands
 
 
@@ -179,7 +175,7 @@ def _open_compilers(config: Config, errands: Zygote, stack: contextlib.AsyncExit
     return compilers
 
 
-async def _open_images(
+def _open_images(
     config: Config,
     paths: Paths,
     index: Index,
@@ -199,7 +195,6 @@ async def _open_images(
         descriptors=stored,
     )
     images.policy = config.registry.signature_policy
-    await images.start()
     stack.push_async_callback(images.close)
     return images
 
@@ -302,13 +297,21 @@ async def _settle(services: Services) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _looking_at_host(config: Config) -> AsyncIterator[None]:
-    """Beside the first calls, so that they do not wait for it: log what is wrong with this machine."""
-    looking = asyncio.create_task(asyncio.to_thread(complain, Host(config)))
+async def _afterwards(config: Config) -> AsyncIterator[None]:
+    """Beside the first calls, so that they do not wait for it: import what serves sessions, log what is wrong with this machine."""
+    working = asyncio.create_task(asyncio.to_thread(_work_afterwards, config))
     try:
         yield
     finally:
-        await asyncio.wait([looking])
+        await asyncio.wait([working])
+
+
+def _work_afterwards(config: Config) -> None:
+    from cri_server.doctor.examine import complain
+    from cri_server.doctor.model import Host
+    from cri_server.streaming import connection  # noqa: F401
+
+    complain(Host(config))
 
 
 @contextlib.asynccontextmanager

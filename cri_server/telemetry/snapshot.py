@@ -80,9 +80,7 @@ class Source:
 
     def problems(self) -> list[str]:
         """What keeps the server from doing its work; nothing when it is well."""
-        found = [
-            f"the zygote for {name} is gone" for name, z in self.services.zygotes.items() if z.pid is None
-        ]
+        found = [f"the zygote for {name} is gone" for name, z in self.services.zygotes.items() if z.lost]
         try:
             space = os.statvfs(self.services.paths.root)
         except OSError as error:

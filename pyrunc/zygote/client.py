@@ -53,21 +53,43 @@ class Zygote:
         self._process: _Process | None = None
         self._starting = asyncio.Lock()
         self._closed = False
+        self._first: asyncio.Task[_Process] | None = None
 
     @classmethod
     async def start(cls, preload: Sequence[str], keep: str = "") -> Zygote:
-        """Spawn a zygote that imports the modules `preload`. Raises PeerError with what its import failed with.
+        """`begin`, and wait until it is `ready`."""
+        zygote = cls.begin(preload, keep)
+        try:
+            await zygote.ready()
+        except BaseException:
+            await zygote.close()
+            raise
+        return zygote
+
+    @classmethod
+    def begin(cls, preload: Sequence[str], keep: str = "") -> Zygote:
+        """Spawn a zygote that imports the modules `preload`; who asks it for something meanwhile waits. Close it in any case.
 
         It always has a child ready for the next `fork` of `keep` (`module:function`): see pyrunc.zygote.spare.
         """
         zygote = cls(preload, keep)
-        await zygote._live()
+        zygote._first = asyncio.create_task(zygote._live())
         return zygote
+
+    async def ready(self) -> None:
+        """Wait until it has imported all. Raises PeerError with what its import failed with."""
+        assert self._first is not None
+        await asyncio.shield(self._first)
 
     @property
     def pid(self) -> int | None:
         """The living zygote's pid."""
         return self._process.pid if self._process and not self._process.gone else None
+
+    @property
+    def lost(self) -> bool:
+        """Whether there is none, and none is being imported for the first time."""
+        return self.pid is None and (self._first is None or self._first.done())
 
     async def fork(self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()) -> Forked:
         """Start a detached child that calls `module:function(arguments, fds)`, where the arguments are the record's fields.
@@ -119,6 +141,9 @@ class Zygote:
     async def close(self) -> None:
         """End the zygote: running errands are killed, detached children stay."""
         self._closed = True
+        if self._first:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
         if self._process:
             await self._process.close()
             self._process = None

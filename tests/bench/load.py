@@ -48,7 +48,7 @@ class Bench:
     """One server under measurement; `samples` maps a step to its durations in milliseconds, `rates` a rate to its values."""
 
     def __init__(self, name: str, socket: Path, image: str, folder: Path) -> None:
-        self.name, self.image, self.folder = name, image, folder
+        self.name, self.socket, self.image, self.folder = name, socket, image, folder
         self.client = cri.connect(socket)
         version = self.client.runtime.Version(api.VersionRequest(), timeout=10)
         self.version = f"{version.runtime_name} {version.runtime_version}"

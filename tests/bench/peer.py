@@ -26,8 +26,8 @@ class Containerd:
         self._plugins = plugins or self.built / "cni"
         self._there = _groups()
 
-    def start(self, images: list[Path], timeout_s: float = 30) -> None:
-        """Start it and import `images` (docker-archives), among them one named like PAUSE."""
+    def launch(self) -> None:
+        """Start it and do not wait."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_configuration()
         command = [
@@ -38,6 +38,10 @@ class Containerd:
             f"{self.folder}/config.toml",
         ]
         self.program.start(command, environment={"PATH": f"{self.built}/bin:{os.environ['PATH']}"})
+
+    def start(self, images: list[Path], timeout_s: float = 30) -> None:
+        """Start it and import `images` (docker-archives), among them one named like PAUSE."""
+        self.launch()
         if not wait_until(lambda: self._ctr("version").returncode == 0, timeout_s):
             raise RuntimeError(f"containerd does not answer:\n{self.program.tail()}")
         for image in images:

@@ -172,9 +172,9 @@ class Node:
             (folder / "new").write_text(json.dumps(network))
             (folder / "new").rename(folder / "10-kube.conflist")
 
-    def start_server(self, boot_id: str = "", environment: Mapping[str, str] | None = None) -> None:
-        """Start `pyrunc-cri serve`; it answers when this returns. With `boot_id` it believes in another boot of the machine:
-        it runs in a mount namespace where the kernel's file reads so. `environment` is added to ours.
+    def launch_server(self, boot_id: str = "", environment: Mapping[str, str] | None = None) -> None:
+        """Start `pyrunc-cri serve` and do not wait. With `boot_id` it believes in another boot of the machine: it runs in a mount
+        namespace where the kernel's file reads so. `environment` is added to ours.
         """
         command = [
             *installed("pyrunc-cri"), "serve", "--listen", f"unix://{self.socket}", "--root", f"{self.folder}/root", "--state", f"{self.folder}/state",
@@ -186,6 +186,10 @@ class Node:
             bind = f'mount --bind "{self.folder}/boot_id" /proc/sys/kernel/random/boot_id && exec "$@"'
             command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", bind, "sh", *command]
         self.server.start(self.inside(*command), environment=environment)
+
+    def start_server(self, boot_id: str = "", environment: Mapping[str, str] | None = None) -> None:
+        """As `launch_server`; it answers when this returns."""
+        self.launch_server(boot_id, environment)
         answered = wait_until(
             lambda: not self.server.pid or self.answers(), 180
         )  # minutes, in an emulated guest

@@ -15,7 +15,14 @@ class Client:
     def __init__(self, socket: Path | str) -> None:
         from cri_server.api import api_pb2_grpc
 
-        options = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 16 << 20)]
+        options = [
+            ("grpc.max_receive_message_length", 16 << 20),
+            ("grpc.max_send_message_length", 16 << 20),
+            (
+                "grpc.use_local_subchannel_pool",
+                1,
+            ),  # another channel's refused attempt keeps this one from trying for a second
+        ]
         self._channel = grpc.insecure_channel(f"unix://{socket}", options=options)
         self.runtime: Any = api_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self.image: Any = api_pb2_grpc.ImageServiceStub(self._channel)  # type: ignore[no-untyped-call]

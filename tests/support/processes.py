@@ -50,7 +50,7 @@ class Program:
                 break
             with contextlib.suppress(ProcessLookupError):  # it may end by itself
                 os.kill(pid, number)
-            if wait_until(lambda: not self.pid, timeout_s):
+            if wait_until(lambda: not self.pid, timeout_s, every_s=0.005):
                 break
         if self._child is not None:
             self._child.wait()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from cri_server.streaming import server as server_module
+from cri_server.streaming import connection as connection_module
 from cri_server.streaming.backend import ExecOptions, PortForwardOptions
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.spdy import frames
@@ -260,7 +260,7 @@ async def test_a_connection_that_has_ended_is_freed_at_once(
             super().__init__(*arguments, **options)
             wires.append(weakref.ref(self))
 
-    monkeypatch.setattr(server_module, "SocketWire", Remembered)
+    monkeypatch.setattr(connection_module, "SocketWire", Remembered)
     gc.collect()
     gc.disable()
     try:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cri_server.streaming import connection as connection_module
 from cri_server.streaming import portforward
 from cri_server.streaming import server as server_module
 from cri_server.streaming.backend import AttachOptions, ExecOptions, PortForwardOptions
@@ -157,7 +158,7 @@ async def test_only_loopback_is_listened_on(server: StreamingServer) -> None:
 
 
 async def test_a_slow_request_is_ended(server: StreamingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_S", 0.4)
+    monkeypatch.setattr(connection_module, "REQUEST_S", 0.4)
     loop = asyncio.get_running_loop()
     with socket.create_connection(server.address) as client:
         client.setblocking(False)
@@ -280,12 +281,12 @@ async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
             async with asyncio.timeout(60):
                 while backend.dialed < portforward.SESSION_LIMIT + 80:
                     await asyncio.sleep(0.01)
-            server._forwarded.limit = server._forwarded.connections
+            server.handler.forwarded.limit = server.handler.forwarded.connections
             (refused,) = await forward_many(server, stack, 1)
             assert b"forwarded connections of this node are open" in await told(refused)
             assert not any(error.gone.is_set() for session in others for error in session)
         async with asyncio.timeout(60):
-            while server._forwarded.connections:
+            while server.handler.forwarded.connections:
                 await asyncio.sleep(0.01)
     finally:
         await server.close()
@@ -339,7 +340,7 @@ async def test_guessing_does_not_disturb_a_session(server: StreamingServer, go: 
 
 @pytest.mark.requirement("9.4")
 async def test_streams_that_never_come(server: StreamingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "STREAMS_S", 0.3)
+    monkeypatch.setattr(connection_module, "STREAMS_S", 0.3)
     client = Connection("client")
     client.open({"streamtype": ["error"]})
     async with connection(server) as (reader, writer), asyncio.timeout(60):

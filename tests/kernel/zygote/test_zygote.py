@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from pyrunc import ipc
-from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError
+from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError, Unavailable
 from pyrunc.peer import answered
 from pyrunc.zygote.client import Zygote
 from tests.kernel.shim.pod import TIMEOUT_S, children, descriptors, gone, name_of
@@ -335,6 +335,37 @@ async def test_a_killed_zygote_takes_its_errands_along_and_is_replaced(zygote: Z
 async def test_a_preload_that_fails_says_so() -> None:
     with pytest.raises(PeerError, match=r"importing no\.such\.module: ModuleNotFoundError"):
         await Zygote.start(["no.such.module"])
+
+
+async def test_who_asks_a_zygote_that_starts_waits() -> None:
+    zygote = Zygote.begin([HERE])
+    try:
+        assert zygote.pid is None
+        assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
+        await zygote.ready()
+        assert zygote.pid is not None
+    finally:
+        await zygote.close()
+
+
+async def test_who_asks_a_zygote_that_cannot_start_is_told_why() -> None:
+    zygote = Zygote.begin(["no.such.module"])
+    for _ in range(2):
+        with pytest.raises(PeerError, match=r"importing no\.such\.module"):
+            await zygote.run(f"{HERE}:leave")
+    with pytest.raises(PeerError, match=r"importing no\.such\.module"):
+        await zygote.ready()
+    await zygote.close()
+
+
+async def test_a_zygote_that_is_closed_as_it_starts_leaves_no_process() -> None:
+    before = set(children(os.getpid()))
+    zygote = Zygote.begin([HERE])
+    await _until(lambda: bool(set(children(os.getpid())) - before))
+    await zygote.close()
+    assert set(children(os.getpid())) == before
+    with pytest.raises(Unavailable, match="closed"):
+        await zygote.run(f"{HERE}:leave")
 
 
 async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> None:

@@ -1,0 +1,292 @@
+"""What one connection of the streaming server is: a request under a deadline, its ticket, the switch to SPDY or WebSocket, a session.
+
+The session is one task; a second one reads the connection, and when that ends, because the client has left or broken the protocol,
+the session is cancelled and everything it held is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from cri_server.streaming import portforward, remotecommand, upgrade
+from cri_server.streaming.backend import AttachOptions, Backend, ExecOptions, PortForwardOptions, Session
+from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
+from cri_server.streaming.remotecommand import CommandStreams
+from cri_server.streaming.spdy.frames import Status
+from cri_server.streaming.streams import Inbound, StreamGone
+from cri_server.streaming.tokens import Tickets
+from cri_server.streaming.transport import ConnectionLost, SocketWire, Wire
+from cri_server.streaming.upgrade import Refused, Request, RequestReader
+from cri_server.streaming.websocket import DIALECTS, TUNNEL, Channels, Messages, TunnelWire
+
+log = logging.getLogger(__name__)
+
+# In the client's words; v3 brought resizing, v4 the Status object, v5 (WebSocket only) closing a channel.
+COMMAND_PROTOCOLS = ("v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io")
+FORWARD_SUBPROTOCOLS = ("v4.channel.k8s.io", "v4.base64.channel.k8s.io")
+STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
+
+REQUEST_S = 10.0
+STREAMS_S = 30.0
+IDLE_S = 4 * 3600.0
+
+
+class Connections:
+    """Serves the connections of one server.
+
+    `sessions` counts those that are open, by kind. `opened` is called in a connection's task when its ticket was good.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        tickets: Tickets,
+        sessions: Counter[str],
+        opened: Callable[[], None],
+        idle_s: float,
+    ) -> None:
+        self._backend, self._tickets, self._sessions = backend, tickets, sessions
+        self._opened, self._idle_s = opened, idle_s
+        self.forwarded = portforward.Forwarded()
+
+    async def serve(self, sock: socket.socket) -> None:
+        """The session of one connection, which is closed at its end."""
+        wire = SocketWire(sock, idle_s=self._idle_s)
+        try:
+            opened = await self._open(wire)
+            if opened is not None:
+                request, options = opened
+                await self._serve(request, options, wire)
+            await wire.close()
+        except (ConnectionLost, StreamGone):
+            pass
+        except Exception:
+            log.exception("streaming: a session ended in a way that was not foreseen")
+        finally:
+            wire.abort()
+
+    async def _open(self, wire: SocketWire) -> tuple[Request, object] | None:
+        """Read the request and take its ticket, in `REQUEST_S`; a refusal has been answered."""
+        try:
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    request = await self._read_request(wire)
+            except TimeoutError:
+                raise Refused(408, "the request took too long") from None
+            options = self._redeem(request)
+        except Refused as refused:
+            await wire.send(refused.response())
+            return None
+        self._opened()
+        return request, options
+
+    async def _read_request(self, wire: SocketWire) -> Request:
+        reader = RequestReader()
+        while (data := await wire.receive()) and (request := reader.receive(bytes(data))) is None:
+            pass
+        if not data or request is None:
+            raise ConnectionLost("the client left before its request was complete")
+        wire.unread(request.ahead)
+        return request
+
+    def _redeem(self, request: Request) -> object:
+        """The options that the URL stands for."""
+        if request.method not in ("GET", "POST"):
+            raise Refused(405, "GET or POST", [("Allow", "GET, POST")])
+        parts = request.path.split("/")
+        options = self._tickets.take(parts[1], parts[2]) if len(parts) == 3 and not parts[0] else None
+        if options is None:
+            raise Refused(404, "no such session")
+        return options
+
+    async def _serve(self, request: Request, options: object, wire: SocketWire) -> None:
+        kind = request.path.split("/")[1]
+        self._sessions[kind] += 1
+        try:
+            if request.upgrade == "spdy/3.1":
+                serving = self._over_spdy(request, options, wire)
+            elif request.upgrade == "websocket":
+                serving = self._over_websocket(request, options, wire)
+            else:
+                raise Refused(400, "an upgrade to SPDY/3.1 or websocket is needed", [("Upgrade", "SPDY/3.1")])
+            await serving
+        except Refused as refused:
+            await wire.send(refused.response())
+        finally:
+            self._sessions[kind] -= 1
+
+    # ---- SPDY ----
+
+    async def _over_spdy(self, request: Request, options: object, wire: SocketWire) -> None:
+        if isinstance(options, PortForwardOptions):
+            protocol = upgrade.choose_stream_protocol(request, (portforward.PROTOCOL,))
+            await wire.send(upgrade.switch_to_spdy(protocol))
+            await self._forward_over_spdy(options, wire)
+            return
+        assert isinstance(options, ExecOptions | AttachOptions)
+        protocol = upgrade.choose_stream_protocol(request, COMMAND_PROTOCOLS)
+        await wire.send(upgrade.switch_to_spdy(protocol))
+        collector = _Collector(_roles(options), resizable=options.tty)
+        multiplexer = Multiplexer(wire, "server", collector.take, streams_limit=2 * RESIZE)
+        await _while_connected(multiplexer.run(), self._command_over_spdy(options, protocol, collector))
+        multiplexer.leave()
+
+    async def _command_over_spdy(
+        self, options: ExecOptions | AttachOptions, protocol: str, collector: _Collector
+    ) -> None:
+        streams = await collector.collect()
+        if streams is None:
+            return
+        await remotecommand.run(
+            self._session(options),
+            CommandStreams(
+                error=streams["error"],
+                json_status=protocol == COMMAND_PROTOCOLS[0],
+                stdin=streams["stdin"].inbound if "stdin" in streams else None,
+                stdout=streams.get("stdout"),
+                stderr=streams.get("stderr"),
+                resize=collector.resize if options.tty else None,
+            ),
+        )
+
+    async def _forward_over_spdy(self, options: PortForwardOptions, wire: Wire) -> None:
+        forwarder = portforward.Forwarder(self._backend, options.sandbox_id, self.forwarded)
+        multiplexer = Multiplexer(wire, "server", forwarder.take)
+        try:
+            await multiplexer.run()
+        finally:
+            await forwarder.close()
+
+    # ---- WebSocket ----
+
+    async def _over_websocket(self, request: Request, options: object, wire: SocketWire) -> None:
+        if isinstance(options, PortForwardOptions):
+            await self._forward_over_websocket(request, options, wire)
+            return
+        assert isinstance(options, ExecOptions | AttachOptions)
+        subprotocol = upgrade.choose_subprotocol(request, tuple(DIALECTS))
+        await wire.send(upgrade.switch_to_websocket(request, subprotocol))
+        messages = Messages(wire)
+        channels = Channels(messages, DIALECTS[subprotocol])
+        streams = _channel_streams(options, channels, DIALECTS[subprotocol].json_status)
+        # An empty message on the lowest channel that is written says that the connection stands.
+        await (streams.stdout or streams.stderr or streams.error).write(b"")
+        await _while_connected(channels.run(), remotecommand.run(self._session(options), streams))
+        messages.leave()
+
+    async def _forward_over_websocket(
+        self, request: Request, options: PortForwardOptions, wire: SocketWire
+    ) -> None:
+        subprotocol = upgrade.choose_subprotocol(request, (TUNNEL, *FORWARD_SUBPROTOCOLS))
+        if subprotocol != TUNNEL and not options.ports:
+            raise Refused(400, "WebSocket port forwarding needs the ports in the request for the URL")
+        if subprotocol != TUNNEL and len(options.ports) > portforward.CHANNEL_PORTS_LIMIT:
+            limit = portforward.CHANNEL_PORTS_LIMIT
+            raise Refused(
+                400, f"{len(options.ports)} ports: the channels of a WebSocket are enough for {limit}"
+            )
+        await wire.send(upgrade.switch_to_websocket(request, subprotocol))
+        messages = Messages(wire)
+        if subprotocol == TUNNEL:
+            await self._forward_over_spdy(options, TunnelWire(messages))
+        else:
+            channels = Channels(messages, DIALECTS[subprotocol])
+            pairs = [
+                (channels.channel(2 * index), channels.channel(2 * index + 1))
+                for index in range(len(options.ports))
+            ]
+            forwarding = portforward.forward_channels(
+                self._backend, options.sandbox_id, self.forwarded, options.ports, pairs
+            )
+            await _while_connected(channels.run(), forwarding)
+        messages.leave()
+
+    def _session(self, options: ExecOptions | AttachOptions) -> Awaitable[Session]:
+        return (
+            self._backend.exec(options) if isinstance(options, ExecOptions) else self._backend.attach(options)
+        )
+
+
+def _given(inbound: Inbound) -> asyncio.Future[Inbound]:
+    future: asyncio.Future[Inbound] = asyncio.get_running_loop().create_future()
+    future.set_result(inbound)
+    return future
+
+
+class _Collector:
+    """Waits for the streams that an exec or attach needs; any other stream is reset.
+
+    `resize` is not waited for: who attaches to a terminal without knowing that it is one does not open it.
+    """
+
+    def __init__(self, roles: Sequence[str], *, resizable: bool) -> None:
+        self._missing = set(roles)
+        self._resizable = resizable
+        self.resize: asyncio.Future[Inbound] = asyncio.get_running_loop().create_future()
+        self._streams: dict[str, MultiplexedStream] = {}
+        self._complete = asyncio.Event()
+
+    def take(self, stream: MultiplexedStream) -> None:
+        """A stream of the client."""
+        role = stream.header("streamtype")
+        if role == "resize" and self._resizable and not self.resize.done():
+            self.resize.set_result(stream.inbound)
+            return
+        if role not in self._missing:
+            stream.reset(Status.PROTOCOL_ERROR)
+            return
+        self._missing.remove(role)
+        self._streams[role] = stream
+        if role != "stdin":
+            stream.inbound.discard()
+        if not self._missing:
+            self._complete.set()
+
+    async def collect(self) -> dict[str, MultiplexedStream] | None:
+        """All streams by role, or `None` if they did not come in time."""
+        try:
+            async with asyncio.timeout(STREAMS_S):
+                await self._complete.wait()
+        except TimeoutError:
+            log.info("streaming: the client opened no stream for %s", ", ".join(sorted(self._missing)))
+            return None
+        return self._streams
+
+
+def _roles(options: ExecOptions | AttachOptions) -> list[str]:
+    return ["error", *(role for role in ("stdin", "stdout", "stderr") if getattr(options, role))]
+
+
+def _channel_streams(
+    options: ExecOptions | AttachOptions, channels: Channels, json_status: bool
+) -> CommandStreams:
+    return CommandStreams(
+        error=channels.channel(ERROR),
+        json_status=json_status,
+        stdin=channels.channel(STDIN).inbound if options.stdin else None,
+        stdout=channels.channel(STDOUT) if options.stdout else None,
+        stderr=channels.channel(STDERR) if options.stderr else None,
+        resize=_given(channels.channel(RESIZE).inbound) if options.tty else None,
+    )
+
+
+async def _while_connected(reading: Coroutine[Any, Any, str], serving: Coroutine[Any, Any, None]) -> None:
+    """Serve until done or until the connection is over; neither goes on without the other."""
+    tasks = (asyncio.create_task(reading), asyncio.create_task(serving))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    try:
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+    finally:
+        del tasks, results, result  # an error that is raised here knows this frame
