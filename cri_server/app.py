@@ -95,6 +95,7 @@ async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
     async with contextlib.AsyncExitStack() as stack:
         services = open_services(config, stack, stored)
         await _find_out(services)
+        _begin(services)
         await open_nri(services, stack)
         streaming = await open_streaming(config, services, stack)
         server = await open_grpc(config, services, streaming, stack)
@@ -118,12 +119,20 @@ async def _find_out(services: Services) -> None:
         await recovering
 
 
+def _begin(services: Services) -> None:
+    """Have processes import that nobody has asked for yet: as late as this, since their imports take the processor from those questions
+    that a kubelet asks first, and as early as this, since after those it asks for pods."""
+    for zygote in services.zygotes.values():
+        zygote.begin()
+    services.compilers.warm()
+
+
 def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore) -> Services:
     """Everything the verbs need; closed by `stack` in reverse."""
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
     facts = node.probe(config)
-    zygote, errands = _begin_zygotes(stack)
+    zygote, errands = _open_zygotes(stack)
     index = Index()
     shims = Shims(zygote, paths, index, config.shim.pods_per_shim)
     stack.callback(shims.disconnect)
@@ -160,9 +169,9 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
     return services
 
 
-def _begin_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """For shims, which stay small, and for errands; both import while the server finds out what is there and answers lists."""
-    zygote, errands = Zygote.begin(SHIM_MODULES, keep=SHIM), Zygote.begin(ERRAND_MODULES)
+def _open_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
+    """For shims, which stay small, and for errands."""
+    zygote, errands = Zygote(SHIM_MODULES, keep=SHIM), Zygote(ERRAND_MODULES)
     stack.push_async_callback(zygote.close)
     stack.push_async_callback(errands.close)
     return zygote, errands
@@ -171,7 +180,6 @@ def _begin_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
 def _open_compilers(config: Config, errands: Zygote, stack: contextlib.AsyncExitStack) -> Compilers:
     compilers = Compilers(errands, timed=config.timeline.operations)
     stack.callback(compilers.close)
-    compilers.warm()
     return compilers
 
 

@@ -49,6 +49,8 @@ class Zygote:
     """A zygote process, replaced by a new one when it is found dead. Use from one event loop."""
 
     def __init__(self, preload: Sequence[str], keep: str = "") -> None:
+        """It is to import the modules `preload`, and always have a child ready for the next `fork` of `keep` (`module:function`): see
+        pyrunc.zygote.spare."""
         self._preload, self._keep = list(preload), keep
         self._process: _Process | None = None
         self._starting = asyncio.Lock()
@@ -57,8 +59,9 @@ class Zygote:
 
     @classmethod
     async def start(cls, preload: Sequence[str], keep: str = "") -> Zygote:
-        """`begin`, and wait until it is `ready`."""
-        zygote = cls.begin(preload, keep)
+        """One that is `ready`. Raises PeerError."""
+        zygote = cls(preload, keep)
+        zygote.begin()
         try:
             await zygote.ready()
         except BaseException:
@@ -66,18 +69,12 @@ class Zygote:
             raise
         return zygote
 
-    @classmethod
-    def begin(cls, preload: Sequence[str], keep: str = "") -> Zygote:
-        """Spawn a zygote that imports the modules `preload`; who asks it for something meanwhile waits. Close it in any case.
-
-        It always has a child ready for the next `fork` of `keep` (`module:function`): see pyrunc.zygote.spare.
-        """
-        zygote = cls(preload, keep)
-        zygote._first = asyncio.create_task(zygote._live())
-        return zygote
+    def begin(self) -> None:
+        """Spawn it now, not when it is asked for something first; who asks it meanwhile waits. Once."""
+        self._first = asyncio.create_task(self._live())
 
     async def ready(self) -> None:
-        """Wait until it has imported all. Raises PeerError with what its import failed with."""
+        """Wait until one that was begun has imported all. Raises PeerError with what its import failed with."""
         assert self._first is not None
         await asyncio.shield(self._first)
 
@@ -88,8 +85,8 @@ class Zygote:
 
     @property
     def lost(self) -> bool:
-        """Whether there is none, and none is being imported for the first time."""
-        return self.pid is None and (self._first is None or self._first.done())
+        """Whether there is none any more."""
+        return self.pid is None and self._first is not None and self._first.done()
 
     async def fork(self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()) -> Forked:
         """Start a detached child that calls `module:function(arguments, fds)`, where the arguments are the record's fields.

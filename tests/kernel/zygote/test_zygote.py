@@ -338,7 +338,8 @@ async def test_a_preload_that_fails_says_so() -> None:
 
 
 async def test_who_asks_a_zygote_that_starts_waits() -> None:
-    zygote = Zygote.begin([HERE])
+    zygote = Zygote([HERE])
+    zygote.begin()
     try:
         assert zygote.pid is None
         assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
@@ -349,7 +350,8 @@ async def test_who_asks_a_zygote_that_starts_waits() -> None:
 
 
 async def test_who_asks_a_zygote_that_cannot_start_is_told_why() -> None:
-    zygote = Zygote.begin(["no.such.module"])
+    zygote = Zygote(["no.such.module"])
+    zygote.begin()
     for _ in range(2):
         with pytest.raises(PeerError, match=r"importing no\.such\.module"):
             await zygote.run(f"{HERE}:leave")
@@ -360,7 +362,8 @@ async def test_who_asks_a_zygote_that_cannot_start_is_told_why() -> None:
 
 async def test_a_zygote_that_is_closed_as_it_starts_leaves_no_process() -> None:
     before = set(children(os.getpid()))
-    zygote = Zygote.begin([HERE])
+    zygote = Zygote([HERE])
+    zygote.begin()
     await _until(lambda: bool(set(children(os.getpid())) - before))
     await zygote.close()
     assert set(children(os.getpid())) == before
