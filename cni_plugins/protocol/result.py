@@ -114,6 +114,11 @@ class Result:
         """The same with other interfaces, every address belonging to number `index` of them."""
         return replace(self, interfaces=interfaces, ips=tuple(replace(a, interface=index) for a in self.ips))
 
+    def moved(self, before: str, after: str) -> Result:
+        """The same after the pod's namespace, which was found at the path `before`, is at another one."""
+        moved = (replace(i, sandbox=after) if i.sandbox == before else i for i in self.interfaces)
+        return replace(self, interfaces=tuple(moved))
+
     def addresses_of(self, ifname: str, netns: str) -> tuple[AssignedAddress, ...]:
         """The addresses of one interface inside the pod, or those that name no interface."""
         return tuple(a for a in self.ips if self._belongs(a, ifname, netns))

@@ -37,6 +37,11 @@ class Attachment:
     def with_result(self, result: Result) -> Attachment:
         return replace(self, result=result)
 
+    def moved(self, netns_path: str) -> Attachment:
+        """The same when the namespace is found at another path."""
+        result = None if self.result is None else self.result.moved(self.netns_path, netns_path)
+        return replace(self, netns_path=netns_path, result=result)
+
 
 class Attachments:
     """The records in one folder, which is made with mode 0700. All methods but `at_hand` touch the disk."""

@@ -16,7 +16,6 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import replace
 from typing import Any, cast
 
 from cni_plugins.protocol.call import check_identifier
@@ -187,7 +186,7 @@ class Network:
         async with self._turns.of(sandbox_id):
             attachment = await self._recalled(sandbox_id)
             if attachment is not None:
-                await self._remember(replace(attachment, netns_path=netns_path))
+                await self._remember(attachment.moved(netns_path))
 
     async def check(self, sandbox_id: str) -> None:
         """The chain's CHECK. Raises NotFound, PeerError for the first damage found."""
