@@ -19,6 +19,7 @@ from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
+from cri_server.together import to_the_end
 from pyrunc.errors import Error, NotFound, Unavailable, Unsupported
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
@@ -31,6 +32,7 @@ ANSWER_S = 2.0  # so long a caller waits for a shim that may be silent
 LOOK_S = 1.0  # between two looks at the pod of a silent one
 LOST_S = 0.1  # before a connection that was lost is made again
 TAKE_OVER_AFTER_S = (0.0, 0.2, 1.0, 3.0)  # the zygote may have been killed too, and be replaced
+TAKE_OVER_S = 30.0  # so long a caller waits while another shim takes over: giving up ends the whole pod
 Told = Callable[[Sandbox, Container | None], None]
 Moved = Callable[[Sandbox], Awaitable[None]]
 
@@ -45,6 +47,7 @@ class Shims:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._meeting: dict[str, asyncio.Task[bool]] = {}
         self._awaited: dict[str, asyncio.Task[None]] = {}
+        self._taking_over: set[str] = set()
         self._placed: dict[str, Sandbox] = {}
         self._placing = asyncio.Lock()
         self._lost_sessions: dict[str, list[ExecSession]] = {}
@@ -61,7 +64,10 @@ class Shims:
         return client
 
     def find(self, sandbox: Sandbox) -> ShimClient | None:
-        """The connection, None when there is no shim or it does not answer."""
+        """The connection, None when there is no shim, or it does not answer or does not have all of its pod yet."""
+        return None if sandbox.id in self._taking_over else self._connection(sandbox)
+
+    def _connection(self, sandbox: Sandbox) -> ShimClient | None:
         client = self._clients.get(sandbox.id)
         return None if client is None or client.closed else client
 
@@ -154,7 +160,7 @@ class Shims:
     async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
         """Connect to the shim that may live and learn what it knows; whether it has answered.
 
-        What a dead one left is ended. A silent one is waited for in the background from then on: `is_silent`.
+        Another one takes over from a dead one, or what that left is ended. A silent one is waited for in the background from then on: `is_silent`.
         """
         if self.find(sandbox) is not None:
             return True
@@ -164,6 +170,8 @@ class Shims:
             self._awaited[sandbox.id] = task
             task.add_done_callback(lambda done: self._answered(sandbox, done))
         await asyncio.wait([task], timeout=timeout_s)
+        if sandbox.id in self._taking_over:
+            await asyncio.wait([task], timeout=TAKE_OVER_S)
         if self.is_silent(sandbox):
             log.warning("sandbox %s: its shim lives, but does not answer", sandbox.id)
             self._look_from_outside(sandbox)
@@ -204,6 +212,7 @@ class Shims:
             self._learn(sandbox, state)
             self._take(sandbox, client)
             self._lost_sessions.pop(sandbox.id, None)  # it has ended them
+            await self._finish_take_over(sandbox, state)
             self.keeper.ask(sandbox, self._index.containers_of(sandbox), client)
             return
 
@@ -219,17 +228,32 @@ class Shims:
             return False
         sessions = self._lost_sessions.pop(sandbox.id, [])
         with sandbox.gate:
-            for delay_s in TAKE_OVER_AFTER_S:
-                await asyncio.sleep(delay_s)
-                await self._end_rest_of_shim(sandbox)
-                try:
-                    await self._hand_over(sandbox, living, sessions)
-                except (Error, OSError) as error:
-                    log.error("sandbox %s: no other shim can take over: %s", sandbox.id, error)
-                    self.drop(sandbox)
-                else:
-                    log.warning("sandbox %s: another shim has taken over", sandbox.id)
-                    return True
+            self._taking_over.add(sandbox.id)
+            try:
+                return await self._try_to_hand_over(sandbox, living, sessions)
+            except (
+                asyncio.CancelledError
+            ):  # nobody waits for it any more; what was begun is killed with what it has
+                self.drop(sandbox)
+                self._kill_shim(sandbox)
+                raise
+            finally:
+                self._taking_over.discard(sandbox.id)
+
+    async def _try_to_hand_over(
+        self, sandbox: Sandbox, living: Sequence[Container], sessions: Sequence[ExecSession]
+    ) -> bool:
+        for delay_s in TAKE_OVER_AFTER_S:
+            await asyncio.sleep(delay_s)
+            await self._end_rest_of_shim(sandbox)
+            try:
+                await self._hand_over(sandbox, living, sessions)
+            except (Error, OSError) as error:
+                log.error("sandbox %s: no other shim can take over: %s", sandbox.id, error)
+                self.drop(sandbox)
+            else:
+                log.warning("sandbox %s: another shim has taken over", sandbox.id)
+                return True
         return False
 
     async def _hand_over(
@@ -238,12 +262,43 @@ class Shims:
         for container in living:
             if not self.keeper.holds(container.id) and (container.running or container.starting):
                 await self._end_orphan(sandbox, container)
-        await self.start(sandbox)
-        client = self.get(sandbox)
+        await to_the_end(self.start(sandbox))  # a shim that is being forked is nobody's yet
+        client = self._still_connected(sandbox)
         await self.keeper.hand_over(sandbox, living, client, sessions)
         self._learn(sandbox, await client.state())
-        await self.moved(sandbox)
-        self.get(sandbox)  # it may have been killed meanwhile, which nobody else would notice
+        await self._write_move(sandbox)
+        self._still_connected(sandbox)
+
+    def _still_connected(self, sandbox: Sandbox) -> ShimClient:
+        """The next shim may be killed, too, while it takes over, which nobody else would notice. Raises Unavailable."""
+        client = self._connection(sandbox)
+        if client is None:
+            raise Unavailable(f"the next shim of sandbox {sandbox.id} is gone, too")
+        return client
+
+    async def _write_move(self, sandbox: Sandbox) -> None:
+        """A full disk costs no pod: a server that finds the old record asks the shim (`_finish_take_over`)."""
+        try:
+            await self.moved(sandbox)
+        except (Error, OSError) as error:
+            log.error("sandbox %s: who its shim is now is not on the disk: %s", sandbox.id, error)
+
+    async def _finish_take_over(self, sandbox: Sandbox, state: ShimState) -> None:
+        """A server that was killed while this shim took over has not written that, and what it had not handed over died with it:
+        nobody hears of that container's end any more."""
+        known = {entry.id for entry in state.containers}
+        for container in self._index.containers_of(sandbox):
+            if container.exit is None and container.process is not None and container.id not in known:
+                await self._end_orphan(sandbox, container)
+        started = alive_since(state.pid)
+        if started is None or sandbox.shim == Process(state.pid, started):
+            return
+        sandbox.shim = Process(state.pid, started)
+        if state.holder is not None:
+            sandbox.netns_path = state.netns_path or ""
+        elif sandbox.holder is not None:
+            orphans.kill_process(sandbox.holder)
+        await self._write_move(sandbox)
 
     async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> ShimState:
         """What the shim knows, however long it takes; meanwhile the pod is looked at from outside."""
@@ -405,9 +460,12 @@ class Shims:
         await orphans.kill_group(sandbox.cgroups_path, sandbox.id)
         self.told(sandbox, None)
 
-    async def _end_rest_of_shim(self, sandbox: Sandbox) -> None:
+    def _kill_shim(self, sandbox: Sandbox) -> None:
         if sandbox.shim is not None and not self._is_left(sandbox):
             orphans.kill_process(sandbox.shim)
+
+    async def _end_rest_of_shim(self, sandbox: Sandbox) -> None:
+        self._kill_shim(sandbox)
         await orphans.wait_for_forks(self._paths, sandbox.id)
 
     async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:

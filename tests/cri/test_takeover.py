@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -12,12 +14,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.shims import ANSWER_S
 from pyrunc.kernel.process import alive_since
+from pyrunc.shim.client import start_shim
+from pyrunc.zygote.client import Zygote
 from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
@@ -55,6 +61,12 @@ def lose_shim(server: Server, pod: str) -> int:
     assert wait_until(lambda: shim_pid(server, pod) != lost, 30), server.tail()
     wait_for_it(server, pod)
     return shim_pid(server, pod)
+
+
+def known_of(server: Server, pod: str) -> dict[str, Any]:
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
+    found: dict[str, Any] = json.loads(server.runtime.PodSandboxStatus(request, timeout=10).info["info"])
+    return found
 
 
 def wait_for_it(server: Server, pod: str) -> None:
@@ -149,6 +161,8 @@ def test_the_network_goes_with_the_pod(server: Server) -> None:
     second = server.launch(pod, config)
     assert address in server.output(second, "ip", "addr")
     assert server.output(first, "ip", "addr") == server.output(second, "ip", "addr")
+    shown = known_of(server, pod)
+    assert [i["sandbox"] for i in shown["cniResult"]["interfaces"] if i["name"] == "eth0"] == [shown["netns"]]
     assert server.output(second, "df", "/dev/shm") == server.output(first, "df", "/dev/shm")
     server.stop_pod(pod)
     assert server.status(first).exit_code == 137
@@ -310,3 +324,90 @@ def executes(server: Server, container: str) -> bool:
         return server.output(container, "echo", "here") == "here\n"
     except grpc.RpcError:
         return False
+
+
+def shims_zygote(server: Server) -> int:
+    """The one that has a spare shim; 0 while none does."""
+    zygotes = [pid for pid in below(server.pid) if comm(pid) == "pyrunc-zygote"]
+    return next((zygote for zygote in zygotes if "pyrunc-spare" in map(comm, below(zygote))), 0)
+
+
+def test_a_stop_while_there_is_no_shim_ends_nothing_else(own_server: Server) -> None:
+    """The zygote is held up, so that it takes longer than a caller waits for a silent shim."""
+    server = own_server
+    pod = server.run_pod()
+    stopped, other = (server.launch(pod, named(server, name)) for name in ("stopped", "other"))
+    assert wait_until(lambda: shims_zygote(server), 30)
+    zygote = shims_zygote(server)
+    os.kill(zygote, signal.SIGSTOP)
+    try:
+        os.kill(shim_pid(server, pod), signal.SIGKILL)
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(server.stop_container, stopped)
+            time.sleep(2 * ANSWER_S)
+            os.kill(zygote, signal.SIGCONT)
+            stopping.result(60)
+    finally:
+        os.kill(zygote, signal.SIGCONT)
+    assert server.status(stopped).exit_code == 137
+    assert server.status(other).state == api.CONTAINER_RUNNING
+    assert server.output(other, "echo", "here") == "here\n"
+    server.remove_all()
+    nothing_left(server)
+
+
+def named(server: Server, name: str) -> api.ContainerConfig:
+    config = server.container_config(log_path=f"{name}.log")
+    config.metadata.name = name
+    return config
+
+
+def test_a_full_disk_ends_no_pod() -> None:
+    """The next server learns from the shim what is not in the record."""
+    with Server(disk_bytes=16 << 20) as server:
+        server.load_image()
+        pod = server.run_pod()
+        container = server.launch(pod)
+        filler = server.root / "filler"
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(b"\0" * 4096)
+        shim = lose_shim(server, pod)
+        assert server.output(container, "echo", "here") == "here\n"
+        assert "is not on the disk" in server.tail()
+        filler.unlink()
+        for _ in range(2):
+            server.restart()
+            known = known_of(server, pod)
+            assert known["shimPid"] == shim and known["netns"].startswith(f"/proc/{shim}/fd/")
+        assert server.status(container).state == api.CONTAINER_RUNNING
+        server.remove_all()
+        nothing_left(server)
+
+
+def test_a_server_killed_before_it_has_handed_over(own_server: Server) -> None:
+    """The next shim lives, but what it was to be given died with the server."""
+    server = own_server
+    pod = server.run_pod()
+    container, created = server.launch(pod), server.create(pod, named(server, "created"))
+    lost = shim_pid(server, pod)
+    server.kill()
+    os.kill(lost, signal.SIGKILL)
+    assert wait_until(lambda: alive_since(lost) is None, 30)
+    asyncio.run(begin_shim(server, pod))
+    server.start()
+    status = server.status(container)
+    assert (status.state, status.exit_code, status.reason) == (api.CONTAINER_EXITED, 255, "Unknown")
+    assert server.status(created).state == api.CONTAINER_CREATED
+    assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
+    server.stop_container(container)
+    server.remove_all()
+    nothing_left(server)
+
+
+async def begin_shim(server: Server, pod: str) -> None:
+    zygote = await Zygote.start(["pyrunc.shim.main"])
+    try:
+        await start_shim(zygote, server.state / "sandboxes" / pod, server.state / "containers")
+    finally:
+        await zygote.close()
