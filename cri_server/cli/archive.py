@@ -9,8 +9,9 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO
 
-from cri_server.cli.file_copy import CHUNK_BYTES, FOLDER, READ, Copy
+from cri_server.cli.file_copy import CHUNK_BYTES, FOLDER, Copy
 from pyrunc.errors import InvalidArgument
+from pyrunc.kernel.path import open_regular_at
 
 
 def write(folder: int, name: str) -> None:
@@ -44,7 +45,7 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
         finally:
             os.close(below)
     elif stat.S_ISREG(status.st_mode):
-        with os.fdopen(os.open(name, READ, dir_fd=folder), "rb") as file:
+        with os.fdopen(open_regular_at(folder, name), "rb") as file:
             info.size = os.fstat(file.fileno()).st_size
             archive.addfile(info, file)
 

@@ -9,12 +9,11 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
-from pyrunc.errors import Error, InvalidArgument
+from pyrunc.errors import InvalidArgument
+from pyrunc.kernel.path import open_regular_at
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-OVER = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 CHUNK_BYTES = 1 << 20
 
 
@@ -86,10 +85,8 @@ class Copy:
         if stat.S_ISLNK(status.st_mode):
             self.link(status, os.readlink(name, dir_fd=source), target, new)
         elif stat.S_ISREG(status.st_mode):
-            reading = os.open(name, READ, dir_fd=source)
+            reading = open_regular_at(source, name)
             try:
-                if not stat.S_ISREG(os.fstat(reading).st_mode):
-                    raise Error(f"{name!r} was replaced meanwhile")
                 self.file(status, iter(lambda: os.read(reading, CHUNK_BYTES), b""), target, new)
             finally:
                 os.close(reading)
@@ -141,12 +138,10 @@ class Copy:
             os.close(descriptor)
 
     def _over(self, target: int, growing: str, name: str) -> None:
-        reading = os.open(growing, READ, dir_fd=target)
+        reading = open_regular_at(target, growing)
         try:
-            writing = os.open(name, OVER, dir_fd=target)
+            writing = open_regular_at(target, name, os.O_WRONLY | os.O_TRUNC)
             try:
-                if not stat.S_ISREG(os.fstat(writing).st_mode):
-                    raise InvalidArgument(f"{name!r} is there and is no file")
                 while part := os.read(reading, CHUNK_BYTES):
                     _write_all(writing, part)
             finally:

@@ -6,13 +6,12 @@ Source and copy are walked by descriptors, and nothing is followed: the source b
 from __future__ import annotations
 
 import os
-from errno import EPERM, ESTALE
+from errno import EPERM
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 
-from pyrunc.abi.file import O_PATH
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
-from pyrunc.kernel.path import open_in_root
+from pyrunc.kernel.path import open_in_root, open_regular_at
 from pyrunc.plan.mounts import Options, normal
 
 TYPE_CHECKING = False
@@ -72,7 +71,7 @@ def _copy(source: int, target: int) -> None:
 
 
 def _copy_file(source: int, target: int, name: str) -> None:
-    reading = _open_regular(source, name)
+    reading = open_regular_at(source, name)
     try:
         writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
         try:
@@ -87,17 +86,6 @@ def _copy_file(source: int, target: int, name: str) -> None:
             os.close(writing)
     finally:
         os.close(reading)
-
-
-def _open_regular(folder: int, name: str) -> int:
-    """Opened to be read only once it is known to be a file: it may have become a device since it was listed."""
-    place = os.open(name, O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        if not S_ISREG(os.fstat(place).st_mode):
-            raise OSError(ESTALE, "not a file any more", name)
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(place)
 
 
 def _take_over(status: os.stat_result, target: int, name: str) -> None:

@@ -152,6 +152,18 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
         os.close(place)
 
 
+def open_regular_at(dir_fd: int, name: str, flags: int = O_RDONLY) -> int:
+    """The regular file `name` of a folder that somebody else may change; ESTALE for a link and anything else, which is not opened to
+    find out (see `open_regular_in_root`). Raises OSError."""
+    place = os.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        if os.fstat(place).st_mode & S_IFMT != S_IFREG:
+            raise OSError(errno.ESTALE, "not a regular file any more", name)
+        return os.open(f"/proc/self/fd/{place}", flags | O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
 def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
     """The content of a regular file inside the root; EFBIG beyond the limit, EINVAL when it is not a regular file."""
     with open(open_regular_in_root(root_fd, path), "rb", buffering=0) as file:
