@@ -14,8 +14,8 @@ def install(folder: str) -> list[str]:
     written = []
     for name in MODULES:
         path = os.path.join(folder, name)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
+        temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+        with open(temporary, "x", encoding="utf-8") as file:  # over nobody's link
             os.fchmod(file.fileno(), 0o755)
             file.write(script(name, sys.executable, import_path()))
         os.rename(temporary, path)

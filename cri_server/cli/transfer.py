@@ -127,21 +127,24 @@ def save(address: str, images: tuple[str, ...], output: Path | None, quiet: bool
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """A file that appears when it is whole; or stdout."""
+    """A file that appears when it is whole; or stdout. The folder may be somebody else's: of his links none is followed."""
     if path is None:
         yield sys.stdout.buffer
         return
-    if path.exists() and not path.is_file():  # such as /dev/null
+    special = path.exists() and not path.is_file()
+    if special and (not path.is_symlink() or path.absolute().is_relative_to("/dev")):  # such as /dev/stdout
         with open(path, "wb") as file:
             yield file
         return
-    growing = path.with_name(f".{path.name}.part")
-    try:
-        with open(growing, "wb") as file:
+    growing = path.with_name(f".{os.urandom(8).hex()}.part")
+    with open(growing, "xb") as file:
+        try:
             yield file
-        growing.rename(path)
-    finally:
-        growing.unlink(missing_ok=True)
+            file.flush()
+            growing.rename(path)
+        except BaseException:
+            growing.unlink(missing_ok=True)
+            raise
 
 
 @click.command(short_help="Import an archive of images from FILE or stdin")
