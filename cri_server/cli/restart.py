@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, ownership, stop
-from cri_server.cli.client import Client
+from cri_server.cli import completion, ownership, sources, stop
+from cri_server.cli.client import Client, ServerError
 from cri_server.cli.complaint import each
 
 
@@ -44,6 +44,7 @@ def _restart(client: Client, name: str, grace_s: int, force: bool) -> None:
 def again(client: Client, container: api.Container, grace_s: int) -> str:
     """Stop it and start its next attempt; the new id. Raises ServerError."""
     config, sandbox = client.container_config(container.id)
+    without_links = sources.plain(client, container.id, config)
     others = _attempts(client, container)
     stop.stop_container(client, container.id, grace_s)
     config.metadata.attempt = max(c.metadata.attempt for c in others) + 1
@@ -52,6 +53,11 @@ def again(client: Client, container: api.Container, grace_s: int) -> str:
         pod_sandbox_id=container.pod_sandbox_id, config=config, sandbox_config=sandbox
     )
     made = str(client.runtime("CreateContainer", request).container_id)
+    try:
+        sources.check(client, made, config, without_links)
+    except ServerError:
+        client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=made))
+        raise
     client.runtime("StartContainer", api.StartContainerRequest(container_id=made))
     for each_one in others:
         if each_one.id != container.id and each_one.state != api.CONTAINER_RUNNING:

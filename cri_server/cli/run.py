@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import posixpath
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from cri_server.cli import (
     manifest,
     read,
     show,
+    sources,
     stop,
     transfer,
     translate,
@@ -179,24 +179,10 @@ def launch(
     with running.timed(f"create {asked.name}"):
         identifier = client.runtime("CreateContainer", request).container_id
     running.containers[asked.name] = identifier
-    check_sources(client, identifier, asked, config)
+    places = [m.mount_path for m in asked.volume_mounts if m.sub_path or m.sub_path_expr]
+    sources.check(client, identifier, config, places)
     with running.timed(f"start {asked.name}"):
         client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
-
-
-def check_sources(
-    client: Client, identifier: str, asked: manifest.Container, config: api.ContainerConfig
-) -> None:
-    """A subPath was resolved beneath its volume: raises ServerError when the server came to another place since, over a link
-    that a container has put there. What the server found it keeps: it follows no link when it mounts."""
-    if not any(mount.sub_path or mount.sub_path_expr for mount in asked.volume_mounts):
-        return
-    mounts = show.container_info(client, identifier)["runtimeSpec"]["mounts"]
-    found = {mount["destination"]: mount["source"] for mount in mounts}
-    for mount, wanted in zip(asked.volume_mounts, config.mounts, strict=True):
-        place = posixpath.normpath(mount.mount_path)
-        if (mount.sub_path or mount.sub_path_expr) and found.get(place) != wanted.host_path:
-            raise ServerError(f"container {asked.name}: the subPath of {place} was replaced meanwhile")
 
 
 def finish(client: Client, name: str, running: Running) -> None:

@@ -78,14 +78,21 @@ def find(wanted: list[Asked]) -> None:
 
 
 def real_path(path: str) -> str:
-    """`path` without symlinks, made as a directory when it does not exist. Raises KernelError."""
+    """`path` without symlinks; what is missing at its end is made, as directories. A link to nothing is an error: its maker would
+    choose what is made on the host. Raises KernelError."""
+    there, missing = path, list[str]()
     try:
-        resolved = os.path.realpath(path)
-        if not os.path.lexists(resolved):
+        while not os.path.lexists(there):
+            there, name = posixpath.split(there.rstrip("/"))
+            missing.insert(0, name)
+        resolved = os.path.realpath(there, strict=True)
+        if missing:
+            resolved = posixpath.normpath(posixpath.join(resolved, *missing))
             make_folders(resolved)
         return resolved
     except OSError as error:
-        raise KernelError("mkdir", repr(path), error.errno or 0) from None
+        note = f"{there!r} is a link that leads nowhere" if os.path.islink(there) else ""
+        raise KernelError("mkdir", repr(path), error.errno or 0, note) from None
 
 
 def make_folders(resolved: str) -> None:

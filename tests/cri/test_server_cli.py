@@ -146,7 +146,7 @@ def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
     pod, _ = parse(with_volume(f"hostPath: {{path: {volume}}}", "mountPath: /v, subPath: x"))
     with (
         Client(f"unix://{server.socket}") as client,
-        pytest.raises(Error, match="subPath of /v was replaced"),
+        pytest.raises(Error, match="for /v, was replaced by a link"),
     ):
         pod_run.start(client, pod, server.folder / "pods")
     assert not server.pods()

@@ -38,6 +38,10 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | | test_mounts.py::test_a_source_that_is_swapped_during_create | looked up once: its real path is opened without following a link |
 | | test_mounts.py::test_a_source_that_is_swapped_before_start | mounts are made by create, start opens none of them |
 | | test_server.py::test_a_source_that_is_swapped_before_the_start | the same between CreateContainer and StartContainer |
+| | test_command_line.py::test_a_restart_follows_no_link_of_the_container | what the server found must be what it was, else the attempt is removed |
+| CVE-2018-15664 kin, cp | test_command_line.py::test_what_became_something_else_is_not_opened | O_PATH and fstat before anything is opened |
+| temporary names in folders of others | test_command_line.py::test_a_link_where_an_archive_grows | random names, O_EXCL |
+| | test_command_line.py::test_a_link_where_a_plugin_grows | the same |
 | copied-up folders | test_mounts.py::test_what_copying_up_meets | O_PATH and fstat before anything is opened |
 | mounts that come back | test_mounts.py::test_mounts_of_the_container_do_not_come_back | the tree is a slave, the root detached |
 | CVE-2026-41579, CVE-2026-47766, /dev is a link | test_dev.py::test_dev_is_a_link | nodes and links by folder descriptors in the root |

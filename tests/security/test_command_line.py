@@ -1,0 +1,112 @@
+"""`pyrunc-cri` run by root: in folders that others may write to, and on what a container changes meanwhile.
+
+Classes: CVE-2021-25741 (subPaths), CVE-2018-15664 and CVE-2019-14271 (cp), predictable temporary names.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cni_plugins.install import install
+from cri_server.cli import archive, file_copy
+from tests.cri.client_verbs import call, ok
+from tests.cri.server_harness import IMAGE, Server
+from tests.security.attack import Canary
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {{name: sub}}
+spec:
+  hostNetwork: true
+  containers:
+    - name: main
+      image: {image}
+      command: [sleep, "3600"]
+      volumeMounts: [{{name: v, mountPath: /all}}, {{name: v, mountPath: /v, subPath: x}}]
+  volumes: [{{name: v, hostPath: {{path: {volume}}}}}]
+"""
+
+
+def test_a_link_where_an_archive_grows(server: Server, tmp_path: Path, canary: Canary) -> None:
+    """`save -o` in a folder of somebody else, who has put links where it grew once, and in its place one to a device. Proof:
+    the archive is a file in that folder, the canary saw nobody.
+    """
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / ".images.tar.part").symlink_to(canary.path / "passwd")
+    (folder / "images.tar").symlink_to("/dev/null")
+    ok(server, "save", "-o", str(folder / "images.tar"), IMAGE)
+    assert (folder / "images.tar").lstat().st_size > 100_000
+    assert sorted(os.listdir(folder)) == [".images.tar.part", "images.tar"]
+
+
+def test_a_link_where_a_plugin_grows(tmp_path: Path, canary: Canary) -> None:
+    """`python -m cni_plugins.install` in a folder of somebody else, who knows our pid. Proof: the plugins are there, the canary saw
+    nobody.
+    """
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / f"bridge.{os.getpid()}.tmp").symlink_to(canary.path / "passwd")
+    written = install(str(folder))
+    assert all(os.stat(path).st_mode & 0o777 == 0o755 and not os.path.islink(path) for path in written)
+
+
+def test_a_restart_follows_no_link_of_the_container(server: Server, tmp_path: Path, canary: Canary) -> None:
+    """CVE-2021-25741 across a restart: the container, which sees the whole volume, puts a link to the canary in place of the folder
+    that its subPath means, and is restarted; and a link to a folder that is not there. Proof: the error names the mount, no
+    container of the next attempt is left, nothing was made or opened where the links lead.
+    """
+    volume, nowhere = tmp_path / "volume", tmp_path / "nowhere"
+    volume.mkdir()
+    pods = server.folder / "pods"
+    manifest = POD.format(image=IMAGE, volume=volume)
+    ok(server, "run", "--folder", str(pods), "-", stdin=manifest)
+    ok(server, "restart", "-t", "0", "main")
+    for target, problem in (
+        (canary.path, f"{volume}/x, for /v, was replaced by a link meanwhile"),
+        (nowhere, f"'{volume}/x' is a link that leads nowhere"),
+    ):
+        container = next(c.id for c in server.containers() if c.state == 1)
+        server.output(container, "sh", "-c", f"rmdir /all/x; ln -s {target} /all/x")
+        assert problem in call(server, "restart", "-t", "0", "main").error
+        assert not any(c.state == 1 for c in server.containers())
+        (volume / "x").unlink()
+        ok(server, "restart", "-t", "0", "main")
+    assert not nowhere.exists()
+    ok(server, "rm", "-f", "--folder", str(pods), "sub")
+
+
+@pytest.mark.parametrize("way", ["a copy", "an archive"])
+def test_what_became_something_else_is_not_opened(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CVE-2018-15664's kin: a file of a container becomes a device node between the look at it and the opening, which a
+    container may make and `cp`, which is in no device cgroup, may open: the machine's watchdog starts so. Proof: inotify of a
+    FIFO in its place sees that nobody opens it, and the error names it.
+    """
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    os.mkfifo(folder / "file")
+    (tmp_path / "plain").write_text("x")
+    plain = os.lstat(tmp_path / "plain")
+    number, watched = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), Canary.watch([folder / "file"])
+    try:
+        with (
+            open(tmp_path / "out", "w") as out,
+            monkeypatch.context() as changed,
+            pytest.raises(OSError, match=r"not a regular file any more.*'file'"),
+        ):
+            changed.setattr(os, "lstat", lambda *_, **__: plain)
+            changed.setattr("sys.stdout", out)
+            if way == "a copy":
+                file_copy.Copy(lambda _: None, lambda _: None).one(number, "file", number, "new")
+            else:
+                archive.write(number, "file")
+        assert not Canary.seen(watched)
+        assert os.listdir(folder) == ["file"]
+    finally:
+        os.close(number)
