@@ -1,6 +1,7 @@
 """A bundle for an OCI runtime that is not ours, or for CRIU: what our own runtime gets as descriptors has a path there.
 
 The shim attaches these mounts in a mount namespace of its own in which it runs the other program, so the host has none of them.
+So it does with the caller's host paths: the other program would follow a link that somebody has put there since (CVE-2021-25741).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cri_server.spec.mounts import OUR_MOUNTS, POD_SHM, Asked, bind
-from pyrunc.compile.image_mount import Image
 from pyrunc.compiler.files import Place
 
 ROOT, MOUNTS = "rootfs", "mounts"
@@ -28,30 +28,37 @@ def with_paths(
     spec: dict[str, Any], wanted: Iterable[Asked], folder: str
 ) -> tuple[dict[str, Any], list[Place]]:
     """The specification with paths in `folder`, whose directories are made, and what is attached there. Raises OSError."""
-    images = {asked.source: asked.image for asked in wanted if asked.image is not None}
+    by_source = {asked.source: asked for asked in wanted}
     mounts: list[dict[str, Any]] = []
     places: list[Place] = []
     for number, mount in enumerate(spec["mounts"]):
         place = f"{MOUNTS}/{number}"
-        content = _content(mount, place, images)
+        content = _content(mount, place, by_source)
         if content is not None:
             places.append(content)
+        if content is not None and content.source:
+            mount = {**mount, "source": f"{folder}/{place}"}
+        elif content is not None:
             options = [o for o in mount["options"] if not o.startswith(OVERLAY_LAYER)]
             kind = [] if "bind" in options else ["bind", "rprivate"]
             mount = bind(f"{folder}/{place}", mount["destination"], [*kind, *options])
         mounts.append(mount)
-    for place in (ROOT, *(each.place for each in places)):
+    # What is at a source, a file or a folder, is for the compiler to find out: its storage may not answer.
+    for place in (ROOT, MOUNTS, *(each.place for each in places if not each.source)):
         os.makedirs(f"{folder}/{place}", mode=0o700, exist_ok=True)
     return {**spec, "mounts": mounts}, places
 
 
-def _content(mount: dict[str, Any], place: str, images: Mapping[str, Image]) -> Place | None:
+def _content(mount: dict[str, Any], place: str, by_source: Mapping[str, Asked]) -> Place | None:
     """What is to be attached where the mount's source is; None for a source that is a path, or none."""
     source = mount.get("source", "")
     if source == POD_SHM:
         return Place(place, pinned=source.removeprefix(OUR_MOUNTS))
-    if source in images:
-        return Place(place, image=images[source])
+    asked = by_source.get(source)
+    if asked is not None and asked.image is not None:
+        return Place(place, image=asked.image)
+    if asked is not None and asked.request.host_path:
+        return Place(place, source=source)
     if mount.get("type") == "overlay":
         layers = [o.removeprefix(OVERLAY_LAYER) for o in mount["options"] if o.startswith(OVERLAY_LAYER)]
         return Place(place, lower=layers)

@@ -253,7 +253,7 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Colle
             else:
                 number = _open_clone(mount.source, request, f"mounts[{i}].source")
         else:
-            number = _open_bind(mount, os.path.join(request.bundle, mount.source), request.settled)
+            number = open_bind(mount, os.path.join(request.bundle, mount.source), request.settled)
         descriptors.take(f"tree:{i}", number)
         # Overlays of layers are mapped already, each of their layers.
         of_image = _pinned_name(mount) in request.image_volumes and linux.namespace("user") is not None
@@ -292,8 +292,9 @@ def open_devices(spec: Spec, descriptors: Descriptors) -> None:
         os.close(folder)
 
 
-def _open_bind(mount: Mount, source: str, settled: Collection[str]) -> int:
-    """A clone of what is at `source`, with what is mounted below it for `rbind`."""
+def open_bind(mount: Mount, source: str, settled: Collection[str]) -> int:
+    """A clone of what is at `source`, with what is mounted below it for `rbind`. Raises KernelError, for a link in one of the `settled`
+    too."""
     flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
     place = findings.open_source(mount, source, settled)
     try:

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 class Place(Record):
     """A mount of a container without a launch: its `place` below the container's folder, and what is attached there: what the pod has
-    `pinned` by this name, an image, or the layers of an image volume, top first."""
+    `pinned` by this name, an image, the layers of an image volume, top first, or the `source` that the server has looked up, a
+    file or folder of the host whose path has no link."""
 
     place: str
     pinned: str | None = None
     image: Image | None = None
     lower: Sequence[str] = ()
+    source: str = ""
 
 
 class RestoreFolders(Record):

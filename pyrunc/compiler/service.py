@@ -14,6 +14,7 @@ import os
 import select
 import sys
 from _socket import socket
+from stat import S_ISDIR
 
 from pyrunc import ipc, jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
@@ -24,7 +25,7 @@ from pyrunc.compile.descriptors import Descriptors
 from pyrunc.compile.exec import ExecRequest, compile_exec, merged
 from pyrunc.compile.image_mount import open_image
 from pyrunc.compile.pause import PauseRequest, compile_pause
-from pyrunc.compile.sources import Overlay, open_overlay, open_root
+from pyrunc.compile.sources import Overlay, open_bind, open_overlay, open_root
 from pyrunc.compiler.files import HolderFile, LaunchFile
 from pyrunc.compiler.messages import (
     CompileContainer,
@@ -51,6 +52,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pyrunc.compiler.files import Place
     from pyrunc.ipc import Message
     from pyrunc.records import Record
     from pyrunc.spec.model import Spec
@@ -199,7 +201,9 @@ def _with_places(
             open_root(root, descriptors)
             fds.append(os.dup(descriptors.numbers["root"]))
             for place in places:
-                if place.image is not None:
+                if place.source:
+                    fds.append(_open_source(place, directory, spec))
+                elif place.image is not None:
                     fds.append(open_image(place.image, images))
                 else:
                     fds.append(open_overlay(Overlay(place.lower), spec.linux, descriptors))
@@ -223,6 +227,22 @@ def _with_places(
         parts=parts.noted,
     )
     return answer, fds
+
+
+def _open_source(place: Place, directory: str, spec: Spec) -> int:
+    """A clone of a source on the host. Its place becomes what that is: a folder, or a file. Raises KernelError, OSError."""
+    path = f"{directory}/{place.place}"
+    mount = next(mount for mount in spec.mounts if mount.source == path)
+    number = open_bind(mount.replace(source=place.source), place.source, (place.source,))
+    try:
+        if S_ISDIR(os.fstat(number).st_mode):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        else:
+            os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except BaseException:
+        os.close(number)
+        raise
+    return number
 
 
 def _forget_earlier_mount(work: str) -> None:

@@ -102,6 +102,32 @@ def test_a_life(server: Server, handler: str) -> None:
 
 
 @pytest.mark.parametrize("handler", OTHERS)
+def test_sources_are_what_they_were(server: Server, handler: str, tmp_path: Path) -> None:
+    """CVE-2021-25741: whoever may write beside a host path puts a link there before the other runtime mounts it. Files and what is mounted below
+    a source come along."""
+    secret, folder, file = tmp_path / "secret", tmp_path / "folder", tmp_path / "file"
+    secret.mkdir()
+    (folder / "below").mkdir(parents=True)
+    file.write_text("a file\n")
+    (secret / "file").write_text("secret\n")
+    (folder / "file").write_text("mine\n")
+    mounts = [api.Mount(container_path=f"/v/{p.name}", host_path=str(p)) for p in (folder, file)]
+    pod = run_pod(server, handler)
+    subprocess.run(["mount", "-t", "tmpfs", "below", folder / "below"], check=True)
+    try:
+        (folder / "below" / "file").write_text("below\n")
+        words = ("cat", "/v/folder/file", "/v/file", "/v/folder/below/file")
+        container = server.create(pod, server.container_config(words, mounts=mounts))
+        folder.rename(tmp_path / "taken")
+        folder.symlink_to(secret)
+        server.start_container(container)
+        server.wait_exit(container)
+        assert server.log_lines(container) == ["mine", "a file", "below"]
+    finally:
+        subprocess.run(["umount", tmp_path / "taken" / "below"], check=True)
+
+
+@pytest.mark.parametrize("handler", OTHERS)
 def test_the_pods_namespaces_and_dev_shm_are_shared(server: Server, handler: str) -> None:
     pod = run_pod(server, handler)
     config = server.container_config(metadata=api.ContainerMetadata(name="first"))

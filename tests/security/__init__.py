@@ -38,6 +38,8 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | | test_mounts.py::test_a_source_that_is_swapped_during_create | looked up once: its real path is opened without following a link |
 | | test_mounts.py::test_a_source_that_is_swapped_before_start | mounts are made by create, start opens none of them |
 | | test_server.py::test_a_source_that_is_swapped_before_the_start | the same between CreateContainer and StartContainer |
+| | tests/cri/test_runtime_handlers.py::test_sources_are_what_they_were | the same for other runtimes: they get a clone that was made at CreateContainer |
+| | tests/vm/inside/test_server_checkpoint.py::test_sources_are_what_they_were | and for CRIU |
 | | test_command_line.py::test_a_restart_follows_no_link_of_the_container | what the server found must be what it was, else the attempt is removed |
 | CVE-2018-15664 kin, cp | test_command_line.py::test_what_became_something_else_is_not_opened | O_PATH and fstat before anything is opened |
 | temporary names in folders of others | test_command_line.py::test_a_link_where_an_archive_grows | random names, O_EXCL |

@@ -86,20 +86,25 @@ def test_what_ours_gets_as_descriptors_has_a_path(tmp_path: Path) -> None:
     merged = {"destination": "/i", "type": "overlay", "source": "overlay", "options": layers}
     image = {"destination": "/j", "type": "bind", "source": "pyrunc:image:/j", "options": ["bind", "ro"]}
     proc = {"destination": "/proc", "type": "proc", "source": "proc", "options": []}
-    spec: dict[str, Any] = {"ociVersion": "1.2.0", "mounts": [proc, shm, merged, image]}
+    maps = {"uidMappings": [{"containerID": 0, "hostID": 1, "size": 1}]}
+    path = {"destination": "/k", "type": "bind", "source": "/s", "options": ["rbind", "ro"], **maps}
+    spec: dict[str, Any] = {"ociVersion": "1.2.0", "mounts": [proc, shm, merged, image, path]}
     index = Image("/x", ["/y"], "/z")
     asked = Asked(api.Mount(), "/j", source="pyrunc:image:/j", image=index)
-    changed, places = external_runtime.bundle(spec, [asked], str(tmp_path))
+    of_host = Asked(api.Mount(host_path="/link"), "/k", source="/s")
+    changed, places = external_runtime.bundle(spec, [asked, of_host], str(tmp_path))
     assert changed["ociVersion"] == external_runtime.OCI_VERSION
     assert changed["mounts"] == [
         proc,
         {**shm, "source": f"{tmp_path}/mounts/1"},
         {"destination": "/i", "type": "bind", "source": f"{tmp_path}/mounts/2", "options": ["bind", "rprivate", "ro", "nodev"]},
         {**image, "source": f"{tmp_path}/mounts/3"},
+        {**path, "source": f"{tmp_path}/mounts/4"},
     ]  # fmt: skip
     assert places == [
         Place("mounts/1", pinned="shm"),
         Place("mounts/2", lower=["/a:b", "/c"]),
         Place("mounts/3", image=index),
+        Place("mounts/4", source="/s"),
     ]
     assert sorted(p.name for p in (tmp_path / "mounts").iterdir()) == ["1", "2", "3"]

@@ -94,6 +94,25 @@ def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> 
         restore(server, archive, config(server))
 
 
+def test_sources_are_what_they_were(server: Server, tmp_path: Path) -> None:
+    """CVE-2021-25741: a link takes the place of a host path before CRIU mounts it. Files are sources, too."""
+    folder, file, secret = (tmp_path / name for name in ("folder", "file", "secret"))
+    for path in (folder, secret):
+        path.mkdir()
+        (path / "name").write_text(path.name)
+    file.write_text("a file")
+    mounts = [api.Mount(container_path=f"/v/{path.name}", host_path=str(path)) for path in (folder, file)]
+    first = server.launch(server.run_pod(), config(server, mounts=mounts))
+    wait_beyond(server, first, 1)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    asked = config(server, image=api.ImageSpec(image=str(archive)), mounts=mounts)
+    again = server.create(server.run_pod(), asked)
+    folder.rename(tmp_path / "taken")
+    folder.symlink_to(secret)
+    server.start_container(again)
+    assert server.output(again, "cat", "/v/folder/name", "/v/file") == "foldera file"
+
+
 @pytest.mark.slow
 def test_from_an_image_with_the_annotation(server: Server, tmp_path: Path) -> None:
     """As `buildah add` makes one of an archive."""
