@@ -12,8 +12,9 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from cri_server import debug, events, meters, node, notify
 from cri_server.config import Config
@@ -42,6 +43,7 @@ from cri_server.store.paths import Paths
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.tls import Tls
 from cri_server.timeline.export import Exporter
+from cri_server.together import together
 from pyrunc.compiler.client import Compilers
 from pyrunc.errors import Error, WrongState
 from pyrunc.shim.client import SHIM
@@ -94,29 +96,38 @@ async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
     loop.add_signal_handler(signal.SIGHUP, changed.set)
     async with contextlib.AsyncExitStack() as stack:
         services = open_services(config, stack, stored)
-        await _find_out(services)
-        _begin(services)
-        await open_nri(services, stack)
-        streaming = await open_streaming(config, services, stack)
-        server = await open_grpc(config, services, streaming, stack)
-        await open_metrics(config, services, server, streaming, stack)
-        await asyncio.gather(*(zygote.ready() for zygote in services.zygotes.values()))
-        await stack.enter_async_context(_reconciling(services))
-        await stack.enter_async_context(reloading(services, read, changed))
-        await stack.enter_async_context(notify.supervised())
-        log.info("serving at %s", config.server.listen)
-        await stack.enter_async_context(_afterwards(config))
+        await _unless(stopping, _start(services, read, changed, stack))
         await stopping.wait()
         log.info("stopping; pods stay")
 
 
-async def _find_out(services: Services) -> None:
-    """Which images, pods and containers are there: side by side, as both wait for the kernel. Raises Error, of the images only."""
-    recovering = asyncio.create_task(recover(services))
-    try:
-        await services.images.start()
-    finally:
-        await recovering
+async def _unless(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> None:
+    """A start may take minutes, for imports or images; who ends the server meanwhile does not wait for it. Raises what it raises."""
+    start, stop = asyncio.create_task(starting), asyncio.create_task(stopping.wait())
+    await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
+    for task in (stop, start):
+        task.cancel()
+    await asyncio.wait([start, stop])
+    if not start.cancelled():
+        start.result()
+
+
+async def _start(
+    services: Services, read: Read, changed: asyncio.Event, stack: contextlib.AsyncExitStack
+) -> None:
+    config = services.config
+    await together(services.images.start(), recover(services))  # both wait for the kernel
+    _begin(services)
+    await open_nri(services, stack)
+    streaming = await open_streaming(config, services, stack)
+    server = await open_grpc(config, services, streaming, stack)
+    await open_metrics(config, services, server, streaming, stack)
+    await asyncio.gather(*(zygote.ready() for zygote in services.zygotes.values()))
+    await stack.enter_async_context(_reconciling(services))
+    await stack.enter_async_context(reloading(services, read, changed))
+    await stack.enter_async_context(notify.supervised())
+    log.info("serving at %s", config.server.listen)
+    await stack.enter_async_context(_afterwards(config))
 
 
 def _begin(services: Services) -> None:

@@ -1,0 +1,79 @@
+"""Starts of a server that do not come to their end: it says why, and costs no pod."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server
+from tests.cri.test_recovery import nothing_left
+from tests.support.processes import wait_until
+
+SOON_S = 30.0
+LATE_S = 300.0
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Path:
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def server(plugins: Path) -> Iterator[Server]:
+    nri = {
+        "enabled": True,
+        "socket": str(plugins.parent / "nri.sock"),
+        "plugin_dir": str(plugins),
+        "registration_timeout_s": LATE_S,
+    }
+    with Server(settings={"nri": nri}) as started:
+        started.load_image()
+        yield started
+
+
+def test_who_ends_it_while_it_starts_does_not_wait(server: Server, plugins: Path) -> None:
+    """It waits for a plugin that never registers, in place of imports on a machine that is busy."""
+    container = server.launch(server.run_pod())
+    server.stop()
+    program, begun = plugins / "10-silent", plugins.parent / "begun"
+    program.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep {LATE_S}\n")
+    program.chmod(0o700)
+    before = server.log.stat().st_size
+    starting = threading.Thread(target=lambda: pytest.raises(AssertionError, server.start))
+    starting.start()
+    assert wait_until(begun.exists, SOON_S), server.tail()
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < SOON_S
+    starting.join()
+    log = server.log.read_text()[before:]
+    assert "stopping; pods stay" in log and "Traceback" not in log
+    program.unlink()
+    server.start()
+    assert server.status(container).state == api.CONTAINER_RUNNING
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_images_that_cannot_be_read_end_it_beside_its_pods(server: Server) -> None:
+    container = server.launch(server.run_pod())
+    server.stop()
+    blobs = server.root / "images" / "blobs"
+    blobs.rename(blobs.with_suffix(".away"))
+    blobs.write_text("")
+    with pytest.raises(AssertionError, match=r"pyrunc-cri: .*/images/blobs"):
+        server.start()
+    assert server.wait() == 1 and "Traceback" not in server.tail()
+    blobs.unlink()
+    blobs.with_suffix(".away").rename(blobs)
+    server.start()
+    assert server.output(container, "echo", "here") == "here\n"
+    server.remove_all()
+    nothing_left(server)
