@@ -59,6 +59,14 @@ class _Mount(msgspec.Struct):
     options: list[str] | None = None
 
 
+class _Namespace(msgspec.Struct):
+    type: str
+
+
+class _Linux(msgspec.Struct):
+    namespaces: list[_Namespace] | None = None
+
+
 class _Process(msgspec.Struct):
     terminal: bool = False
 
@@ -68,16 +76,18 @@ class _Spec(msgspec.Struct):
 
     mounts: list[_Mount] | None = None
     process: _Process | None = None
+    linux: _Linux | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
     """What a restore must know. `images`: references of the container's image, the best first; `binds`: the places where something of
-    the host was mounted; `terminal`: whether it had one."""
+    the host was mounted; `terminal`: whether it had one; `namespaces`: the kinds that were not the host's, in the words of OCI."""
 
     name: str
     images: list[str]
     binds: list[str]
     terminal: bool
+    namespaces: frozenset[str]
 
 
 def read(folder: str) -> Checkpoint:
@@ -91,6 +101,7 @@ def read(folder: str) -> Checkpoint:
         [reference for reference in dict.fromkeys(references) if reference],
         [posixpath.normpath("/" + place.lstrip("/")) for place in binds],
         spec.process is not None and spec.process.terminal,
+        frozenset(one.type for one in (spec.linux and spec.linux.namespaces) or ()),
     )
 
 

@@ -35,6 +35,9 @@ from pyrunc.kernel.tree import remove_path
 
 ARCHIVE, LAYER = "archive", "layer"
 ID_DIGITS = 64
+SEPARATE = ("network", "pid", "ipc")
+"""CRIU restores processes of the host's namespaces in the host's, whatever pod they are to be in, and finds no place there for those
+of a pod's."""
 
 
 async def take(services: Services, identifier: str, reference: str) -> Checkpoint | None:
@@ -140,6 +143,15 @@ def check(checkpoint: Checkpoint, spec: Mapping[str, Any], wanted: Sequence[Aske
     if checkpoint.terminal != bool(spec["process"].get("terminal")):
         had = "had a terminal" if checkpoint.terminal else "had no terminal"
         raise InvalidArgument(f"the container of the checkpoint {had}: config.tty must say so, too")
+    has = {namespace["type"] for namespace in spec["linux"]["namespaces"]}
+    for kind in SEPARATE:
+        if (kind in checkpoint.namespaces) != (kind in has):
+            whose, now = (
+                ("its pod's", "the host's") if kind in checkpoint.namespaces else ("the host's", "the pod's")
+            )
+            raise InvalidArgument(
+                f"the container of the checkpoint had {whose} {kind} namespace: it cannot go on in {now}"
+            )
     places = {mount["destination"] for mount in spec["mounts"] if mount.get("type") in ("bind", "overlay")}
     missing = [place for place in checkpoint.binds if place not in places]
     if missing:

@@ -102,9 +102,10 @@ def test_removed_files_are_paths_inside(tmp_path: Path, names: list[str]) -> Non
 
 
 def test_what_the_request_and_the_checkpoint_must_agree_on() -> None:
-    found = read.Checkpoint("c", ["a"], ["/etc/hosts", "/data"], False)
+    kinds = ("network", "pid", "ipc", "mount")
+    found = read.Checkpoint("c", ["a"], ["/etc/hosts", "/data"], False, frozenset(kinds))
     binds = [{"destination": place, "type": "bind"} for place in ("/etc/hosts", "/data")]
-    spec = {"process": {}, "mounts": binds}
+    spec = {"process": {}, "mounts": binds, "linux": namespaces(*kinds)}
     data = Asked(api.Mount(container_path="/data"), "/data")
     restore.check(found, spec, [data])
     with pytest.raises(InvalidArgument, match="had mounts of the host at /data"):
@@ -113,6 +114,25 @@ def test_what_the_request_and_the_checkpoint_must_agree_on() -> None:
         restore.check(found, spec, [data, Asked(api.Mount(container_path="/more"), "/more")])
     with pytest.raises(InvalidArgument, match="had no terminal"):
         restore.check(found, {**spec, "process": {"terminal": True}}, [data])
+
+
+@pytest.mark.parametrize("kind", ["network", "pid", "ipc"])
+def test_a_namespace_of_the_host_stays_the_hosts(tmp_path: Path, kind: str) -> None:
+    """CRIU would leave it in the host's, whatever pod it is in now."""
+    kinds = {"network", "pid", "ipc", "mount", "uts"}
+    all_own, one_less = namespaces(*kinds), namespaces(*kinds - {kind})
+    for before, now, words in (
+        (one_less, all_own, f"had the host's {kind} namespace"),
+        (all_own, one_less, f"had its pod's {kind} namespace"),
+    ):
+        found = read.read(folder(tmp_path, {}, {"linux": before}))
+        restore.check(found, {"process": {}, "mounts": [], "linux": before}, [])
+        with pytest.raises(InvalidArgument, match=words):
+            restore.check(found, {"process": {}, "mounts": [], "linux": now}, [])
+
+
+def namespaces(*kinds: str) -> dict[str, list[dict[str, str]]]:
+    return {"namespaces": [{"type": kind} for kind in kinds]}
 
 
 def test_images_that_hold_a_checkpoint_say_so() -> None:

@@ -18,7 +18,16 @@ from tests.cri.client_verbs import call, ok
 from tests.cri.conftest import server
 from tests.cri.server_harness import IMAGE, Server
 from tests.support.processes import wait_until
-from tests.vm.counting import WORKLOAD, checkpoint, config, count, module_server, restore, wait_beyond
+from tests.vm.counting import (
+    WORKLOAD,
+    checkpoint,
+    config,
+    count,
+    goes_on,
+    module_server,
+    restore,
+    wait_beyond,
+)
 
 __all__ = ["module_server", "server"]
 
@@ -293,3 +302,22 @@ def test_again_and_again_with_a_new_server_between(server: Server, tmp_path: Pat
         server.start_container(container)
         wait_beyond(server, container, at_dump)
         assert server.output(container, "cat", "/data/file") == "kept\n"
+
+
+def test_a_pod_on_the_nodes_network_only(server: Server, tmp_path: Path) -> None:
+    """CRIU would have left the container in the node's network, whatever pod it is in now, and finds no place for the other."""
+    pods = {host: server.run_pod(host_network=host) for host in (True, False)}
+    archives = {}
+    for host, pod in pods.items():
+        container = server.launch(pod, config(server))
+        wait_beyond(server, container, 5)
+        archives[host] = checkpoint(server, container, tmp_path / f"{host}.tar")
+    for host, words in (
+        (True, "had the host's network namespace"),
+        (False, "had its pod's network namespace"),
+    ):
+        wanted = config(server, log_path=f"{host}.log")
+        wanted.metadata.name, wanted.image.image = f"again-{host}".lower(), str(archives[host])
+        with pytest.raises(grpc.RpcError, match=words):
+            server.create(pods[not host], wanted)
+        goes_on(server, server.launch(pods[host], wanted))
