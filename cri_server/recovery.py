@@ -151,7 +151,7 @@ async def drop_sandbox(services: Services, identifier: str) -> None:
         await _end_shim(services, identifier, folder)
     except (Error, TimeoutError) as error:
         log.info("sandbox %s, which was never finished: %s", identifier, error or "its shim does not answer")
-        await services.network.detach(identifier, None)
+        await _detach(services, identifier, None)
         _kill_shim(folder)
     await orphans.wait_for_forks(services.paths, identifier)
     await orphans.kill_group(_cgroups_path(folder), identifier)
@@ -164,11 +164,22 @@ async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
     try:
         async with asyncio.timeout(ANSWER_S):
             state = await client.state()
-        await services.network.detach(identifier, state.netns_path)
+        await _detach(services, identifier, state.netns_path)
         await client.stop_holder()
         await client.shutdown()
     finally:
         client.close()
+
+
+async def _detach(services: Services, identifier: str, netns_path: str | None) -> None:
+    """A plugin that fails or hangs holds up neither the start nor the end of the processes: `network.reconcile` asks it again."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await services.network.detach(identifier, netns_path)
+    except (Error, TimeoutError) as error:
+        log.warning(
+            "network of sandbox %s, which was never finished: %s", identifier, error or "it takes too long"
+        )
 
 
 def _kill_shim(folder: Path) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.steps import FAILPOINT
 from tests.cri.server_harness import Server
 from tests.cri.test_recovery import nothing_left
 from tests.support.processes import wait_until
 
 SOON_S = 30.0
 LATE_S = 300.0
+PASS_ON = """[ $CNI_COMMAND = ADD ] || exit 0
+exec python3 -IS -c 'import json, sys; print(json.dumps(json.load(sys.stdin)["prevResult"]))'
+"""
 
 
 @pytest.fixture
@@ -38,6 +45,11 @@ def server(plugins: Path) -> Iterator[Server]:
         yield started
 
 
+def fails_to_start(server: Server) -> None:
+    with pytest.raises(AssertionError):
+        server.start()
+
+
 def test_who_ends_it_while_it_starts_does_not_wait(server: Server, plugins: Path) -> None:
     """It waits for a plugin that never registers, in place of imports on a machine that is busy."""
     container = server.launch(server.run_pod())
@@ -46,7 +58,7 @@ def test_who_ends_it_while_it_starts_does_not_wait(server: Server, plugins: Path
     program.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep {LATE_S}\n")
     program.chmod(0o700)
     before = server.log.stat().st_size
-    starting = threading.Thread(target=lambda: pytest.raises(AssertionError, server.start))
+    starting = threading.Thread(target=fails_to_start, args=(server,))
     starting.start()
     assert wait_until(begun.exists, SOON_S), server.tail()
     began = time.monotonic()
@@ -77,3 +89,28 @@ def test_images_that_cannot_be_read_end_it_beside_its_pods(server: Server) -> No
     assert server.output(container, "echo", "here") == "here\n"
     server.remove_all()
     nothing_left(server)
+
+
+@pytest.mark.parametrize("fault", ["exit 1", f"exec sleep {LATE_S}"])
+def test_a_plugin_that_fails_holds_no_start_up(server: Server, fault: str) -> None:
+    """Of a pod that was being made when the server was killed nothing runs, whatever its plugin says; it is asked again later."""
+    conflist = server.folder / "net.d" / "10-pods.conflist"
+    network = json.loads(conflist.read_text())
+    network["plugins"].append({"type": "moody"})
+    conflist.write_text(json.dumps(network))
+    mended, plugin = server.folder / "mended", server.folder / "bin" / "moody"
+    plugin.parent.mkdir(exist_ok=True)
+    plugin.write_text(f"#!/bin/sh\n[ $CNI_COMMAND = DEL ] && [ ! -e {mended} ] && {fault}\n{PASS_ON}")
+    plugin.chmod(0o700)
+    server.stop()
+    server.start(**{FAILPOINT: "run_sandbox.network=kill"})
+    with pytest.raises(grpc.RpcError):
+        server.run_pod()
+    assert server.wait() == -signal.SIGKILL
+    began = time.monotonic()
+    server.start()
+    assert time.monotonic() - began < SOON_S
+    assert "which was never finished" in server.tail()
+    nothing_left(server)
+    mended.touch()
+    assert wait_until(lambda: not list((server.root / "network").glob("*.json")), 2 * SOON_S), server.tail()
