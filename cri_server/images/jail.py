@@ -4,7 +4,9 @@ If a decoder or our extractor is made to run an attacker's code, this is what it
 capabilities to own files as the layer says, and no way to start programs, open sockets or look around (CVE classes: bugs in
 inflate libraries). It makes no device nodes either, because it could open them: the server does that when the layer is done
 (whiteouts, devices of number 0:0, need no privilege since Linux 5.8). The folder is its root, for landlock(7) has no right for
-chmod(2), chown(2) and setxattr(2), which would do to any file of the host. CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what else it is good for is refused by call.
+chmod(2), chown(2) and setxattr(2), which would do to any file of the host. CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what else it is good for is refused by call:
+ioctl(2) would freeze the folder's file system. So is what root may do to root's processes without a capability: limits, signals by a
+pipe's owner, System V memory.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 import stat
 
+from pyrunc.abi.file import F_SETOWN, F_SETOWN_EX
 from pyrunc.kernel import limit, restrict
 
 KEPT = (
@@ -27,7 +30,11 @@ _REFUSED = """
     keyctl add_key request_key init_module finit_module delete_module kexec_load kexec_file_load reboot
     open_by_handle_at name_to_handle_at truncate truncate64 quotactl quotactl_fd acct syslog sethostname setdomainname
     settimeofday clock_settime clock_adjtime adjtimex lookup_dcookie iopl ioperm fanotify_init memfd_secret
+    ioctl prlimit64 setpriority ioprio_set sched_setaffinity sched_setattr sched_setparam sched_setscheduler
+    shmget shmat shmctl semget semctl semop semtimedop msgget msgctl msgsnd msgrcv mq_open mq_unlink
 """
+# fcntl(2): who gets a descriptor's signals, and it may be SIGKILL. Landlock knows it from Linux 6.12 on.
+_REFUSED_COMMANDS = {"fcntl": (F_SETOWN, F_SETOWN_EX)}
 ROOT = "/"
 MEMORY_LIMIT_BYTES = 768 << 20  # a zstd window is 128 MiB
 
@@ -51,7 +58,7 @@ def enter(folder: str) -> str:
     finally:
         os.close(fd)
     restrict.keep_capabilities(KEPT)
-    restrict.refuse_calls(_REFUSED.split())
+    restrict.refuse_calls(_REFUSED.split(), _REFUSED_COMMANDS)
     return ROOT
 
 

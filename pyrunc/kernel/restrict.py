@@ -16,7 +16,7 @@ from pyrunc.kernel.call import address, buffer, raw, syscall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _VERSION_QUERY, _RULE_PATH_BENEATH = 1, 1
@@ -33,7 +33,9 @@ _LOAD, _EQUALS, _AT_LEAST, _RETURN = (
     0x06,
 )  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
 _X32 = 0x40000000  # x86-64's second numbering of the same calls
-_NUMBER_OFFSET, _ARCHITECTURE_OFFSET = 0, 4  # of struct seccomp_data
+# Of struct seccomp_data; of the second argument the half that an int is in, on the little-endian machines that we know.
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _SECOND_OFFSET = 0, 4, 24
+_TO_REFUSAL = -1
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 
 
@@ -77,22 +79,30 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
     return True
 
 
-def refuse_calls(names: Iterable[str]) -> None:
-    """seccomp(2): these system calls answer EPERM from now on; those of another architecture kill. Unknown names are passed over."""
+def refuse_calls(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> None:
+    """seccomp(2): these system calls answer EPERM from now on, and those of `commands` with one of these numbers for their second
+    argument; those of another architecture kill. Unknown names are passed over."""
     machine = arch()
     numbers = sorted({machine.syscalls[name] for name in names if name in machine.syscalls})
+    lines = [
+        (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
+        (_EQUALS, 1, 0, machine.audit),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER_OFFSET),
+        (_AT_LEAST, _TO_REFUSAL, 0, _X32),
+        *((_EQUALS, _TO_REFUSAL, 0, number) for number in numbers),
+    ]
+    for name, values in commands.items():
+        lines += [
+            (_LOAD, 0, 0, _NUMBER_OFFSET),
+            (_EQUALS, 0, len(values) + 1, machine.syscalls[name]),
+            (_LOAD, 0, 0, _SECOND_OFFSET),
+            *((_EQUALS, _TO_REFUSAL, 0, value) for value in values),
+        ]
+    lines += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
     program = [
-        _INSTRUCTION.pack(_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
-        _INSTRUCTION.pack(_EQUALS, 1, 0, machine.audit),
-        _INSTRUCTION.pack(_RETURN, 0, 0, _KILL),
-        _INSTRUCTION.pack(_LOAD, 0, 0, _NUMBER_OFFSET),
-        _INSTRUCTION.pack(_AT_LEAST, len(numbers) + 1, 0, _X32),
-        *(
-            _INSTRUCTION.pack(_EQUALS, len(numbers) - place, 0, number)
-            for place, number in enumerate(numbers)
-        ),
-        _INSTRUCTION.pack(_RETURN, 0, 0, _ALLOW),
-        _INSTRUCTION.pack(_RETURN, 0, 0, _REFUSE),
+        _INSTRUCTION.pack(code, len(lines) - place - 2 if true == _TO_REFUSAL else true, false, value)
+        for place, (code, true, false, value) in enumerate(lines)
     ]
     code = buffer(b"".join(program))
     filter_program = pack("=HxxxxxxQ", len(program), address(code))

@@ -11,8 +11,11 @@ import pytest
 
 from cri_server.images.layers import Layers
 from pyrunc.atomic_file import DamagedRecord
+from pyrunc.kernel.call import raw, syscall
 from pyrunc.zygote.client import Zygote
 from tests.cri.images import exploit
+
+IPC_PRIVATE, IPC_RMID = 0, 0
 
 
 @pytest.mark.parametrize("landlock", [2, 5], ids=["as Linux 6.1", "newest"])
@@ -21,17 +24,20 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path, landlock: int
     folder.mkdir()
     canary.write_text("unharmed")
     before = canary.stat()
+    memory = syscall("shmget", "", IPC_PRIVATE, 4096, 0o600)
     zygote = await Zygote.start(["tests.cri.images.exploit"])
     reading, writing = os.pipe()
     try:
         os.write(writing, b"the blob")
-        asked = exploit.Asked(str(folder), str(canary), os.getpid(), landlock)
+        asked = exploit.Asked(str(folder), str(canary), os.getpid(), landlock, memory)
         result = await zygote.run("tests.cri.images.exploit:try_all", asked, [reading], timeout_s=90)
     finally:
         os.close(reading)
         os.close(writing)
         await zygote.close()
+        there = raw("shmctl", memory, IPC_RMID, None)
     assert result.exit_code == 0, result.stderr.decode()
+    assert there == 0, "the memory was removed"
     answer = json.loads(result.stdout)
     assert answer["succeeded"] == [] and len(exploit.attempts(asked, str(folder))) > 50
     assert {"d", "link", "whiteout"} <= set(answer["works"]) and (folder / "d/file").read_text() == "the blob"
