@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from cri_server.images.trees import Folders, in_depth
 from pyrunc.errors import KernelError, Unsupported
-from pyrunc.kernel.path import open_beneath
+from pyrunc.kernel.path import open_beneath, open_regular_at
+from pyrunc.kernel.tree import FOLDER
 
 OVERLAY = "trusted.overlay."
 OPAQUE = f"{OVERLAY}opaque"
@@ -133,10 +134,10 @@ class _Writer:
         if kind not in (tarfile.REGTYPE, tarfile.DIRTYPE):
             self._tar.addfile(member)
             return
-        flags = (
-            os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if kind == tarfile.DIRTYPE else 0)
-        )
-        number = os.open(name, flags, dir_fd=place)
+        if kind == tarfile.DIRTYPE:
+            number = os.open(name, FOLDER, dir_fd=place)
+        else:  # of /dev/shm not all who may write to it need stand still
+            number = open_regular_at(place, name)
         try:
             member.pax_headers = dict(_attributes(number, member.name))
             if kind == tarfile.DIRTYPE:

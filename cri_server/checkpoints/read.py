@@ -22,7 +22,7 @@ from cri_server.images.layers import make_devices, refuse_links
 from cri_server.images.trees import open_folder
 from cri_server.images.unpack import TREE, Layer, unpack
 from pyrunc.errors import InvalidArgument, KernelError, ResourceExhausted
-from pyrunc.kernel.copy_tree import copy_tree
+from pyrunc.kernel.copy_tree import copy_data, copy_tree
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath, open_regular_in_root
 from pyrunc.records import Record
@@ -38,7 +38,6 @@ TAKE = "cri_server.checkpoints.read:take"
 TAKEN = (names.CONFIG, names.SPEC, names.LAYER, names.DELETED)
 DOCUMENT_LIMIT_BYTES = 16 << 20
 MOST_IMAGES = 100_000
-CHUNK_BYTES = 1 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAMES = "an archive of a checkpoint as kubelet's checkpoint API, containerd, CRI-O and `pyrunc-cri checkpoint` write"
@@ -196,8 +195,7 @@ def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
     try:
         made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            while os.sendfile(made, source, None, CHUNK_BYTES):
-                pass
+            copy_data(source, made, os.fstat(source).st_size)
         finally:
             os.close(made)
     finally:

@@ -100,7 +100,7 @@ def _copy_file(status: os.stat_result, folder: _Folder, name: str) -> None:
     try:
         writing = os.open(name, _NEW, 0o600, dir_fd=folder.copy)
         try:
-            _copy_data(reading, writing, status.st_size)
+            copy_data(reading, writing, status.st_size)
             _take_over_by_fd(status, reading, writing)
         finally:
             os.close(writing)
@@ -108,8 +108,9 @@ def _copy_file(status: os.stat_result, folder: _Folder, name: str) -> None:
         os.close(reading)
 
 
-def _copy_data(reading: int, writing: int, size: int) -> None:
-    """Holes stay holes: a file of many gigabytes may have taken none."""
+def copy_data(reading: int, writing: int, size: int) -> None:
+    """The content of a file of `size` bytes into an empty one. Holes stay holes: a file of many gigabytes may have taken none. Raises
+    OSError."""
     at = 0
     while at < size:
         try:

@@ -152,7 +152,7 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
         os.close(place)
 
 
-def open_regular_at(dir_fd: int, name: str, flags: int = O_RDONLY) -> int:
+def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> int:
     """The regular file `name` of a folder that somebody else may change; ESTALE for a link and anything else, which is not opened to
     find out (see `open_regular_in_root`). Raises OSError."""
     place = os.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)

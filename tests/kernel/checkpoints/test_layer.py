@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,43 @@ def test_removals_lead_nowhere_else(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=f"{names.DELETED} names '/way/file'"):
         read.finish_layer(str(folder), ["/way/file"])
     assert not list(outside.iterdir())
+
+
+def test_what_became_a_pipe_is_not_opened(upper: Path, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/shm of a pod of which not all containers stand still: who waited for the pipe's writer would keep the others frozen."""
+    (upper / "plain").write_bytes(b"")
+    os.mkfifo(upper / "file")
+    real, plain = os.stat, os.stat(upper / "plain")
+    monkeypatch.setattr(os, "stat", lambda path, **more: plain if path == b"file" else real(path, **more))
+    late = threading.Timer(5, lambda: os.close(os.open(upper / "file", os.O_RDWR)))  # ends the wait
+    late.start()
+    try:
+        with pytest.raises(OSError, match="not a regular file any more"):
+            layer.write(str(upper), str(tar), no_lower)
+        assert late.is_alive()
+    finally:
+        late.cancel()
+        late.join()
+
+
+def test_holes_of_an_archives_images_take_no_room(tmp_path: Path) -> None:
+    """An archive of a few bytes may hold a file of many gigabytes."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / names.IMAGES).mkdir(parents=True)
+    target.mkdir()
+    for name in (names.CONFIG, names.SPEC):
+        (source / name).write_text("{}")
+    with open(source / names.IMAGES / "pages-1.img", "wb") as file:
+        file.truncate(1 << 30)
+        file.seek(1 << 29)
+        file.write(b"page")
+    number = opener(source)
+    try:
+        read.take(read.Take(str(target)).to_fields(), [number])
+    finally:
+        os.close(number)
+    made = target / names.IMAGES / "pages-1.img"
+    assert made.stat().st_size == 1 << 30 and made.stat().st_blocks < 1 << 10
+    with open(made, "rb") as file:
+        file.seek(1 << 29)
+        assert file.read(5) == b"page\0"
