@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import sys
 
 import click
@@ -45,7 +44,7 @@ def _line(event: api.ContainerEventResponse, how: Output) -> str:
     if how.template is not None:
         return how.document(output.plain(event))
     if how.format == "json":
-        return json.dumps(output.plain(event), ensure_ascii=False)
+        return output.as_json(output.plain(event))
     when = datetime.datetime.fromtimestamp(event.created_at / 1e9).isoformat(timespec="milliseconds")
     kind = api.ContainerEventType.Name(event.container_event_type).split("_")[1].lower()
     names = {c.id: c.metadata.name for c in event.containers_statuses}

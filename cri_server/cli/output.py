@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from cri_server.cli.show import SHORT, printable
-from pyrunc.errors import InvalidArgument
+from pyrunc.errors import VISIBLE, InvalidArgument
 
 if TYPE_CHECKING:
     from cri_server.cli.template import Template
@@ -59,6 +59,10 @@ class Listing(Generic[Item]):
     name: Callable[[Item], str]
 
 
+JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(127, 160)}
+VISIBLE_IN_LINES = {code: text for code, text in VISIBLE.items() if chr(code) not in "\n\t"}
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """How the user wants it."""
@@ -79,7 +83,7 @@ class Output:
         if self.quiet:
             return "\n".join(map(listing.identity, items))
         if self.template is not None:
-            return "\n".join(self.template.render(self._view(listing, item)) for item in items)
+            return "\n".join(self._rendered(self._view(listing, item)) for item in items)
         if self.format == "name":
             return "\n".join(map(listing.name, items))
         if self.format in ("json", "yaml"):
@@ -97,12 +101,23 @@ class Output:
     def document(self, found: Any) -> str:
         """One object as JSON, YAML or by the template."""
         if self.template is not None:
-            return self.template.render(found)
+            return self._rendered(found)
         if self.format == "yaml":
             import yaml  # 18 ms that nobody else pays
 
             return yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip("\n")
-        return json.dumps(found, indent=2, ensure_ascii=False)
+        return as_json(found, indent=2)
+
+    def _rendered(self, found: Any) -> str:
+        """By the template; for a terminal without the control characters of an image or a container, for programs as it is."""
+        assert self.template is not None
+        text = self.template.render(found)
+        return text.translate(VISIBLE_IN_LINES) if sys.stdout.isatty() else text
+
+
+def as_json(found: Any, indent: int | None = None) -> str:
+    """JSON whose control characters are escaped, those of ISO 6429 beyond ASCII too: terminals take U+009B for ESC [."""
+    return json.dumps(found, indent=indent, ensure_ascii=False).translate(JSON_CONTROLS)
 
 
 def plain(message: Any) -> dict[str, Any]:

@@ -6,16 +6,19 @@ server's default profile, capabilities and no-new-privileges leave).
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import pty
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cri_server.cli import output, show
+from cri_server.cli.template import Template
 from pyrunc.seccomp.default import runtime_default
 from pyrunc.spec.default import MASKED_PATHS, READONLY_PATHS
 from tests.support.processes import wait_until
@@ -205,7 +208,7 @@ def test_terminal_text_of_a_container_in_our_errors(runtime: Runtime) -> None:
         assert len(found.err.splitlines()) <= 1, found
 
 
-def test_terminal_text_of_a_container_in_our_tables() -> None:
+def test_terminal_text_of_a_container_in_our_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Section 10.9: a process chooses its own arguments, an image its names; `pyrunc-cri run` and `ps` show them. Proof: no control
     character of theirs is printed, and the columns stay.
     """
@@ -221,5 +224,9 @@ def test_terminal_text_of_a_container_in_our_tables() -> None:
         ]
         assert shown.stdin is not None
         shown.stdin.close()
-    assert len(lines) == 3 and lines[0].endswith("\\x9b31m") and lines[2].endswith("  up"), lines
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines += output.Output(format="json").document({evil: evil}).splitlines()[1:2]
+    assert json.loads(f"{{{lines[3]}}}") == {evil: evil}
+    lines.append(output.Output(template=Template("{{.name}}")).document({"name": evil.replace("\n", "")}))
+    assert len(lines) == 5 and lines[0].endswith("\\x9b31m") and lines[2].endswith("  up"), lines
     assert not [c for line in lines for c in line if not c.isprintable()], lines
