@@ -27,6 +27,7 @@ from cri_server.services import Services
 from cri_server.spec import groups, namespaces
 from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
+from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.checkpoint import criu
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError, NotFound, PeerError, WrongState
@@ -170,9 +171,12 @@ def require_running(container: Container) -> None:
 
 
 async def freeze(container: Container) -> None:
-    """Returns when every process stands still. Raises WrongState, DeadlineExceeded, KernelError."""
+    """Returns when every process stands still, and not before that is decided: whoever is cancelled thaws it afterwards.
+
+    Raises WrongState, DeadlineExceeded, KernelError.
+    """
     try:
-        await asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
+        await to_the_end(asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze))
     except KernelError as error:
         if error.errno in tree.GONE:
             raise WrongState(f"container {container.id} has exited") from None

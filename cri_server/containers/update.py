@@ -13,6 +13,7 @@ from cri_server.spec import groups, resources
 from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container
+from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import cgroup as tree
@@ -57,7 +58,7 @@ async def apply(services: Services, container: Container, wanted: api.LinuxConta
 
 async def write_cgroup(work: Work) -> None:
     if work.container.running:
-        await asyncio.to_thread(_write, work, work.merged, work.wanted)
+        await to_the_end(asyncio.to_thread(_write, work, work.merged, work.wanted))  # its undo comes after it
 
 
 async def restore_cgroup(work: Work) -> None:

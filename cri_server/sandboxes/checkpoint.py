@@ -28,6 +28,7 @@ from cri_server.sandboxes import shm
 from cri_server.services import Services
 from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
+from cri_server.together import together
 from pyrunc import atomic_file
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, WrongState
 from pyrunc.kernel.tree import remove_path
@@ -133,7 +134,7 @@ async def _capture(job: Job) -> None:
             await locks.enter_async_context(part.container.lock)
             containers.require_running(part.container)
         try:
-            await asyncio.gather(*(containers.freeze(part.container) for part in job.parts))
+            await together(*(containers.freeze(part.container) for part in job.parts))
             for part in job.parts:
                 job.go_on()
                 await containers.capture(part)
