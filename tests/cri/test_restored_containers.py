@@ -15,6 +15,7 @@ from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import IMAGE, Server, code_of, message_of
 from tests.cri.without_criu import (
     IMAGES,
+    SEPARATE,
     Code,
     archive,
     criu,
@@ -77,7 +78,7 @@ def test_what_other_engines_take_for_granted(server: Server, criu: Path, tmp_pat
         {"destination": place, "type": "bind", "source": "/nowhere", "options": ["bind"]} for place in places
     ]
     members = (
-        ("spec.dump", json.dumps({"mounts": binds}).encode()),
+        ("spec.dump", json.dumps({"mounts": binds, "linux": SEPARATE}).encode()),
         ("checkpoint/files.img", criu_images.files({"/": stat.S_IFDIR | 0o555})),
     )
     path = archive(tmp_path / "a.tar", *IMAGES, *members)
@@ -140,7 +141,8 @@ def test_a_hostile_archive(
 def test_the_request_must_fit(server: Server, criu: Path, tmp_path: Path) -> None:
     spec = {"mounts": [{"destination": "/data", "type": "bind", "source": "/etc"}]}
     code, said = refused(
-        server, archive(tmp_path / "a.tar", *IMAGES, ("spec.dump", json.dumps(spec).encode()))
+        server,
+        archive(tmp_path / "a.tar", *IMAGES, ("spec.dump", json.dumps({**spec, "linux": SEPARATE}).encode())),
     )
     assert code == Code.INVALID_ARGUMENT and "had mounts of the host at /data" in said
 

@@ -26,6 +26,9 @@ COUNT = "i=0; while :; do i=$((i+1)); echo $i > /count; sleep 0.02; done"
 SLOW = "#!/bin/sh\nwhile [ ! -e {folder}/go ]; do sleep 0.05; done\n"
 
 
+SEPARATE = {"namespaces": [{"type": kind} for kind in ("network", "pid", "ipc")]}
+"""As a container of an ordinary pod has them."""
+
 IMAGES = ("checkpoint", None), ("checkpoint/inventory.img", b"x"), ("checkpoint/descriptors.json", b"[]")
 
 
@@ -85,7 +88,7 @@ def archive(path: Path, *members: tuple[str, bytes | str | None], **config: Any)
     named = {name for name, _ in members}
     documents = {
         "config.dump": {"name": "c", "rootfsImageName": IMAGE, **config},
-        "spec.dump": {"process": {"terminal": False}, "mounts": []},
+        "spec.dump": {"process": {"terminal": False}, "mounts": [], "linux": SEPARATE},
     }
     files: list[tuple[str, bytes | str | None]] = [
         (name, json.dumps(content).encode()) for name, content in documents.items() if name not in named
