@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from _signal import SIG_DFL, SIGTERM, signal  # type: ignore[import-not-found]  # (signal brings enum)
 from _socket import socket
 
 from pyrunc import ipc
@@ -21,14 +22,21 @@ def main() -> None:
     server = socket(fileno=int(sys.argv[1]))
     os.set_inheritable(server.fileno(), False)
     reaper.set_name("pyrunc-zygote")
+    signal(SIGTERM, _give_up)
     try:
         preload.load(sys.argv[3:])
     except Error as error:
         ipc.send(server, Ready(error=error.to_wire()).to_fields())
         return
+    signal(SIGTERM, SIG_DFL)
     ipc.send(server, Ready(os.getpid()).to_fields())
     preload.freeze()  # the server does other things meanwhile
     loop.Loop(server).serve()
+
+
+def _give_up(number: int, frame: object) -> None:
+    """The server ends while this imports: what a rehearsal has made goes."""
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -196,10 +196,10 @@ class _Process:
         return process
 
     async def close(self, *, kill: bool = False) -> None:
-        """Hang up and wait until the process is reaped."""
+        """Hang up and wait until the process is reaped; `kill`: it is importing, and would see that only afterwards."""
         self.peer.close("the zygote was closed")
         if kill:  # ours and not reaped yet: the number cannot mean another process
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGTERM)
         await _reap(self.pid)
 
     def _told(self, message: ipc.Message) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import select
 import signal
@@ -369,6 +371,27 @@ async def test_a_zygote_that_is_closed_as_it_starts_leaves_no_process() -> None:
     assert set(children(os.getpid())) == before
     with pytest.raises(Unavailable, match="closed"):
         await zygote.run(f"{HERE}:leave")
+
+
+async def test_a_zygote_that_is_closed_in_its_rehearsal_leaves_no_folder() -> None:
+    before = set(children(os.getpid()))
+    zygote = Zygote(["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal"])
+    zygote.begin()
+    await _until(lambda: bool(set(children(os.getpid())) - before))
+    (pid,) = set(children(os.getpid())) - before
+    await _until(lambda: bool(rehearsals_of(pid)))
+    await zygote.close()
+    assert not rehearsals_of(pid) and set(children(os.getpid())) == before
+
+
+def rehearsals_of(pid: int) -> list[Path]:
+    """Folders in which the process is, or was, a shim."""
+    found = []
+    for record in Path("/tmp").glob("pyrunc-*/*/shim.json"):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            if json.loads(record.read_text())["pid"] == pid:
+                found.append(record)
+    return found
 
 
 async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> None:
