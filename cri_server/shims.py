@@ -160,7 +160,8 @@ class Shims:
     async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
         """Connect to the shim that may live and learn what it knows; whether it has answered.
 
-        Another one takes over from a dead one, or what that left is ended. A silent one is waited for in the background from then on: `is_silent`.
+        Another one takes over from a dead one, or what that left is ended. A silent one is waited for in the background from then
+        on: `is_silent`.
         """
         if self.find(sandbox) is not None:
             return True

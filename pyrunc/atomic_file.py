@@ -1,9 +1,10 @@
 """Files that are read back after a crash: written whole under a temporary name, then renamed; JSON ones carry a version.
 
-A reader sees the old file or the new one, never a part (rename(2)). Any number of threads and processes may write the same
-file: each write has a temporary name of its own. `durable` adds what a disk needs to keep the promise over a power cut: fsync
-of the file before the rename, lest the name appear without its content, and of the folder after it, without which the cut may
-bring the old file back (`named` False: it may). What lies on a tmpfs does without. Measured on ext4 on a virtual disk: 0.7 ms instead of 0.1, several when the disk is busy.
+A reader sees the old file or the new one, never a part (rename(2)). Any number of threads and processes may write the same file:
+each write has a temporary name of its own. `durable` adds what a disk needs to keep the promise over a power cut: fsync of the file
+before the rename, lest the name appear without its content, and of the folder after it, without which the cut may bring the old
+file back (`named` False: it may). What lies on a tmpfs does without. Measured on ext4 on a virtual disk: 0.7 ms instead of 0.1,
+several when the disk is busy.
 """
 
 from __future__ import annotations

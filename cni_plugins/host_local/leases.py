@@ -7,10 +7,10 @@
     last_reserved_ip.<n>  where range set n goes on (round robin)
     lock                  flock(2)
 
-A lease of another boot is void: its pod cannot live (kernel.random.boot_id); one of the reference plugin tells no boot and
-stays until it is released. So nothing is synced: after a power cut all of ours are void, also those whose owner's record has
-lost its content. That its name is there suffices: a file system puts names into its journal in the order of the renames. A released address is not handed out while its veth still exists, because the kernel tears links
-down in the background and would mix up two pods.
+A lease of another boot is void: its pod cannot live (kernel.random.boot_id); one of the reference plugin tells no boot and stays
+until it is released. So nothing is synced: after a power cut all of ours are void, also those whose owner's record has lost its
+content. That its name is there suffices: a file system puts names into its journal in the order of the renames. A released address
+is not handed out while its veth still exists, because the kernel tears links down in the background and would mix up two pods.
 """
 
 from __future__ import annotations

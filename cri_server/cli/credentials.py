@@ -1,7 +1,8 @@
 """Logins at registries, where podman and docker keep them: `auth.json`, an object per registry with base64 of USER:PASSWORD.
 
-Where none of them knows the registry, credential providers are asked. Read: $REGISTRY_AUTH_FILE, else podman's files and docker's, the first that knows the registry. Written: the first of these,
-closed to others. Sources: containers-auth.json(5), docker's config.json.
+Where none of them knows the registry, credential providers are asked. Read: $REGISTRY_AUTH_FILE, else podman's files and docker's,
+the first that knows the registry. Written: the first of these, closed to others. Sources: containers-auth.json(5), docker's
+config.json.
 """
 
 from __future__ import annotations

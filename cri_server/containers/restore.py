@@ -43,7 +43,8 @@ of a pod's."""
 async def take(services: Services, identifier: str, reference: str) -> Checkpoint | None:
     """The checkpoint that an image reference means, its files in the container's folder; None for an ordinary image.
 
-    Raises NotFound, InvalidArgument, WrongState (no CRIU, images are not to be restored), ResourceExhausted, KernelError; the folder is the caller's to remove.
+    Raises NotFound, InvalidArgument, WrongState (no CRIU, images are not to be restored), ResourceExhausted, KernelError; the
+    folder is the caller's to remove.
     """
     root = services.paths.container_root(identifier)
     if reference.startswith("/"):

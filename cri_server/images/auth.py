@@ -1,9 +1,10 @@
 """Logging in to registries: challenges read, credentials chosen, token requests made and answered. Bytes in, values out.
 
-Whose secret goes where: a pull secret is for the registry that the reference names (and what `hosts.toml` calls its server)
-and for the mirrors that the registry's own `hosts.toml` names, unless the way there is in clear text and the registry's is not;
-another host gets one only if the secret's server address is that host's. Without one the `auth` of `hosts.toml` counts. A token server is chosen by the registry's challenge;
-it gets the secret that is meant for this registry, and only over https when the registry itself is on https.
+Whose secret goes where: a pull secret is for the registry that the reference names (and what `hosts.toml` calls its server) and for
+the mirrors that the registry's own `hosts.toml` names, unless the way there is in clear text and the registry's is not; another
+host gets one only if the secret's server address is that host's. Without one the `auth` of `hosts.toml` counts. A token server is
+chosen by the registry's challenge; it gets the secret that is meant for this registry, and only over https when the registry itself
+is on https.
 """
 
 from __future__ import annotations

@@ -34,9 +34,10 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 class Host:
     """A place to ask. `url` is scheme://host[:port], `prefix` the path before the repository (`/v2`).
 
-    `upstream`: the registry itself, which pull secrets are for. `trusted`: a mirror that the registry's own file names, which
-    gets them, too (of the registry itself: that its own file names it). `auth`: what the administrator wants to log in with there. `rewrites`: regular expressions for the
-    repository and what takes their place. `headers` may hold secrets, which the repr does not show.
+    `upstream`: the registry itself, which pull secrets are for. `trusted`: a mirror that the registry's own file names, which gets
+    them, too (of the registry itself: that its own file names it). `auth`: what the administrator wants to log in with there.
+    `rewrites`: regular expressions for the repository and what takes their place. `headers` may hold secrets, which the repr does
+    not show.
     """
 
     url: str

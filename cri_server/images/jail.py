@@ -1,12 +1,12 @@
 """Where layers are unpacked, decompressed or indexed: a process that can do nothing but make files in one folder, which is all it sees.
 
 If a decoder or our extractor is made to run an attacker's code, this is what it has: the blob, the layer's folder, a few
-capabilities to own files as the layer says, and no way to start programs, open sockets or look around (CVE classes: bugs in
-inflate libraries). It makes no device nodes either, because it could open them: the server does that when the layer is done
-(whiteouts, devices of number 0:0, need no privilege since Linux 5.8). The folder is its root, for landlock(7) has no right for
-chmod(2), chown(2) and setxattr(2), which would do to any file of the host. CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what else it is good for is refused by call:
-ioctl(2) would freeze the folder's file system. So is what root may do to root's processes without a capability: limits, signals by a
-pipe's owner, System V memory.
+capabilities to own files as the layer says, and no way to start programs, open sockets or look around (CVE classes: bugs in inflate
+libraries). It makes no device nodes either, because it could open them: the server does that when the layer is done (whiteouts,
+devices of number 0:0, need no privilege since Linux 5.8). The folder is its root, for landlock(7) has no right for chmod(2),
+chown(2) and setxattr(2), which would do to any file of the host. CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what else it
+is good for is refused by call: ioctl(2) would freeze the folder's file system. So is what root may do to root's processes without a
+capability: limits, signals by a pipe's owner, System V memory.
 """
 
 from __future__ import annotations

@@ -51,8 +51,10 @@ Outcome = TypeVar("Outcome")
 class ImageService:
     """Images below `root` (an OCI image layout beside what is made of the layers).
 
-    `certs_dirs`: folders of HOST/hosts.toml; the first that has one for a host is asked. `pinned`: references that status and list mark as pinned.
-    `errands`: the zygote whose processes work on layers (it should preload `unpack`, `erofs.layer_tar` and `erofs.build`); None: threads do.
+    `certs_dirs`: folders of HOST/hosts.toml; the first that has one for a host is asked. `pinned`: references that status and list
+    mark as pinned.
+    `errands`: the zygote whose processes work on layers (it should preload `unpack`, `erofs.layer_tar` and `erofs.build`); None:
+    threads do.
     `in_use(image_id) -> names of containers that use it`: set by the server; remove refuses while it answers any.
     """
 

@@ -63,8 +63,8 @@ class _Payload(msgspec.Struct):
 
 
 def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequence[str]) -> None:
-    """Let an image in that no scope rejects, or raise SignatureValidationFailed. `digests`: its index, if there is one, and its manifest; a signature
-    of either is one of the image, since the index names the manifest by its digest.
+    """Let an image in that no scope rejects, or raise SignatureValidationFailed. `digests`: its index, if there is one, and its
+    manifest; a signature of either is one of the image, since the index names the manifest by its digest.
 
     Raises also PeerError (the registry does not answer), WrongState (a key cannot be read).
     """

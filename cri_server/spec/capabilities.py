@@ -16,8 +16,9 @@ def of(
     available: int,
     default: Iterable[str] = DEFAULT_CAPABILITIES,
 ) -> dict[str, list[str]]:
-    """The OCI object `process.capabilities`. `default`: what a container has that asks for nothing. `available` is the server's own effective set as a mask: nothing beyond it
-    can be granted to a privileged container. Raises InvalidArgument for unknown names."""
+    """The OCI object `process.capabilities`. `default`: what a container has that asks for nothing. `available` is the server's own
+    effective set as a mask: nothing beyond it can be granted to a privileged container. Raises InvalidArgument for unknown
+    names."""
     if context.privileged:
         granted = {name for name, number in CAPABILITIES.items() if available >> number & 1}
         return _sets(granted, set())

@@ -10,7 +10,8 @@ FLAG, TRISTATE, TEXT, NUMBER, LIST = "flag", "tristate", "text", "number", "list
 
 
 class Option:
-    """`names`: the long one first, then its short form. `kind`: FLAG, TRISTATE (a flag, None without it), TEXT, NUMBER (int), LIST (may be given repeatedly)."""
+    """`names`: the long one first, then its short form. `kind`: FLAG, TRISTATE (a flag, None without it), TEXT, NUMBER (int), LIST
+    (may be given repeatedly)."""
 
     __slots__ = ("choices", "default", "help", "kind", "metavar", "names")
 

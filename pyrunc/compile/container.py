@@ -58,11 +58,12 @@ class CreateRequest(Value):
     `stdio` stay the caller's. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that detached mount.
     `pinned`: names of those that whoever launches adds (`Launch.pinned`); `stdio` None: so are the pipes, and `nulls` says which
     of them will be null devices. `settled`: sources of binds that the caller has looked up, so that a link in their paths now is an error.
-    `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `record`: puts the
-    process into the container's state on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder`
-    attached the mounts of `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the caller holds,
-    by the paths of their indexes; `image_volumes`: what `pyrunc:NAME` as the source of a bind means. `pivot` False:
-    the root covers the host's, `keep_groups`: the caller's groups stay, see `plan.build`.
+    `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `record`: puts the process
+    into the container's state on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the
+    caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder` attached
+    the mounts of `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the caller holds, by the
+    paths of their indexes; `image_volumes`: what `pyrunc:NAME` as the source of a bind means. `pivot` False: the root covers the
+    host's, `keep_groups`: the caller's groups stay, see `plan.build`.
     `trace`: called with the plan and its times (`launch.run.launch_steps`). `timed`: the program tells when each operation is
     done.
     """

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 
 class ExecRequest(Value):
-    """What a process is made from that enters a container: the container's first process and configuration, and what is to run (see `merged`).
+    """What a process is made from that enters a container: the container's first process and configuration, and what is to run (see
+    `merged`).
 
-    `pidfd` -1: whoever launches adds it, as the descriptor `container`. `cgroup` None: stay in the caller's. `stdio` stay the caller's and are not used with a terminal. `id` and `bundle` are
-    what a seccomp agent is told; `id` names the group of intelRdt too. `attached`: see `plan.parent.Parent`. `timed`: the program tells when each
-    operation is done.
+    `pidfd` -1: whoever launches adds it, as the descriptor `container`. `cgroup` None: stay in the caller's. `stdio` stay the
+    caller's and are not used with a terminal. `id` and `bundle` are what a seccomp agent is told; `id` names the group of intelRdt
+    too. `attached`: see `plan.parent.Parent`. `timed`: the program tells when each operation is done.
     """
 
     pid: int

@@ -42,7 +42,8 @@ class PauseRequest(Value):
     """A pod's pause process.
 
     `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join, `pinned` for one that whoever
-    launches adds (`Launch.pinned`), or `host` or `none` for the caller's. The mount namespace is always its own. A new user namespace needs the mappings, and owns the others.
+    launches adds (`Launch.pinned`), or `host` or `none` for the caller's. The mount namespace is always its own. A new user
+    namespace needs the mappings, and owns the others.
     `mounts`: folder in it -> a detached mount that containers will get clones of; attached only where the kernel needs it.
     `timed`: the program tells when each operation is done. `selinux_label`: the process's; `program_label`: of the file that it
     executes, which is in memory and has no label that a policy lets it enter by.

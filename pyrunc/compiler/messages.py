@@ -1,7 +1,8 @@
 """What a server asks a compiler, and what it answers, which goes on to the shim as it is.
 
-`launch` is a message of `launch.sealed`. A container that another OCI runtime runs, or CRIU brings back, has none: then `runtime` or
-`restore` says who does it, `attached` names the places of the mounts that come along, `pinned` those of what the pod pins. `parts`: where the time went (`pyrunc.parts`).
+`launch` is a message of `launch.sealed`. A container that another OCI runtime runs, or CRIU brings back, has none: then `runtime`
+or `restore` says who does it, `attached` names the places of the mounts that come along, `pinned` those of what the pod pins.
+`parts`: where the time went (`pyrunc.parts`).
 """
 
 from __future__ import annotations

@@ -59,8 +59,9 @@ def load(folder: str, config: str = "") -> Bundle:
 
 
 class CreateOptions:
-    """How a container is to be made, beyond its bundle: what the command line says, and `notify`, the socket of a service
-    manager that waits for the container to be ready. `attached`: we copy the program's terminal to ours. `activated`: how many of `preserve_fds` are a service's sockets. `proxy` is open after `make` when the program runs then."""
+    """How a container is to be made, beyond its bundle: what the command line says, and `notify`, the socket of a service manager
+    that waits for the container to be ready. `attached`: we copy the program's terminal to ours. `activated`: how many of
+    `preserve_fds` are a service's sockets. `proxy` is open after `make` when the program runs then."""
 
     __slots__ = (
         "activated",

@@ -107,10 +107,10 @@ def launch_steps(
 ) -> Generator[int, None, ChildProcess]:
     """Start the process in steps: each yields a descriptor, and once that is readable the next step does not wait.
 
-    `record(process)` puts the process into the state on disk, when the plan has that step. `times` gets (number of the plan's
-    line or step, nanoseconds) of a timed program, and the stages of `pyrunc.parts` of every one. What is made, the process first of all, is pushed on `undo`.
-    Raises KernelError worded with the plan's line, NotFound and InvalidArgument in the words of execvp when there is no such
-    program, EndedEarly, and what a step of the parent raises.
+    `record(process)` puts the process into the state on disk, when the plan has that step. `times` gets (number of the plan's line
+    or step, nanoseconds) of a timed program, and the stages of `pyrunc.parts` of every one. What is made, the process first of all,
+    is pushed on `undo`. Raises KernelError worded with the plan's line, NotFound and InvalidArgument in the words of execvp when
+    there is no such program, EndedEarly, and what a step of the parent raises.
     """
     running = _spawn(request)
     parent = Parent(request, running, undo, record, times)

@@ -80,7 +80,8 @@ class Container:
         self._log = LogFile(path, on_waiting=self._retry_log_later, directory=directory)
 
     def started(self, process: Process, streams: Streams, *, stdin: bool, once: bool) -> None:
-        """The process runs, maybe it has ended already: take its streams. `stdin` keeps its input open, `once` only until the first client's ends."""
+        """The process runs, maybe it has ended already: take its streams. `stdin` keeps its input open, `once` only until the first
+        client's ends."""
         outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
         if process.console_fd is not None:
             outputs = {"stdout": process.console_fd}

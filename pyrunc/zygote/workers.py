@@ -62,8 +62,9 @@ class Workers:
             self._retire(self._idle.pop())
 
     async def ask(self, question: Request, timeout_s: float, fds: Sequence[int] = ()) -> Answer:
-        """The answer to `question`, which goes with `fds`; they stay the caller's, open until there is one. Raises DeadlineExceeded, Unavailable when the worker dies before it answers, and the error that
-        was answered. `timeout_s` includes the wait for a turn."""
+        """The answer to `question`, which goes with `fds`; they stay the caller's, open until there is one. Raises
+        DeadlineExceeded, Unavailable when the worker dies before it answers, and the error that was answered. `timeout_s` includes
+        the wait for a turn."""
         try:
             async with asyncio.timeout(timeout_s), self._turn():
                 return await self._ask(question, fds)

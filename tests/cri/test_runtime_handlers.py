@@ -103,8 +103,8 @@ def test_a_life(server: Server, handler: str) -> None:
 
 @pytest.mark.parametrize("handler", OTHERS)
 def test_sources_are_what_they_were(server: Server, handler: str, tmp_path: Path) -> None:
-    """CVE-2021-25741: whoever may write beside a host path puts a link there before the other runtime mounts it. Files and what is mounted below
-    a source come along."""
+    """CVE-2021-25741: whoever may write beside a host path puts a link there before the other runtime mounts it. Files and what is
+    mounted below a source come along."""
     secret, folder, file = tmp_path / "secret", tmp_path / "folder", tmp_path / "file"
     secret.mkdir()
     (folder / "below").mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Clients that attack the running server over its socket, while a client that behaves is served.
 
-What one connection may cost is tested in tests/unit/http2 and tests/unit/rpc; here it is the server's processor, memory and descriptors, and the
-time that others wait.
+What one connection may cost is tested in tests/unit/http2 and tests/unit/rpc; here it is the server's processor, memory and
+descriptors, and the time that others wait.
 """
 
 from __future__ import annotations

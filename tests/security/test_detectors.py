@@ -1,9 +1,9 @@
 """Attacks that cannot succeed prove nothing: here each defence is taken out of a copy of the program, and its test must fail.
 
 Not taken out: what would let the copy hurt the machine, such as the check of cgroupsPath (a group that is the root is killed with
-all the machine's processes). A mutation is a piece of source text and what replaces it; where the text is no longer there, that fails too. What cannot be
-taken out with one edit was tried on runc 1.1.5 of Debian (it fails test_dev.py::test_dev_is_a_link, CVE-2026-41579, and
-test_dev.py::test_null_is_something_else[file], CVE-2025-31133), which PYRUNC_RUNTIME=runc repeats.
+all the machine's processes). A mutation is a piece of source text and what replaces it; where the text is no longer there, that
+fails too. What cannot be taken out with one edit was tried on runc 1.1.5 of Debian (it fails test_dev.py::test_dev_is_a_link,
+CVE-2026-41579, and test_dev.py::test_null_is_something_else[file], CVE-2025-31133), which PYRUNC_RUNTIME=runc repeats.
 """
 
 from __future__ import annotations

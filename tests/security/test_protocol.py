@@ -139,8 +139,8 @@ def test_a_second_process_is_not_taken() -> None:
 
 
 def test_any_frames_end_in_an_error_and_leak_nothing() -> None:
-    """A hundred and fifty random conversations: known and unknown tags, numbers at the borders, wrong lengths, up to sixteen descriptors with
-    each. Proof: an error of ours each time, never a start; as many descriptors and children as before.
+    """A hundred and fifty random conversations: known and unknown tags, numbers at the borders, wrong lengths, up to sixteen
+    descriptors with each. Proof: an error of ours each time, never a start; as many descriptors and children as before.
     """
     rng = random.Random(3)
     tags = [PID, READY, DESCRIPTOR, PROGRESS, LISTENER, STATUS, FAILURE, REFUSED, 0, 1, 77, 0xFFFFFFF0]

@@ -6,8 +6,9 @@ these; mounts in folders of the session; network namespaces, links and cgroups w
 A process is known again by its pid and start time; its name may change in between (a zygote takes its own after execve).
 
 With `PYRUNC_LEDGER=machine`, CI's way, all that belongs to the machine counts, whoever made it: also a leak under a name that
-nobody meant, nftables with their elements, and every process that runs one of our programs. Nothing else may then work on
-the machine but another worker of the same run, which counts what bears its mark itself (`tests/support/schedule.py`). State entries are counted for the folders that a test names.
+nobody meant, nftables with their elements, and every process that runs one of our programs. Nothing else may then work on the
+machine but another worker of the same run, which counts what bears its mark itself (`tests/support/schedule.py`). State entries are
+counted for the folders that a test names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Real peers, built from their Go modules into the cache folder: Kubernetes, etcd, containerd, runc, the reference plugins.
 
-`python -m tests.support.toolchain kubernetes|kube-proxy|e2e|coredns|peer|go` builds and prints where the result is. A build that is there is not
-repeated; the version is part of its folder's name.
+`python -m tests.support.toolchain kubernetes|kube-proxy|e2e|coredns|peer|go` builds and prints where the result is. A build that is
+there is not repeated; the version is part of its folder's name.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def _build_kubernetes(out: Path) -> None:
 
 
 def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -> Path:
-    """A module that requires k8s.io/kubernetes for `packages`, by default those of its programs. That one replaces its staging modules by folders that the module proxy does
-    not serve: name their releases.
+    """A module that requires k8s.io/kubernetes for `packages`, by default those of its programs. That one replaces its staging
+    modules by folders that the module proxy does not serve: name their releases.
     """
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)

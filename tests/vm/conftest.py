@@ -34,7 +34,8 @@ class Boots:
         self._running: Guest | None = None
 
     def guest(self, suite: str, disks: Sequence[Path] = (), variant: Variant = PLAIN) -> Guest:
-        """A running guest of that suite and variant with the checkout in /root/project and `disks`, by default that of Kubernetes' programs."""
+        """A running guest of that suite and variant with the checkout in /root/project and `disks`, by default that of Kubernetes'
+        programs."""
         if self._running is None or self._kind != (suite, variant):
             self.stop()
             wanted = disks or [guest_disk.kubernetes()]

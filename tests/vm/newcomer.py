@@ -23,7 +23,8 @@ READY = "kubectl get nodes -o 'jsonpath={.items[*].status.conditions[?(@.type==\
 # Packages' records and caches, logs, what the tests bring, and what kubelet makes and `kubeadm reset` keeps.
 NOT_COUNTED = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/root", "/tmp", "/var/tmp", "/mnt", "/var/lib/systemd/timers", "/var/lib/kubelet", "/etc/kubernetes", "/usr/libexec/kubernetes")  # fmt: skip
 FACTS = "-type d -printf '%p/ %M %U:%G\\n' -o -printf '%p %M %U:%G %s %l\\n'"
-# Files of this boot by their names (kubelet's tables, which it leaves, are of ip and ip6), what the kernel has for us, and units that systemd knows.
+# Files of this boot by their names (kubelet's tables, which it leaves, are of ip and ip6), what the kernel has for us, and units
+# that systemd knows.
 BOOT = (
     "find /run -name '*pyrunc*'; ls /sys/class/net; nft list tables | grep -v -E '^table (ip|ip6) '; findmnt -rn -o TARGET,FSTYPE; pgrep -a pyrunc; pgrep -a pause; ls /run/netns 2>/dev/null; "
     "find /sys/fs/cgroup -name '*pyrunc*'; systemctl list-units --all --plain --no-legend '*pyrunc*' | cut -d' ' -f1"

@@ -1,4 +1,5 @@
-"""One layer's blob made into its uncompressed tar, in an errand: the only process of a mounted image in which a decoder meets hostile bytes.
+"""One layer's blob made into its uncompressed tar, in an errand: the only process of a mounted image in which a decoder meets
+hostile bytes.
 
 Two threads share the work: one reads and inflates, the other hashes and writes; the libraries release the interpreter's lock.
 """
@@ -38,8 +39,9 @@ def write_tar(
     tick: Callable[[], None] = lambda: None,
     restrict: Callable[[str], str] = lambda folder: folder,
 ) -> None:
-    """Write the content of the blob (from the descriptor's position on; it may be a pipe) to FILE in `folder`, which is empty if it is
-    there. `tick` is called every few MiB, and may raise; `restrict` with the folder, in each thread, before that meets a byte of the blob, and answers where the folder is then.
+    """Write the content of the blob (from the descriptor's position on; it may be a pipe) to FILE in `folder`, which is empty if it
+    is there. `tick` is called every few MiB, and may raise; `restrict` with the folder, in each thread, before that meets a byte of
+    the blob, and answers where the folder is then.
 
     Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
     """
