@@ -156,6 +156,10 @@ def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
         if name in POINTERS:
             raise Unsupported(f"{path!r} has {name}: what it points to is not in the writable layer")
         if not name.startswith(OVERLAY):
+            if "=" in name or any(
+                "\udc80" <= part <= "\udcff" for part in name
+            ):  # a PAX key is UTF-8 without any
+                raise Unsupported(f"{path!r} has the extended attribute {name!r}, whose name no tar can hold")
             yield _XATTR + name, os.getxattr(number, name).decode("utf-8", "surrogateescape")
 
 

@@ -116,6 +116,16 @@ def test_a_file_whose_data_is_elsewhere_is_refused(upper: Path, tar: Path) -> No
         layer.write(str(upper), str(tar), no_lower)
 
 
+@pytest.mark.parametrize("name", [b"user.a=b", b"user.\xff", b"user.\xc3"])
+def test_an_attribute_that_no_tar_can_hold_is_refused(upper: Path, tar: Path, name: bytes) -> None:
+    (upper / "file").touch()
+    os.setxattr(upper / "file", name, b"value")
+    with pytest.raises(
+        Unsupported, match=r"'file' has the extended attribute 'user\..*', whose name no tar can hold"
+    ):
+        layer.write(str(upper), str(tar), no_lower)
+
+
 def test_a_deep_tree(upper: Path, tar: Path) -> None:
     """Deeper than a path may be long."""
     folder = os.open(upper, os.O_RDONLY)
