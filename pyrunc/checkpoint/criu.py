@@ -12,8 +12,9 @@ from _socket import socket as _Socket
 from _socket import socketpair as _socketpair
 from struct import Struct
 
-from pyrunc.errors import NotFound, PeerError
+from pyrunc.errors import Error, NotFound, PeerError
 from pyrunc.kernel import fd as _fd
+from pyrunc.kernel import restrict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,11 +124,18 @@ class Criu:
 
     `fds` {number there: number here} beside stdio and the socket; numbers there begin at 4. They are for INHERIT_FD only: the folders
     and STATUS_FD are opened by CRIU in /proc/PID/fd of whoever made the socket (cr-service.c), so their options have our numbers.
+    `no_new_privileges`: of CRIU, and so of each process that it makes.
     """
 
     __slots__ = ("_socket", "pid")
 
-    def __init__(self, fds: Mapping[int, int], stdio: Sequence[int] = (0, 1, 2)) -> None:
+    def __init__(
+        self,
+        fds: Mapping[int, int],
+        stdio: Sequence[int] = (0, 1, 2),
+        *,
+        no_new_privileges: bool = False,
+    ) -> None:
         ours, theirs = _socketpair(AF_UNIX, SOCK_SEQPACKET, 0)
         wanted = {**dict(enumerate(stdio)), **fds, SOCKET_NUMBER: theirs.fileno()}
         copies: list[int] = []
@@ -140,9 +148,9 @@ class Criu:
                 copies.append(copy := _fd.duplicate(source, max(wanted) + 1))
                 actions.append((os.POSIX_SPAWN_DUP2, copy, target))
             environment = {"PATH": USUAL_PATH, **os.environ}
-            self.pid = os.posix_spawn(
-                find(), ["criu", "swrk", str(SOCKET_NUMBER)], environment, file_actions=actions
-            )
+            spawn = _spawn_without_new_privileges if no_new_privileges else os.posix_spawn
+            command = ["criu", "swrk", str(SOCKET_NUMBER)]
+            self.pid = spawn(find(), command, environment, file_actions=actions)
         except BaseException:
             ours.close()
             raise
@@ -199,6 +207,31 @@ class Criu:
         if not packet:
             raise PeerError("criu ended before it answered")
         return decode(packet), fds
+
+
+def _spawn_without_new_privileges(
+    path: str, command: list[str], environment: Mapping[str, str], *, file_actions: list[tuple[int, int, int]]
+) -> int:
+    """posix_spawn from a thread that has set no_new_privs: a child inherits that of the thread that made it (prctl(2)), and other
+    threads, which run hooks, do not."""
+    from threading import Thread
+
+    made: list[int] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            restrict.no_new_privileges()
+            made.append(os.posix_spawn(path, command, environment, file_actions=file_actions))
+        except (OSError, Error) as error:
+            failed.append(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
 
 
 def _result(answer: Mapping[int, int | bytes]) -> int:

@@ -86,7 +86,9 @@ def restore(
         group = _open_group(state, bundle.spec, create_options, undo)
         part = _Part(state, bundle.spec, create_options, group, undo)
         try:
-            with criu.Criu(_numbers(descriptors), stdio) as session:
+            # CRIU itself does so from 3.19 on, and by what the images say.
+            forbids = bundle.spec.process is not None and bundle.spec.process.no_new_privileges
+            with criu.Criu(_numbers(descriptors), stdio, no_new_privileges=forbids) as session:
                 if group is not None:
                     group.attach(session.pid)
                 options = _options(state, bundle.spec, choices, streams, descriptors, session.pid)

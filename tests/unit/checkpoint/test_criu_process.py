@@ -1,0 +1,43 @@
+"""What `criu swrk` is started with: a program that shows it stands in its place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pyrunc.checkpoint.criu import Criu
+from pyrunc.errors import NotFound
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that gets the process's status; the program ends when the socket closes."""
+    found = tmp_path / "status"
+    program = tmp_path / "criu"
+    program.write_text(f"#!/bin/sh\ncat /proc/self/status > {found}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return found
+
+
+def own() -> str:
+    return next(
+        line for line in Path("/proc/thread-self/status").read_text().splitlines() if "NoNewPrivs" in line
+    )
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_new_privileges_are_given_up_for_criu_alone(shown: Path, wanted: bool) -> None:
+    with Criu({}, no_new_privileges=wanted):
+        pass
+    assert f"NoNewPrivs:\t{int(wanted)}" in shown.read_text().splitlines()
+    assert own() == "NoNewPrivs:\t0"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_without_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotFound, match="criu"):
+        Criu({}, no_new_privileges=wanted)
