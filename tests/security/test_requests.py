@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,8 @@ def test_a_state_folder_that_was_tampered_with(runtime: Runtime) -> None:
     because its start time is another one.
     """
     victim = subprocess.Popen(["sleep", "60"])
+    # The unit of start times. A container is up within one; a pid is not used again within one.
+    time.sleep(2 / os.sysconf("SC_CLK_TCK"))
     try:
         box = runtime.box("sleep", "60").up()
         path = runtime.root / box.id / "state.json"
