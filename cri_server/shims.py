@@ -232,9 +232,8 @@ class Shims:
             self._taking_over.add(sandbox.id)
             try:
                 return await self._try_to_hand_over(sandbox, living, sessions)
-            except (
-                asyncio.CancelledError
-            ):  # nobody waits for it any more; what was begun is killed with what it has
+            except asyncio.CancelledError:
+                # Nobody waits for it any more; what was begun is killed with what it has.
                 self.drop(sandbox)
                 self._kill_shim(sandbox)
                 raise

@@ -156,11 +156,14 @@ def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
         if name in POINTERS:
             raise Unsupported(f"{path!r} has {name}: what it points to is not in the writable layer")
         if not name.startswith(OVERLAY):
-            if "=" in name or any(
-                "\udc80" <= part <= "\udcff" for part in name
-            ):  # a PAX key is UTF-8 without any
+            if "=" in name or not _is_utf8(name):  # the end of a PAX key, and no PAX key
                 raise Unsupported(f"{path!r} has the extended attribute {name!r}, whose name no tar can hold")
             yield _XATTR + name, os.getxattr(number, name).decode("utf-8", "surrogateescape")
+
+
+def _is_utf8(name: str) -> bool:
+    """Of a name as `os` tells it: other bytes stand in it as surrogate escapes."""
+    return all(not "\udc80" <= character <= "\udcff" for character in name)
 
 
 def _is_opaque(path: str) -> bool:

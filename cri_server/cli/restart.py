@@ -44,7 +44,7 @@ def _restart(client: Client, name: str, grace_s: int, force: bool) -> None:
 def again(client: Client, container: api.Container, grace_s: int) -> str:
     """Stop it and start its next attempt; the new id. Raises ServerError."""
     config, sandbox = client.container_config(container.id)
-    without_links = sources.plain(client, container.id, config)
+    plain = sources.without_links(client, container.id, config)
     others = _attempts(client, container)
     stop.stop_container(client, container.id, grace_s)
     config.metadata.attempt = max(c.metadata.attempt for c in others) + 1
@@ -54,7 +54,7 @@ def again(client: Client, container: api.Container, grace_s: int) -> str:
     )
     made = str(client.runtime("CreateContainer", request).container_id)
     try:
-        sources.check(client, made, config, without_links)
+        sources.check(client, made, config, plain)
     except ServerError:
         client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=made))
         raise

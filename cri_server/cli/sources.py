@@ -14,15 +14,15 @@ from cri_server.cli import show
 from cri_server.cli.client import Client, ServerError
 
 
-def of(client: Client, container: str) -> dict[str, str]:
+def real_sources(client: Client, container: str) -> dict[str, str]:
     """The real source of each mount by its place in the container; nothing when the server does not tell."""
     mounts = show.container_info(client, container).get("runtimeSpec", {}).get("mounts", ())
     return {mount["destination"]: mount.get("source", "") for mount in mounts}
 
 
-def plain(client: Client, container: str, config: api.ContainerConfig) -> list[str]:
+def without_links(client: Client, container: str, config: api.ContainerConfig) -> list[str]:
     """The places of mounts whose host paths had no link in them when `container` was made of `config`, and may have none now."""
-    found = of(client, container)
+    found = real_sources(client, container)
     return [m.container_path for m in config.mounts if m.host_path and _found(found, m) == m.host_path]
 
 
@@ -31,7 +31,7 @@ def check(client: Client, container: str, config: api.ContainerConfig, places: C
     `places`."""
     if not places:
         return
-    found = of(client, container)
+    found = real_sources(client, container)
     for mount in config.mounts:
         if mount.container_path in places and _found(found, mount) != mount.host_path:
             raise ServerError(

@@ -146,12 +146,13 @@ def check(checkpoint: Checkpoint, spec: Mapping[str, Any], wanted: Sequence[Aske
         raise InvalidArgument(f"the container of the checkpoint {had}: config.tty must say so, too")
     has = {namespace["type"] for namespace in spec["linux"]["namespaces"]}
     for kind in SEPARATE:
-        if (kind in checkpoint.namespaces) != (kind in has):
-            whose, now = (
-                ("its pod's", "the host's") if kind in checkpoint.namespaces else ("the host's", "the pod's")
-            )
+        if kind in checkpoint.namespaces - has:
             raise InvalidArgument(
-                f"the container of the checkpoint had {whose} {kind} namespace: it cannot go on in {now}"
+                f"the container of the checkpoint had its pod's {kind} namespace: it cannot go on in the host's"
+            )
+        if kind in has - checkpoint.namespaces:
+            raise InvalidArgument(
+                f"the container of the checkpoint had the host's {kind} namespace: it cannot go on in the pod's"
             )
     places = {mount["destination"] for mount in spec["mounts"] if mount.get("type") in ("bind", "overlay")}
     missing = [place for place in checkpoint.binds if place not in places]

@@ -18,10 +18,8 @@ class Client:
         options = [
             ("grpc.max_receive_message_length", 16 << 20),
             ("grpc.max_send_message_length", 16 << 20),
-            (
-                "grpc.use_local_subchannel_pool",
-                1,
-            ),  # another channel's refused attempt keeps this one from trying for a second
+            # Another channel's refused attempt would keep this one from trying for a second.
+            ("grpc.use_local_subchannel_pool", 1),
         ]
         self._channel = grpc.insecure_channel(f"unix://{socket}", options=options)
         self.runtime: Any = api_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
