@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.project_copy import ProjectCopy
-from tests.system.conftest import reap
+from tests.system.harness import reap
 
 TESTS = (
     "tests/system/test_exec.py",

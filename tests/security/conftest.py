@@ -18,7 +18,6 @@ from pyrunc.kernel.reaper import set_child_subreaper
 from tests.cri.server_harness import Server
 from tests.security.attack import Canary, Outside
 from tests.support import bundle, ledger
-from tests.system.conftest import reap
 from tests.system.harness import Runtime
 
 HERE = Path(__file__).parent
@@ -71,15 +70,7 @@ def rootfs(tmp_path: Path, template: Path) -> Path:
 def runtime(tmp_path: Path, rootfs: Path) -> Iterator[Runtime]:
     made = Runtime(tmp_path, rootfs)
     yield made
-    for name in made.ids:
-        if not (made.root / name).exists():
-            continue
-        made("kill", "--all", name, "KILL")
-        reap()
-        made("delete", "--force", name)
-    reap()
-    left = sorted(p.name for p in made.root.iterdir()) if made.root.exists() else []
-    assert not left, f"state left behind: {left}"
+    made.clean_up()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.project_copy import REPOSITORY, ProjectCopy
-from tests.system.conftest import reap
+from tests.system.harness import reap
 
 Edit = tuple[str, str, str]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,24 +29,4 @@ def parent_of_containers() -> Iterator[None]:
 def runtime(tmp_path: Path, rootfs: Path) -> Iterator[Runtime]:
     made = Runtime(tmp_path, rootfs)
     yield made
-    for name in made.ids:
-        made("kill", "--all", name, "KILL")
-        reap()  # a pid namespace ends when everybody in it was reaped, an exec by us
-        made("delete", "--force", name)
-    reap()
-    left = sorted(p.name for p in made.root.iterdir()) if made.root.exists() else []
-    assert not left, f"state left behind: {left}"
-
-
-def reap(wait_s: float = 0.0) -> None:
-    """Take the exit status of every dead child, and wait a moment for those that are about to die."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid and time.monotonic() > deadline:
-            return
-        if not pid:
-            time.sleep(0.02)
+    made.clean_up()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support import bundle, session
+from tests.support import bundle, ledger, session
 
 TIMEOUT_S = 90.0
 _numbers = itertools.count(1)
@@ -113,6 +113,16 @@ class Runtime:
         """`run` a shell script in a container; its output when all went well."""
         return self.run("sh", "-c", script, change=change, **linux).ok()
 
+    def clean_up(self) -> None:
+        """Delete the containers that are left; none may leave a state."""
+        for name in [name for name in self.ids if (self.root / name).exists()]:
+            self("kill", "--all", name, "KILL")
+            reap_killed(name)
+            self("delete", "--force", name)
+        reap()
+        left = sorted(os.listdir(self.root)) if self.root.exists() else []
+        assert not left, f"state left behind: {left}"
+
 
 class Box:
     """One container by id."""
@@ -157,6 +167,39 @@ class Box:
     def gone(self) -> None:
         """Wait until the program has ended."""
         eventually(lambda: self.status == "stopped")
+
+
+def reap(wait_s: float = 0.0) -> None:
+    """Take the exit status of every dead child, and wait a moment for those that are about to die."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid and time.monotonic() > deadline:
+            return
+        if not pid:
+            time.sleep(0.02)
+
+
+def reap_killed(container_id: str, timeout_s: float = 20.0) -> None:
+    """Take the exit status of all children in a container that was killed. An exec is our child, and until it is reaped the init of
+    its pid namespace does not end (Linux, zap_pid_ns_processes())."""
+
+    def is_in_container(child: str) -> bool:
+        pid, *_ = child.split()
+        try:
+            return container_id in Path(f"/proc/{pid}/cgroup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        reap()
+        if not any(map(is_in_container, ledger.children())):
+            return
+        time.sleep(0.01)
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import reap
-from tests.system.harness import Box, Runtime, eventually
+from tests.system.harness import Box, Runtime, eventually, reap
 
 ATTEMPTS = 24
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.conftest import reap
-from tests.system.harness import Box, Runtime, eventually
+from tests.system.harness import Box, Runtime, eventually, reap
 
 
 @pytest.fixture
