@@ -6,6 +6,7 @@ Until the last step nothing can be seen; what a failed or cancelled pull leaves 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cri_server.images import manifest as manifests
 from cri_server.images.catalog import Name
 from cri_server.images.client import Session
-from cri_server.images.content import DigestMismatch, Ingest, store_errors
+from cri_server.images.content import DigestMismatch, Incoming, Ingest, store_errors
 from cri_server.images.hosts import hosts_for
 from cri_server.images.layer_maker import BlobSource
 from cri_server.images.layers import chain_ids
@@ -34,6 +35,7 @@ Got = TypeVar("Got")
 FETCHES_AT_ONCE = 4
 PREFIXES = ("RegistryUnavailable: ", "SignatureValidationFailed: ")  # that kubelet looks for at the beginning
 PROGRESS_BYTES = 16 << 10  # less than this counts as nothing: a byte now and then is a stall
+TELL_S = 0.05  # between two times that the thread of a download wakes the server's
 
 
 class Pull:
@@ -174,7 +176,7 @@ class Pull:
 
     def _download(self, registry: Registry, descriptor: Descriptor) -> None:
         with Ingest(self._store.blobs) as ingest:
-            registry.blob(descriptor, ingest, self._arrived)
+            self._receive(registry, descriptor, ingest)
             if ingest.digest != descriptor.digest:
                 raise DigestMismatch(f"blob {descriptor.digest} has the content of {ingest.digest}")
             ingest.commit()
@@ -184,11 +186,19 @@ class Pull:
         """Send the blob into a pipe while it arrives. Raises Interrupted: it must be fetched."""
         async with self._fetches, pipes() as blob:
             try:
-                await self._thread(lambda: registry.blob(descriptor, blob, self._arrived))
+                await self._thread(lambda: self._receive(registry, descriptor, blob))
             except Interrupted:
                 self._arrived(-blob.size)
                 raise
         self._watch.touch()
+
+    def _receive(self, registry: Registry, descriptor: Descriptor, blob: Incoming) -> None:
+        """Blocking."""
+        arrivals = _Arrivals(self._arrived)
+        try:
+            registry.blob(descriptor, blob, arrivals.add)
+        finally:
+            arrivals.tell()
 
     def _arrived(self, size: int) -> None:
         """Called in threads."""
@@ -208,6 +218,27 @@ class Pull:
 
     def _tell(self, stage: str) -> None:
         self._report(Progress(str(self._reference), stage, self._fetched, self._total))
+
+
+class _Arrivals:
+    """How many bytes came in one thread. A fast registry's come in pieces of a few KiB: `told` hears of many at once."""
+
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self._told, self._size, self._last = told, 0, time.monotonic()
+
+    def add(self, size: int) -> None:
+        """Negative: so many do not count."""
+        if size < 0:
+            self.tell()
+        self._size += size
+        if size < 0 or time.monotonic() - self._last >= TELL_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """What was not told yet."""
+        size, self._size, self._last = self._size, 0, time.monotonic()
+        if size:
+            self._told(size)
 
 
 CONNECTION_READ_TIMEOUT_S = 3600.0  # the watch ends what hangs, long before
