@@ -27,6 +27,7 @@ from cri_server.images.registry import Registry
 from cri_server.images.store import Store
 from cri_server.images.waiting import Watch, in_thread
 from pyrunc.errors import Error, ResourceExhausted, WrongState
+from pyrunc.kernel.scheduling import set_batch_policy
 
 if TYPE_CHECKING:
     from cri_server.images.policy import Policy
@@ -193,7 +194,8 @@ class Pull:
         self._watch.touch()
 
     def _receive(self, registry: Registry, descriptor: Descriptor, blob: Incoming) -> None:
-        """Blocking."""
+        """Blocking, in a thread of its own."""
+        set_batch_policy()
         arrivals = _Arrivals(self._arrived)
         try:
             registry.blob(descriptor, blob, arrivals.add)

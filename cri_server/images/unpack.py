@@ -21,6 +21,7 @@ from cri_server.images.inflate import BadLayer, LayerWork, Limits, Stream
 from pyrunc import atomic_file
 from pyrunc.errors import Error, KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
+from pyrunc.kernel.scheduling import set_batch_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def errand(arguments: Message, fds: list[int]) -> int:
     """What the zygote forks: `fds` are the blob and a pipe that gets a byte now and then; the arguments are a `LayerWork`'s."""
     blob_fd, progress_fd = fds
     asked = LayerWork.of(arguments)
+    set_batch_policy()
     os.set_blocking(progress_fd, False)
 
     def tick() -> None:

@@ -10,6 +10,7 @@ import argparse
 import base64
 import hashlib
 import json
+import mmap
 import re
 import secrets
 import ssl
@@ -225,6 +226,14 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+def _mapped(path: Path) -> memoryview:
+    """A file's content, read as it is sent: a client does not wait until all of it is in memory."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
 def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
     class Handler(_Handler):
         owner = registry
@@ -353,7 +362,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.owner.root / "blobs" / digest.removeprefix("sha256:")
         if not path.is_file():
             return self._missing("BLOB_UNKNOWN")
-        data = path.read_bytes() if fault.content is None else fault.content
+        data = _mapped(path) if fault.content is None else memoryview(fault.content)
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if match and not fault.ignore_range:
             start, size = int(match[1]), len(data)
@@ -368,7 +377,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(404, body, "application/json", {}, Fault(""))
 
     def _send(
-        self, status: int, data: bytes, media_type: str, headers: Mapping[str, str], fault: Fault
+        self, status: int, data: bytes | memoryview, media_type: str, headers: Mapping[str, str], fault: Fault
     ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", media_type if fault.media_type is None else fault.media_type)
@@ -380,7 +389,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self._body(data, fault)
 
-    def _body(self, data: bytes, fault: Fault) -> None:
+    def _body(self, data: bytes | memoryview, fault: Fault) -> None:
         stop_at = min((at for at in (fault.cut_at, fault.stall_at) if at is not None), default=None)
         step = 1 if fault.byte_delay_s else _CHUNK
         for at in range(0, len(data) if stop_at is None else stop_at, step):

@@ -20,6 +20,7 @@ from cri_server.images.erofs.write import index as make_index
 from cri_server.images.inflate import Limits
 from pyrunc.errors import Error, KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
+from pyrunc.kernel.scheduling import set_batch_policy
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
@@ -97,6 +98,7 @@ def errand(arguments: Message, fds: list[int]) -> int:
     of `fds` are `build_in`'s."""
     *given, progress_fd = fds
     work = IndexWork.of(arguments)
+    set_batch_policy()
     gc.disable()  # a tree of a million nodes has no cycles, and the process ends with it
     os.set_blocking(progress_fd, False)
 

@@ -18,6 +18,7 @@ from cri_server.images.inflate import BadLayer, LayerWork, Limits, Stream
 from pyrunc.errors import Error
 from pyrunc.kernel.allocator import keep_freed_memory
 from pyrunc.kernel.fd import start_writeback
+from pyrunc.kernel.scheduling import set_batch_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def errand(arguments: Message, fds: list[int]) -> int:
     blob_fd, progress_fd = fds
     asked = LayerWork.of(arguments)
     keep_freed_memory()
+    set_batch_policy()
     os.set_blocking(progress_fd, False)
 
     def tick() -> None:
