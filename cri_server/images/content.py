@@ -1,7 +1,7 @@
 """Blobs on disk in an OCI image layout: `blobs/sha256/<hex>`, there whole and durable or not at all.
 
-A blob grows in `ingest/` under a name of its own, is hashed while it is written, synced, and renamed; one that goes into a pipe (see
-`piped`) never is here. What lies in `ingest/` when the server starts is rubbish of an earlier life.
+A blob grows in `ingest/` under a name of its own, is hashed while it is written, synced, and renamed; one that goes to its decoder (see
+`streamed`) never is here. What lies in `ingest/` when the server starts is rubbish of an earlier life.
 """
 
 from __future__ import annotations

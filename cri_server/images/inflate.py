@@ -11,10 +11,12 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 from isal import igzip_lib
 
+from cri_server.images.ring import Receiver
 from pyrunc.errors import PeerError, ResourceExhausted
 from pyrunc.records import Record
 
@@ -78,15 +80,15 @@ class _Decoder(Protocol):
     def needs_input(self) -> bool: ...
     @property
     def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+    def decompress(self, data: bytes | memoryview, max_length: int = -1) -> bytes: ...
 
 
 class Stream:
-    """The tar stream in the blob behind `fd` (read from its position on). Not thread-safe."""
+    """The tar stream in a blob: a descriptor, read from its position on, or what comes through a ring. Not thread-safe."""
 
-    def __init__(self, fd: int, limits: Limits | None = None, *, hashed: bool = True) -> None:
+    def __init__(self, blob: int | Receiver, limits: Limits | None = None, *, hashed: bool = True) -> None:
         """Unless it is `hashed`, `drain` has no digest."""
-        self._fd = fd
+        self._read = blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
         self._limits = limits or Limits()
         self._hash = hashlib.sha256() if hashed else None
         self._input = memoryview(b"")
@@ -158,9 +160,9 @@ class Stream:
                 self._refill()
 
     def _refill(self) -> None:
-        data = os.read(self._fd, _INPUT_BYTES)
+        data = self._read()
         self.read_bytes += len(data)
-        self._input, self._used = memoryview(data), 0
+        self._input, self._used = data if isinstance(data, memoryview) else memoryview(data), 0
 
     def _members(self, new: Callable[[], _Decoder], kind: str) -> Iterator[bytes]:
         """The content of concatenated members (gzip) or frames (zstd); the stream must end with one."""
@@ -179,11 +181,11 @@ class Stream:
     def _member(self, decoder: _Decoder, kind: str) -> Iterator[bytes]:
         window = _FIRST_INPUT_BYTES
         while not decoder.eof:
-            part = b""
+            part: bytes | memoryview = b""
             if decoder.needs_input:
                 if self._used == len(self._input):
                     self._refill()
-                part = bytes(self._input[self._used : self._used + window])
+                part = self._input[self._used : self._used + window]
                 if not part:
                     raise BadLayer(f"the layer's {kind} data is truncated")
                 self._used, window = self._used + len(part), _INPUT_BYTES
@@ -191,6 +193,8 @@ class Stream:
                 block = decoder.decompress(part, _OUTPUT_BYTES)
             except _DECODER_ERRORS as error:
                 raise BadLayer(f"the layer's {kind} data is damaged: {error}") from None
+            finally:
+                part = b""  # a ring's memory must not live as long as an error's frames
             if block:
                 yield block
         self._used -= len(decoder.unused_data)

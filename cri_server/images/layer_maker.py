@@ -24,8 +24,9 @@ from cri_server.images.inflate import LayerWork
 from cri_server.images.layer_jobs import LayerJobs
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
-from cri_server.images.piped import Interrupted, PipedBlob, Pipes, piped
+from cri_server.images.ring import Interrupted, Receiver
 from cri_server.images.room import Room
+from cri_server.images.streamed import OpenStream, StreamedBlob, streamed
 from cri_server.images.waiting import KeyedLock, Watch, first_error, in_thread
 
 log = logging.getLogger(__name__)
@@ -52,11 +53,11 @@ async def _is_here(descriptor: Descriptor) -> None:
 @dataclass(frozen=True, slots=True)
 class BlobSource:
     """Where the layers' blobs come from. `watch`: of the whole work; `fetch` sees to a blob, by default they are all in the layout, or
-    tars have taken their places; `stream` sends one that need not be kept into a pipe, or raises Interrupted."""
+    tars have taken their places; `stream` sends one that need not be kept to its decoder, or raises Interrupted."""
 
     watch: Watch
     fetch: Callable[[Descriptor], Awaitable[None]] = _is_here
-    stream: Callable[[Descriptor, Pipes], Awaitable[None]] | None = None
+    stream: Callable[[Descriptor, OpenStream], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +225,15 @@ class LayerMaker:
                         tars.grown()
 
                 @asynccontextmanager
-                async def pipes() -> AsyncIterator[PipedBlob]:
+                async def opened() -> AsyncIterator[StreamedBlob]:
                     async with (
                         self._jobs.stream(watch),
-                        piped(lambda fd: self._write_tar(diff_id, fd, folder, ticked)) as blob,
+                        streamed(lambda end: self._write_tar(diff_id, end, folder, ticked)) as blob,
                     ):
                         yield blob
 
-                await stream(descriptor, pipes)
-                await in_thread(lambda: self._files.commit_tar(folder, diff_id))
+                await stream(descriptor, opened)
+                await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
         except Interrupted:
             return False
         return True
@@ -243,17 +244,19 @@ class LayerMaker:
             async with self._jobs.folder() as folder:
                 async with self._jobs.core(watch):
                     await self._write_tar(diff_id, blob_fd, folder, watch.touch)
-                await in_thread(lambda: self._files.commit_tar(folder, diff_id))
+                await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
         finally:
             os.close(blob_fd)
 
-    async def _write_tar(self, diff_id: str, blob_fd: int, folder: str, ticked: Callable[[], None]) -> None:
+    async def _write_tar(
+        self, diff_id: str, blob: int | Receiver, folder: str, ticked: Callable[[], None]
+    ) -> None:
         limits = self._room.limits_of_layer()
         await self._jobs.perform(
             _TAR_ERRAND,
             LayerWork(folder, limits, diff_id),
-            [blob_fd],
-            lambda tick: layer_tar.write_tar(blob_fd, folder, diff_id, limits, tick),
+            [blob] if isinstance(blob, int) else [*blob.fds],
+            lambda tick: layer_tar.write_tar(blob, folder, diff_id, limits, tick),
             ticked,
         )
 
@@ -281,7 +284,12 @@ class LayerMaker:
                     lambda tick: index_builder.build_in(work, tick, fds),
                     watch.touch,
                 )
-            await in_thread(lambda: self._files.commit_index(folder, chain_id))
+            await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
+
+    async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
+        """Have a file that is made taken into the store: whole, also when the caller is cancelled meanwhile."""
+        with watch.paused():
+            await in_thread(take, abandon_s=None)
 
     # ---- unpacked layers
 

@@ -21,11 +21,12 @@ from cri_server.images.layer_maker import BlobSource
 from cri_server.images.layers import chain_ids
 from cri_server.images.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.model import Auth, Progress
-from cri_server.images.piped import Interrupted, Pipes
 from cri_server.images.reference import Reference
 from cri_server.images.registry import Registry
+from cri_server.images.ring import Interrupted
 from cri_server.images.store import Store
-from cri_server.images.waiting import Watch, in_thread
+from cri_server.images.streamed import OpenStream
+from cri_server.images.waiting import Watch, first_error, in_thread
 from pyrunc.errors import Error, ResourceExhausted, WrongState
 from pyrunc.kernel.scheduling import set_batch_policy
 
@@ -88,8 +89,7 @@ class Pull:
         async with self._store.holding(needed):
             config = await self._config(registry, manifest)
             async with self._store.holding([*chain_ids(config.diff_ids), *config.diff_ids]):
-                await self._keep(blobs)
-                await self._layers(registry, manifest, config)
+                await self._content(registry, manifest, config, blobs)
                 with self._watch.paused():
                     await self._store.publish([self._name(target)], config.diff_ids)
         self._tell("done")
@@ -144,6 +144,17 @@ class Pull:
             raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
         return config
 
+    async def _content(
+        self, registry: Registry, manifest: Manifest, config: Config, blobs: dict[str, bytes]
+    ) -> None:
+        """Everything that is not here yet: the manifests reach the disk while the layers arrive."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._layers(registry, manifest, config))
+                group.create_task(self._keep(blobs))
+        except BaseExceptionGroup as problems:
+            raise first_error(problems) from None
+
     async def _keep(self, blobs: dict[str, bytes]) -> None:
         for data in blobs.values():
             await self._thread(partial(self._store.blobs.put, data))
@@ -183,9 +194,9 @@ class Pull:
             ingest.commit()
         self._watch.touch()
 
-    async def _stream(self, registry: Registry, descriptor: Descriptor, pipes: Pipes) -> None:
-        """Send the blob into a pipe while it arrives. Raises Interrupted: it must be fetched."""
-        async with self._fetches, pipes() as blob:
+    async def _stream(self, registry: Registry, descriptor: Descriptor, opened: OpenStream) -> None:
+        """Send the blob to its decoder while it arrives. Raises Interrupted: it must be fetched."""
+        async with self._fetches, opened() as blob:
             try:
                 await self._thread(lambda: self._receive(registry, descriptor, blob))
             except Interrupted:

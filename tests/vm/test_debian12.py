@@ -13,7 +13,16 @@ from tests.vm.conftest import Boots
 
 pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
-STORE = ("unpack", "store", "hostile", "pull", "faults", "crash", "jail", "unused")  # test_piped is of mounts
+STORE = (
+    "unpack",
+    "store",
+    "hostile",
+    "pull",
+    "faults",
+    "crash",
+    "jail",
+    "unused",
+)  # test_streamed is of mounts
 
 
 @pytest.fixture(scope="module")

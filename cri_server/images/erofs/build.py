@@ -49,16 +49,18 @@ def build(
     """
     tars = [TarFile(fd, growth) for fd in tar_fds]
     layers = [read_layer(tar, number, limits, tick) for number, tar in enumerate(tars, 1)]
-    for tar in tars:
-        tar.complete()
-    devices = [
-        Device(diff_id.removeprefix("sha256:").encode(), tar.size_bytes)
-        for diff_id, tar in zip(diff_ids, tars, strict=True)
-    ]
     try:
-        made = make_index(merged(layers[number] for number in chain), devices, uuid)
+        made = make_index(merged(layers[number] for number in chain), len(tars), uuid)
     except MemoryError:
         raise ResourceExhausted("the image has more files than there is memory to index them") from None
+    for tar in tars:
+        tar.complete()
+    made.put_devices(
+        [
+            Device(diff_id.removeprefix("sha256:").encode(), tar.size_bytes)
+            for diff_id, tar in zip(diff_ids, tars, strict=True)
+        ]
+    )
     _write(out_fd, 0, made.content)
     for file in made.sparse:
         for target, source, length in iterate_pieces(file):

@@ -14,7 +14,7 @@ class GrowingTars:
 
     def __init__(self, diff_ids: Iterable[str]) -> None:
         self._fds: dict[str, int | None] = dict.fromkeys(diff_ids)
-        self._all_begun = asyncio.Event()
+        self._all_begun, self._news = asyncio.Event(), asyncio.Event()
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._writing, False)
         self.replaced = False
@@ -32,19 +32,22 @@ class GrowingTars:
 
     def grown(self) -> None:
         """One of them."""
+        self._news.set()
         if self._writing >= 0:
             with suppress(BlockingIOError):  # nobody has read the last ones yet
                 os.write(self._writing, b".")
 
     def whole(self) -> None:
         """All of them. Idempotent."""
+        self._news.set()
         writing, self._writing = self._writing, -1
         if writing >= 0:
             os.close(writing)
 
     async def fds(self) -> list[int]:
-        """The pipe, and the tars in their order, once all are begun; they stay ours."""
+        """The pipe, and the tars in their order, once all are begun and there is something to read; they stay ours."""
         await self._all_begun.wait()
+        await self._news.wait()  # else their reader would take a processor from those who begin to make them
         return [self._reading, *(fd for fd in self._fds.values() if fd is not None)]
 
     def close(self) -> None:

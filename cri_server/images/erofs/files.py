@@ -31,7 +31,7 @@ class LayerFiles:
         self._verity = root / "verity"
         self._sizes: dict[Path, int] = {}
         self._digests: dict[Path, str] = {}
-        self._unsynced: set[Path] = set()
+        self._unsynced: set[Path] = set()  # whose names a crash may take
         self._dropped: list[int] = []
 
     def prepare(self) -> None:
@@ -110,7 +110,7 @@ class LayerFiles:
         return sum(sizes), len(sizes)
 
     def commit_tar(self, folder: str, diff_id: str) -> None:
-        """Take what `layer_tar` has written. Raises DigestMismatch when that is no file, OSError."""
+        """Take what `layer_tar` has written, and wait for the disk. Raises DigestMismatch when that is no file, OSError."""
         self._commit(os.path.join(folder, layer_tar.FILE), self.tar(diff_id))
 
     def commit_index(self, folder: str, chain_id: str) -> None:
@@ -121,34 +121,29 @@ class LayerFiles:
         found = os.lstat(made)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise DigestMismatch(f"{made} is not what an errand makes")
-        self._seal(made, path)
+        fd = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._seal(fd, path)
+            os.fsync(fd)  # now and not in `sync`, so that the disk works beside what is still being made
+        finally:
+            os.close(fd)
         os.rename(made, path)
         self._unsynced.add(path)
         self._sizes[path] = os.lstat(path).st_blocks * 512
 
-    def _seal(self, made: str, path: Path) -> None:
+    def _seal(self, fd: int, path: Path) -> None:
         """With fs-verity, where the file system has it. The digest is on the disk before the file has its name."""
-        fd = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if not verity.enable(fd):
-                return
-            digest = verity.measure(fd)
-        finally:
-            os.close(fd)
+        if not verity.enable(fd):
+            return
+        digest = verity.measure(fd)
         self._verity.mkdir(mode=FOLDER_MODE, exist_ok=True)
         atomic_file.write_bytes(str(self._verity / self._name(path)), digest.encode(), durable=True)
         self._digests[path] = digest
 
     def sync(self, diff_ids: Sequence[str], chain: Sequence[str]) -> None:
-        """Make the image's files durable, before what refers to them becomes visible. Raises OSError."""
-        wanted = [self.index(chain_id) for chain_id in chain[-1:]] + [self.tar(d) for d in diff_ids]
-        pending = [path for path in dict.fromkeys(wanted) if path in self._unsynced]
-        for path in pending:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        """Make the names of the image's files durable, before what refers to them becomes visible. Raises OSError."""
+        wanted = {self.index(chain_id) for chain_id in chain[-1:]} | {self.tar(d) for d in diff_ids}
+        pending = wanted & self._unsynced
         for folder in {path.parent for path in pending}:
             atomic_file.sync_folder(str(folder))
         self._unsynced.difference_update(pending)

@@ -15,6 +15,7 @@ from queue import Queue
 from cri_server.images import jail
 from cri_server.images.erofs.build import to_error
 from cri_server.images.inflate import BadLayer, LayerWork, Limits, Stream
+from cri_server.images.ring import Receiver
 from pyrunc.errors import Error
 from pyrunc.kernel.allocator import keep_freed_memory
 from pyrunc.kernel.fd import start_writeback
@@ -33,22 +34,22 @@ _WRITEBACK_BYTES = (
 
 
 def write_tar(
-    blob_fd: int,
+    blob: int | Receiver,
     folder: str,
     diff_id: str,
     limits: Limits,
     tick: Callable[[], None] = lambda: None,
     restrict: Callable[[str], str] = lambda folder: folder,
 ) -> None:
-    """Write the content of the blob (from the descriptor's position on; it may be a pipe) to FILE in `folder`, which is empty if it
-    is there. `tick` is called every few MiB, and may raise; `restrict` with the folder, in each thread, before that meets a byte of
+    """Write the content of the blob (a descriptor, from its position on, or what comes through a ring) to FILE in `folder`, which is
+    empty if it is there. `tick` is called every few MiB and at the end, and may raise; `restrict` with the folder, in each thread, before that meets a byte of
     the blob, and answers where the folder is then.
 
     Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
     """
     with _Writer(folder, restrict) as writer:
         restrict(writer.folder)
-        stream = Stream(blob_fd, limits, hashed=False)
+        stream = Stream(blob, limits, hashed=False)
         ticked = 0
         for piece in stream.pieces(limits.size_bytes + 1):
             writer.put(piece)
@@ -56,6 +57,7 @@ def write_tar(
                 ticked = stream.size_bytes
                 tick()
         found = writer.finish()
+        tick()  # the index can be made from here on
     if found != diff_id:
         raise BadLayer(f"the layer's content is {found}, not {diff_id} as the image's configuration says")
 
@@ -131,8 +133,9 @@ class _Writer:
 
 
 def errand(arguments: Message, fds: list[int]) -> int:
-    """What the zygote forks: `fds` are the blob and a pipe that gets a byte now and then; the arguments are a `LayerWork`'s."""
-    blob_fd, progress_fd = fds
+    """What the zygote forks: `fds` are the blob, as a file or a `Receiver`'s descriptors, and a pipe that gets a byte now and then; the arguments are a `LayerWork`'s."""
+    *blob_fds, progress_fd = fds
+    blob = blob_fds[0] if len(blob_fds) == 1 else Receiver(*blob_fds)
     asked = LayerWork.of(arguments)
     keep_freed_memory()
     set_batch_policy()
@@ -145,7 +148,7 @@ def errand(arguments: Message, fds: list[int]) -> int:
             pass
 
     try:
-        write_tar(blob_fd, asked.folder, asked.diff_id, asked.limits, tick, jail.enter)
+        write_tar(blob, asked.folder, asked.diff_id, asked.limits, tick, jail.enter)
     except Error:
         raise
     except OSError as error:

@@ -18,6 +18,9 @@ from pyrunc.errors import ResourceExhausted
 SPARSE_LIMIT_BYTES = 1 << 40  # of all sparse files, holes included: blocks are numbered with 32 bits
 _DIRECTORY = 2
 _DOT, _DOTDOT = b".", b".."
+_FIRST_SLOT = (
+    erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size
+) // erofs.DEVICE_SLOT.size  # of the device table
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,17 @@ class Index:
     inodes: int
     sparse: list[SparseFile] = field(default_factory=list)
 
+    def put_devices(self, devices: Sequence[Device]) -> None:
+        """Fill the device table, which has room for as many as `index` was told. An index is not whole before."""
+        for number, device in enumerate(devices, _FIRST_SLOT):
+            erofs.DEVICE_SLOT.pack_into(
+                self.content,
+                number * erofs.DEVICE_SLOT.size,
+                device.tag,
+                _blocks(device.size_bytes),
+                0,
+            )
+
 
 @dataclass(slots=True)
 class _Inode:
@@ -63,19 +77,18 @@ class _Inode:
     xattrs: bytes = b""
 
 
-def index(root: Node, devices: Sequence[Device], uuid: bytes) -> Index:
-    """The image of the tree; `uuid` has 16 bytes. Raises BadLayer, ResourceExhausted for what the format cannot say."""
+def index(root: Node, devices: int, uuid: bytes) -> Index:
+    """The image of the tree, whose files lie on so many devices, which are described last; `uuid` has 16 bytes. Raises BadLayer,
+    ResourceExhausted for what the format cannot say."""
     return _Writer(devices, uuid).write(root)
 
 
 class _Writer:
-    def __init__(self, devices: Sequence[Device], uuid: bytes) -> None:
+    def __init__(self, devices: int, uuid: bytes) -> None:
         self._devices, self._uuid = devices, uuid
         self._inodes: dict[int, _Inode] = {}  # by id() of the node
         self._directories: list[tuple[_Inode, list[list[tuple[bytes, _Inode]]]]] = []
-        slots = erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size
-        self._first_slot = slots // erofs.DEVICE_SLOT.size
-        self._meta = _blocks(slots + len(devices) * erofs.DEVICE_SLOT.size)
+        self._meta = _blocks((_FIRST_SLOT + devices) * erofs.DEVICE_SLOT.size)
 
     def write(self, root: Node) -> Index:
         for node in walk(root):
@@ -195,17 +208,9 @@ class _Writer:
         erofs.SUPERBLOCK.pack_into(
             result.content, erofs.SUPERBLOCK_OFFSET,
             erofs.MAGIC, 0, erofs.COMPAT_MTIME, erofs.BLOCK_BITS, 0, 0, result.inodes, 0, 0, blocks,
-            self._meta, 0, self._uuid, b"", incompatible, 0, len(self._devices),
-            self._first_slot if self._devices else 0, 0, 0, 0, 0, 0,
+            self._meta, 0, self._uuid, b"", incompatible, 0, self._devices,
+            _FIRST_SLOT if self._devices else 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
-        for number, device in enumerate(self._devices, self._first_slot):
-            erofs.DEVICE_SLOT.pack_into(
-                result.content,
-                number * erofs.DEVICE_SLOT.size,
-                device.tag,
-                _blocks(device.size_bytes),
-                0,
-            )
 
 
 def _blocks(size: int) -> int:

@@ -441,7 +441,7 @@ async def test_what_a_bad_mirror_began_does_not_spoil_the_rest(
     ranges = [r.headers.get("range") for r in registry.asked(_digest(tar))]
     assert (
         ranges[0] == "bytes=100000-" and ranges[-1] is None
-    )  # a pipe cannot be taken back: that is found out twice
+    )  # what was decoded cannot be taken back: that is found out twice
 
 
 async def test_what_hosts_toml_says_about_a_host(

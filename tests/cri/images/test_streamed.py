@@ -17,8 +17,9 @@ import pytest
 from cri_server.images.build import image, layer
 from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.inflate import BadLayer
-from cri_server.images.piped import Interrupted, piped
+from cri_server.images.ring import Interrupted, Receiver
 from cri_server.images.service import ImageService
+from cri_server.images.streamed import streamed
 from cri_server.images.tar_headers import members, skip
 from pyrunc.errors import ResourceExhausted
 from pyrunc.zygote.client import Zygote
@@ -44,9 +45,9 @@ async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 async def test_the_tar_grows_while_the_blob_arrives(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    built = image([layer({"file": os.urandom(3_000_000)})])
+    built = image([layer({"file": os.urandom(6_000_000)})])
     registry.push("app:v1", built, compress="")
-    registry.fault(hashlib.sha256(built.layers[0]).hexdigest(), stall_at=2_000_000)
+    registry.fault(hashlib.sha256(built.layers[0]).hexdigest(), stall_at=5_000_000)
     pull = asyncio.create_task(service.pull(f"{registry.host}/app:v1"))
     ingest = tmp_path / "images/ingest"
 
@@ -136,20 +137,20 @@ def test_a_tar_that_grows_reads_as_a_whole_one(tmp_path: Path) -> None:
         assert tar.size_bytes == len(content)
 
 
-# ---- the pipe by itself
+# ---- the ring beside its reader
 
 
 async def test_what_is_written_is_read() -> None:
     found = bytearray()
 
-    async def read(fd: int) -> None:
+    async def read(end: Receiver) -> None:
         def all_of_it() -> None:
-            while part := os.read(fd, 1000):
+            while part := end.read():
                 found.extend(part)
 
         await asyncio.to_thread(all_of_it)
 
-    async with piped(read) as blob:
+    async with streamed(read) as blob:
         await asyncio.to_thread(blob.write, b"x" * 3_000_000)
     assert len(found) == blob.size == 3_000_000
 
@@ -162,30 +163,30 @@ async def test_what_is_written_is_read() -> None:
 async def test_a_reader_that_ends_early_interrupts(error: Exception, raised: type[Exception]) -> None:
     """What only the content can be blamed for is to be seen from a file; a full disk is said at once."""
 
-    async def read(fd: int) -> None:
+    async def read(end: Receiver) -> None:
         raise error
 
     with pytest.raises(raised):
-        async with piped(read) as blob:
+        async with streamed(read) as blob:
             await asyncio.to_thread(blob.write, b"x" * 3_000_000)
 
 
 async def test_a_reader_that_fails_at_the_end_says_why() -> None:
-    async def read(fd: int) -> None:
-        await asyncio.to_thread(os.read, fd, 10)
+    async def read(end: Receiver) -> None:
+        await asyncio.to_thread(end.read)
         raise BadLayer("no tar")
 
     with pytest.raises(BadLayer):
-        async with piped(read) as blob:
+        async with streamed(read) as blob:
             blob.write(b"x")
 
 
-async def test_only_an_empty_pipe_can_begin_again() -> None:
-    async def read(fd: int) -> None:
+async def test_only_an_empty_ring_can_begin_again() -> None:
+    async def read(end: Receiver) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(Interrupted):
-        async with piped(read) as blob:
+        async with streamed(read) as blob:
             blob.restart()
             blob.write(b"x")
             blob.restart()

@@ -1,0 +1,29 @@
+"""SCHED_BATCH is the calling thread's and that of those it starts, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from pyrunc.kernel.scheduling import set_batch_policy
+
+
+def test_this_thread_and_what_it_starts() -> None:
+    found: list[int] = []
+
+    def note() -> None:
+        found.append(os.sched_getscheduler(0))
+
+    def work() -> None:
+        set_batch_policy()
+        note()
+        child = threading.Thread(target=note)
+        child.start()
+        child.join()
+
+    before = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [os.SCHED_BATCH, os.SCHED_BATCH]
+    assert (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)) == before
