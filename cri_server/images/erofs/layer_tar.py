@@ -42,8 +42,8 @@ def write_tar(
     restrict: Callable[[str], str] = lambda folder: folder,
 ) -> None:
     """Write the content of the blob (a descriptor, from its position on, or what comes through a ring) to FILE in `folder`, which is
-    empty if it is there. `tick` is called every few MiB and at the end, and may raise; `restrict` with the folder, in each thread, before that meets a byte of
-    the blob, and answers where the folder is then.
+    empty if it is there. `tick` is called every few MiB and at the end, and may raise; `restrict` with the folder, in each thread,
+    before that meets a byte of the blob, and answers where the folder is then.
 
     Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
     """
@@ -133,7 +133,8 @@ class _Writer:
 
 
 def errand(arguments: Message, fds: list[int]) -> int:
-    """What the zygote forks: `fds` are the blob, as a file or a `Receiver`'s descriptors, and a pipe that gets a byte now and then; the arguments are a `LayerWork`'s."""
+    """What the zygote forks: `fds` are the blob, as a file or a `Receiver`'s descriptors, and a pipe that gets a byte now and then; the
+    arguments are a `LayerWork`'s."""
     *blob_fds, progress_fd = fds
     blob = blob_fds[0] if len(blob_fds) == 1 else Receiver(*blob_fds)
     asked = LayerWork.of(arguments)

@@ -18,9 +18,8 @@ from pyrunc.errors import ResourceExhausted
 SPARSE_LIMIT_BYTES = 1 << 40  # of all sparse files, holes included: blocks are numbered with 32 bits
 _DIRECTORY = 2
 _DOT, _DOTDOT = b".", b".."
-_FIRST_SLOT = (
-    erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size
-) // erofs.DEVICE_SLOT.size  # of the device table
+# Of the device table, which follows the superblock.
+_FIRST_SLOT = (erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size) // erofs.DEVICE_SLOT.size
 
 
 @dataclass(frozen=True, slots=True)
