@@ -21,6 +21,7 @@ from cri_server.config import Config
 from cri_server.containers.sessions import Sessions
 from cri_server.descriptor_store import DescriptorStore, receive
 from cri_server.events import Events
+from cri_server.images import layer_maker
 from cri_server.images.service import ImageService as Images
 from cri_server.logs import fields
 from cri_server.network.service import Network
@@ -59,9 +60,7 @@ ERRAND_MODULES = [
     "pyrunc.accelerate.compiler_rehearsal",
     "cri_server.errands",
     "cri_server.selinux.relabel",
-    "cri_server.images.erofs.build",
-    "cri_server.images.erofs.layer_tar",
-    "cri_server.images.unpack",
+    *layer_maker.ERRAND_MODULES,
     "cni_plugins.errand",
 ]
 

@@ -17,7 +17,7 @@ import msgspec
 from cri_server import typed
 from cri_server.checkpoints import names
 from cri_server.images import jail
-from cri_server.images.inflate import BadLayer, Limits
+from cri_server.images.inflate import BadLayer, Limits, Stream
 from cri_server.images.layers import make_devices, refuse_links
 from cri_server.images.trees import open_folder
 from cri_server.images.unpack import TREE, Layer, unpack
@@ -145,7 +145,7 @@ def unpack_archive(arguments: Message, fds: list[int]) -> int:
     wanted = Unpack.of(arguments)
     folder = wanted.folder
     try:
-        unpack(fds[0], jail.enter(folder), None, wanted.limits)
+        unpack(Stream(fds[0], wanted.limits), jail.enter(folder), None, wanted.limits)
     except BadLayer as error:
         raise InvalidArgument(f"the checkpoint's archive: {error.message}") from None
     except OSError as error:

@@ -86,15 +86,22 @@ class _Decoder(Protocol):
 class Stream:
     """The tar stream in a blob: a descriptor, read from its position on, or what comes through a ring. Not thread-safe."""
 
-    def __init__(self, blob: int | Receiver, limits: Limits | None = None, *, hashed: bool = True) -> None:
-        """Unless it is `hashed`, `drain` has no digest."""
+    def __init__(
+        self,
+        blob: int | Receiver,
+        limits: Limits | None = None,
+        *,
+        hashed: bool = True,
+        decoded: bool = False,
+    ) -> None:
+        """Unless it is `hashed`, `drain` has no digest; one that is `decoded` already is taken as it is, whatever it begins with."""
         self._read = blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
         self._limits = limits or Limits()
         self._hash = hashlib.sha256() if hashed else None
         self._input = memoryview(b"")
         self._used = 0
         self._block = memoryview(b"")
-        self._blocks = self._decoded()
+        self._blocks: Iterator[bytes | memoryview] = self._as_it_is() if decoded else self._decoded()
         self.read_bytes = 0
         self.size_bytes = 0
 
@@ -115,15 +122,20 @@ class Stream:
             size -= len(piece)
             yield piece
 
+    def blocks(self) -> Iterator[memoryview]:
+        """All that is left, in pieces as they come, without a copy."""
+        while self._block or self._fill():
+            block, self._block = self._block, memoryview(b"")
+            yield block
+
     def pass_over(self, size: int) -> int:
         """Go on behind the next `size` bytes; how many there were."""
         return sum(len(piece) for piece in self.pieces(size))
 
     def drain(self) -> str:
         """Read to the end; the diff id, `sha256:…` of the whole uncompressed stream."""
-        while self._fill():
+        for _ in self.blocks():
             pass
-        self._block = memoryview(b"")
         return f"sha256:{self._hash.hexdigest()}" if self._hash else ""
 
     def _fill(self) -> bool:
@@ -146,6 +158,12 @@ class Stream:
             raise BadLayer(
                 f"{self._limits.subject} unpacks {self._limits.ratio} times its size ({self.size_bytes} bytes so far)"
             )
+
+    def _as_it_is(self) -> Iterator[memoryview]:
+        self._refill()
+        while self._input:
+            yield self._input
+            self._refill()
 
     def _decoded(self) -> Iterator[bytes]:
         self._refill()

@@ -1,9 +1,12 @@
-"""Where layers are unpacked, decompressed or indexed: a process that can do nothing but make files in one folder, which is all it sees.
+"""Where layers are decoded, unpacked or indexed: processes that can do next to nothing.
 
-If a decoder or our extractor is made to run an attacker's code, this is what it has: the blob, the layer's folder, a few
-capabilities to own files as the layer says, and no way to start programs, open sockets or look around (CVE classes: bugs in inflate
-libraries). It makes no device nodes either, because it could open them: the server does that when the layer is done (whiteouts,
-devices of number 0:0, need no privilege since Linux 5.8). The folder is its root, for landlock(7) has no right for chmod(2),
+A decoder, which is C and meets hostile bytes first (CVE classes: bugs in inflate libraries), has the system calls that reading, writing
+and memory need: no file can be named and no process reached with them.
+
+The others, which are Python, can make files in one folder, which is all they see. (A checkpoint's archive is decoded there, too.) If
+one is made to run an attacker's code, this is what it has: the content, the folder, a few capabilities to own files as a layer says, and
+no way to start programs, open sockets or look around. It makes no device nodes either, because it could open them: the server does
+that when the layer is done (whiteouts, devices of number 0:0, need no privilege since Linux 5.8). The folder is its root, for landlock(7) has no right for chmod(2),
 chown(2) and setxattr(2), which would do to any file of the host. CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what else it
 is good for is refused by call: ioctl(2) would freeze the folder's file system. So is what root may do to root's processes without a
 capability: limits, signals by a pipe's owner, System V memory.
@@ -35,6 +38,12 @@ _REFUSED = """
 """
 # fcntl(2): who gets a descriptor's signals, and it may be SIGKILL. Landlock knows it from Linux 6.12 on.
 _REFUSED_COMMANDS = {"fcntl": (F_SETOWN, F_SETOWN_EX)}
+# sendmsg(2) says what went wrong; seccomp(2) knows no pointers, so calls that take a path are not among them at all.
+_DECODERS = """
+    read pread64 write lseek close sendmsg
+    mmap mremap munmap mprotect madvise brk futex rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
+    clock_gettime getrandom sched_yield getpid gettid exit exit_group
+"""
 ROOT = "/"
 MEMORY_LIMIT_BYTES = 768 << 20  # a zstd window is 128 MiB
 
@@ -45,8 +54,7 @@ def enter(folder: str) -> str:
 
     Descriptors that are open stay usable, but for directories, which would lead out.
     """
-    limit.prlimit(0, "RLIMIT_CORE", 0, 0)
-    limit.prlimit(0, "RLIMIT_DATA", MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES)
+    _limit()
     if folder != ROOT:
         _close_directories()
         os.chroot(folder)
@@ -60,6 +68,19 @@ def enter(folder: str) -> str:
     restrict.keep_capabilities(KEPT)
     restrict.refuse_calls(_REFUSED.split(), _REFUSED_COMMANDS)
     return ROOT
+
+
+def enter_decoder() -> None:
+    """Restrict this process, which has one thread, for good, to the descriptors that are open. Raises KernelError."""
+    _limit()
+    restrict.no_new_privileges()
+    restrict.keep_capabilities(())
+    restrict.allow_only(_DECODERS.split())
+
+
+def _limit() -> None:
+    limit.prlimit(0, "RLIMIT_CORE", 0, 0)
+    limit.prlimit(0, "RLIMIT_DATA", MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES)
 
 
 def _close_directories() -> None:

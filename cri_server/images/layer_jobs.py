@@ -9,9 +9,13 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from cri_server.images import ring
+from cri_server.images.inflate import LayerWork, Limits, Stream
 from cri_server.images.layers import Layers
-from cri_server.images.waiting import Abandoned, Watch, in_thread
+from cri_server.images.ring import Receiver
+from cri_server.images.waiting import Abandoned, Watch, first_error, in_thread
 from pyrunc.errors import PeerError
+from pyrunc.kernel.fd import close_all
 from pyrunc.records import Record
 from pyrunc.zygote.client import Zygote
 
@@ -19,6 +23,7 @@ log = logging.getLogger(__name__)
 
 STREAMS_AT_ONCE = 16  # of all pulls: each is a process of a few MiB that mostly waits for its registry
 _ERRAND_END_S = 10.0
+_DECODE_ERRAND = "cri_server.images.decode:errand"
 
 
 class LayerJobs:
@@ -51,6 +56,57 @@ class LayerJobs:
             await _in_thread_with_ticks(here, ticked)
         else:
             await _in_errand(self._errands, function, arguments, fds, ticked)
+
+    async def perform_decoded(
+        self,
+        function: str,
+        arguments: LayerWork,
+        blob: int | Receiver,
+        here: Callable[[Stream, Callable[[], None]], object],
+        ticked: Callable[[], None],
+    ) -> None:
+        """`perform` with the content of the blob, which another errand decodes: `function` gets a ring's descriptors, or without errands
+        `here` the stream."""
+        if self._errands is None:
+            stream = Stream(blob, arguments.limits)
+            await _in_thread_with_ticks(lambda tick: here(stream, tick), ticked)
+            return
+        async with self._decoding(self._errands, blob, arguments.limits) as receiver:
+            await _in_errand(self._errands, function, arguments, [*receiver.fds], ticked)
+
+    @asynccontextmanager
+    async def decoded(self, blob_fd: int, limits: Limits) -> AsyncIterator[Stream]:
+        """The content of a blob, for a thread: it is decoded in an errand. Raises BadLayer, which comes as a PeerError from there,
+        ResourceExhausted, KernelError."""
+        if self._errands is None:
+            yield Stream(blob_fd, limits)
+        else:
+            async with self._decoding(self._errands, blob_fd, limits) as receiver:
+                yield Stream(receiver, limits, decoded=True)
+
+    @asynccontextmanager
+    async def _decoding(
+        self, errands: Zygote, blob: int | Receiver, limits: Limits
+    ) -> AsyncIterator[Receiver]:
+        """What an errand decodes beside the block, which is cancelled when that fails, and whose end is its end."""
+        sending, receiving = ring.open_ends()
+        receiver = Receiver(*receiving, copying=True)
+        blob_fds = [blob] if isinstance(blob, int) else blob.fds
+        decoder = _in_errand(errands, _DECODE_ERRAND, limits, [*blob_fds, *sending], lambda: None)
+        try:
+            async with asyncio.TaskGroup() as group:
+                # Our copies of a process's ends are closed with it, else the other one would wait. Who finds the content cut short
+                # fails after the decoder then, whose error is the one that counts.
+                task = group.create_task(decoder)
+                task.add_done_callback(lambda _: close_all(sending))
+                try:
+                    yield receiver
+                    await task
+                finally:
+                    task.cancel()
+                    receiver.close()
+        except BaseExceptionGroup as problems:
+            raise first_error(problems) from None
 
     @asynccontextmanager
     async def core(self, watch: Watch) -> AsyncIterator[None]:

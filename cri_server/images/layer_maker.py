@@ -32,6 +32,12 @@ from cri_server.images.waiting import KeyedLock, Watch, first_error, in_thread
 log = logging.getLogger(__name__)
 
 EARLY_LAYERS_LIMIT = 100  # whose descriptors go to a process in one message
+ERRAND_MODULES = (
+    "cri_server.images.decode",
+    "cri_server.images.erofs.build",
+    "cri_server.images.erofs.layer_tar",
+    "cri_server.images.unpack",
+)
 _UNPACK_ERRAND = "cri_server.images.unpack:errand"
 _TAR_ERRAND = "cri_server.images.erofs.layer_tar:errand"
 _INDEX_ERRAND = "cri_server.images.erofs.build:errand"
@@ -252,11 +258,11 @@ class LayerMaker:
         self, diff_id: str, blob: int | Receiver, folder: str, ticked: Callable[[], None]
     ) -> None:
         limits = self._room.limits_of_layer()
-        await self._jobs.perform(
+        await self._jobs.perform_decoded(
             _TAR_ERRAND,
             LayerWork(folder, limits, diff_id),
-            [blob] if isinstance(blob, int) else [*blob.fds],
-            lambda tick: layer_tar.write_tar(blob, folder, diff_id, limits, tick),
+            blob,
+            lambda stream, tick: layer_tar.write_tar(stream, folder, diff_id, tick),
             ticked,
         )
 
@@ -322,11 +328,11 @@ class LayerMaker:
         try:
             async with self._jobs.folder() as folder:
                 async with self._jobs.core(watch):
-                    await self._jobs.perform(
+                    await self._jobs.perform_decoded(
                         _UNPACK_ERRAND,
                         LayerWork(folder, limits, layer.diff_id),
-                        [fd],
-                        lambda tick: unpack.unpack(fd, folder, layer.diff_id, limits, tick),
+                        fd,
+                        lambda stream, tick: unpack.unpack(stream, folder, layer.diff_id, limits, tick),
                         watch.touch,
                     )
                 if layer.below is not None:

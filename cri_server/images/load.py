@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from typing import Any
 from cri_server.images import manifest as manifests
 from cri_server.images import tar_headers
 from cri_server.images.content import Blobs, Ingest
-from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Limits, Stream
+from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Stream
 from cri_server.images.manifest import Descriptor, Index, Manifest
 from cri_server.images.reference import Reference, is_digest
 from cri_server.images.waiting import Abandoned
-from pyrunc.errors import Error, InvalidArgument, KernelError
+from pyrunc.errors import Error, InvalidArgument, KernelError, PeerError, Unavailable
 
 FILES_LIMIT = 20_000
 IMAGES_LIMIT = 1000
@@ -70,18 +71,10 @@ class _Parsed:
         return self._configs[digest]
 
 
-def load(
-    blobs: Blobs,
-    path: Path,
-    name: str | None,
-    room: Limits,
-    given_up: Callable[[], bool] = lambda: False,
-) -> list[Loaded]:
-    """Put the archive's blobs into the layout and say which images they make. Blocking; Abandoned when it was given up.
-
-    Blobs that no image needs are the caller's to collect, also after an error. Raises InvalidArgument (not an archive, or a
-    damaged one), NotFound, ResourceExhausted, KernelError, and OSError about the store.
-    """
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor of the archive, for a block whose errors about its content get its name. Raises InvalidArgument (not an archive, or
+    a damaged one), KernelError."""
     try:
         # of a named pipe: without waiting for somebody who writes
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,9 +82,10 @@ def load(
     except OSError as error:
         raise KernelError("open", f"'{path}'", error.errno or 0) from None
     try:
-        archive = _read(blobs, Stream(fd, room), given_up)
-        return _images(blobs, archive, Reference.parse(name) if name else None)
-    except (BadLayer, manifests.BadManifest) as error:
+        yield fd
+    except Unavailable:
+        raise
+    except PeerError as error:
         raise InvalidArgument(f"{path}: {error.message}") from None
     except OSError as error:
         if (
@@ -101,6 +95,17 @@ def load(
         raise KernelError("read", f"'{path}'", error.errno or 0) from None
     finally:
         os.close(fd)
+
+
+def load(
+    blobs: Blobs, archive: Stream, name: str | None, given_up: Callable[[], bool] = lambda: False
+) -> list[Loaded]:
+    """Put the archive's blobs into the layout and say which images they make. Blocking; Abandoned when it was given up.
+
+    Blobs that no image needs are the caller's to collect, also after an error. Raises BadLayer, BadManifest, InvalidArgument, NotFound,
+    ResourceExhausted, and OSError.
+    """
+    return _images(blobs, _read(blobs, archive, given_up), Reference.parse(name) if name else None)
 
 
 def _read(blobs: Blobs, stream: Stream, given_up: Callable[[], bool]) -> _Archive:

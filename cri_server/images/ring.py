@@ -1,8 +1,9 @@
-"""A blob on its way to the process that decodes it: blocks of shared memory, and two pipes that say which are full and which are free.
+"""A blob on its way to a process that works on it: blocks of shared memory, and two pipes that say which are full and which are free.
 
 A pipe would copy each byte once more, allocate a page for each 4 KiB, and hold 1 MiB at most: a decoder has used that up in three
-milliseconds, before a sender that waits for a processor is back. The process at the other end meets hostile bytes. It cannot write to
-the memory (F_SEAL_FUTURE_WRITE) and what it says is free is checked; the sender reads nothing else of it.
+milliseconds, before a sender that waits for a processor is back. One of the two may be a decoder that its blob has taken over. As a
+receiver it cannot write to the memory (F_SEAL_FUTURE_WRITE), and what it says is free is checked; the sender reads nothing else of it.
+As a sender it could change a block while that is used, so the receiver takes a copy of each, and nothing beyond the blocks can be read.
 """
 
 from __future__ import annotations
@@ -20,39 +21,61 @@ from pyrunc.kernel.fd import close_all, open_memfd
 
 BLOCK_BYTES = 128 << 10
 BLOCKS = 16
+_MEMORY_BYTES = BLOCKS * BLOCK_BYTES
 _FREED_AT_ONCE = 4  # else the sender is woken for each
-_FULL = Struct("=II")  # the block's number, the bytes in it
+_FULL = Struct("=II")  # the block's number, the bytes in it; none: the blob is complete
 _ALL_FULL_BYTES = BLOCKS * _FULL.size
+_SIZE_SEALS = F_SEAL_SHRINK | F_SEAL_GROW
+
+Ends = tuple[int, int, int]
+"""Descriptors: the memory, the pipe of full blocks, the pipe of freed ones."""
 
 
 class Interrupted(Exception):
     """What came through the ring does not count."""
 
 
-class Ring:
-    """The sender's end, for one thread at a time; `receiver` is the other end, which is closed by itself."""
+def open_ends() -> tuple[Ends, Ends]:
+    """Descriptors for a sender and for a receiver in other processes, all of them the caller's. Raises KernelError, OSError."""
+    return _open_ends(_SIZE_SEALS | F_SEAL_SEAL)
 
-    def __init__(self) -> None:
-        """Raises KernelError, OSError."""
-        memory = open_memfd("blob")
-        opened = [memory]
-        try:
-            os.ftruncate(memory, BLOCKS * BLOCK_BYTES)
-            full, sending = os.pipe2(os.O_CLOEXEC)
-            opened += [full, sending]
-            hearing, freed = os.pipe2(os.O_CLOEXEC)
-            opened += [hearing, freed]
-            self._memory = mmap.mmap(memory, BLOCKS * BLOCK_BYTES)
-            seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE
-            fcntl.fcntl(memory, F_ADD_SEALS, seals)
-        except OSError:
-            close_all(opened)
-            raise
-        self.receiver = Receiver(memory, full, freed)
-        self._full, self._freed = io.FileIO(sending, "wb"), io.FileIO(hearing, "rb")
+
+def open_ring() -> tuple[Sender, Receiver]:
+    """A sender of this process, and a receiver, whose process cannot write to the memory. Raises KernelError, OSError."""
+    sending, receiving = _open_ends(_SIZE_SEALS)
+    sender, receiver = Sender(*sending), Receiver(*receiving)  # what is mapped already stays writable
+    fcntl.fcntl(receiving[0], F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+    return sender, receiver
+
+
+def _open_ends(seals: int) -> tuple[Ends, Ends]:
+    opened = [open_memfd("blob")]
+    try:
+        opened.append(fcntl.fcntl(opened[0], fcntl.F_DUPFD_CLOEXEC, 0))
+        os.ftruncate(opened[0], _MEMORY_BYTES)
+        fcntl.fcntl(opened[0], F_ADD_SEALS, seals)
+        opened += os.pipe2(os.O_CLOEXEC)
+        opened += os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        close_all(opened)
+        raise
+    memory, again, hear_full, tell_full, hear_freed, tell_freed = opened
+    return (memory, tell_full, hear_freed), (again, hear_full, tell_freed)
+
+
+class Sender:
+    """One end, for one thread at a time."""
+
+    def __init__(self, memory: int, full: int, freed: int) -> None:
+        """Takes the descriptors over. Raises OSError."""
+        self._full, self._freed = io.FileIO(full, "wb"), io.FileIO(freed, "rb")
         self._free = list(range(BLOCKS))
+        try:
+            self._memory = mmap.mmap(memory, _MEMORY_BYTES)
+        finally:
+            os.close(memory)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Waits for room. Raises Interrupted when nobody receives, or after `close`."""
         view = memoryview(data)
         try:
@@ -62,6 +85,13 @@ class Ring:
                 self._memory[number * BLOCK_BYTES : number * BLOCK_BYTES + len(part)] = part
                 self._full.write(_FULL.pack(number, len(part)))
         except (BrokenPipeError, ValueError):  # ValueError: closed, as mmap and io have it
+            raise Interrupted from None
+
+    def finish(self) -> None:
+        """What was written is all: the receiver need not wait for `close`, nor for the end of this process. Raises Interrupted."""
+        try:
+            self._full.write(_FULL.pack(0, 0))
+        except (BrokenPipeError, ValueError):
             raise Interrupted from None
 
     def _take(self) -> int:
@@ -83,33 +113,43 @@ class Ring:
 class Receiver:
     """The other end, as descriptors: in this process, or passed to another one, which makes it again of them. Ends with `close`."""
 
-    def __init__(self, memory: int, full: int, freed: int) -> None:
+    def __init__(self, memory: int, full: int, freed: int, *, copying: bool = False) -> None:
+        """`copying`: what is read is a copy, which the sender cannot change."""
         self.fds = (memory, full, freed)
+        self._copying = copying
         self._memory: mmap.mmap | None = None
         self._part = memoryview(b"")
         self._arrived: deque[tuple[int, int]] = deque()
         self._used = bytearray()
         self._read: int | None = None
 
+    def map(self) -> None:
+        """What the first `read` does else: it takes system calls that a process may not have later. Raises OSError."""
+        self._memory = mmap.mmap(self.fds[0], _MEMORY_BYTES, prot=mmap.PROT_READ)
+
     def read(self) -> memoryview:
         """The next bytes, which can be read until the next call; empty at the end of the blob. Raises OSError."""
-        memory, full, _ = self.fds
         if self._memory is None:
-            self._memory = mmap.mmap(memory, BLOCKS * BLOCK_BYTES, prot=mmap.PROT_READ)
+            self.map()
+        assert self._memory is not None
         self._part.release()
         if self._read is not None:
             self._used.append(self._read)
+            self._read = None
         if not self._arrived or len(self._used) >= _FREED_AT_ONCE:
             self._tell()
         if not self._arrived:
-            self._arrived.extend(_FULL.iter_unpack(os.read(full, _ALL_FULL_BYTES)))
-        if not self._arrived:
-            self._read = None
+            self._arrived.extend(_FULL.iter_unpack(os.read(self.fds[1], _ALL_FULL_BYTES)))
+        if not self._arrived or not self._arrived[0][1]:
             return memoryview(b"")
-        self._read, size = self._arrived.popleft()
-        at = self._read * BLOCK_BYTES
-        with memoryview(self._memory) as whole:
-            self._part = whole[at : at + size]
+        number, size = self._arrived.popleft()
+        number, size = number % BLOCKS, min(size, BLOCK_BYTES)
+        self._read, at = number, number * BLOCK_BYTES
+        if self._copying:
+            self._part = memoryview(self._memory[at : at + size])
+        else:
+            with memoryview(self._memory) as whole:
+                self._part = whole[at : at + size]
         return self._part
 
     def _tell(self) -> None:

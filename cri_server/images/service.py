@@ -53,8 +53,7 @@ class ImageService:
 
     `certs_dirs`: folders of HOST/hosts.toml; the first that has one for a host is asked. `pinned`: references that status and list
     mark as pinned.
-    `errands`: the zygote whose processes work on layers (it should preload `unpack`, `erofs.layer_tar` and `erofs.build`); None:
-    threads do.
+    `errands`: the zygote whose processes work on layers (it should preload `layer_maker.ERRAND_MODULES`); None: threads do.
     `in_use(image_id) -> names of containers that use it`: set by the server; remove refuses while it answers any.
     """
 
@@ -370,9 +369,11 @@ class ImageService:
     async def _load(self, path: Path, name: str | None, watch: Watch) -> builtins.list[Image]:
         room = self._store.room.limits_of_archive()
         given_up = threading.Event()
-        loaded = await in_thread(
-            lambda: archives.load(self._store.blobs, path, name, room, given_up.is_set), given_up.set
-        )
+        with archives.opened(path) as fd:
+            async with self._store.jobs.decoded(fd, room) as archive:
+                loaded = await in_thread(
+                    lambda: archives.load(self._store.blobs, archive, name, given_up.is_set), given_up.set
+                )
         return [await self._finish(image, watch) for image in loaded]
 
     async def _finish(self, image: archives.Loaded, watch: Watch) -> Image:

@@ -57,13 +57,14 @@ class Store:
         self._collecting = threading.Lock()  # held while what nobody needs is deleted
         self._changing = asyncio.Lock()
         self.turns = KeyedLock()
+        self.jobs = LayerJobs(errands, self.layers)
         self.maker = LayerMaker(
             Folders(self.blobs, self.layers, self.files),
             self.catalog,
             self.policy,
             self._holds,
             self.room,
-            LayerJobs(errands, self.layers),
+            self.jobs,
         )
         self._emptying: asyncio.Task[None] | None = None
         self._has_trash = False

@@ -12,20 +12,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from cri_server.images.content import Incoming
-from cri_server.images.ring import Interrupted, Receiver, Ring
+from cri_server.images.ring import Interrupted, Receiver, Sender, open_ring
 from pyrunc.errors import PeerError
 
 
 class StreamedBlob(Incoming):
     """What is written goes into a ring. `write` and `restart` raise Interrupted."""
 
-    def __init__(self, ring: Ring) -> None:
-        """Takes the ring over."""
+    def __init__(self, sender: Sender) -> None:
+        """Takes it over."""
         super().__init__()
-        self._ring = ring
+        self._sender = sender
 
     def _put(self, data: bytes) -> None:
-        self._ring.write(data)
+        self._sender.write(data)
 
     def restart(self) -> None:
         """Forget what was written, which must be nothing. Raises Interrupted."""
@@ -35,7 +35,7 @@ class StreamedBlob(Incoming):
 
     def close(self) -> None:
         """The reader gets the end of the blob. Idempotent."""
-        self._ring.close()
+        self._sender.close()
 
 
 OpenStream = Callable[[], AbstractAsyncContextManager[StreamedBlob]]
@@ -48,8 +48,8 @@ async def streamed(read: Callable[[Receiver], Coroutine[Any, Any, None]]) -> Asy
 
     Raises what the block or `read` raises; Interrupted when `read` failed before all was written, unless that was this node's fault.
     """
-    ring = Ring()
-    blob, receiver = StreamedBlob(ring), ring.receiver
+    sender, receiver = open_ring()
+    blob = StreamedBlob(sender)
     reader = asyncio.create_task(read(receiver))
     reader.add_done_callback(lambda _: receiver.close())  # a writer that waits is interrupted
     try:

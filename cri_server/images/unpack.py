@@ -1,4 +1,5 @@
-"""One layer's blob unpacked into a folder of its own, in an errand: a process without network or secrets, that can be killed.
+"""One layer's content unpacked into a folder of its own, in an errand: a process without network or secrets, that can be killed. What
+it gets was decoded by another process.
 
 The folder gets `tree/` (the files) and `layer.json` (what `Layer` says). It counts only once it was renamed to the place of
 its chain id. Why a process: hostile bytes meet a decoder without our secrets beside them, a hung disk hangs an errand that
@@ -18,8 +19,10 @@ from cri_server import typed
 from cri_server.images import jail
 from cri_server.images.extract import extract
 from cri_server.images.inflate import BadLayer, LayerWork, Limits, Stream
+from cri_server.images.ring import Receiver
 from pyrunc import atomic_file
 from pyrunc.errors import Error, KernelError, ResourceExhausted
+from pyrunc.kernel.allocator import keep_freed_memory
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.scheduling import set_batch_policy
 
@@ -60,14 +63,13 @@ class Layer:
 
 
 def unpack(
-    blob_fd: int, folder: str, diff_id: str | None, limits: Limits, tick: Callable[[], None] = lambda: None
+    stream: Stream, folder: str, diff_id: str | None, limits: Limits, tick: Callable[[], None] = lambda: None
 ) -> Layer:
-    """Unpack the blob (from the descriptor's position on) into `folder`, an empty directory.
+    """Unpack a tar stream into `folder`, an empty directory.
 
     `diff_id`: what the content must be; None takes what comes. `tick` is called now and then and may raise.
     Raises BadLayer, ResourceExhausted, KernelError; the folder is the caller's to remove then.
     """
-    stream = Stream(blob_fd, limits)
     os.mkdir(os.path.join(folder, TREE), 0o755)
     root_fd = os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -91,9 +93,12 @@ def unpack(
 
 
 def errand(arguments: Message, fds: list[int]) -> int:
-    """What the zygote forks: `fds` are the blob and a pipe that gets a byte now and then; the arguments are a `LayerWork`'s."""
-    blob_fd, progress_fd = fds
+    """What the zygote forks: `fds` are a `Receiver`'s of what was decoded, and a pipe that gets a byte now and then; the arguments are a
+    `LayerWork`'s."""
+    memory, full, freed, progress_fd = fds
     asked = LayerWork.of(arguments)
+    stream = Stream(Receiver(memory, full, freed, copying=True), asked.limits, decoded=True)
+    keep_freed_memory()
     set_batch_policy()
     os.set_blocking(progress_fd, False)
 
@@ -104,7 +109,7 @@ def errand(arguments: Message, fds: list[int]) -> int:
             pass
 
     try:
-        unpack(blob_fd, jail.enter(asked.folder), asked.diff_id, asked.limits, tick)
+        unpack(stream, jail.enter(asked.folder), asked.diff_id, asked.limits, tick)
     except Error:
         raise
     except OSError as error:

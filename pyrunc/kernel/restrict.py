@@ -1,7 +1,7 @@
 """A process gives up what it can do, for good: capabilities, the file system (landlock), system calls (a seccomp filter).
 
-For our own helpers that meet hostile bytes. A container's filter is compiled from its profile; this one is a list of calls
-that are refused with EPERM. Sources: capset(2), landlock(7), seccomp(2). One thread only: each call is about the caller.
+For our own helpers that meet hostile bytes. A container's filter is compiled from its profile; these are lists of calls
+that are refused, or allowed, and the others not, with EPERM. Sources: capset(2), landlock(7), seccomp(2). One thread only: each call is about the caller.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOAD, _EQUALS, _AT_LEAST, _RETURN = (
 _X32 = 0x40000000  # x86-64's second numbering of the same calls
 # Of struct seccomp_data; of the second argument the half that an int is in, on the little-endian machines that we know.
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _SECOND_OFFSET = 0, 4, 24
-_TO_REFUSAL = -1
+_TO_END = -1
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 
 
@@ -82,26 +82,40 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
 def refuse_calls(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> None:
     """seccomp(2): these system calls answer EPERM from now on, and those of `commands` with one of these numbers for their second
     argument; those of another architecture kill. Unknown names are passed over."""
-    machine = arch()
-    numbers = sorted({machine.syscalls[name] for name in names if name in machine.syscalls})
-    lines = [
-        (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
-        (_EQUALS, 1, 0, machine.audit),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER_OFFSET),
-        (_AT_LEAST, _TO_REFUSAL, 0, _X32),
-        *((_EQUALS, _TO_REFUSAL, 0, number) for number in numbers),
-    ]
+    lines = [(_AT_LEAST, _TO_END, 0, _X32), *((_EQUALS, _TO_END, 0, number) for number in _numbers(names))]
     for name, values in commands.items():
         lines += [
             (_LOAD, 0, 0, _NUMBER_OFFSET),
-            (_EQUALS, 0, len(values) + 1, machine.syscalls[name]),
+            (_EQUALS, 0, len(values) + 1, arch().syscalls[name]),
             (_LOAD, 0, 0, _SECOND_OFFSET),
-            *((_EQUALS, _TO_REFUSAL, 0, value) for value in values),
+            *((_EQUALS, _TO_END, 0, value) for value in values),
         ]
-    lines += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    _set_filter(lines, _ALLOW, _REFUSE)
+
+
+def allow_only(names: Iterable[str]) -> None:
+    """seccomp(2): system calls but these answer EPERM from now on; those of another architecture kill. Unknown names are passed over."""
+    _set_filter([(_EQUALS, _TO_END, 0, number) for number in _numbers(names)], _REFUSE, _ALLOW)
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    known = arch().syscalls
+    return sorted({known[name] for name in names if name in known})
+
+
+def _set_filter(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -> None:
+    """Of instructions about the call's number: `other` when they are passed, `end` where one of them goes _TO_END."""
+    lines = [
+        (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
+        (_EQUALS, 1, 0, arch().audit),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER_OFFSET),
+        *lines,
+        (_RETURN, 0, 0, other),
+        (_RETURN, 0, 0, end),
+    ]
     program = [
-        _INSTRUCTION.pack(code, len(lines) - place - 2 if true == _TO_REFUSAL else true, false, value)
+        _INSTRUCTION.pack(code, len(lines) - place - 2 if true == _TO_END else true, false, value)
         for place, (code, true, false, value) in enumerate(lines)
     ]
     code = buffer(b"".join(program))

@@ -1,8 +1,5 @@
-"""The index of an image made from its layers' tars, in an errand: a process that runs no decoder.
-
-The processes that decompressed the tars met hostile bytes; here they are only parsed, in Python, so the index that the kernel will read
-is made by a process that no layer has taken over.
-"""
+"""The index of an image made from its layers' tars, in an errand: a process that runs no decoder, so that no layer has taken it over
+when it writes what the kernel will read."""
 
 from __future__ import annotations
 

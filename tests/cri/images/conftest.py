@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.inflate import Limits
+from cri_server.images.inflate import Limits, Stream
+from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.service import ImageService, Rootfs
 from cri_server.images.unpack import TREE, Layer, unpack
+from pyrunc.zygote.client import Zygote
 from tests.cri.images.puller import STORE
 from tests.support.registry import Registry
 
@@ -47,7 +49,8 @@ def unpack_bytes(blob: bytes, folder: Path, limits: Limits | None = None) -> Lay
         with io.FileIO(fd, "wb", closefd=False) as file:
             file.write(blob)
         os.lseek(fd, 0, os.SEEK_SET)
-        return unpack(fd, str(folder), None, limits or Limits())
+        limits = limits or Limits()
+        return unpack(Stream(fd, limits), str(folder), None, limits)
     finally:
         os.close(fd)
 
@@ -75,6 +78,19 @@ def texts(rootfs: Rootfs, name: str) -> list[str]:
 def registry(tmp_path: Path) -> Iterator[Registry]:
     with Registry(tmp_path / "registry") as running:
         yield running
+
+
+@pytest.fixture
+async def errand_service(tmp_path: Path) -> AsyncIterator[ImageService]:
+    """An image service that unpacks in errands of a zygote, as the server's does."""
+    zygote = await Zygote.start(ERRAND_MODULES)
+    made = ImageService(
+        tmp_path / "images", [tmp_path / "certs.d"], errands=zygote, no_progress_timeout_s=20.0
+    )
+    await made.start()
+    yield made
+    await made.close()
+    await zygote.close()
 
 
 @pytest.fixture

@@ -19,17 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error
 from pyrunc.zygote.client import Zygote
 
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
 ERRANDS = "PYRUNC_TESTS_IMAGE_ERRANDS"
-MODULES = (
-    "cri_server.images.unpack",
-    "cri_server.images.erofs.build",
-    "cri_server.images.erofs.layer_tar",
-)
 _CHANGES = (
     "mkdir", "rename", "unlink", "rmdir", "link", "symlink", "write", "pwrite", "ftruncate", "fsync", "chmod", "chown", "utime",
 )  # fmt: skip
@@ -58,7 +54,7 @@ def count_changes(kill_at: int) -> Callable[[], int]:
 async def steps(kill_at: str, store: str, first: str, second: str) -> None:
     """Two images with a common base are pulled side by side, one is removed and pulled again, the other removed. Stdout has how many
     changes that were."""
-    errands = await Zygote.start(MODULES) if ERRANDS in os.environ else None
+    errands = await Zygote.start(ERRAND_MODULES) if ERRANDS in os.environ else None
     changes = count_changes(int(kill_at))
     service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), errands=errands)
     await service.start()

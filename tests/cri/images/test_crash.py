@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.build import BuiltImage, image, layer
+from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError
 from pyrunc.zygote.client import Zygote
 from tests.cri.images import ended_errands
 from tests.cri.images.ended_errands import EXIT_CODE, Changes
-from tests.cri.images.puller import ERRANDS, MODULES
+from tests.cri.images.puller import ERRANDS
 from tests.cri.images.trees import names
 from tests.support.registry import Registry
 
@@ -215,7 +216,7 @@ def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
 
 @pytest.fixture
 async def counting_errands(changes: Changes) -> AsyncIterator[Zygote]:
-    zygote = await Zygote.start((*MODULES, "tests.cri.images.ended_errands"))
+    zygote = await Zygote.start((*ERRAND_MODULES, "tests.cri.images.ended_errands"))
     yield zygote
     await zygote.close()
 

@@ -13,9 +13,9 @@ import pytest
 
 from cri_server.images import build
 from cri_server.images.content import Blobs
-from cri_server.images.inflate import BadLayer, Limits
+from cri_server.images.inflate import BadLayer, Limits, Stream
 from cri_server.images.layers import Layers
-from cri_server.images.load import load
+from cri_server.images.load import load, opened
 from pyrunc.errors import Error, ResourceExhausted
 from pyrunc.kernel.tree import remove_path
 from tests.cri.images.conftest import unpack_bytes
@@ -208,7 +208,8 @@ def test_archives_that_name_one_image_often(kind: str, memory: Path) -> None:
 
         def run() -> None:
             try:
-                load(blobs, root / "archive", None, Limits(size_bytes=1 << 30))
+                with opened(root / "archive") as fd:
+                    load(blobs, Stream(fd, Limits(size_bytes=1 << 30)), None)
             except Error:
                 pass
 

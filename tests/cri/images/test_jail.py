@@ -1,7 +1,8 @@
-"""The process that unpacks can do its work and nothing else."""
+"""The processes that decode and unpack can do their work and nothing else."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.layers import Layers
+from cri_server.images.ring import Receiver, open_ends
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.kernel.call import raw, syscall
+from pyrunc.kernel.fd import close_all
 from pyrunc.zygote.client import Zygote
 from tests.cri.images import exploit
 
@@ -43,6 +46,44 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path, landlock: int
     assert {"d", "link", "whiteout"} <= set(answer["works"]) and (folder / "d/file").read_text() == "the blob"
     assert canary.stat() == before and not os.listxattr(canary)
     assert canary.read_text() == "unharmed" and {p.name for p in tmp_path.iterdir()} == {"layer", "canary"}
+
+
+async def test_nothing_an_attacker_would_try_works_in_a_decoder(tmp_path: Path) -> None:
+    """It has descriptors to read and to write, and what comes out is all that it decides."""
+    folder, canary = tmp_path / "layer", tmp_path / "canary"
+    folder.mkdir()
+    canary.write_text("unharmed")
+    before = tmp_path.stat().st_mode, folder.stat(), canary.stat()
+    memory = syscall("shmget", "", IPC_PRIVATE, 4096, 0o600)
+    zygote = await Zygote.start(["tests.cri.images.exploit"])
+    content = b"the blob" * 20_000
+    blob = tmp_path / "blob"
+    blob.write_bytes(gzip.compress(content))
+    sending, receiving = open_ends()
+    with open(blob, "rb") as file:
+        try:
+            asked = exploit.Asked(str(folder), str(canary), os.getpid(), 5, memory)
+            result = await zygote.run(
+                "tests.cri.images.exploit:try_all_of_a_decoder",
+                asked,
+                [file.fileno(), *sending, file.fileno()],
+                timeout_s=90,
+            )
+        finally:
+            await zygote.close()
+            close_all(sending)
+            there = raw("shmctl", memory, IPC_RMID, None)
+    assert result.exit_code == 0, result.stderr.decode()
+    assert there == 0, "the memory was removed"
+    assert json.loads(result.stdout) == {"succeeded": []}
+    receiver = Receiver(*receiving, copying=True)
+    try:
+        found = b"".join(bytes(part) for part in iter(receiver.read, b""))
+    finally:
+        receiver.close()
+    assert found == content
+    assert before == (tmp_path.stat().st_mode, folder.stat(), canary.stat())
+    assert {p.name for p in tmp_path.rglob("*")} == {"layer", "canary", "blob"}
 
 
 @pytest.mark.parametrize("what", ["a link for the tree", "a link for the record", "a pipe", "a folder"])

@@ -16,10 +16,12 @@ import pytest
 
 from cri_server.images import manifest as types
 from cri_server.images.build import BuiltImage, Node, _digest, image, layer
+from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, NotFound, PeerError
 from pyrunc.zygote.client import Zygote
+from tests.cri.images import taken_over
 from tests.cri.images.conftest import only_unpacked, texts
 from tests.cri.images.test_hostile import device, hardlink
 from tests.cri.images.test_unpack import make_everything, raw_tar
@@ -313,21 +315,6 @@ async def test_a_cancelled_unpack_leaves_nothing(
     assert pull.cancelled() and left_over(tmp_path) == set()
 
 
-@pytest.fixture
-async def errand_service(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """An image service that unpacks in errands of a zygote, as the server's does."""
-    zygote = await Zygote.start(
-        ["cri_server.images.unpack", "cri_server.images.erofs.build", "cri_server.images.erofs.layer_tar"]
-    )
-    made = ImageService(
-        tmp_path / "images", [tmp_path / "certs.d"], errands=zygote, no_progress_timeout_s=20.0
-    )
-    await made.start()
-    yield made
-    await made.close()
-    await zygote.close()
-
-
 async def test_layers_unpack_in_errands(registry: Registry, errand_service: ImageService) -> None:
     built = make(layers=6)
     registry.push("app:v1", built)
@@ -372,6 +359,27 @@ async def test_an_errand_says_what_was_wrong(
     registry.push("app:v1", image([layer({"a": "a"}), layer({"../b": "b"}, parents=False)]))
     with pytest.raises(PeerError, match=r"'\.\./b': a name with '\.\.'"):
         await errand_service.pull(f"{registry.host}/app:v1")
+    assert left_over(tmp_path) == set()
+
+
+@pytest.mark.parametrize("lie", taken_over.LIES)
+async def test_a_decoder_that_was_taken_over_decides_nothing(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    """CVE class: code execution in an inflate library. The layer is refused, so that no other image gets what it claims to be."""
+    monkeypatch.setenv(taken_over.LIE, lie)
+    built = image([layer({"file": "right" * 1000})])
+    registry.push("app:v1", built)
+    zygote = await Zygote.start([*ERRAND_MODULES, "tests.cri.images.taken_over"])
+    service = ImageService(tmp_path / "images", errands=zygote, no_progress_timeout_s=20.0)
+    try:
+        await service.start()
+        with pytest.raises(PeerError, match=r"the layer's content is|truncated|unpacking a layer failed"):
+            await service.pull(f"{registry.host}/app:v1")
+        assert await service.list() == []
+    finally:
+        await service.close()
+        await zygote.close()
     assert left_over(tmp_path) == set()
 
 

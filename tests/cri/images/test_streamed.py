@@ -17,6 +17,7 @@ import pytest
 from cri_server.images.build import image, layer
 from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.inflate import BadLayer
+from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.ring import Interrupted, Receiver
 from cri_server.images.service import ImageService
 from cri_server.images.streamed import streamed
@@ -32,8 +33,7 @@ from tests.support.registry import Registry
 @pytest.fixture(params=["threads", "errands"])
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
     """With images that are mounted."""
-    modules = ["cri_server.images.erofs.build", "cri_server.images.erofs.layer_tar"]
-    zygote = await Zygote.start(modules) if request.param == "errands" else None
+    zygote = await Zygote.start(ERRAND_MODULES) if request.param == "errands" else None
     made = ImageService(tmp_path / "images", errands=zygote, store="erofs", no_progress_timeout_s=20.0)
     await made.start()
     yield made

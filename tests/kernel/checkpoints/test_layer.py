@@ -13,7 +13,7 @@ import pytest
 
 from cri_server.checkpoints import layer, names, read
 from cri_server.images import unpack
-from cri_server.images.inflate import Limits
+from cri_server.images.inflate import Limits, Stream
 from pyrunc.errors import InvalidArgument, Unsupported
 
 OPAQUE = "trusted.overlay.opaque"
@@ -64,7 +64,7 @@ def test_it_is_the_same_afterwards(upper: Path, tar: Path, tmp_path: Path) -> No
     folder = tmp_path / "new"
     folder.mkdir()
     number = os.open(tar, os.O_RDONLY)
-    unpack.unpack(number, str(folder), None, Limits())
+    unpack.unpack(Stream(number), str(folder), None, Limits())
     os.close(number)
     read.finish_layer(str(folder), removed)
     tree = folder / "tree"
@@ -151,7 +151,7 @@ def test_removals_lead_nowhere_else(tmp_path: Path) -> None:
         member.type, member.linkname = tarfile.SYMTYPE, str(outside)
         made.addfile(member)
     number = os.open(content, os.O_RDONLY)
-    unpack.unpack(number, str(folder), None, Limits())
+    unpack.unpack(Stream(number), str(folder), None, Limits())
     os.close(number)
     with pytest.raises(InvalidArgument, match=f"{names.DELETED} names '/way/file'"):
         read.finish_layer(str(folder), ["/way/file"])

@@ -5,22 +5,36 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import struct
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from cri_server.images.ring import BLOCK_BYTES, BLOCKS, Interrupted, Receiver, Ring
+from cri_server.images.ring import BLOCK_BYTES, BLOCKS, Interrupted, Receiver, Sender, open_ends, open_ring
 
 ALL = BLOCKS * BLOCK_BYTES
 
 
+Ring = tuple[Sender, Receiver]
+
+
 @pytest.fixture
 def ring() -> Iterator[Ring]:
-    made = Ring()
-    yield made
-    made.close()
-    made.receiver.close()
+    sender, receiver = open_ring()
+    yield sender, receiver
+    sender.close()
+    receiver.close()
+
+
+@pytest.fixture
+def ring_of_a_stranger() -> Iterator[Ring]:
+    """Whose sender is another process."""
+    sending, receiving = open_ends()
+    sender, receiver = Sender(*sending), Receiver(*receiving, copying=True)
+    yield sender, receiver
+    sender.close()
+    receiver.close()
 
 
 def received(end: Receiver) -> bytes:
@@ -32,45 +46,49 @@ def received(end: Receiver) -> bytes:
 
 @pytest.mark.parametrize("largest", [1, 700, BLOCK_BYTES, 3 * ALL], ids=["bytes", "small", "blocks", "large"])
 def test_what_is_sent_arrives_in_order(ring: Ring, largest: int) -> None:
+    sender, receiver = ring
     chance = random.Random(largest)
     pieces = [chance.randbytes(chance.randint(1, largest)) for _ in range(min(2000, 1 + 8 * ALL // largest))]
 
     def send() -> None:
         for piece in pieces:
-            ring.write(piece)
-        ring.close()
+            sender.write(piece)
+        sender.close()
 
     thread = threading.Thread(target=send)
     thread.start()
-    found = received(ring.receiver)
+    found = received(receiver)
     thread.join()
     assert found == b"".join(pieces)
-    assert ring.receiver.read() == b"", "the end stays the end"
+    assert receiver.read() == b"", "the end stays the end"
 
 
 def test_what_was_read_stays_until_the_next_is(ring: Ring) -> None:
-    ring.write(b"first")
-    part = ring.receiver.read()
-    thread = threading.Thread(target=ring.write, args=(bytes(ALL),))
+    sender, receiver = ring
+    sender.write(b"first")
+    part = receiver.read()
+    thread = threading.Thread(target=sender.write, args=(bytes(ALL),))
     thread.start()  # waits for the last block
     thread.join(0.1)
     assert thread.is_alive() and part == b"first"
-    ring.receiver.read()
+    receiver.read()
     thread.join(10)
     assert not thread.is_alive()
 
 
 def test_a_slow_sender_uses_little_memory(ring: Ring) -> None:
-    memory = ring.receiver.fds[0]
+    sender, receiver = ring
+    memory = receiver.fds[0]
     for _ in range(10 * BLOCKS):
-        ring.write(b"x")
-        assert ring.receiver.read() == b"x"
+        sender.write(b"x")
+        assert receiver.read() == b"x"
     assert os.fstat(memory).st_blocks * 512 <= BLOCKS * mmap.PAGESIZE
 
 
 def test_the_receiver_cannot_change_the_memory(ring: Ring) -> None:
     """It may have been taken over: neither what was hashed nor the sender's mapping is its to spoil."""
-    memory = ring.receiver.fds[0]
+    sender, receiver = ring
+    memory = receiver.fds[0]
     with pytest.raises(PermissionError):
         mmap.mmap(memory, ALL)
     with pytest.raises(PermissionError):
@@ -78,32 +96,65 @@ def test_the_receiver_cannot_change_the_memory(ring: Ring) -> None:
     for size in (0, 2 * ALL):
         with pytest.raises(PermissionError):
             os.ftruncate(memory, size)
-    ring.write(b"still")
-    assert ring.receiver.read() == b"still"
+    sender.write(b"still")
+    assert receiver.read() == b"still"
 
 
 @pytest.mark.parametrize("freed", [bytes([BLOCKS]), b"\xff", b"\1\1"], ids=["next", "far", "twice"])
 def test_a_receiver_that_lies_is_interrupted(ring: Ring, freed: bytes) -> None:
-    ring.write(bytes(ALL))
-    os.write(ring.receiver.fds[2], freed)
+    sender, receiver = ring
+    sender.write(bytes(ALL))
+    os.write(receiver.fds[2], freed)
     with pytest.raises(Interrupted):
-        ring.write(b"x")
+        sender.write(b"x")
 
 
 @pytest.mark.parametrize("size", [1, 2 * ALL], ids=["at once", "waiting"])
 def test_nobody_receives_any_more(ring: Ring, size: int) -> None:
-    timer = threading.Timer(0.05 if size > 1 else 0, ring.receiver.close)
+    sender, receiver = ring
+    timer = threading.Timer(0.05 if size > 1 else 0, receiver.close)
     timer.start()
     if size == 1:
         timer.join()
     with pytest.raises(Interrupted):
-        ring.write(bytes(size))
+        sender.write(bytes(size))
 
 
 def test_a_closed_ring_takes_nothing(ring: Ring) -> None:
-    ring.write(b"x")
-    ring.close()
-    ring.close()
+    sender, receiver = ring
+    sender.write(b"x")
+    sender.close()
+    sender.close()
     with pytest.raises(Interrupted):
-        ring.write(b"y")
-    assert received(ring.receiver) == b"x"
+        sender.write(b"y")
+    assert received(receiver) == b"x"
+
+
+def test_a_sender_in_another_process_says_when_it_has_finished(ring_of_a_stranger: Ring) -> None:
+    """Its end may be open in this one for longer."""
+    sender, receiver = ring_of_a_stranger
+    sender.write(b"all")
+    sender.finish()
+    assert received(receiver) == b"all" and receiver.read() == b""
+
+
+def test_what_was_copied_does_not_change(ring_of_a_stranger: Ring) -> None:
+    """The sender may have been taken over: what was hashed must be what is written."""
+    sender, receiver = ring_of_a_stranger
+    sender.write(b"hashed")
+    part = receiver.read()
+    sender._memory[:] = b"x" * ALL
+    assert part == b"hashed"
+    with pytest.raises(PermissionError):
+        os.ftruncate(receiver.fds[0], 0)
+
+
+@pytest.mark.parametrize(
+    "block", [(BLOCKS, 5), (2**32 - 1, 2**32 - 1), (1, ALL)], ids=["next", "far", "large"]
+)
+def test_a_sender_that_lies_is_heard_within_the_blocks(
+    ring_of_a_stranger: Ring, block: tuple[int, int]
+) -> None:
+    sender, receiver = ring_of_a_stranger
+    sender._full.write(struct.pack("=II", *block))
+    assert 0 < len(receiver.read()) <= BLOCK_BYTES

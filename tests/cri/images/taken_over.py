@@ -1,0 +1,63 @@
+"""A module for a zygote whose decoders do what an attacker wants: LIE in the environment says what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from cri_server.images import decode
+from cri_server.images.inflate import Limits, Stream
+from cri_server.images.ring import Receiver, Sender
+
+LIE = "PYRUNC_TESTS_LIE"
+
+
+def _blob(blob: int | Receiver) -> bytes:
+    return b"".join(bytes(block) for block in Stream(blob, hashed=False).blocks())
+
+
+def _another(content: bytes, out: Sender) -> None:
+    out.write(content.replace(b"right", b"wrong"))
+    out.finish()
+
+
+def _more(content: bytes, out: Sender) -> None:
+    out.write(content + bytes(512))
+    out.finish()
+
+
+def _nothing(content: bytes, out: Sender) -> None:
+    out.finish()
+
+
+def _shorter(content: bytes, out: Sender) -> None:
+    out.write(content[:-512])
+
+
+def _torn(content: bytes, out: Sender) -> None:
+    out._full.write(b"???")
+
+
+def _die(content: bytes, out: Sender) -> None:
+    out.write(content[:1000])
+    os._exit(9)
+
+
+LIES: dict[str, Callable[[bytes, Sender], None]] = {
+    "another content": _another,
+    "more": _more,
+    "nothing": _nothing,
+    "less": _shorter,
+    "a torn message": _torn,
+    "death": _die,
+}
+
+
+def _decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
+    LIES[os.environ[LIE]](_blob(blob), out)
+
+
+def inherit(lowest: int) -> list[int]:
+    """Called in the zygote, before its first fork; no descriptors are kept."""
+    decode.decode = _decode
+    return []
