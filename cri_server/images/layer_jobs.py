@@ -88,7 +88,8 @@ class LayerJobs:
     async def _decoding(
         self, errands: Zygote, blob: int | Receiver, limits: Limits
     ) -> AsyncIterator[Receiver]:
-        """What an errand decodes beside the block, which is cancelled when that fails, and whose end is its end."""
+        """What an errand decodes beside the block, which is cancelled when that fails. At the end of the block it is killed: whoever has
+        seen the end of the content has all of it, and one that was taken over is not to hold anybody up."""
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds
@@ -101,7 +102,6 @@ class LayerJobs:
                 task.add_done_callback(lambda _: close_all(sending))
                 try:
                     yield receiver
-                    await task
                 finally:
                     task.cancel()
                     receiver.close()

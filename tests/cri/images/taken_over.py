@@ -43,6 +43,13 @@ def _die(content: bytes, out: Sender) -> None:
     os._exit(9)
 
 
+def _stay(content: bytes, out: Sender) -> None:
+    out.write(content)
+    out.finish()
+    while True:  # it may not even sleep
+        pass
+
+
 LIES: dict[str, Callable[[bytes, Sender], None]] = {
     "another content": _another,
     "more": _more,
@@ -54,7 +61,7 @@ LIES: dict[str, Callable[[bytes, Sender], None]] = {
 
 
 def _decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
-    LIES[os.environ[LIE]](_blob(blob), out)
+    (LIES | {"stay": _stay})[os.environ[LIE]](_blob(blob), out)
 
 
 def inherit(lowest: int) -> list[int]:

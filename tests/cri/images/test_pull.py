@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -362,25 +362,40 @@ async def test_an_errand_says_what_was_wrong(
     assert left_over(tmp_path) == set()
 
 
-@pytest.mark.parametrize("lie", taken_over.LIES)
+@pytest.fixture
+async def deceived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[ImageService]:
+    """An image service whose decoders were taken over."""
+    monkeypatch.setenv(taken_over.LIE, request.param)
+    zygote = await Zygote.start([*ERRAND_MODULES, "tests.cri.images.taken_over"])
+    made = ImageService(tmp_path / "images", errands=zygote, no_progress_timeout_s=20.0)
+    await made.start()
+    yield made
+    await made.close()
+    await zygote.close()
+
+
+@pytest.mark.parametrize("deceived", taken_over.LIES, indirect=True)
 async def test_a_decoder_that_was_taken_over_decides_nothing(
-    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, lie: str
+    tmp_path: Path, registry: Registry, deceived: ImageService
 ) -> None:
     """CVE class: code execution in an inflate library. The layer is refused, so that no other image gets what it claims to be."""
-    monkeypatch.setenv(taken_over.LIE, lie)
-    built = image([layer({"file": "right" * 1000})])
+    registry.push("app:v1", image([layer({"file": "right" * 1000})]))
+    with pytest.raises(PeerError, match=r"the layer's content is|truncated|unpacking a layer failed"):
+        await deceived.pull(f"{registry.host}/app:v1")
+    assert await deceived.list() == [] and left_over(tmp_path) == set()
+
+
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize("deceived", ["stay"], indirect=True)
+async def test_a_decoder_that_was_taken_over_holds_nobody_up(
+    registry: Registry, deceived: ImageService
+) -> None:
+    built = image([layer({"file": "right"})])
     registry.push("app:v1", built)
-    zygote = await Zygote.start([*ERRAND_MODULES, "tests.cri.images.taken_over"])
-    service = ImageService(tmp_path / "images", errands=zygote, no_progress_timeout_s=20.0)
-    try:
-        await service.start()
-        with pytest.raises(PeerError, match=r"the layer's content is|truncated|unpacking a layer failed"):
-            await service.pull(f"{registry.host}/app:v1")
-        assert await service.list() == []
-    finally:
-        await service.close()
-        await zygote.close()
-    assert left_over(tmp_path) == set()
+    assert await deceived.pull(f"{registry.host}/app:v1") == built.id
+    assert texts(await deceived.rootfs(built.id), "file") == ["right"]
 
 
 # ---- mirrors
