@@ -16,15 +16,12 @@ from typing import Any
 import msgspec
 
 from cri_server import typed
-from cri_server.images import jail
+from cri_server.images import jail, layer_errand
 from cri_server.images.extract import extract
 from cri_server.images.inflate import BadLayer, LayerWork, Limits, Stream
 from cri_server.images.ring import Receiver
 from pyrunc import atomic_file
-from pyrunc.errors import Error, KernelError, ResourceExhausted
 from pyrunc.kernel.allocator import keep_freed_memory
-from pyrunc.kernel.full import FULL, reason
-from pyrunc.kernel.scheduling import set_batch_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,26 +92,11 @@ def unpack(
 def errand(arguments: Message, fds: list[int]) -> int:
     """What the zygote forks: `fds` are a `Receiver`'s of what was decoded, and a pipe that gets a byte now and then; the arguments are a
     `LayerWork`'s."""
-    memory, full, freed, progress_fd = fds
+    *ends, progress_fd = fds
     asked = LayerWork.of(arguments)
-    stream = Stream(Receiver(memory, full, freed, copying=True), asked.limits, decoded=True)
+    stream = Stream(Receiver(*ends, copying=True), asked.limits, decoded=True)
     keep_freed_memory()
-    set_batch_policy()
-    os.set_blocking(progress_fd, False)
-
-    def tick() -> None:
-        try:
-            os.write(progress_fd, b".")
-        except BlockingIOError:  # nobody has read the last ones yet
-            pass
-
-    try:
+    tick = layer_errand.begin(progress_fd)
+    with layer_errand.writing(asked.folder, "unpacking a layer"):
         unpack(stream, jail.enter(asked.folder), asked.diff_id, asked.limits, tick)
-    except Error:
-        raise
-    except OSError as error:
-        number, folder = error.errno or 0, asked.folder
-        if number in FULL:
-            raise ResourceExhausted(f"unpacking a layer: {reason(number, folder)}") from None
-        raise KernelError("unpack", folder, number) from None
     return 0

@@ -8,16 +8,14 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from cri_server.images import jail
+from cri_server.images import jail, layer_errand
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged
 from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.erofs.write import Device, iterate_pieces
 from cri_server.images.erofs.write import index as make_index
 from cri_server.images.inflate import Limits
-from pyrunc.errors import Error, KernelError, ResourceExhausted
-from pyrunc.kernel.full import FULL, reason
-from pyrunc.kernel.scheduling import set_batch_policy
+from pyrunc.errors import ResourceExhausted
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
@@ -97,22 +95,10 @@ def errand(arguments: Message, fds: list[int]) -> int:
     of `fds` are `build_in`'s."""
     *given, progress_fd = fds
     work = IndexWork.of(arguments)
-    set_batch_policy()
+    tick = layer_errand.begin(progress_fd)
     gc.disable()  # a tree of a million nodes has no cycles, and the process ends with it
-    os.set_blocking(progress_fd, False)
-
-    def tick() -> None:
-        try:
-            os.write(progress_fd, b".")
-        except BlockingIOError:
-            pass
-
-    try:
+    with layer_errand.writing(work.folder, "indexing the layers of an image"):
         build_in(work, tick, given, jail.enter)
-    except Error:
-        raise
-    except OSError as error:
-        raise to_error(error, work.folder) from None
     return 0
 
 
@@ -140,11 +126,3 @@ def _open(path: str, flags: int, stack: ExitStack) -> int:
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     stack.callback(os.close, fd)
     return fd
-
-
-def to_error(error: OSError, folder: str, what: str = "indexing the layers of an image") -> Error:
-    """What the kernel refused while something was written in `folder`."""
-    number = error.errno or 0
-    if number in FULL:
-        return ResourceExhausted(f"{what}: {reason(number, folder)}")
-    return KernelError("write", folder, number)

@@ -6,14 +6,11 @@ import hashlib
 import os
 from collections.abc import Callable
 
-from cri_server.images import jail
-from cri_server.images.erofs.build import to_error
+from cri_server.images import jail, layer_errand
 from cri_server.images.inflate import BadLayer, LayerWork, Stream
 from cri_server.images.ring import Receiver
-from pyrunc.errors import Error
 from pyrunc.kernel.allocator import keep_freed_memory
 from pyrunc.kernel.fd import start_writeback
-from pyrunc.kernel.scheduling import set_batch_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,23 +62,11 @@ def open_new(folder: str) -> int:
 def errand(arguments: Message, fds: list[int]) -> int:
     """What the zygote forks: `fds` are a `Receiver`'s of what was decoded, and a pipe that gets a byte now and then; the arguments are a
     `LayerWork`'s."""
-    memory, full, freed, progress_fd = fds
+    *ends, progress_fd = fds
     asked = LayerWork.of(arguments)
-    stream = Stream(Receiver(memory, full, freed, copying=True), asked.limits, hashed=False, decoded=True)
+    stream = Stream(Receiver(*ends, copying=True), asked.limits, hashed=False, decoded=True)
     keep_freed_memory()
-    set_batch_policy()
-    os.set_blocking(progress_fd, False)
-
-    def tick() -> None:
-        try:
-            os.write(progress_fd, b".")
-        except BlockingIOError:  # nobody has read the last ones yet
-            pass
-
-    try:
+    tick = layer_errand.begin(progress_fd)
+    with layer_errand.writing(asked.folder, "writing a layer's tar"):
         write_tar(stream, jail.enter(asked.folder), asked.diff_id, tick)
-    except Error:
-        raise
-    except OSError as error:
-        raise to_error(error, asked.folder, "writing a layer's tar") from None
     return 0
