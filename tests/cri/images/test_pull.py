@@ -315,9 +315,12 @@ async def test_a_cancelled_unpack_leaves_nothing(
     assert pull.cancelled() and left_over(tmp_path) == set()
 
 
-async def test_layers_unpack_in_errands(registry: Registry, errand_service: ImageService) -> None:
+@pytest.mark.parametrize("compress", ["gzip", "zstd", ""])
+async def test_layers_unpack_in_errands(
+    registry: Registry, errand_service: ImageService, compress: str
+) -> None:
     built = make(layers=6)
-    registry.push("app:v1", built)
+    registry.push("app:v1", built, compress=compress)
     assert await errand_service.pull(f"{registry.host}/app:v1") == built.id
     rootfs = await errand_service.rootfs(built.id)
     assert texts(rootfs, "top") == (["5"] if rootfs.mount else list("543210"))
