@@ -92,6 +92,10 @@ at, while names are swapped (attack.py). `test_detectors.py` (slow) takes the de
 | S-13, tokens | test_server.py::test_tokens_of_streams | 256 bits, once, bound to kind and container |
 | CVE-2021-32760, CVE-2025-47290, layers | tests/cri/images/test_hostile.py::test_refused | unpacked beneath one folder by descriptors |
 | | tests/cri/images/test_jail.py::test_what_a_taken_over_unpacker_leaves_is_not_trusted | no links where the server opens by name |
+| code execution in an inflate library | tests/cri/images/test_jail.py::test_nothing_an_attacker_would_try_works_in_a_decoder | a list of calls that name nothing |
+| | tests/cri/images/test_pull.py::test_a_decoder_that_was_taken_over_decides_nothing | another process hashes a copy |
+| | tests/cri/images/test_pull.py::test_a_decoder_that_was_taken_over_holds_nobody_up | it is killed when the content is here |
+| | tests/unit/images/test_ring.py::test_a_sender_that_lies_is_heard_within_the_blocks | nothing beyond the blocks is read |
 | S-01 | tests/cri/images/test_hostile_random.py::test_any_sequence_of_members | the same, random archives |
 | GHSA-5j5w-g665-5m35, ambiguous manifests | tests/cri/images/test_faults.py::test_a_wrong_manifest | refused |
 | CVE-2021-20206, plugin types | tests/unit/cni/test_protocol.py::test_a_list_that_makes_no_sense | bare names |
