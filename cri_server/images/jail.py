@@ -44,6 +44,9 @@ _DECODERS = """
     mmap mremap munmap mprotect madvise brk futex rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
     clock_gettime getrandom sched_yield getpid gettid exit exit_group
 """
+# Made once, when the zygote imports this, and not in each of its children.
+_FILTER = restrict.refusing(_REFUSED.split(), _REFUSED_COMMANDS)
+_DECODERS_FILTER = restrict.allowing(_DECODERS.split())
 ROOT = "/"
 MEMORY_LIMIT_BYTES = 768 << 20  # a zstd window is 128 MiB
 
@@ -66,7 +69,7 @@ def enter(folder: str) -> str:
     finally:
         os.close(fd)
     restrict.keep_capabilities(KEPT)
-    restrict.refuse_calls(_REFUSED.split(), _REFUSED_COMMANDS)
+    restrict.set_filter(_FILTER)
     return ROOT
 
 
@@ -75,7 +78,7 @@ def enter_decoder() -> None:
     _limit()
     restrict.no_new_privileges()
     restrict.keep_capabilities(())
-    restrict.allow_only(_DECODERS.split())
+    restrict.set_filter(_DECODERS_FILTER)
 
 
 def _limit() -> None:

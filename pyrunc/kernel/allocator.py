@@ -7,13 +7,13 @@ import ctypes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # HEAP_MAX_SIZE / 2 of glibc on 64 bits; more is refused
 _NEVER = (1 << 31) - 1
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # found once, not in each child of a zygote
 
 
 def keep_freed_memory() -> None:
     """From now on what this process frees stays with it, for the next allocation: for one that ends soon. A block of 256 KiB that is
     freed and allocated again otherwise costs 64 page faults, of pages that the kernel clears. Does nothing with another C library.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    if _mallopt is not None:
+        _mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        _mallopt(_M_TRIM_THRESHOLD, _NEVER)

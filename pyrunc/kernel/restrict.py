@@ -79,8 +79,8 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
     return True
 
 
-def refuse_calls(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> None:
-    """seccomp(2): these system calls answer EPERM from now on, and those of `commands` with one of these numbers for their second
+def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> bytes:
+    """A filter for `set_filter`: these system calls answer EPERM, and those of `commands` with one of these numbers for their second
     argument; those of another architecture kill. Unknown names are passed over."""
     lines = [(_AT_LEAST, _TO_END, 0, _X32), *((_EQUALS, _TO_END, 0, number) for number in _numbers(names))]
     for name, values in commands.items():
@@ -90,12 +90,20 @@ def refuse_calls(names: Iterable[str], commands: Mapping[str, Sequence[int]]) ->
             (_LOAD, 0, 0, _SECOND_OFFSET),
             *((_EQUALS, _TO_END, 0, value) for value in values),
         ]
-    _set_filter(lines, _ALLOW, _REFUSE)
+    return _program(lines, _ALLOW, _REFUSE)
 
 
-def allow_only(names: Iterable[str]) -> None:
-    """seccomp(2): system calls but these answer EPERM from now on; those of another architecture kill. Unknown names are passed over."""
-    _set_filter([(_EQUALS, _TO_END, 0, number) for number in _numbers(names)], _REFUSE, _ALLOW)
+def allowing(names: Iterable[str]) -> bytes:
+    """A filter for `set_filter`: system calls but these answer EPERM; those of another architecture kill. Unknown names are passed
+    over."""
+    return _program([(_EQUALS, _TO_END, 0, number) for number in _numbers(names)], _REFUSE, _ALLOW)
+
+
+def set_filter(program: bytes) -> None:
+    """seccomp(2), from now on."""
+    code = buffer(program)
+    filter_program = pack("=HxxxxxxQ", len(program) // _INSTRUCTION.size, address(code))
+    syscall("seccomp", "our filter", SECCOMP_SET_MODE_FILTER, 0, filter_program)
 
 
 def _numbers(names: Iterable[str]) -> list[int]:
@@ -103,7 +111,7 @@ def _numbers(names: Iterable[str]) -> list[int]:
     return sorted({known[name] for name in names if name in known})
 
 
-def _set_filter(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -> None:
+def _program(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -> bytes:
     """Of instructions about the call's number: `other` when they are passed, `end` where one of them goes _TO_END."""
     lines = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
@@ -114,13 +122,10 @@ def _set_filter(lines: Sequence[tuple[int, int, int, int]], other: int, end: int
         (_RETURN, 0, 0, other),
         (_RETURN, 0, 0, end),
     ]
-    program = [
+    return b"".join(
         _INSTRUCTION.pack(code, len(lines) - place - 2 if true == _TO_END else true, false, value)
         for place, (code, true, false, value) in enumerate(lines)
-    ]
-    code = buffer(b"".join(program))
-    filter_program = pack("=HxxxxxxQ", len(program), address(code))
-    syscall("seccomp", "our filter", SECCOMP_SET_MODE_FILTER, 0, filter_program)
+    )
 
 
 def _close(fd: int) -> None:
