@@ -138,6 +138,13 @@ class Stream:
             pass
         return f"sha256:{self._hash.hexdigest()}" if self._hash else ""
 
+    def expect(self, diff_id: str | None) -> str:
+        """`drain`; None takes what comes. Raises BadLayer when the content is another."""
+        found = self.drain()
+        if diff_id is not None and found != diff_id:
+            raise BadLayer(f"the layer's content is {found}, not {diff_id} as the image's configuration says")
+        return found
+
     def _fill(self) -> bool:
         block = next(self._blocks, b"")
         if not block:

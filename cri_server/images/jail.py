@@ -6,10 +6,10 @@ and memory need: no file can be named and no process reached with them.
 The others, which are Python, can make files in one folder, which is all they see. (A checkpoint's archive is decoded there, too.) If
 one is made to run an attacker's code, this is what it has: the content, the folder, a few capabilities to own files as a layer says, and
 no way to start programs, open sockets or look around. It makes no device nodes either, because it could open them: the server does
-that when the layer is done (whiteouts, devices of number 0:0, need no privilege since Linux 5.8). The folder is its root, for landlock(7) has no right for chmod(2),
-chown(2) and setxattr(2), which would do to any file of the host. CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what else it
-is good for is refused by call: ioctl(2) would freeze the folder's file system. So is what root may do to root's processes without a
-capability: limits, signals by a pipe's owner, System V memory.
+that when the layer is done (whiteouts, devices of number 0:0, need no privilege since Linux 5.8). The folder is its root, for
+landlock(7) has no right for chmod(2), chown(2) and setxattr(2), which would do to any file of the host. CAP_SYS_ADMIN stays for
+`trusted.overlay.opaque`, and what else it is good for is refused by call: ioctl(2) would freeze the folder's file system. So is what
+root may do to root's processes without a capability: limits, signals by a pipe's owner, System V memory.
 """
 
 from __future__ import annotations
@@ -47,22 +47,20 @@ _DECODERS = """
 # Made once, when the zygote imports this, and not in each of its children.
 _FILTER = restrict.refusing(_REFUSED.split(), _REFUSED_COMMANDS)
 _DECODERS_FILTER = restrict.allowing(_DECODERS.split())
-ROOT = "/"
 MEMORY_LIMIT_BYTES = 768 << 20  # a zstd window is 128 MiB
 
 
 def enter(folder: str) -> str:
-    """Restrict this thread, for good, to making files beneath `folder`, which becomes the root directory of the whole process; its
-    path from now on. Another thread of the process enters with that path. Raises KernelError, OSError.
+    """Restrict this process, which has one thread, for good, to making files beneath `folder`, which becomes its root directory; the
+    folder's path from now on. Raises KernelError, OSError.
 
     Descriptors that are open stay usable, but for directories, which would lead out.
     """
     _limit()
-    if folder != ROOT:
-        _close_directories()
-        os.chroot(folder)
-        os.chdir(ROOT)
-    fd = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    _close_directories()
+    os.chroot(folder)
+    os.chdir("/")
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         restrict.no_new_privileges()
         restrict.only_beneath([fd])
@@ -70,7 +68,7 @@ def enter(folder: str) -> str:
         os.close(fd)
     restrict.keep_capabilities(KEPT)
     restrict.set_filter(_FILTER)
-    return ROOT
+    return "/"
 
 
 def enter_decoder() -> None:

@@ -21,7 +21,7 @@ from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 
-STREAMS_AT_ONCE = 16  # of all pulls: each is a process of a few MiB that mostly waits for its registry
+STREAMS_AT_ONCE = 16  # of all pulls: each is two processes of a few MiB that mostly wait for their registry
 _ERRAND_END_S = 10.0
 _DECODE_ERRAND = "cri_server.images.decode:errand"
 

@@ -26,7 +26,8 @@ from cri_server.images.registry import Registry
 from cri_server.images.ring import Interrupted
 from cri_server.images.store import Store
 from cri_server.images.streamed import OpenStream
-from cri_server.images.waiting import Watch, first_error, in_thread
+from cri_server.images.waiting import Watch, in_thread
+from cri_server.together import together
 from pyrunc.errors import Error, ResourceExhausted, WrongState
 from pyrunc.kernel.scheduling import set_batch_policy
 
@@ -89,7 +90,8 @@ class Pull:
         async with self._store.holding(needed):
             config = await self._config(registry, manifest)
             async with self._store.holding([*chain_ids(config.diff_ids), *config.diff_ids]):
-                await self._content(registry, manifest, config, blobs)
+                # The manifests reach the disk while the layers arrive.
+                await together(self._layers(registry, manifest, config), self._keep(blobs))
                 with self._watch.paused():
                     await self._store.publish([self._name(target)], config.diff_ids)
         self._tell("done")
@@ -143,17 +145,6 @@ class Pull:
         if len(config.diff_ids) != len(manifest.layers):
             raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
         return config
-
-    async def _content(
-        self, registry: Registry, manifest: Manifest, config: Config, blobs: dict[str, bytes]
-    ) -> None:
-        """Everything that is not here yet: the manifests reach the disk while the layers arrive."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._layers(registry, manifest, config))
-                group.create_task(self._keep(blobs))
-        except BaseExceptionGroup as problems:
-            raise first_error(problems) from None
 
     async def _keep(self, blobs: dict[str, bytes]) -> None:
         for data in blobs.values():

@@ -2,7 +2,7 @@
 it gets was decoded by another process.
 
 The folder gets `tree/` (the files) and `layer.json` (what `Layer` says). It counts only once it was renamed to the place of
-its chain id. Why a process: hostile bytes meet a decoder without our secrets beside them, a hung disk hangs an errand that
+its chain id. Why a process: hostile names meet the extractor without our secrets beside them, a hung disk hangs an errand that
 can be killed, and making ten thousand files in Python does not take the interpreter's lock from the event loop.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 from cri_server import typed
 from cri_server.images import jail, layer_errand
 from cri_server.images.extract import extract
-from cri_server.images.inflate import BadLayer, LayerWork, Limits, Stream
+from cri_server.images.inflate import LayerWork, Limits, Stream
 from cri_server.images.ring import Receiver
 from pyrunc import atomic_file
 from pyrunc.kernel.allocator import keep_freed_memory
@@ -74,11 +74,8 @@ def unpack(
         extracted = extract(stream, root_fd, limits, tick)
     finally:
         os.close(root_fd)
-    found = stream.drain()
-    if diff_id is not None and found != diff_id:
-        raise BadLayer(f"the layer's content is {found}, not {diff_id} as the image's configuration says")
     layer = Layer(
-        diff_id=found,
+        diff_id=stream.expect(diff_id),
         size_bytes=extracted.size_bytes,
         inodes=extracted.inodes,
         implicit=sorted(os.fsdecode(path) for path in extracted.implicit),

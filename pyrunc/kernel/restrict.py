@@ -1,7 +1,8 @@
 """A process gives up what it can do, for good: capabilities, the file system (landlock), system calls (a seccomp filter).
 
-For our own helpers that meet hostile bytes. A container's filter is compiled from its profile; these are lists of calls
-that are refused, or allowed, and the others not, with EPERM. Sources: capset(2), landlock(7), seccomp(2). One thread only: each call is about the caller.
+For our own helpers that meet hostile bytes. A container's filter is compiled from its profile; these are a list of calls that are
+refused with EPERM, or of those that are not. Sources: capset(2), landlock(7), seccomp(2). One thread only: each call is about the
+caller.
 """
 
 from __future__ import annotations

@@ -13,16 +13,8 @@ from tests.vm.conftest import Boots
 
 pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
-STORE = (
-    "unpack",
-    "store",
-    "hostile",
-    "pull",
-    "faults",
-    "crash",
-    "jail",
-    "unused",
-)  # test_streamed is of mounts
+# test_streamed is of mounts.
+STORE = ("unpack", "store", "hostile", "pull", "faults", "crash", "jail", "unused")
 
 
 @pytest.fixture(scope="module")

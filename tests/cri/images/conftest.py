@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -80,10 +81,10 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
         yield running
 
 
-@pytest.fixture
-async def errand_service(tmp_path: Path) -> AsyncIterator[ImageService]:
-    """An image service that unpacks in errands of a zygote, as the server's does."""
-    zygote = await Zygote.start(ERRAND_MODULES)
+@asynccontextmanager
+async def with_errands(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService]:
+    """An image service that works on layers in errands of a zygote, as the server's does, with these modules in it, too."""
+    zygote = await Zygote.start([*ERRAND_MODULES, *modules])
     made = ImageService(
         tmp_path / "images", [tmp_path / "certs.d"], errands=zygote, no_progress_timeout_s=20.0
     )
@@ -91,6 +92,12 @@ async def errand_service(tmp_path: Path) -> AsyncIterator[ImageService]:
     yield made
     await made.close()
     await zygote.close()
+
+
+@pytest.fixture
+async def errand_service(tmp_path: Path) -> AsyncIterator[ImageService]:
+    async with with_errands(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -16,13 +16,11 @@ import pytest
 
 from cri_server.images import manifest as types
 from cri_server.images.build import BuiltImage, Node, _digest, image, layer
-from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, NotFound, PeerError
-from pyrunc.zygote.client import Zygote
 from tests.cri.images import taken_over
-from tests.cri.images.conftest import only_unpacked, texts
+from tests.cri.images.conftest import only_unpacked, texts, with_errands
 from tests.cri.images.test_hostile import device, hardlink
 from tests.cri.images.test_unpack import make_everything, raw_tar
 from tests.cri.images.trees import names, snapshot
@@ -371,12 +369,8 @@ async def deceived(
 ) -> AsyncIterator[ImageService]:
     """An image service whose decoders were taken over."""
     monkeypatch.setenv(taken_over.LIE, request.param)
-    zygote = await Zygote.start([*ERRAND_MODULES, "tests.cri.images.taken_over"])
-    made = ImageService(tmp_path / "images", errands=zygote, no_progress_timeout_s=20.0)
-    await made.start()
-    yield made
-    await made.close()
-    await zygote.close()
+    async with with_errands(tmp_path, "tests.cri.images.taken_over") as made:
+        yield made
 
 
 @pytest.mark.parametrize("deceived", taken_over.LIES, indirect=True)
