@@ -38,7 +38,7 @@ def allocate(call: Call, config: PluginConfig, *, link: str) -> Result:
     if not kind:
         return Result()
     if program := _program(kind, call):
-        return Result.from_json(_run(program, call, config), default_version=config.cni_version)
+        return Result.from_json(_run(program, call, config), default_version=config.cni_version, strict=True)
     return host_local.allocate(call, config, link=link)
 
 

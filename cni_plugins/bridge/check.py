@@ -64,6 +64,7 @@ def _check_pod_link(link: FoundLink, call: Call, previous: Result, settings: Set
     _require(link.up or settings.container_interface_down, f"the pod's {link.name} is down")
     _require(not settings.mtu or link.mtu == settings.mtu, f"the pod's {link.name} has mtu {link.mtu}")
     said = next((i.mac for i in previous.interfaces if i.name == call.ifname and i.sandbox == call.netns), "")
+    said = said.lower().replace("-", ":")
     _require(
         not said or link.mac == said, f"the pod's {link.name} has the hardware address {link.mac}, not {said}"
     )

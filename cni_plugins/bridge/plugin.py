@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cni_plugins import ipam
 from cni_plugins.bridge import links
@@ -117,7 +117,7 @@ def _masquerade(addressing: Addressing, tag: str) -> None:
 def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Result:
     """The address plugin's answer with what we derived; the network's own `dns` where that plugin gave none."""
     dns = answer.dns if answer.dns != Result().dns else dns_from_json(config.raw.get("dns"))
-    return replace(answer, ips=addressing.ips, routes=addressing.reported, dns=dns)
+    return Result(ips=addressing.ips, routes=addressing.reported, dns=dns)
 
 
 def _retract_masquerade(call: Call, config: PluginConfig, tag: str) -> None:

@@ -47,7 +47,7 @@ class PluginConfig:
         name, kind, cni_version = (
             value.get("name"),
             value.get("type"),
-            value.get("cniVersion", version.DEFAULT),
+            value.get("cniVersion") or version.DEFAULT,
         )
         if not isinstance(name, str) or not name:
             raise CniError(INVALID_CONFIG, "name: missing or not a string")
@@ -230,7 +230,7 @@ def _check_plugin(plugin: object, where: str) -> None:
 def _choose_version(value: dict[str, Any]) -> str:
     """The newest of `cniVersions` that we speak, else `cniVersion` (spec 1.1.0)."""
     offered = value.get("cniVersions")
-    single: object = value.get("cniVersion", version.DEFAULT)
+    single: object = value.get("cniVersion") or version.DEFAULT
     if not isinstance(single, str):
         raise CniError(INVALID_CONFIG, "cniVersion: not a string")
     if offered is not None:

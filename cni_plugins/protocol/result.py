@@ -1,8 +1,12 @@
 """What a plugin answers: interfaces, addresses, routes and dns, in every version of the specification.
 
-A result comes from another program, so it is judged as hostile input: sizes and counts are bounded, names and addresses
-must parse, what goes into a resolv.conf cannot hold a newline. Inside there is one form, the newest; `to_json` writes the
-form of a version, leaving out what that version does not know.
+A result comes from another program. It is refused for what is read of it: the version, the lists, the addresses of the
+pod's interface. Everything else is carried through as the plugin wrote it, for a later plugin, DEL and CHECK:
+plugins keep notes for themselves there (the AWS VPC CNI writes "mac": "0" and, for a branch interface, its VLAN).
+A plugin that acts on routes, gateways and dns reads the result with `strict`.
+
+Inside there is one form, the newest; `to_json` writes the form of a version. A result that has that form already, and
+was not changed, is written as it was read; otherwise what the version does not know is left out.
 """
 
 from __future__ import annotations
@@ -24,15 +28,22 @@ AddressInNetwork = IPv4Interface | IPv6Interface
 Network = IPv4Network | IPv6Network
 
 MOST_INTERFACES, MOST_ADDRESSES, MOST_ROUTES, MOST_DNS_ENTRIES = 64, 64, 512, 64
-_INTERFACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,14}\Z")
-_MAC = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5,19}\Z")
+_FAMILIES = {"ip4": 4, "ip6": 6}
+"""The keys of 0.1.0 and 0.2.0, which know one address of each family and no interfaces."""
+_CONTAINED = {form: {form} for form in version.Form} | {
+    version.Form.NEWEST: {version.Form.NEWEST, version.Form.LISTS}
+}
+"""The forms that are valid as another one as they are: 1.1.0 only adds keys to 1.0.0."""
 _DNS_WORD = re.compile(r"[A-Za-z0-9_.:/*-]{1,253}\Z")
 _ROUTE_NUMBERS = {"mtu": 1 << 31, "advmss": 1 << 31, "priority": 1 << 32, "table": 1 << 32, "scope": 256}
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A link that a plugin made or changed; `sandbox` is empty for one on the host."""
+    """A link that a plugin made or changed, as it says; `sandbox` is empty for one on the host.
+
+    Nothing is checked but the types: a field of another type is empty here, and `Result.raw` has it.
+    """
 
     name: str
     mac: str = ""
@@ -74,62 +85,181 @@ class Dns:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An entry of `ips` that is no address: which interface it belongs to, and what is wrong with it."""
+
+    interface: int | None
+    error: CniError
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """What a chain of plugins has done so far. Addresses are in the plugins' order."""
+    """What a chain of plugins has done so far. Addresses are in the plugins' order.
+
+    `raw` is the object that it was read from, which `to_json` prefers; None for a result that was made here.
+    """
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[AssignedAddress, ...] = ()
     routes: tuple[Route, ...] = ()
     dns: Dns = field(default_factory=Dns)
+    unreadable: tuple[Unreadable, ...] = field(default=(), compare=False)
+    raw: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def from_json(cls, value: object, *, default_version: str) -> Result:
-        """A result of any version that we speak. Raises CniError 1 or 6."""
+    def from_json(cls, value: object, *, default_version: str, strict: bool = False) -> Result:
+        """A result of any version that we speak; one without a version has that of the configuration, as in libcni.
+
+        strict: for a plugin that sets up what the result says; every address, gateway, route and dns entry must parse.
+        Raises CniError 1 or 6.
+        """
         raw = _object(value, "the result")
-        found = raw.get("cniVersion", default_version)
+        found = raw.get("cniVersion") or default_version
         if not isinstance(found, str):
             raise _bad("cniVersion", "not a string")
         version.require_supported(found)
-        interfaces = tuple(_interface(v, w) for v, w in _items(raw, "interfaces", MOST_INTERFACES))
-        ips = tuple(_assigned(v, w, len(interfaces)) for v, w in _items(raw, "ips", MOST_ADDRESSES))
-        routes = tuple(_route(v, w) for v, w in _items(raw, "routes", MOST_ROUTES))
-        return cls(interfaces=interfaces, ips=ips, routes=routes, dns=dns_from_json(raw.get("dns")))
+        if version.form_of(found) is version.Form.SINGLE_ADDRESSES:
+            read = _read_single_addresses(raw, strict)
+        else:
+            read = _read_lists(raw, strict)
+        return replace(read, raw={**raw, "cniVersion": found})
 
     def to_json(self, cni_version: str) -> dict[str, Any]:
         """The object in the form of `cni_version`. Raises CniError 1."""
         version.require_supported(cni_version)
-        newest, old = version.at_least(cni_version, "1.1.0"), not version.at_least(cni_version, "1.0.0")
+        form = version.form_of(cni_version)
+        if self.raw is not None and version.form_of(self.raw["cniVersion"]) in _CONTAINED[form]:
+            return {**self.raw, "cniVersion": cni_version}
         value: dict[str, Any] = {"cniVersion": cni_version}
-        if self.interfaces:
-            value["interfaces"] = [_interface_json(i, newest) for i in self.interfaces]
-        if self.ips:
-            value["ips"] = [_assigned_json(a, old) for a in self.ips]
-        if self.routes:
-            value["routes"] = [_route_json(r, newest) for r in self.routes]
+        if form is version.Form.SINGLE_ADDRESSES:
+            value.update(_single_addresses_json(self))
+        else:
+            value.update(_lists_json(self, form))
         if self.dns != Dns():
             value["dns"] = dns_json(self.dns)
         return value
 
     def with_interfaces(self, interfaces: tuple[Interface, ...], index: int) -> Result:
         """The same with other interfaces, every address belonging to number `index` of them."""
-        return replace(self, interfaces=interfaces, ips=tuple(replace(a, interface=index) for a in self.ips))
+        ips = tuple(replace(a, interface=index) for a in self.ips)
+        return replace(self, interfaces=interfaces, ips=ips, raw=None)
 
     def moved(self, before: str, after: str) -> Result:
         """The same after the pod's namespace, which was found at the path `before`, is at another one."""
         moved = (replace(i, sandbox=after) if i.sandbox == before else i for i in self.interfaces)
-        return replace(self, interfaces=tuple(moved))
+        raw = self.raw
+        if raw is not None and raw.get("interfaces"):
+            changed = [
+                {**i, "sandbox": after} if i.get("sandbox") == before else i for i in raw["interfaces"]
+            ]
+            raw = {**raw, "interfaces": changed}
+        return replace(self, interfaces=tuple(moved), raw=raw)
 
     def addresses_of(self, ifname: str, netns: str) -> tuple[AssignedAddress, ...]:
-        """The addresses of one interface inside the pod, or those that name no interface."""
-        return tuple(a for a in self.ips if self._belongs(a, ifname, netns))
+        """The addresses of the pod's interface, and those that name no interface. Raises CniError 6 where one is unreadable.
 
-    def _belongs(self, assigned: AssignedAddress, ifname: str, netns: str) -> bool:
-        if assigned.interface is None:
-            return True
-        interface = self.interfaces[assigned.interface]
-        return (
-            interface.name == ifname and bool(interface.sandbox) and (not netns or interface.sandbox == netns)
-        )
+        The pod's interface is `ifname` in `netns`. Where no address belongs to such a one it is `ifname` in any
+        sandbox or none (kindnet and OVN name none, others the container's id), as containerd takes it,
+        and then whatever is in `netns` (kube-ovn has its own name for a port).
+        """
+        inside = {
+            index
+            for index, interface in enumerate(self.interfaces)
+            if interface.sandbox and (not netns or interface.sandbox == netns)
+        }
+        called = {index for index, interface in enumerate(self.interfaces) if interface.name == ifname}
+        owners = {a.interface for a in self.ips} | {u.interface for u in self.unreadable}
+        pods = next((group for group in (called & inside, called, inside) if group & owners), set())
+        for entry in self.unreadable:
+            if entry.interface is None or entry.interface in pods:
+                raise entry.error
+        return tuple(a for a in self.ips if a.interface is None or a.interface in pods)
+
+
+def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
+    """The form since 0.3.0. Raises CniError 6."""
+    interfaces = tuple(_interface(v, w) for v, w in _items(raw, "interfaces", MOST_INTERFACES))
+    ips: list[AssignedAddress] = []
+    unreadable: list[Unreadable] = []
+    for value, where in _items(raw, "ips", MOST_ADDRESSES):
+        entry = _object(value, where)
+        index = _interface_index(entry, where, len(interfaces))
+        try:
+            ips.append(_assigned(entry, where, index, strict))
+        except CniError as error:
+            if strict:
+                raise
+            unreadable.append(Unreadable(index, error))
+    try:
+        routes = tuple(_route(v, w) for v, w in _items(raw, "routes", MOST_ROUTES))
+    except CniError:
+        if strict:
+            raise
+        routes = ()
+    return Result(interfaces, tuple(ips), routes, _read_dns(raw, strict), tuple(unreadable))
+
+
+def _read_single_addresses(raw: dict[str, Any], strict: bool) -> Result:
+    """The form of 0.1.0 and 0.2.0: `ip4` and `ip6`, each {ip, gateway, routes}. Raises CniError 6."""
+    ips: list[AssignedAddress] = []
+    routes: list[Route] = []
+    unreadable: list[Unreadable] = []
+    for key, family in _FAMILIES.items():
+        if raw.get(key) is None:
+            continue
+        entry = _object(raw[key], key)
+        try:
+            assigned = _assigned({**entry, "address": entry.get("ip")}, key, None, strict, name="ip")
+            if assigned.address.version != family:
+                raise _bad(f"{key}.ip", f"{assigned.address} is not an IPv{family} address")
+            ips.append(assigned)
+        except CniError as error:
+            if strict:
+                raise
+            unreadable.append(Unreadable(None, error))
+        try:
+            routes += [_route(v, w) for v, w in _items(entry, "routes", MOST_ROUTES, f"{key}.")]
+        except CniError:
+            if strict:
+                raise
+    return Result((), tuple(ips), tuple(routes), _read_dns(raw, strict), tuple(unreadable))
+
+
+def _read_dns(raw: dict[str, Any], strict: bool) -> Dns:
+    try:
+        return dns_from_json(raw.get("dns"))
+    except CniError:
+        if strict:
+            raise
+        return Dns()
+
+
+def _lists_json(result: Result, form: version.Form) -> dict[str, Any]:
+    newest, old = form is version.Form.NEWEST, form is version.Form.VERSIONED_LISTS
+    value: dict[str, Any] = {}
+    if result.interfaces:
+        value["interfaces"] = [_interface_json(i, newest) for i in result.interfaces]
+    if result.ips:
+        value["ips"] = [_assigned_json(a, old) for a in result.ips]
+    if result.routes:
+        value["routes"] = [_route_json(r, newest) for r in result.routes]
+    return value
+
+
+def _single_addresses_json(result: Result) -> dict[str, Any]:
+    """The first address of each family with the family's routes, as libcni converts a result to 0.2.0."""
+    value: dict[str, Any] = {}
+    for key, family in _FAMILIES.items():
+        first = next((a for a in result.ips if a.address.version == family), None)
+        if first is None:
+            continue
+        value[key] = {"ip": str(first.address)}
+        if first.gateway is not None:
+            value[key]["gateway"] = str(first.gateway)
+        routes = [_route_json(r, False) for r in result.routes if r.destination.version == family]
+        if routes:
+            value[key]["routes"] = routes
+    return value
 
 
 def dns_from_json(value: object) -> Dns:
@@ -171,38 +301,43 @@ def route_from_json(value: object, where: str) -> Route:
 
 def _interface(value: object, where: str) -> Interface:
     raw = _object(value, where)
-    name, mac = _string(raw.get("name"), f"{where}.name"), _string(raw.get("mac"), f"{where}.mac")
-    if not _INTERFACE_NAME.match(name):
-        raise _bad(f"{where}.name", f"{name[:60]!r} is not the name of an interface")
-    if mac and not _MAC.match(mac):
-        raise _bad(f"{where}.mac", f"{mac[:60]!r} is not a hardware address")
+    mtu = raw.get("mtu")
     return Interface(
-        name=name,
-        mac=mac.lower().replace("-", ":"),
-        sandbox=_path(raw.get("sandbox"), f"{where}.sandbox"),
-        mtu=_number(raw.get("mtu"), f"{where}.mtu", 1 << 31) or 0,
-        socket_path=_path(raw.get("socketPath"), f"{where}.socketPath"),
-        pci_id=_path(raw.get("pciID"), f"{where}.pciID"),
+        name=_text(raw.get("name")),
+        mac=_text(raw.get("mac")),
+        sandbox=_text(raw.get("sandbox")),
+        mtu=mtu if isinstance(mtu, int) and not isinstance(mtu, bool) else 0,
+        socket_path=_text(raw.get("socketPath")),
+        pci_id=_text(raw.get("pciID")),
     )
 
 
-def _assigned(value: object, where: str, interfaces: int) -> AssignedAddress:
-    raw = _object(value, where)
-    text = raw.get("address")
-    if not isinstance(text, str) or "/" not in text or "%" in text or len(text) > 80:
-        raise _bad(f"{where}.address", "not an address with a prefix length")
-    try:
-        address = parse_interface(text)
-    except ValueError:
-        raise _bad(f"{where}.address", f"{text[:60]!r} is not an address with a prefix length") from None
+def _interface_index(raw: dict[str, Any], where: str, interfaces: int) -> int | None:
     index = raw.get("interface")
     if index is not None and (
         isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < interfaces
     ):
         raise _bad(f"{where}.interface", f"{str(index)[:40]} is not the index of an interface")
-    return AssignedAddress(
-        address=address, gateway=_optional_address(raw.get("gateway"), f"{where}.gateway"), interface=index
-    )
+    return index
+
+
+def _assigned(
+    raw: dict[str, Any], where: str, index: int | None, strict: bool, name: str = "address"
+) -> AssignedAddress:
+    text = raw.get("address")
+    if not isinstance(text, str) or "/" not in text or "%" in text or len(text) > 80:
+        raise _bad(f"{where}.{name}", "not an address with a prefix length")
+    try:
+        address = parse_interface(text)
+    except ValueError:
+        raise _bad(f"{where}.{name}", f"{text[:60]!r} is not an address with a prefix length") from None
+    try:
+        gateway = _optional_address(raw.get("gateway"), f"{where}.gateway")
+    except CniError:
+        if strict:
+            raise
+        gateway = None
+    return AssignedAddress(address=address, gateway=gateway, interface=index)
 
 
 def _route(value: object, where: str) -> Route:
@@ -297,11 +432,8 @@ def _string(value: object, where: str) -> str:
     return value
 
 
-def _path(value: object, where: str) -> str:
-    text = _string(value, where)
-    if len(text) > 4096 or not text.isprintable():
-        raise _bad(where, "not a path")
-    return text
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _number(value: object, where: str, limit: int) -> int | None:

@@ -1,5 +1,6 @@
 """The versions of the specification that we speak, and what differs between them.
 
+0.1.0  results with one address of each family, in ip4 and ip6, and no interfaces; 0.2.0 the same
 0.3.1  results with lists of interfaces and ips; every ip carries "version": "4" | "6"
 0.4.0  CHECK; prevResult is given to DEL too
 1.0.0  ips lose "version"; a lone plugin configuration is always a list
@@ -10,13 +11,39 @@
 from __future__ import annotations
 
 import functools
+from enum import Enum
 
 from cni_plugins.protocol.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, CniError
 
-SUPPORTED = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+SUPPORTED = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 LATEST = SUPPORTED[-1]
 DEFAULT = "0.1.0"
-"""What a configuration without cniVersion means; we refuse it by its number."""
+"""What a configuration without cniVersion means, or with an empty one (libcni, pkg/version/conf.go)."""
+
+
+class Form(Enum):
+    """How a result is written."""
+
+    SINGLE_ADDRESSES = "ip4 and ip6"
+    VERSIONED_LISTS = "ips with a version"
+    LISTS = "ips without a version"
+    NEWEST = "interfaces with mtu"
+
+
+_FORMS = {
+    "0.1.0": Form.SINGLE_ADDRESSES,
+    "0.2.0": Form.SINGLE_ADDRESSES,
+    "0.3.0": Form.VERSIONED_LISTS,
+    "0.3.1": Form.VERSIONED_LISTS,
+    "0.4.0": Form.VERSIONED_LISTS,
+    "1.0.0": Form.LISTS,
+    "1.1.0": Form.NEWEST,
+}
+
+
+def form_of(version: str) -> Form:
+    """The form of results of a supported version."""
+    return _FORMS[version]
 
 
 @functools.lru_cache(maxsize=16)

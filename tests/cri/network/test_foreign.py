@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.model import PortMapping
 from tests.cri.network.conftest import ADD_ONLY, RESULT, Node, clean, until
 from tests.kernel.cni.harness import all_elements, listen, reach
+from tests.unit.cni.peer_results import NETNS, PEER_RESULTS
 
 
 async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
@@ -25,6 +27,54 @@ async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
     assert (await node.attach(pod, port_mappings=(PortMapping(8080, 80),))).ips == ("10.88.0.2",)
     await node.network.check(pod.id)
     await node.network.detach(pod.id, pod.path)
+    assert all_elements() == []
+
+
+async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_and_del(node: Node) -> None:
+    """The first plugin answers as the add-on does, one of its chain keeps what it is told; so does the add-on's DEL."""
+    keep = f'cat >"{node.folder}/$CNI_COMMAND.$1"; [ $CNI_COMMAND = ADD ] || exit 0'
+    node.plugin("add-on", f"set -- first; {keep}; sed s:{NETNS}:$CNI_NETNS: {node.folder}/answer")
+    handed = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
+    node.plugin("later", f"set -- later; {keep}; {handed} <{node.folder}/ADD.later")
+    for peer in PEER_RESULTS:
+        (node.folder / "answer").write_text(json.dumps(peer.answer))
+        node.configure({"type": "add-on"}, {"type": "later"}, cniVersion=peer.cni_version)
+        pod = node.host.pod()
+        assert (await node.attach(pod)).ips == peer.ips, peer.name
+        node.restart()
+        assert (await node.network.recall(pod.id)).ips == peer.ips, peer.name  # type: ignore[union-attr]
+        await node.network.detach(pod.id, pod.path)
+        said = peer.answer_in(pod.path)
+        for name in ("ADD.later", "DEL.later", "DEL.first"):
+            told = json.loads((node.folder / name).read_text())
+            if peer.cni_version < "0.4.0" and name.startswith("DEL"):
+                assert "prevResult" not in told
+                continue
+            previous = told["prevResult"]
+            assert previous["cniVersion"] == peer.cni_version, peer.name
+            if (said.get("cniVersion") or peer.cni_version) == peer.cni_version:
+                assert previous == {**said, "cniVersion": peer.cni_version}, peer.name
+            if "interfaces" in previous and said["interfaces"]:
+                assert [i["name"] for i in previous["interfaces"]] == [i["name"] for i in said["interfaces"]]
+                assert [i.get("mac") for i in previous["interfaces"]] == [
+                    i.get("mac") for i in said["interfaces"]
+                ]
+
+
+async def test_a_list_of_the_first_versions_runs_ours_and_foreign_plugins(node: Node) -> None:
+    """Without cniVersion a list is of 0.1.0, as libcni reads it: results have one address of each family."""
+    node.plugin("tune", f"cat >$LOG; {ADD_ONLY}; cat $LOG | sed 's/.*\"prevResult\": //; s/}}$//'")
+    for old in ("0.2.0", ""):
+        node.configure(
+            node.bridge(),
+            {"type": "tune"},
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+            cniVersion=old,
+        )
+        pod = node.host.pod()
+        (ip,) = (await node.attach(pod, port_mappings=(PortMapping(8080, 80),))).ips
+        assert json.loads(node.log())["prevResult"]["ip4"]["ip"] == f"{ip}/16"
+        await node.network.detach(pod.id, pod.path)
     assert all_elements() == []
 
 

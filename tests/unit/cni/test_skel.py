@@ -87,7 +87,7 @@ def test_version_needs_no_configuration() -> None:
     assert code == 0
     assert json.loads(output) == {
         "cniVersion": "1.1.0",
-        "supportedVersions": ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
+        "supportedVersions": ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
     }
 
 
