@@ -165,7 +165,7 @@ def plugin_folder(value: dict[str, Any]) -> str:
     if ("type" in value and "plugins" not in value) or _flag(value, "loadOnlyInlinedPlugins"):
         return ""
     name = value.get("name")
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name:
         return ""
     check_name(name)
     return name

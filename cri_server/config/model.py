@@ -80,7 +80,9 @@ class Network(Table):
 
     conf_dir: Annotated[
         str,
-        explained("The first valid .conflist, .conf or .json file of it, by name, is the network of pods."),
+        explained(
+            "The first .conflist, .conf or .json file of it, by name, is the network of pods, or the reason why there is none."
+        ),
     ] = "/etc/cni/net.d"
     bin_dir: Annotated[
         str,

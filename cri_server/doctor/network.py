@@ -10,7 +10,7 @@ from pathlib import Path
 from cni_plugins.protocol.builtin import MODULES
 from cni_plugins.protocol.config import NetworkList
 from cri_server.doctor.model import Finding, Host, Level, fine
-from cri_server.network.configuration import Configuration, builtin_network
+from cri_server.network.configuration import Configuration, Found, builtin_network
 from cri_server.network.leases import usage
 from pyrunc.errors import Error
 
@@ -18,33 +18,53 @@ FEW_LEFT = 0.9
 NFT_S = 10.0
 
 
-def network(host: Host) -> tuple[NetworkList | None, str, str]:
-    """What pods are attached to, the file that says so, and the problem where there is none."""
+def network(host: Host) -> Found:
+    """What pods are attached to, with the machine's paths."""
     given, default = host.config.network, None
     if given.builtin:
         folder = str(host.path(host.config.root / "network" / "leases"))
         try:
             default = builtin_network(folder, bridge=given.builtin_bridge, subnets=tuple(given.builtin))
         except Error as error:
-            return None, "network.builtin", error.message
+            return Found(None, "", error.message)
     found = Configuration(str(host.path(given.conf_dir)), default).current()
-    return found.network, found.source, found.problem.replace(str(host.path(given.conf_dir)), given.conf_dir)
+
+    def said(text: str) -> str:
+        return text.replace(str(host.path(given.conf_dir)), given.conf_dir)
+
+    return Found(found.network, said(found.source), said(found.problem), tuple(map(said, found.passed_over)))
 
 
 def configuration(host: Host) -> Iterator[Finding]:
-    found, source, problem = network(host)
+    decided = network(host)
+    found, folder = decided.network, host.config.network.conf_dir
     if found is None:
+        mend = (
+            f"mend {decided.source}, or remove it: the first file by name decides, whatever comes after it"
+            if decided.source
+            else f"install the cluster's network add-on (flannel, Calico, Cilium write to {folder}), or without one "
+            'set [network] builtin = ["10.85.0.0/16"]'
+        )
         yield Finding(
             "cni-config",
             Level.WRONG,
-            problem,
+            decided.problem,
             "the node is NetworkReady=false: only pods on the host's network start",
-            f"install the cluster's network add-on (flannel, Calico, Cilium write to {host.config.network.conf_dir}), or without one "
-            'set [network] builtin = ["10.85.0.0/16"]',
+            mend,
         )
         return
     kinds = [str(plugin["type"]) for plugin in found.plugins]
-    yield fine("cni-config", f"{found.name} of {source}: {', '.join(kinds)}")
+    text = f"{found.name} of {decided.source}: {', '.join(kinds)}"
+    if decided.passed_over:
+        yield Finding(
+            "cni-config",
+            Level.WARNING,
+            "; ".join((text, *decided.passed_over)),
+            f"pods get the network of {decided.source}, which may not be the one that was meant",
+            f"write a network configuration into it, or remove it from {folder}",
+        )
+    else:
+        yield fine("cni-config", text)
     yield _plugins(host, found, kinds)
     yield from _addresses(host, found)
 
@@ -87,7 +107,7 @@ def forwarding(host: Host) -> Iterator[Finding]:
     if host.number("/proc/sys/net/ipv4/ip_forward") == 1:
         yield fine("ip-forward", "on")
         return
-    found, _, _ = network(host)
+    found = network(host).network
     ours = found is not None and any(plugin["type"] == "bridge" for plugin in found.plugins)
     yield Finding(
         "ip-forward",

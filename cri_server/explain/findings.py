@@ -10,7 +10,7 @@ _TEXTS = {
     "cgroup-controllers": ("Controllers in the v2 tree", "cpu, memory and pids are needed for a pod's limits, cpuset, io and hugetlb for some."),
     "cgroup-driver": ("Who manages control groups", "Where systemd runs it owns the tree: scopes below its slices. Elsewhere we write to it ourselves (cgroupfs)."),
     "cgroup-v2": ("The v2 tree", "Containers are tracked, frozen and killed in it. On a hybrid host controllers that v1 has are not there."),
-    "cni-config": ("The network's configuration", "The lexically first valid *.conflist, *.conf or *.json of [network] conf_dir is the node's network."),
+    "cni-config": ("The network's configuration", "The lexically first *.conflist, *.conf or *.json of [network] conf_dir is the node's network. It decides also when something is wrong with it; only what is no JSON object is passed over."),
     "cni-plugins": ("The network's plugins", "bridge, host-local, loopback and portmap are built in; others are executables in [network] bin_dir."),
     "damaged-records": ("Records that were put aside", "A server that starts does so with what it cannot read."),
     "descriptors": ("The limit of open files", "The server has some for each pod; shims have their own."),

@@ -80,10 +80,20 @@ class PluginRunner:
     def close(self) -> None:
         self._workers.close()
 
+    @property
+    def folders(self) -> str:
+        """Where executables are searched, as CNI_PATH has them."""
+        return ":".join(self._bin_dirs)
+
     def missing(self, network: NetworkList) -> list[str]:
-        """The plugins of `network` that there is no program for."""
-        kinds = [str(plugin["type"]) for plugin in network.plugins]
-        return [kind for kind in kinds if not self._program(kind) and kind not in MODULES]
+        """The plugins of `network` that there is no program for, and the address plugins of ours."""
+        kinds = []
+        for plugin in network.plugins:
+            kinds.append(str(plugin["type"]))
+            ipam = plugin.get("ipam")
+            if isinstance(ipam, dict) and ipam.get("type") and self.runs_ours(kinds[-1]):
+                kinds.append(str(ipam["type"]))
+        return [kind for kind in kinds if kind not in MODULES and not self._program(kind)]
 
     def runs_ours(self, kind: str) -> bool:
         return kind in MODULES and not self._program(kind)
@@ -228,7 +238,7 @@ class PluginRunner:
         """Run consecutive plugins of ours in one request; the last result of an ADD."""
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
-            raise PeerError(f"there is no CNI plugin {unknown[0]!r} in {':'.join(self._bin_dirs)}")
+            raise PeerError(f"there is no CNI plugin {unknown[0]!r} in {self.folders}")
         asked = Chain(
             environment=_environment(call),
             inputs=[step.input for step in steps],
@@ -265,7 +275,7 @@ class PluginRunner:
     async def _run_foreign(self, call: Call, step: _Step, timeout_s: float | None = None) -> ErrandOutcome:
         """Run an executable; raises its refusal. DEL and the others may print nothing."""
         if not step.program:
-            raise PeerError(f"there is no CNI plugin {step.kind!r} in {':'.join(self._bin_dirs)}")
+            raise PeerError(f"there is no CNI plugin {step.kind!r} in {self.folders}")
         environment = {"PATH": _PATH, **_environment(call)}
         await self._install_ours()
         with span(f"plugin {step.kind}"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -25,13 +26,15 @@ from cni_plugins.protocol.result import Result
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import capability_arguments, cni_arguments, node_capabilities
 from cri_server.network.chain import IFNAME, PluginRunner
-from cri_server.network.configuration import Configuration
+from cri_server.network.configuration import Configuration, Found
 from cri_server.network.leases import Usage, usage
 from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readiness
 from cri_server.network.pod_ranges import PodRanges
 from cri_server.store.disk import worded
 from cri_server.together import together
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
+
+log = logging.getLogger(__name__)
 
 _NOT_READY = "NetworkPluginNotReady"
 _STATUS_TTL_S = 10.0
@@ -40,11 +43,11 @@ _STATUS_TIMEOUT_S = 3.0
 
 
 class Network:
-    """One network for the node's pods: the first valid configuration of a folder, or the embedded one.
+    """One network for the node's pods: the first configuration of a folder, or the embedded one.
 
     conf_dir: folder of *.conflist, *.conf, *.json; bin_dir: folders of CNI executables separated by `:`, which win over
     our plugins of the same name; state_dir: where attachments are remembered (created, 0700).
-    default: a conflist object used while `conf_dir` holds no valid configuration (`configuration.builtin_network`);
+    default: a conflist object used while `conf_dir` holds no configuration (`configuration.builtin_network`);
     None: the network is not ready then. timeout_s: for one plugin, or several of ours in a row.
     """
 
@@ -70,6 +73,7 @@ class Network:
         self._status: tuple[float, str, Readiness] | None = None
         self._status_lock = asyncio.Lock()
         self._must_collect = True
+        self._last_found: Found | None = None
 
     def close(self) -> None:
         self._plugins.close()
@@ -97,12 +101,10 @@ class Network:
 
     async def status(self) -> Readiness:
         """The condition `NetworkReady`; cheap, asks the plugins' STATUS at most every ten seconds, or two while not ready."""
-        found = self._configuration.current()
-        if found.network is None:
-            return Readiness(False, _NOT_READY, found.problem)
-        missing = self._plugins.missing(found.network)
-        if missing:
-            return Readiness(False, _NOT_READY, f"{found.source}: there is no CNI plugin {missing[0]!r}")
+        found = self._current()
+        problem = self._problem_of(found)
+        if problem or found.network is None:
+            return Readiness(False, _NOT_READY, problem)
         async with self._status_lock:
             now, ranges = time.monotonic(), self._pod_ranges.subnets
             key = f"{found.source} {found.network} {ranges}"
@@ -118,7 +120,7 @@ class Network:
 
     async def leases(self) -> list[Usage]:
         """How many addresses of the current network are taken. Raises OSError."""
-        network = self._configuration.current().network
+        network = self._current().network
         return [] if network is None else await asyncio.to_thread(usage, network)
 
     async def attach(self, pod: PodNetwork, *, settled: bool = True) -> NetworkResult:
@@ -130,9 +132,10 @@ class Network:
         (attached already), PeerError (a plugin failed or answered nonsense), ResourceExhausted (no address left),
         DeadlineExceeded. When the roll-back fails too, the attachment stays remembered: call `detach`.
         """
-        found = self._configuration.current()
-        if found.network is None:
-            raise WrongState(f"the network is not ready: {found.problem}")
+        found = self._current()
+        problem = self._problem_of(found)
+        if problem or found.network is None:
+            raise WrongState(f"the network is not ready: {problem}")
         attachment = self._prepare(pod, found.network)
         async with self._turns.of(pod.sandbox_id):
             if self._attachments.has(pod.sandbox_id):
@@ -220,6 +223,27 @@ class Network:
             problems += failed
         return problems + await self._restore()
 
+    def _current(self) -> Found:
+        """What the folder says; what is wrong with it is logged when it changes."""
+        found = self._configuration.current()
+        if found is not self._last_found:
+            before = set() if self._last_found is None else _complaints(self._last_found)
+            for line in sorted(_complaints(found) - before):
+                log.warning("network configuration: %s", line)
+            self._last_found = found
+        return found
+
+    def _problem_of(self, found: Found) -> str:
+        """Why no pod can be attached to it, or an empty string. Runs no plugin."""
+        if found.network is None:
+            return found.problem
+        missing = self._plugins.missing(found.network)
+        return (
+            f"{found.source}: there is no CNI plugin {missing[0]!r} in {self._plugins.folders}"
+            if missing
+            else ""
+        )
+
     async def _ask_status(self, network: NetworkList, capabilities: dict[str, Any]) -> Readiness:
         try:
             await self._plugins.status(network, capabilities, _STATUS_TIMEOUT_S)
@@ -283,7 +307,7 @@ class Network:
             if problems:  # whose attachment is damaged must not lose its address
                 return problems
             networks = {a.network.name: a.network for a in remembered}
-            current = self._configuration.current().network
+            current = self._current().network
             if current is not None:
                 networks[current.name] = current
             for network in networks.values():
@@ -353,6 +377,11 @@ class _Turns:
         """Wake everybody who waits; nothing here can be cancelled."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _complaints(found: Found) -> set[str]:
+    """What an administrator should know about the folder. That nothing is there yet is no mistake: kubelet says it."""
+    return {*found.passed_over, *([found.problem] if found.source and found.problem else [])}
 
 
 def _result(attachment: Attachment) -> NetworkResult:

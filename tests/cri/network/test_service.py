@@ -175,10 +175,9 @@ HOSTILE = {
     "huge": "head -c 100000000 /dev/zero",
     "wrong version": 'echo \'{"cniVersion":"9.0.0"}\'',
     "no address": 'echo \'{"cniVersion":"1.1.0"}\'',
-    "address elsewhere": 'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/elsewhere"}],"ips":[{"address":"10.0.0.1/8","interface":0}]}\'',
+    "address elsewhere": 'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"cni0","sandbox":"/elsewhere"}],"ips":[{"address":"10.0.0.1/8","interface":0}]}\'',
     "interface path": 'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"../../x"}]}\'',
     "300 addresses": 'python3 -c \'import json;print(json.dumps({"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/8"}]*300}))\'',
-    "resolv.conf injection": 'echo \'{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/8"}],"dns":{"search":["a\\nnameserver 6.6.6.6"]}}\'',
     "exit 0 with an error": 'echo \'{"cniVersion":"1.1.0","code":7,"msg":"no"}\'',
     "exit 1 with a result": f"echo '{RESULT}'; exit 1",
     "exit 1 with an error": 'echo \'{"cniVersion":"1.1.0","code":11,"msg":"later","details":"much"}\'; exit 1',
@@ -271,7 +270,7 @@ async def test_a_failed_roll_back_is_told_and_tried_again(node: Node) -> None:
 async def test_a_plugin_that_is_missing(node: Node) -> None:
     node.configure(node.bridge(), {"type": "cilium"})
     assert "no CNI plugin 'cilium'" in (await node.network.status()).message
-    with pytest.raises(PeerError, match="cilium"):
+    with pytest.raises(WrongState, match="cilium"):
         await node.attach(node.host.pod())
 
 
@@ -436,6 +435,8 @@ async def test_readiness(node: Node) -> None:
     (node.folder / "conf" / "10-bad.conflist").write_text("{")
     assert "10-bad.conflist" in (await node.network.status()).message
     node.configure(node.bridge(), file="20-good.conflist")
+    assert "10-bad.conflist" in (await node.network.status()).message
+    (node.folder / "conf" / "10-bad.conflist").unlink()
     assert (await node.network.status()).ready
     node.plugin(
         "moody",
@@ -449,3 +450,30 @@ async def test_readiness(node: Node) -> None:
     while not (await node.network.status()).ready:
         assert time.monotonic() - started < 60, "the old answer is kept too long"
         await asyncio.sleep(0.1)
+
+
+async def test_status_and_the_log_name_the_file_that_decides(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.configure({"type": "nowhere"})
+    node.configure(node.bridge(), name="broken", file="05-broken.conflist", cniVersion="0.9.0")
+    path = f"{node.folder}/conf/05-broken.conflist"
+    for _ in range(3):
+        ready = await node.network.status()
+        assert not ready.ready and path in ready.message and "'0.9.0'" in ready.message
+    (node.folder / "conf/05-broken.conflist").write_text("")
+    assert (await node.network.status()).message == (
+        f"{node.folder}/conf/10-net.conflist: there is no CNI plugin 'nowhere' in {node.folder}/bin"
+    )
+    assert [record.message.split(": ")[1] for record in caplog.records] == [path, f"{path} is passed over"]
+
+
+@pytest.mark.parametrize("ipam", [False, True])
+async def test_a_plugin_that_is_not_there_leaves_nothing_to_detach(node: Node, ipam: bool) -> None:
+    """The network is asked before ADD: no record is written whose DEL could only fail."""
+    missing = {"ipam": {"type": "nowhere"}} if ipam else {}
+    node.configure(node.bridge(**missing), *([] if ipam else [{"type": "nowhere"}]))
+    pod = node.host.pod()
+    with pytest.raises(WrongState, match=r"10-net\.conflist: there is no CNI plugin 'nowhere' in"):
+        await node.attach(pod)
+    assert clean(node)

@@ -45,20 +45,84 @@ def pod(**changes: Any) -> PodNetwork:
 # the folder
 
 
-def test_the_first_valid_file_by_name_is_the_network(tmp_path: Path) -> None:
+def test_the_first_file_by_name_is_the_network(tmp_path: Path) -> None:
     found = Configuration(str(tmp_path), None)
     assert found.current().network is None and str(tmp_path) in found.current().problem
     write(tmp_path, "00-notes.txt", NETWORK)
-    write(tmp_path, "10-broken.conflist", "{")
     write(tmp_path, "20-b.json", {**NETWORK, "name": "b"})
     write(tmp_path, "30-c.conf", {"cniVersion": "0.4.0", "name": "c", "type": "bridge"})
     assert found.current().network.name == "b"  # type: ignore[union-attr]
     (tmp_path / "20-b.json").unlink()
     assert found.current().network.name == "c"  # type: ignore[union-attr]
-    (tmp_path / "30-c.conf").unlink()
-    assert found.current().network is None and "10-broken.conflist" in found.current().problem
-    write(tmp_path, "10-broken.conflist", NETWORK)
+
+
+FAULTY: list[tuple[Any, str]] = [
+    ({**NETWORK, "cniVersion": "0.9.0"}, "'0.9.0' is not supported (supported are 0.1.0,"),
+    ({**NETWORK, "cniVersion": "2.0.0"}, "'2.0.0' is not supported"),
+    ({**NETWORK, "cniVersion": 1}, "cniVersion: not a string"),
+    ({**NETWORK, "name": ""}, "name: missing or not a string"),
+    ({**NETWORK, "name": "a b"}, "name: 'a b'"),
+    ({**NETWORK, "plugins": []}, "plugins: missing, not a list or empty"),
+    ({"cniVersion": "1.0.0", "name": "net"}, "plugins: missing"),
+    ({**NETWORK, "plugins": [{"name": "a"}]}, "plugins[0].type: missing"),
+    ({**NETWORK, "disableCheck": "no"}, "disableCheck: not a boolean"),
+    ("{", "not JSON"),
+    ('{"cniVersion": "1.0.0", "name": "net", "plug', "not JSON"),
+    ("  \n{ // a comment\n}", "not JSON"),
+    ("{" + " " * (1 << 20), "more than 1048576 bytes"),
+]
+
+
+@pytest.mark.parametrize(("content", "problem"), FAULTY, ids=[problem for _, problem in FAULTY])
+def test_a_file_that_is_wrong_decides_and_the_next_file_is_not_used(
+    tmp_path: Path, content: Any, problem: str
+) -> None:
+    """Nor is the built-in network: pods would get addresses that the cluster does not know."""
+    write(tmp_path, "10-first.conflist", content)
+    write(tmp_path, "20-next.conflist", NETWORK)
+    found = Configuration(str(tmp_path), builtin_network("/leases")).current()
+    assert found.network is None and found.source == f"{tmp_path}/10-first.conflist"
+    assert found.problem.startswith(found.source) and problem in found.problem
+    assert found.passed_over == ()
+
+
+def test_a_file_that_cannot_be_read_decides(tmp_path: Path) -> None:
+    (tmp_path / "10-first.conflist").symlink_to("/nowhere")
+    write(tmp_path, "20-next.conflist", NETWORK)
+    found = Configuration(str(tmp_path), None)
+    assert found.current().problem == f"{tmp_path}/10-first.conflist leads nowhere"
+    (tmp_path / "10-first.conflist").unlink()
+    assert found.current().network is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        ("#!/bin/sh\n", "is not a JSON object"),
+        ("name: net\n", "is not a JSON object"),
+        ("[]", "is not a JSON object"),
+    ],
+)
+def test_what_is_no_json_object_is_passed_over_and_told(tmp_path: Path, content: str, what: str) -> None:
+    write(tmp_path, "10-first.conflist", content)
+    found = Configuration(str(tmp_path), None)
+    told = f"{tmp_path}/10-first.conflist is passed over: it {what}"
+    assert told in found.current().problem
+    write(tmp_path, "20-next.conflist", NETWORK)
     assert found.current().network.name == "net"  # type: ignore[union-attr]
+    assert found.current().problem == "" and found.current().passed_over == (told,)
+
+
+@pytest.mark.parametrize("old", ["0.1.0", "0.2.0", "", None])
+def test_a_list_of_the_first_versions_or_without_one_is_used(tmp_path: Path, old: str | None) -> None:
+    """libcni reads both as 0.1.0."""
+    version = {} if old is None else {"cniVersion": old}
+    write(tmp_path, "10-first.conflist", {"name": "old", "plugins": [{"type": "bridge"}], **version})
+    write(tmp_path, "20-next.conflist", NETWORK)
+    network = Configuration(str(tmp_path), None).current().network
+    assert network is not None and (network.name, network.cni_version) == ("old", old or "0.1.0")
 
 
 def test_the_folder_is_parsed_again_only_when_it_changed(tmp_path: Path) -> None:
