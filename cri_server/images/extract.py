@@ -19,6 +19,7 @@ from cri_server.images import tar_headers
 from cri_server.images.inflate import BadLayer, Limits, Stream
 from cri_server.images.tar_headers import Entry, members, shown
 from cri_server.images.trees import Folders, in_depth, open_folder
+from cri_server.images.walk_budget import DIRECTORY_STEPS, WalkBudget
 from pyrunc.errors import KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
@@ -95,11 +96,12 @@ class _Extractor:
     def __init__(self, stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None]) -> None:
         self._stream, self._root, self._limits, self._tick = stream, root_fd, limits, tick
         self._parents: dict[bytes, tuple[Path, int]] = {}  # as written -> (resolved, descriptor)
+        self._through: dict[int, list[bytes]] = {}  # a link's inode -> those of `_parents` that lead over it
         self._stale: list[int] = []  # descriptors that the current entry may still use
         self._times: dict[Path, int] = {}
         self._hidden: set[Path] = set()  # what `.wh.` entries named
         self._result = Extracted(implicit={b""}, inodes=1)
-        self._entries = 0
+        self._budget = WalkBudget()
         self._ticked_bytes = 0
         self._names_bytes = 0
         self.now = b""
@@ -137,11 +139,14 @@ class _Extractor:
         self._close_stale()
 
     def _count(self) -> None:
-        self._entries += 1
-        if self._entries > self._limits.entries:
-            raise ResourceExhausted(f"the layer has more than {self._limits.entries} entries")
-        if self._entries % _TICK_ENTRIES == 0:
+        self._budget.entries += 1
+        self._check_count(self._budget.entries)
+        if self._budget.entries % _TICK_ENTRIES == 0:
             self._tick()
+
+    def _check_count(self, count: int) -> None:
+        if count > self._limits.entries:
+            raise ResourceExhausted(f"the layer has more than {self._limits.entries} entries")
 
     # ---- one method per kind
 
@@ -326,8 +331,10 @@ class _Extractor:
         found = os.lstat(name, dir_fd=parent)
         remove_tree(parent, name)
         self._result.inodes -= 1
-        if stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode):
+        if stat.S_ISDIR(found.st_mode):
             self._forget_parents()
+        elif stat.S_ISLNK(found.st_mode):
+            self._forget_link(found.st_ino)
 
     def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[int, Path]:
         """The directory that holds the last name, and the resolved path of that name."""
@@ -353,15 +360,18 @@ class _Extractor:
         except KernelError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                 raise
-        path = self._walk(names, make)
+        path, links = self._walk(names, make)
+        for inode in links:
+            self._through.setdefault(inode, []).append(written)
         return path, open_beneath(self._root, path or b".", os.O_PATH | os.O_DIRECTORY)
 
-    def _walk(self, names: list[bytes], make: bool) -> Path:
-        """The directory's path without links, which are followed as if the root were `/`; missing directories are made.
+    def _walk(self, names: list[bytes], make: bool) -> tuple[Path, list[int]]:
+        """The directory's path without links, which are followed as if the root were `/`, and the inodes of these links; missing
+        directories are made.
 
         From one directory to the next, not each from the root: names may be thousands.
         """
-        pending, done, links, steps = names[::-1], list[bytes](), 0, 0
+        pending, done, links, steps = names[::-1], list[bytes](), list[int](), 0
         folder = os.open(b".", _PLACE, dir_fd=self._root)
         try:
             while pending:
@@ -376,23 +386,25 @@ class _Extractor:
                         folder = _moved(folder, name)
                         done.pop()
                     continue
-                target = self._step(folder, done, name, make)
-                if target is None:
+                link = self._step(folder, done, name, make)
+                if link is None:
                     folder = _moved(folder, name)
                     done.append(name)
                     continue
-                links += 1
-                if links > LINKS_AT_MOST:
+                inode, target = link
+                links.append(inode)
+                if len(links) > LINKS_AT_MOST:
                     raise OSError(errno.ELOOP, "link")
                 if target.startswith(b"/"):
                     folder, done = _moved(folder, b".", self._root), []
                 pending.extend(target.split(b"/")[::-1])
         finally:
             os.close(folder)
-        return b"/".join(done)
+        self._budget.charge(steps)
+        return b"/".join(done), links
 
-    def _step(self, folder: int, done: list[bytes], name: bytes, make: bool) -> bytes | None:
-        """None if `name` in `folder` (which is `done`) is a directory now, else the target of the link that it is."""
+    def _step(self, folder: int, done: list[bytes], name: bytes, make: bool) -> tuple[int, bytes] | None:
+        """None if `name` in `folder` (which is `done`) is a directory now, else the inode and the target of the link that it is."""
         try:
             found = os.lstat(name, dir_fd=folder)
         except FileNotFoundError:
@@ -403,7 +415,7 @@ class _Extractor:
             self._make_implicit(b"/".join([*done, name]), folder, name)
             return None
         if stat.S_ISLNK(found.st_mode):
-            return os.fsencode(os.readlink(name, dir_fd=folder))
+            return found.st_ino, os.readlink(name, dir_fd=folder)
         if make and _is_whiteout(found) and (path := b"/".join([*done, name])) in self._hidden:
             self._remove(path, folder, name)
             self._make_implicit(path, folder, name)
@@ -413,9 +425,11 @@ class _Extractor:
         return None
 
     def _make_implicit(self, path: Path, parent: int, name: bytes) -> None:
+        self._budget.charge(DIRECTORY_STEPS)
         os.mkdir(name, 0o755, dir_fd=parent)
         os.chmod(name, 0o755, dir_fd=parent)  # whatever the umask is
         self._result.inodes += 1
+        self._check_count(self._result.inodes)
         self._result.implicit.add(path)
         self._set_time(path, 0)  # the same layer gives the same tree
 
@@ -436,6 +450,13 @@ class _Extractor:
     def _forget_parents(self) -> None:
         self._stale += [fd for _, fd in self._parents.values()]
         self._parents.clear()
+        self._through.clear()
+
+    def _forget_link(self, inode: int) -> None:
+        """Forget the parents whose names lead over the link."""
+        for written in self._through.pop(inode, ()):
+            if written in self._parents:
+                self._stale.append(self._parents.pop(written)[1])
 
     def _close_stale(self) -> None:
         while self._stale:

@@ -7,18 +7,16 @@ but did not describe (`a/b` without `a`) must look as it does below, because ove
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
 import uuid
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from cri_server.images.content import FOLDER_MODE, node_error
-from cri_server.images.extract import OPAQUE_XATTR
-from cri_server.images.trees import Folders, in_depth, open_folder
+from cri_server.images.inherit import inherit_attributes
+from cri_server.images.trees import open_folder
 from cri_server.images.unpack import RECORD, TREE, Layer
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError, NotFound
@@ -97,7 +95,7 @@ class Layers:
         if layer.devices:
             make_devices(os.path.join(folder, TREE), layer)
         if not layer.opaque:
-            self._inherit(folder, layer, [self.tree(c) for c in reversed(chain[:-1])])
+            inherit_attributes(Path(folder, TREE), layer.implicit, self._visible(chain[:-1]))
         self._unsynced.add(chain[-1])
         os.rename(folder, self._path(chain[-1]))
         self._known[chain[-1]] = layer
@@ -122,6 +120,9 @@ class Layers:
 
     def lower_dirs(self, chain: Sequence[str]) -> list[Path]:
         """The trees of a chain for overlayfs, top first; what lies below an opaque root is left out. Never empty."""
+        return self._visible(chain) or [self._empty]
+
+    def _visible(self, chain: Sequence[str]) -> list[Path]:
         found = []
         for chain_id in reversed(chain):
             layer = self._known.get(chain_id)
@@ -130,7 +131,7 @@ class Layers:
             found.append(self.tree(chain_id))
             if layer.opaque:
                 break
-        return found or [self._empty]
+        return found
 
     def collect(self, keep: set[str]) -> int:
         """Throw away every layer that is not in `keep`; how many. `empty_trash` deletes them."""
@@ -167,58 +168,6 @@ class Layers:
             pass
         finally:
             os.close(fd)
-
-    def _inherit(self, folder: str, layer: Layer, below: list[Path]) -> None:
-        if not layer.implicit or not below:
-            return
-        with ExitStack() as stack:
-            top, *lowers = [stack.enter_context(_Tree(path)) for path in (Path(folder, TREE), *below)]
-            for path in sorted(map(os.fsencode, layer.implicit), key=in_depth):
-                if not top.hides(path):
-                    _copy_attributes(top, path, lowers)
-
-
-class _Tree:
-    """The directories of a layer, asked for in the order of `in_depth`; a context manager."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stack = ExitStack()
-        self._way: list[
-            tuple[bytes, bool]
-        ] = []  # to the last path asked about: each directory, and whether it is hidden
-
-    def __enter__(self) -> _Tree:
-        root = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._stack.callback(os.close, root)
-        self._folders = self._stack.enter_context(Folders(root))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def open(self, path: bytes) -> int:
-        """The directory as O_PATH, until the next call. Raises KernelError."""
-        return self._folders.open(path)
-
-    def hides(self, path: bytes) -> bool:
-        """Whether a directory on the way to `path` (or itself) is opaque here, so that nothing below this layer shows."""
-        way = self._way
-        while way and not (path == way[-1][0] or path.startswith(way[-1][0] + b"/")):
-            way.pop()
-        place, hidden = way[-1] if way else (b"", False)
-        for name in filter(None, path[len(place) :].split(b"/")):
-            place = place + b"/" + name if place else name
-            hidden = hidden or self._is_opaque(place)
-            way.append((place, hidden))
-        return hidden
-
-    def _is_opaque(self, path: bytes) -> bool:
-        """A file in place of a directory hides as well."""
-        try:
-            return OPAQUE_XATTR in os.listxattr(f"/proc/self/fd/{self.open(path)}")
-        except KernelError as error:
-            return error.errno != errno.ENOENT
 
 
 def refuse_links(folder: str) -> None:
@@ -263,27 +212,3 @@ def _make_device(parent_fd: int, name: bytes, kind: int, device: int) -> None:
     os.chown(name, found.st_uid, found.st_gid, dir_fd=parent_fd, follow_symlinks=False)
     os.chmod(name, stat.S_IMODE(found.st_mode), dir_fd=parent_fd)
     os.utime(name, ns=(found.st_mtime_ns, found.st_mtime_ns), dir_fd=parent_fd, follow_symlinks=False)
-
-
-def _copy_attributes(top: _Tree, path: bytes, below: Sequence[_Tree]) -> None:
-    """Owner, mode, times and attributes of the directory as the layers below show it; nothing if they have none."""
-    for lower in below:
-        try:
-            source = lower.open(path)
-        except KernelError as error:
-            if error.errno == errno.ENOENT and not lower.hides(path):
-                continue
-            return
-        _copy_directory(source, top.open(path))
-        return
-
-
-def _copy_directory(source: int, target: int) -> None:
-    """Both are O_PATH, which the calls for attributes take by name only."""
-    found, names = os.fstat(source), (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
-    os.chown(names[1], found.st_uid, found.st_gid)
-    os.chmod(names[1], stat.S_IMODE(found.st_mode))
-    for name in os.listxattr(names[0]):
-        if not name.startswith("trusted."):
-            os.setxattr(names[1], name, os.getxattr(names[0], name))
-    os.utime(names[1], ns=(found.st_mtime_ns, found.st_mtime_ns))

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from cri_server.images import jail, layer_errand
 from cri_server.images.erofs.layer_tree import read_layer
-from cri_server.images.erofs.merge import merged
+from cri_server.images.erofs.merge import merged, without_repetitions
 from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.erofs.write import Device, iterate_pieces
 from cri_server.images.erofs.write import index as make_index
@@ -45,7 +45,7 @@ def build(
     tars = [TarFile(fd, growth) for fd in tar_fds]
     layers = [read_layer(tar, number, limits, tick) for number, tar in enumerate(tars, 1)]
     try:
-        made = make_index(merged(layers[number] for number in chain), len(tars), uuid)
+        made = make_index(merged(layers[number] for number in without_repetitions(chain)), len(tars), uuid)
     except MemoryError:
         raise ResourceExhausted("the image has more files than there is memory to index them") from None
     for tar in tars:

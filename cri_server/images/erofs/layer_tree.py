@@ -30,6 +30,7 @@ from cri_server.images.extract import (
 )
 from cri_server.images.inflate import BadLayer, Limits
 from cri_server.images.tar_headers import Entry, members, shown
+from cri_server.images.walk_budget import DIRECTORY_STEPS, WalkBudget
 from pyrunc.errors import ResourceExhausted
 
 NAME_LIMIT_BYTES = 255
@@ -60,6 +61,10 @@ class _Reader:
         self._tar, self._device, self._limits, self._tick = tar, device, limits, tick
         self._root = directory()
         self._parents: dict[bytes, tuple[bytes, Node]] = {}  # as written -> (resolved, directory)
+        self._through: dict[
+            int, list[bytes]
+        ] = {}  # id() of a link's node -> those of `_parents` that lead over it
+        self._budget = WalkBudget()
         self._hidden: set[bytes] = set()  # what `.wh.` entries named
         self._nodes = 1
         self.now = b""
@@ -76,6 +81,7 @@ class _Reader:
         }
         for entries, entry in enumerate(members(self._tar), 1):
             self.now = entry.name
+            self._budget.entries = entries
             self._check(entries)
             if entries % _TICK_ENTRIES == 0:
                 self._tick()
@@ -119,10 +125,9 @@ class _Reader:
 
     def _describe_directory(self, node: Node, entry: Entry) -> None:
         described = self._described(entry, stat.S_IFDIR)
-        described.xattrs = {
-            **node.xattrs,
-            **described.xattrs,
-        }  # described twice, it has the attributes of both
+        if node.xattrs:  # described twice, it has the attributes of both
+            node.xattrs.update(described.xattrs)  # in place: copies would take quadratic time
+            described.xattrs = node.xattrs
         node.take_attributes(described)
         node.implicit = False
 
@@ -212,8 +217,12 @@ class _Reader:
         assert parent.children is not None
         before = parent.children.get(name)
         if before is not None:
-            if before.children is not None or before.link:
+            if before.children is not None:
                 self._parents.clear()
+                self._through.clear()
+            elif before.link:
+                for written in self._through.pop(id(before), ()):
+                    self._parents.pop(written, None)
             if node.children is not None and path in self._hidden:
                 node.opaque = True
         else:
@@ -236,11 +245,15 @@ class _Reader:
         written = b"/".join(names)
         found = self._parents.get(written)
         if found is None:
-            found = self._parents[written] = self._walk(names, make)
+            path, node, links = self._walk(names, make)
+            for link in links:
+                self._through.setdefault(id(link), []).append(written)
+            found = self._parents[written] = (path, node)
         return found
 
-    def _walk(self, names: list[bytes], make: bool) -> tuple[bytes, Node]:
-        pending, links, steps = names[::-1], 0, 0
+    def _walk(self, names: list[bytes], make: bool) -> tuple[bytes, Node, list[Node]]:
+        """The directory's path without links, the directory, and the links on the way to it."""
+        pending, links, steps = names[::-1], list[Node](), 0
         way: list[tuple[bytes, Node]] = []  # each directory below the root, with its name
         while pending:
             name = pending.pop()
@@ -259,13 +272,14 @@ class _Reader:
             if found.children is not None:
                 way.append((name, found))
                 continue
-            links += 1
-            if links > LINKS_AT_MOST:
+            links.append(found)
+            if len(links) > LINKS_AT_MOST:
                 raise OSError(errno.ELOOP, "link")
             if found.link.startswith(b"/"):
                 way = []
             pending.extend(found.link.split(b"/")[::-1])
-        return b"/".join(name for name, _ in way), way[-1][1] if way else self._root
+        self._budget.charge(steps)
+        return b"/".join(name for name, _ in way), way[-1][1] if way else self._root, links
 
     def _step(self, way: list[tuple[bytes, Node]], name: bytes, make: bool) -> Node:
         """The directory or link `name`; a missing directory is made. Raises BadLayer, OSError (ENOTDIR)."""
@@ -276,6 +290,7 @@ class _Reader:
             if not make:
                 missing = b"/".join([*(part for part, _ in way), name])
                 raise BadLayer(f"{shown(self.now)}: the layer has no {shown(missing)}")
+            self._budget.charge(DIRECTORY_STEPS)
             return self._put(b"", folder, name, directory())
         if found.children is not None or found.link:
             return found

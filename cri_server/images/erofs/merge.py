@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cri_server.images.erofs.node import Node, directory
 
@@ -21,6 +21,12 @@ def merged(layers: Iterable[Node]) -> Node:
             root.take_attributes(layer)
         _lay_over(root, layer)
     return root
+
+
+def without_repetitions(chain: Sequence[int]) -> list[int]:
+    """The same layers, bottom first, each only where it is last: the tree that they make together is the same, because what a layer
+    does to a name does not depend on what is there. One large layer that is named 500 times is laid over once."""
+    return list(dict.fromkeys(reversed(chain)))[::-1]
 
 
 def _lay_over(below: Node, above: Node) -> None:

@@ -24,7 +24,7 @@ class Node:
 
     def __init__(self, mode: int, uid: int = 0, gid: int = 0, mtime_ns: int = 0) -> None:
         self.mode, self.uid, self.gid, self.mtime_ns = mode, uid, gid, mtime_ns
-        self.xattrs = NO_XATTRS  # replaced, never changed
+        self.xattrs = NO_XATTRS  # which stays empty; trees share their nodes' attributes
         self.children: dict[bytes, Node] | None = None
         self.size = self.stored = self.device = self.block = 0
         self.sparse: Sparse | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from cri_server.images.build import Node
+from cri_server.images.erofs.layer_tree import read_layer
+from cri_server.images.erofs.merge import merged, without_repetitions
+from cri_server.images.erofs.node import Node as TreeNode
+from cri_server.images.erofs.tar_file import TarFile
+from cri_server.images.inflate import Limits
 from pyrunc.errors import Error
 from tests.cri.images.chance import EXAMPLES, NAMES, NODES, WHOLE, repaired
 from tests.cri.images.test_erofs import outcome, unpacked
@@ -51,3 +57,37 @@ def test_changed_bytes(scratch: Path, changes: list[tuple[int, int]]) -> None:
     for at, value in changes:
         blob[at] = value
     agree(scratch, repaired(blob))
+
+
+def in_order(node: TreeNode) -> object:
+    """A tree's files as a value."""
+    facts = (node.mode, node.uid, node.gid, node.mtime_ns, sorted(node.xattrs.items()), node.link, node.size)
+    if node.children is None:
+        return (*facts, id(node))
+    return (*facts, {name: in_order(child) for name, child in node.children.items()})
+
+
+TAKEN = NAMES.filter(lambda name: ".." not in name and name != ".")
+
+
+@settings(max_examples=EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    layers=some.lists(some.lists(some.tuples(TAKEN, NODES), max_size=5), min_size=2, max_size=3),
+    chain=some.lists(some.integers(0, 2), min_size=3, max_size=7),
+)
+def test_a_layer_that_is_repeated_counts_where_it_is_last(
+    layers: list[list[tuple[str, Node]]], chain: list[int]
+) -> None:
+    trees = []
+    for number, members in enumerate(layers, 1):
+        with tempfile.TemporaryFile() as file:
+            file.write(raw_tar(*members))
+            file.flush()
+            try:
+                trees.append(read_layer(TarFile(file.fileno()), number, Limits()))
+            except Error:  # refused by itself
+                return
+    chain = [number % len(trees) for number in chain]
+    whole = merged(trees[number] for number in chain)
+    shorter = merged(trees[number] for number in without_repetitions(chain))
+    assert in_order(whole) == in_order(shorter)

@@ -1,0 +1,112 @@
+"""Directories that a layer needed but did not describe (`a/b` without `a`): they get the attributes that they have in the layers
+below, because overlayfs shows those of the topmost layer that has the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from cri_server.images.extract import OPAQUE_XATTR
+from cri_server.images.trees import Folders, in_depth
+from cri_server.images.walk_budget import WalkBudget
+from pyrunc.errors import KernelError
+
+FREE_STEPS = 1 << 14
+STEPS_PER_DIRECTORY = (
+    128  # an image of more layers that all have a directory's parent, and not the directory, is no real one
+)
+
+
+def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path]) -> None:
+    """Give the directories `implicit` (relative paths, "" for the root) of the layer `tree` owner, mode, times and attributes of the
+    directories that the layers `below`, top first, show at their places. Blocking.
+
+    A layer is looked into only where the directory's parent shows in it, so that a path costs no more than the layers that have its
+    beginning. Raises BadLayer when that is too often for the number of directories, KernelError, OSError.
+    """
+    paths = sorted(map(os.fsencode, implicit), key=in_depth)
+    if not paths or not below:
+        return
+    with ExitStack() as stack:
+        top, *lowers = [stack.enter_context(_Tree(path)) for path in (tree, *below)]
+        levels = _Levels([top, *lowers], WalkBudget(FREE_STEPS, STEPS_PER_DIRECTORY, len(paths)))
+        for path in paths:
+            shown = levels.at(path)
+            if shown[:1] == [top] and len(shown) > 1:
+                _copy_directory(shown[1].open(path), top.open(path))
+
+
+class _Tree:
+    """The directories of one layer, opened in the order of `in_depth`; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Tree:
+        root = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._stack.callback(os.close, root)
+        self._folders = self._stack.enter_context(Folders(root))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def open(self, path: bytes) -> int:
+        """The directory as O_PATH, until the next call. Raises KernelError."""
+        return self._folders.open(path)
+
+    def is_opaque(self, path: bytes) -> bool:
+        """Whether the directory hides what the layers below have in it. Raises KernelError."""
+        return bool(path) and OPAQUE_XATTR in os.listxattr(f"/proc/self/fd/{self.open(path)}")
+
+
+class _Levels:
+    """Which of the layers, top first, have a directory that is not hidden by one above: for each directory on the way to a path."""
+
+    def __init__(self, trees: list[_Tree], budget: WalkBudget) -> None:
+        self._budget = budget
+        self._levels: list[tuple[bytes, list[_Tree]]] = [(b"", trees)]
+
+    def at(self, path: bytes) -> list[_Tree]:
+        """Of a path that follows the last one in the order of `in_depth`. Raises BadLayer, KernelError."""
+        levels = self._levels
+        while not (levels[-1][0] in (b"", path) or path.startswith(levels[-1][0] + b"/")):
+            levels.pop()
+        place, trees = levels[-1]
+        for name in filter(None, path[len(place) :].split(b"/")):
+            place = place + b"/" + name if place else name
+            trees = self._showing(place, trees)
+            levels.append((place, trees))
+        return trees
+
+    def _showing(self, path: bytes, trees: list[_Tree]) -> list[_Tree]:
+        self._budget.charge(len(trees))
+        showing = []
+        for tree in trees:
+            try:
+                tree.open(path)
+            except KernelError as error:
+                if error.errno == errno.ENOENT:
+                    continue
+                break  # a file or a whiteout hides what is below
+            showing.append(tree)
+            if tree.is_opaque(path):
+                break
+        return showing
+
+
+def _copy_directory(source: int, target: int) -> None:
+    """Both are O_PATH, which the calls for attributes take by name only."""
+    found, names = os.fstat(source), (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
+    os.chown(names[1], found.st_uid, found.st_gid)
+    os.chmod(names[1], stat.S_IMODE(found.st_mode))
+    for name in os.listxattr(names[0]):
+        if not name.startswith("trusted."):
+            os.setxattr(names[1], name, os.getxattr(names[0], name))
+    os.utime(names[1], ns=(found.st_mtime_ns, found.st_mtime_ns))

@@ -1,0 +1,190 @@
+"""Layers that are small to send and costly to take: in time, memory and disk, in both stores.
+
+Each attack is a small input of a kind that grows. Proof is a count (steps, directories, blocks, processes), not a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cri_server.images import inherit, walk_budget
+from cri_server.images.build import Node, directory, symlink
+from cri_server.images.erofs import merge
+from cri_server.images.inflate import BadLayer, Limits
+from cri_server.images.layers import Layers
+from pyrunc.errors import ResourceExhausted
+from tests.cri.images.conftest import unpack_bytes
+from tests.cri.images.indexes import mounted, write_index
+from tests.cri.images.test_hostile import hardlink
+from tests.cri.images.test_unpack import raw_tar
+from tests.cri.images.trees import names
+
+Members = list[tuple[str, Node]]
+Take = Callable[..., None]
+
+
+@pytest.fixture(params=["unpacked", "mounted"])
+def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
+    """Take a layer into a store of this kind. Raises what it raises there."""
+    numbers = itertools.count()
+
+    def run(tar: bytes, limits: Limits | None = None) -> None:
+        folder = tmp_path / f"taken-{next(numbers)}"
+        folder.mkdir()
+        if request.param == "unpacked":
+            unpack_bytes(tar, folder, limits)
+        else:
+            write_index(folder, [tar], limits)
+
+    return run
+
+
+FAR = "a/../" * 800  # 1,600 steps in one link
+OVER_LINKS: dict[str, Callable[[int], Members]] = {
+    "other names over one link": lambda count: [
+        ("a", directory()),
+        ("l", symlink(FAR)),
+        *((f"l/d{n}/f", Node()) for n in range(count)),
+    ],
+    "a link that is replaced each time": lambda count: [
+        ("a", directory()),
+        *itertools.chain.from_iterable([("l", symlink(FAR)), ("l/f", Node())] for _ in range(count)),
+    ],
+    "hard links over one link": lambda count: [
+        ("a", directory()),
+        ("f", Node()),
+        ("l", symlink(FAR)),
+        *itertools.chain.from_iterable(
+            [(f"l/d{n}", directory()), (f"l/d{n}/h", hardlink("l/f"))] for n in range(count)
+        ),
+    ],
+    "whiteouts over one link": lambda count: [
+        ("a", directory()),
+        ("l", symlink(FAR)),
+        *((f"l/d{n}/.wh.x", Node()) for n in range(count)),
+    ],
+    "a directory that is replaced each time": lambda count: [
+        ("a", directory()),
+        ("l", symlink(FAR)),
+        *itertools.chain.from_iterable(
+            [("d", directory()), ("d", Node()), ("l/f", Node())] for _ in range(count)
+        ),
+    ],
+    "directories that no entry describes": lambda count: [
+        (f"{n}/{'d/' * 300}f", Node()) for n in range(count)
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", OVER_LINKS)
+def test_names_that_lead_far(take: Take, kind: str) -> None:
+    """CWE-400, CWE-59. Names that lead over links of 4,000 bytes, or need hundreds of directories: 13 kB of gzip took 22 seconds,
+    and one of two turns meanwhile. Proof: such a layer is taken as long as it is small, and refused beyond a number of steps
+    that grows with its entries only.
+    """
+    take(raw_tar(*OVER_LINKS[kind](8)))
+    with pytest.raises(BadLayer, match="steps over directories and links for"):
+        take(raw_tar(*OVER_LINKS[kind](60)))
+
+
+def test_a_link_that_is_replaced_and_leads_nowhere(take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CWE-400. Each replaced link made the next name be walked again, over all other links. Proof: a link that no name leads over
+    costs no step, however often it is replaced.
+    """
+    monkeypatch.setattr(walk_budget.WalkBudget.__init__, "__defaults__", (5000, 0, 0))
+    again = itertools.chain.from_iterable([("t", symlink("x")), ("l/f", Node())] for _ in range(500))
+    take(raw_tar(("a", directory()), ("l", symlink(FAR)), *again))
+
+
+def test_undescribed_directories_count_as_files(take: Take) -> None:
+    """CWE-770. The limit of entries is one of files, also of those that no entry describes. Proof: ten entries are refused that need
+    more than twenty directories.
+    """
+    take(raw_tar(*((f"{n}/f", Node()) for n in range(9))), Limits(entries=20))
+    with pytest.raises(ResourceExhausted, match="more than 20 entries"):
+        take(raw_tar(*((f"{n}/a/b/f", Node()) for n in range(9))), Limits(entries=20))
+
+
+def test_a_directory_that_is_described_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CWE-407. Each description of a directory adds an attribute, and copied all earlier ones. Proof: attributes are added in place:
+    the directory has one and the same dictionary from the first description to the last.
+    """
+    members = [("d", directory(pax={f"SCHILY.xattr.user.{n}": "v"})) for n in range(40)]
+    seen = set()
+    take_attributes = merge.Node.take_attributes
+
+    def watched(self: merge.Node, other: merge.Node) -> None:
+        take_attributes(self, other)
+        seen.add(id(self.xattrs))
+
+    monkeypatch.setattr(merge.Node, "take_attributes", watched)
+    with mounted(tmp_path / "image", [raw_tar(*members)]) as root:
+        assert names(root) == {"d"}
+    assert len(seen) <= 2  # the second: the empty one of the root
+
+
+def test_one_layer_that_an_image_names_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CWE-400. A manifest may name one blob 500 times: each time all its files were laid over those below. Proof: directories are
+    made for it once, however often it is named, and the last of its places is the one that counts.
+    """
+    made = []
+
+    def counted() -> merge.Node:
+        made.append(1)
+        return directory_node()
+
+    directory_node = merge.directory
+    monkeypatch.setattr(merge, "directory", counted)
+    large = raw_tar(*((f"d{n}/f", Node(b"large")) for n in range(50)))
+    other = raw_tar(("d1/f", Node(b"other")), ("d2/g", Node(b"other")))
+    with mounted(tmp_path / "image", [*[large, other] * 100, large]) as root:
+        assert (root / "d1/f").read_bytes() == b"large"
+        assert (root / "d2/g").read_bytes() == b"other"
+    assert len(made) < 2 * 52
+
+
+class _Chain:
+    """Unpacked layers over each other, committed bottom first."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        self.layers = Layers(root)
+        self.layers.prepare()
+        self._chain: list[str] = []
+
+    def add(self, *members: tuple[str, Node]) -> Path:
+        """Unpack and commit a layer; the folder of its files."""
+        folder = self.layers.new_folder()
+        unpack_bytes(raw_tar(*members), Path(folder))
+        self._chain.append(f"sha256:{len(self._chain)}")
+        self.layers.commit(folder, self._chain)
+        return self.layers.tree(self._chain[-1])
+
+
+def test_undescribed_directories_over_many_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CWE-407. A directory that a layer does not describe looks as in the layers below: each was looked for in each of 500 layers, by
+    the server itself. Proof: a layer that does not show the parent is not looked into, and the others only as often as the number
+    of such directories allows.
+    """
+    chain = _Chain(tmp_path / "layers")
+    chain.add(("a", directory(0o700, uid=7)))
+    for number in range(30):
+        chain.add((f"other{number}", directory()))
+    looked: list[bytes] = []
+    look = inherit._Tree.open
+    monkeypatch.setattr(inherit._Tree, "open", lambda self, path: looked.append(path) or look(self, path))
+    tree = chain.add((f"a/{'b/' * 50}f", Node()))
+    assert (tree / "a").stat().st_uid == 7 and (tree / "a/b").stat().st_uid == 0
+    assert len(looked) < 31 + 4 * 51
+    monkeypatch.setattr(inherit, "FREE_STEPS", 0)
+    monkeypatch.setattr(inherit, "STEPS_PER_DIRECTORY", 8)
+    for _ in range(12):
+        chain.add(("many", directory()))
+    with pytest.raises(BadLayer, match="steps over directories and links"):
+        chain.add(*((f"many/{n}/f", Node()) for n in range(100)))
