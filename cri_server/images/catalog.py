@@ -87,6 +87,11 @@ class Content:
         """The layers' uncompressed digests, bottom first."""
         return self.config.diff_ids
 
+    @property
+    def layer_pairs(self) -> list[tuple[str, str]]:
+        """The layers' blob and uncompressed digests, bottom first."""
+        return [(layer.digest, d) for layer, d in zip(self.manifest.layers, self.diff_ids, strict=True)]
+
 
 class Catalog:
     """All images of a store. Reading is from memory; `add`, `remove` and `load` write files: one caller at a time."""
@@ -107,6 +112,7 @@ class Catalog:
         self._contents: dict[str, Content] = {}  # target digest -> content
         self._were_mounted: set[str] = set()  # target digests, as the index said that was read
         self._images: dict[str, Image] = {}
+        self._layer_pairs: frozenset[tuple[str, str]] = frozenset()
 
     # ---- reading
 
@@ -158,6 +164,10 @@ class Catalog:
     def used_blobs(self) -> dict[str, int]:
         """Digest -> size of all blobs that some image needs."""
         return {digest: size for content in self._contents.values() for digest, size in content.blobs.items()}
+
+    def layer_pairs(self) -> frozenset[tuple[str, str]]:
+        """Blob digest and diff id of each layer of all images."""
+        return self._layer_pairs
 
     def used_chain_ids(self) -> set[str]:
         """All unpacked layers that some image needs."""
@@ -308,6 +318,7 @@ class Catalog:
         self._contents = {digest: content for digest, content in contents.items() if digest in targets}
         self._names = names
         self._images = self._listed()
+        self._layer_pairs = frozenset(pair for c in self._contents.values() for pair in c.layer_pairs)
 
     def _listed(self) -> dict[str, Image]:
         images: dict[str, Image] = {}

@@ -76,6 +76,26 @@ class Incoming(ABC):
             raise DigestMismatch(f"blob {digest} has the content of {self.digest}")
 
 
+class InMemory(Incoming):
+    """Content that is kept in memory, whose size the caller has limited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._data = bytearray()
+
+    def _put(self, data: bytes) -> None:
+        self._data += data
+
+    def restart(self) -> None:
+        self._data.clear()
+        super().restart()
+
+    @property
+    def data(self) -> bytes:
+        """What was written."""
+        return bytes(self._data)
+
+
 class Ingest(Incoming):
     """A blob that is being written; ends with `commit` or `abandon` (or as a `with`). `write` raises ResourceExhausted, KernelError."""
 

@@ -27,6 +27,7 @@ from cri_server.images.manifest import Descriptor, Manifest
 from cri_server.images.ring import Interrupted, Receiver
 from cri_server.images.room import Room
 from cri_server.images.streamed import OpenStream, StreamedBlob, streamed
+from cri_server.images.verified import VerifiedLayers
 from cri_server.images.waiting import KeyedLock, Watch, first_error, in_thread
 
 log = logging.getLogger(__name__)
@@ -58,12 +59,14 @@ async def _is_here(descriptor: Descriptor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlobSource:
-    """Where the layers' blobs come from. `watch`: of the whole work; `fetch` sees to a blob, by default they are all in the layout, or
-    tars have taken their places; `stream` sends one that need not be kept to its decoder, or raises Interrupted."""
+    """Where the layers' blobs come from. `watch`: of the whole work; `fetch` gets a blob from where the image comes from, by default
+    they are all in the layout, or tars have taken their places; `stream` sends one that need not be kept to its decoder, or raises
+    Interrupted. `is_listed`: the layers are those of an image that is or was listed, so they were verified then."""
 
     watch: Watch
     fetch: Callable[[Descriptor], Awaitable[None]] = _is_here
     stream: Callable[[Descriptor, OpenStream], Awaitable[None]] | None = None
+    is_listed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class LayerMaker:
         self._blobs, self._layers, self._files = folders.blobs, folders.layers, folders.files
         self._catalog, self._policy, self._holds, self._room = catalog, policy, holds, room
         self._jobs = jobs
+        self._verified = VerifiedLayers(catalog)
         self._turns = KeyedLock()
 
     async def make_all(
@@ -108,6 +112,8 @@ class LayerMaker:
 
     def needs_blob(self, image_id: str, layer: Descriptor, diff_id: str) -> bool:
         """Whether the layer's blob must be fetched before `make_all` can have the layer of that image."""
+        if not self._verified.has(layer.digest, diff_id):
+            return True
         if (
             self._catalog.is_mounted(image_id)
             and not self._policy.keep_blobs
@@ -115,6 +121,10 @@ class LayerMaker:
         ):
             return False
         return self._blobs.size(layer.digest) != layer.size
+
+    def _is_shared(self, layer: Descriptor, diff_id: str, source: BlobSource) -> bool:
+        """Whether what is here of the layer may be used for the image: see `verified`."""
+        return source.is_listed or self._verified.has(layer.digest, diff_id)
 
     async def convert(self, content: Content) -> bool:
         """Have a listed image's layers in the form that new ones get, from what is here; whether they are to be mounted then.
@@ -124,7 +134,8 @@ class LayerMaker:
         mounted = self._policy.erofs
         make = self._index_all if mounted else self._unpack_all
         try:
-            await make(content.manifest, content.diff_ids, BlobSource(Watch(math.inf, "")))
+            source = BlobSource(Watch(math.inf, ""), is_listed=True)
+            await make(content.manifest, content.diff_ids, source)
         except BaseExceptionGroup as problems:
             raise first_error(problems) from None
         return mounted
@@ -137,14 +148,14 @@ class LayerMaker:
         diff_ids: Sequence[str],
         source: BlobSource,
     ) -> None:
-        layers = dict(zip(reversed(diff_ids), reversed(manifest.layers), strict=True))
         chain_id = chain_ids(diff_ids)[-1]
+        layers = {(d, layer.digest): layer for d, layer in zip(diff_ids, manifest.layers, strict=True)}
         async with (
             self._index_beside(diff_ids, chain_id, source) as tars,
             asyncio.TaskGroup() as group,
         ):
-            for diff_id in dict.fromkeys(diff_ids):
-                group.create_task(self._have_tar(diff_id, layers[diff_id], source, tars))
+            for (diff_id, _), layer in layers.items():
+                group.create_task(self._have_tar(diff_id, layer, source, tars))
         async with self._turns.of(f"index {chain_id}", source.watch):
             if not self._files.has_index(chain_id):
                 await self._make_index(diff_ids, chain_id, source.watch)
@@ -186,18 +197,24 @@ class LayerMaker:
         source: BlobSource,
         tars: GrowingTars | None,
     ) -> None:
-        """Somebody who does the same already is waited for."""
+        """Somebody who does the same already is waited for. A tar that is here counts only if this blob is known to be it; else the
+        blob is fetched and decoded to a tar of its own, which is dropped when it was the same."""
         async with self._turns.of(f"tar {diff_id}", source.watch):
-            here = self._files.has_tar(diff_id)
+            is_shared = self._is_shared(descriptor, diff_id, source)
+            here = is_shared and self._files.has_tar(diff_id)
             if not here and await self._stream_tar(diff_id, descriptor, source, tars):
                 return
             if not here or self._policy.keep_blobs:
-                await source.fetch(descriptor)
+                await self._have_blob(descriptor, is_shared, source)
             if not here:
                 await self._make_tar(diff_id, descriptor, source.watch)
                 self._drop_blob(descriptor.digest)
             if tars:
                 tars.begun(diff_id, self._files.open_tar(diff_id))
+
+    async def _have_blob(self, descriptor: Descriptor, is_shared: bool, source: BlobSource) -> None:
+        if not is_shared or self._blobs.size(descriptor.digest) != descriptor.size:
+            await source.fetch(descriptor)
 
     def _drop_blob(self, digest: str) -> None:
         """The tar has taken its place, unless somebody else wants it: then it is collected later."""
@@ -217,7 +234,8 @@ class LayerMaker:
     ) -> bool:
         """Make the tar while its blob arrives; False when it must be made from a blob that is kept, or has to be looked into."""
         stream, watch = source.stream, source.watch
-        is_kept = self._policy.keep_blobs or self._blobs.size(descriptor.digest) == descriptor.size
+        is_here = self._blobs.size(descriptor.digest) == descriptor.size
+        is_kept = self._policy.keep_blobs or (is_here and self._is_shared(descriptor, diff_id, source))
         if stream is None or is_kept:
             return False
         try:
@@ -239,7 +257,7 @@ class LayerMaker:
                         yield blob
 
                 await stream(descriptor, opened)
-                await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
+                await self._commit_tar(folder, descriptor, diff_id, watch)
         except Interrupted:
             return False
         return True
@@ -250,9 +268,15 @@ class LayerMaker:
             async with self._jobs.folder() as folder:
                 async with self._jobs.core(watch):
                     await self._write_tar(diff_id, blob_fd, folder, watch.touch)
-                await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
+                await self._commit_tar(folder, descriptor, diff_id, watch)
         finally:
             os.close(blob_fd)
+
+    async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
+        """The tar in `folder`, made from this blob, is the layer. One that is here already stays: it may be mounted, and in memory."""
+        if not self._files.has_tar(diff_id):
+            await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
+        self._verified.add(layer.digest, diff_id)
 
     async def _write_tar(
         self, diff_id: str, blob: int | Receiver, folder: str, ticked: Callable[[], None]
@@ -317,8 +341,9 @@ class LayerMaker:
     async def _unpack_layer(self, layer: _Wanted, source: BlobSource) -> None:
         """Somebody who does the same already is waited for."""
         async with self._turns.of(f"layer {layer.chain[-1]}", source.watch):
-            await source.fetch(layer.descriptor)
-            if self._layers.get(layer.chain[-1]) is None:
+            is_shared = self._is_shared(layer.descriptor, layer.diff_id, source)
+            await self._have_blob(layer.descriptor, is_shared, source)
+            if not is_shared or self._layers.get(layer.chain[-1]) is None:
                 await self._unpack(layer, source.watch)
         layer.committed.set()
 
@@ -337,7 +362,9 @@ class LayerMaker:
                     )
                 if layer.below is not None:
                     await layer.below.wait()
-                await in_thread(lambda: self._layers.commit(folder, layer.chain))
+                if self._layers.get(layer.chain[-1]) is None:  # one that is here is in use
+                    await in_thread(lambda: self._layers.commit(folder, layer.chain))
+            self._verified.add(layer.descriptor.digest, layer.diff_id)
         finally:
             os.close(fd)
 

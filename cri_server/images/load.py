@@ -21,7 +21,7 @@ from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Stream
 from cri_server.images.manifest import Descriptor, Index, Manifest
 from cri_server.images.reference import Reference, is_digest
 from cri_server.images.waiting import Abandoned
-from pyrunc.errors import Error, InvalidArgument, KernelError, PeerError, Unavailable
+from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, Unavailable
 
 FILES_LIMIT = 20_000
 IMAGES_LIMIT = 1000
@@ -48,10 +48,36 @@ class _Archive:
     links: dict[str, str] = field(default_factory=dict)
 
 
+class _ArchiveBlobs:
+    """Of the layout's blobs those that came with the archive: an image is what its archive has, not what it names."""
+
+    def __init__(self, blobs: Blobs, archive: _Archive) -> None:
+        self._blobs = blobs
+        self._digests = set(archive.digests.values())
+
+    def read(self, digest: str, limit_bytes: int) -> bytes:
+        """The content, verified. Raises NotFound, DigestMismatch."""
+        if digest not in self._digests:
+            raise NotFound(f"the archive has no blob {digest}")
+        return self._blobs.read(digest, limit_bytes)
+
+    def size(self, digest: str) -> int | None:
+        """None if the archive does not have it."""
+        return self._blobs.size(digest) if digest in self._digests else None
+
+    def open_blob(self, digest: str) -> int:
+        """A descriptor for reading, which the caller closes. Raises NotFound."""
+        return self._blobs.open_blob(digest)
+
+    def put(self, data: bytes) -> str:
+        """Store content that is made of the archive's; its digest."""
+        return self._blobs.put(data)
+
+
 class _Parsed:
     """The documents among the blobs, each parsed once however many images name it."""
 
-    def __init__(self, blobs: Blobs) -> None:
+    def __init__(self, blobs: _ArchiveBlobs) -> None:
         self._blobs = blobs
         self._manifests: dict[tuple[str, str], Manifest | Index] = {}
         self._configs: dict[str, manifests.Config] = {}
@@ -105,7 +131,8 @@ def load(
     Blobs that no image needs are the caller's to collect, also after an error. Raises BadLayer, BadManifest, InvalidArgument, NotFound,
     ResourceExhausted, and OSError.
     """
-    return _images(blobs, _read(blobs, archive, given_up), Reference.parse(name) if name else None)
+    content = _read(blobs, archive, given_up)
+    return _images(_ArchiveBlobs(blobs, content), content, Reference.parse(name) if name else None)
 
 
 def _read(blobs: Blobs, stream: Stream, given_up: Callable[[], bool]) -> _Archive:
@@ -147,7 +174,7 @@ def _clean(name: bytes) -> str:
     return os.path.normpath("/" + os.fsdecode(name)).lstrip("/")
 
 
-def _images(blobs: Blobs, archive: _Archive, name: Reference | None) -> list[Loaded]:
+def _images(blobs: _ArchiveBlobs, archive: _Archive, name: Reference | None) -> list[Loaded]:
     docker = _json(blobs, archive, "manifest.json", list)
     index = _digest(archive, "index.json")
     if index is not None:
@@ -171,7 +198,7 @@ def _images(blobs: Blobs, archive: _Archive, name: Reference | None) -> list[Loa
 # ---- OCI layout
 
 
-def _from_layout(blobs: Blobs, archive: _Archive, digest: str, docker: list[Any]) -> list[Loaded]:
+def _from_layout(blobs: _ArchiveBlobs, archive: _Archive, digest: str, docker: list[Any]) -> list[Loaded]:
     index = manifests.parse(blobs.read(digest, manifests.LIMIT_BYTES), manifests.OCI_INDEX)
     assert isinstance(index, Index)
     tags = {
@@ -215,7 +242,7 @@ def _annotated(descriptor: Descriptor) -> list[str]:
 # ---- docker-archive
 
 
-def _from_docker(blobs: Blobs, archive: _Archive, item: Any, parsed: _Parsed) -> Loaded:
+def _from_docker(blobs: _ArchiveBlobs, archive: _Archive, item: Any, parsed: _Parsed) -> Loaded:
     if not isinstance(item, dict) or not isinstance(item.get("Layers"), list):
         raise BadLayer("manifest.json: an entry is not an image")
     if len(item["Layers"]) > manifests.LAYERS_LIMIT:
@@ -236,7 +263,7 @@ def _repo_tags(item: dict[str, Any]) -> list[Any]:
     return names
 
 
-def _layer(blobs: Blobs, digest: str) -> Descriptor:
+def _layer(blobs: _ArchiveBlobs, digest: str) -> Descriptor:
     fd = blobs.open_blob(digest)
     try:
         magic = os.read(fd, 4)
@@ -249,7 +276,7 @@ def _layer(blobs: Blobs, digest: str) -> Descriptor:
 # ---- both
 
 
-def _config(blobs: Blobs, manifest: Manifest, parsed: _Parsed) -> manifests.Config:
+def _config(blobs: _ArchiveBlobs, manifest: Manifest, parsed: _Parsed) -> manifests.Config:
     config = parsed.config(manifest.config.digest)
     manifests.check_platform(config, manifests.host_platform())
     if len(config.diff_ids) != len(manifest.layers):
@@ -288,7 +315,7 @@ def _need(archive: _Archive, name: str) -> str:
     return digest
 
 
-def _json(blobs: Blobs, archive: _Archive, name: str, kind: type[Any]) -> Any:
+def _json(blobs: _ArchiveBlobs, archive: _Archive, name: str, kind: type[Any]) -> Any:
     digest = _digest(archive, name)
     if digest is None:
         return None

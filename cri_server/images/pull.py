@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cri_server.images import manifest as manifests
 from cri_server.images.catalog import Name
 from cri_server.images.client import Session
-from cri_server.images.content import DigestMismatch, Incoming, Ingest, store_errors
+from cri_server.images.content import DigestMismatch, Incoming, Ingest, InMemory, store_errors
 from cri_server.images.hosts import hosts_for
 from cri_server.images.layer_maker import BlobSource
 from cri_server.images.layers import chain_ids
@@ -62,6 +62,7 @@ class Pull:
         self._fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
         self._loop = asyncio.get_running_loop()
         self._fetched = self._total = self._unseen = 0
+        self._downloaded: set[str] = set()  # digests of the blobs that this pull has got
 
     async def run(self) -> str:
         """The image id. Raises Error, whose message names the reference."""
@@ -88,7 +89,7 @@ class Pull:
             await self._thread(lambda: self._check_signatures(rules, registry, list(blobs)))
         needed = [*blobs, manifest.config.digest, *(d.digest for d in manifest.layers)]
         async with self._store.holding(needed):
-            config = await self._config(registry, manifest)
+            config = await self._config(registry, manifest, blobs)
             async with self._store.holding([*chain_ids(config.diff_ids), *config.diff_ids]):
                 # The manifests reach the disk while the layers arrive.
                 await together(self._layers(registry, manifest, config), self._keep(blobs))
@@ -135,12 +136,12 @@ class Pull:
         except ImportError:
             raise WrongState(f"{self._policy} needs the Python package cryptography") from None
 
-    async def _config(self, registry: Registry, manifest: Manifest) -> Config:
-        await self._fetch(registry, manifest.config)
-        data = await self._thread(
-            lambda: self._store.blobs.read(manifest.config.digest, manifests.LIMIT_BYTES)
-        )
-        config = manifests.parse_config(data)
+    async def _config(self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]) -> Config:
+        """Fetched also when it is here, which proves the right to the image: see `verified`. It is added to `blobs`."""
+        content = InMemory()
+        await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
+        blobs[manifest.config.digest] = content.data
+        config = manifests.parse_config(content.data)
         manifests.check_platform(config, manifests.host_platform())
         if len(config.diff_ids) != len(manifest.layers):
             raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
@@ -170,12 +171,13 @@ class Pull:
     # ---- blobs
 
     async def _fetch(self, registry: Registry, descriptor: Descriptor) -> None:
-        """See to it that the blob is here; one download of it, however many pulls want it."""
+        """Download the blob, also when it is here: see `verified`. A manifest that names it twice has it once."""
         async with self._store.turns.of(f"blob {descriptor.digest}", self._watch):
-            if self._store.blobs.size(descriptor.digest) == descriptor.size:
+            if descriptor.digest in self._downloaded:
                 return
             async with self._fetches:
                 await self._thread(lambda: self._download(registry, descriptor))
+            self._downloaded.add(descriptor.digest)
 
     def _download(self, registry: Registry, descriptor: Descriptor) -> None:
         with Ingest(self._store.blobs) as ingest:
@@ -209,8 +211,7 @@ class Pull:
         self._loop.call_soon_threadsafe(self._count, size)
 
     def _count(self, size: int) -> None:
-        if self._total:  # the configuration, which comes before, does not count
-            self._fetched += size
+        self._fetched += size
         self._unseen += max(0, size)
         if self._unseen >= PROGRESS_BYTES:
             self._unseen = 0

@@ -123,7 +123,8 @@ class Store:
         log.warning("image %s: %s its layers again", name.tagged or name.target.digest, what)
         content = await in_thread(lambda: self.catalog.read(name.target))
         async with self.loading():
-            await self.maker.make_all(content.manifest, content.diff_ids, BlobSource(Watch(math.inf, "")))
+            source = BlobSource(Watch(math.inf, ""), is_listed=True)
+            await self.maker.make_all(content.manifest, content.diff_ids, source)
             await self.publish([name], content.diff_ids)
 
     async def close(self) -> None:

@@ -218,14 +218,39 @@ async def test_the_same_layer_twice_in_one_image(registry: Registry, service: Im
     assert names(rootfs.lower_dirs[0]) == ({"same", "other"} if rootfs.mount else {"same"})
 
 
-async def test_a_second_pull_fetches_nothing_but_the_manifest(
+async def test_a_second_pull_fetches_manifest_and_configuration_only(
     registry: Registry, service: ImageService
 ) -> None:
-    registry.push("app:v1", make())
+    built = make()
+    registry.push("app:v1", built)
     await service.pull(f"{registry.host}/app:v1")
     registry.requests.clear()
     await service.pull(f"{registry.host}/app:v1")
-    assert len(registry.requests) == 1
+    assert [r.path for r in registry.requests] == ["/v2/app/manifests/v1", f"/v2/app/blobs/{built.id}"]
+
+
+async def test_a_layer_in_another_compression_is_fetched_once(
+    tmp_path: Path, registry: Registry, service: ImageService, each_store: str
+) -> None:
+    """Only a blob that was decoded proves that it is the layer, also after a restart; the layer that is here stays as it is."""
+    common = layer({"common": random.Random(3).randbytes(100_000)})
+    for repository, compress in (("first", "gzip"), ("second", "zstd"), ("third", "zstd")):
+        registry.push(f"{repository}:v1", image([common], {"Cmd": [repository]}), compress=compress)
+    identity = set()
+    fetched = {}
+    for repository in ("first", "second", "third"):
+        registry.requests.clear()
+        found = await service.pull(f"{registry.host}/{repository}:v1")
+        fetched[repository] = len(registry.asked("/blobs/")) - 1
+        [path] = (tmp_path / "images" / ("tars" if each_store == "erofs" else "layers")).iterdir()
+        identity.add(path.stat().st_ino)
+        await service.close()
+        service = ImageService(tmp_path / "images")
+        await service.start()
+    assert fetched == {"first": 1, "second": 1, "third": 0} and len(identity) == 1
+    assert (await service.rootfs(found)).config.cmd == ["third"]
+    assert names(tmp_path / "images/ingest") == set()
+    await service.close()
 
 
 async def test_an_image_without_layers_has_an_empty_root(registry: Registry, service: ImageService) -> None:

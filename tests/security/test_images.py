@@ -1,0 +1,163 @@
+"""Images of one tenant against those of another: manifests, configurations and archives that name what is not theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server.images import manifest as types
+from cri_server.images.build import BuiltImage, Node, descriptor, image, layer, manifest_of, oci_archive
+from cri_server.images.service import ImageService
+from pyrunc.errors import Error, NotFound, PeerError
+from tests.cri.images.conftest import each_store, impatient, service, texts
+from tests.support.registry import Registry
+
+__all__ = ["each_store", "impatient", "service"]
+pytestmark = pytest.mark.usefixtures("each_store", "impatient")
+
+SECRET = image([layer({"secret": "the other tenant's", "base": "1"})], {"Env": ["TOKEN=secret"]})
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """The company's, with a private image."""
+    with Registry(tmp_path / "registry", auth=("basic", "user", "password")) as running:
+        running.push("private/app:v1", SECRET)
+        yield running
+
+
+@pytest.fixture
+def attacker(tmp_path: Path) -> Iterator[Registry]:
+    """A registry that the attacker runs. It does not have the content of the private image."""
+    with Registry(tmp_path / "attacker") as running:
+        yield running
+
+
+@pytest.fixture
+async def node(service: ImageService, registry: Registry) -> ImageService:
+    """A node on which another tenant has pulled the private image."""
+    from cri_server.images.model import Auth
+
+    await service.pull(f"{registry.host}/private/app:v1", Auth(username="user", password="password"))
+    return service
+
+
+def put_manifest(registry: Registry, config: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
+    """A manifest of these descriptors as `mine:v1`; the reference."""
+    document = {"schemaVersion": 2, "mediaType": types.OCI_MANIFEST, "config": config, "layers": layers}
+    registry.put_manifest("mine:v1", json.dumps(document).encode(), types.OCI_MANIFEST)
+    return f"{registry.host}/mine:v1"
+
+
+def private_manifest() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(manifest_of(SECRET)[0])
+    return found
+
+
+def push_blob(registry: Registry, data: bytes, media_type: str) -> dict[str, Any]:
+    registry.put_blob(data)
+    return descriptor(data, media_type)
+
+
+async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
+    """Why the pull failed; the node has the private image only, under no other name."""
+    with pytest.raises(kind) as caught:
+        await node.pull(reference)
+    [found] = await node.list()
+    assert found.id == SECRET.id and all("private" in name for name in found.repo_tags + found.repo_digests)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("layers", ["the private image's", "junk"])
+async def test_a_manifest_names_a_foreign_configuration(
+    node: ImageService, attacker: Registry, layers: str
+) -> None:
+    """The image id of a private image is known to everybody who sees its pod. A manifest of the attacker's registry names it as its
+    configuration: it is asked of that registry, which does not have it, so that no pod gets the files of the private image."""
+    document = private_manifest()
+    if layers == "junk":
+        document["layers"] = [push_blob(attacker, b"junk", types.OCI_LAYER)]
+    reference = put_manifest(attacker, document["config"], document["layers"])
+    assert "not found" in await refused(node, reference, NotFound)
+    assert attacker.asked(f"blobs/{SECRET.id}")
+
+
+async def test_a_foreign_layer_over_junk(node: ImageService, attacker: Registry) -> None:
+    """A configuration of the attacker's names the uncompressed digest of a private layer, which SBOMs publish, and the manifest has junk
+    in its place: the junk is fetched, and is not that layer."""
+    mine = image(SECRET.layers, {"Cmd": ["cat", "/secret"]})
+    config = push_blob(attacker, mine.config, types.OCI_CONFIG)
+    junk = push_blob(attacker, layer({"junk": "junk"}), types.OCI_LAYER)
+    await refused(node, put_manifest(attacker, config, [junk]), PeerError)
+    assert attacker.asked(f"blobs/{junk['digest']}")
+
+
+async def test_a_foreign_blob_tells_nothing(node: ImageService, attacker: Registry) -> None:
+    """A manifest names the blob of a private layer over another uncompressed digest. That blob is fetched, not taken from the node, so
+    that no error tells what its content has for a digest, with which the layer could be named."""
+    mine = image([layer({"mine": "1"})])
+    config = push_blob(attacker, mine.config, types.OCI_CONFIG)
+    message = await refused(node, put_manifest(attacker, config, private_manifest()["layers"]), NotFound)
+    [diff_id] = json.loads(SECRET.config)["rootfs"]["diff_ids"]
+    assert diff_id not in message
+
+
+async def test_a_manifest_digest_is_no_proof(node: ImageService, attacker: Registry) -> None:
+    """The digest of a private manifest is in the status of its pod. A registry that claims to serve it has to serve it, and its
+    configuration."""
+    data, _ = manifest_of(SECRET)
+    attacker.put_manifest("mine:v1", data, types.OCI_MANIFEST)
+    await refused(node, f"{attacker.host}/mine:v1", NotFound)
+    [digest] = [r for _, r in attacker.manifests if r.startswith("sha256:")]
+    await refused(node, f"{attacker.host}/mine@{digest}", NotFound)
+    assert attacker.asked("GET .*/manifests/")
+
+
+async def test_credentials_are_asked_for_what_is_here(node: ImageService, registry: Registry) -> None:
+    """kubelet lets the runtime check whether a pod's credentials may pull an image that is on the node: a pull without them fails."""
+    assert "unauthorized" in await refused(node, f"{registry.host}/private/app:v1", PeerError)
+
+
+@pytest.mark.parametrize("lacks", ["configuration", "layer", "manifest"])
+async def test_an_archive_without_what_it_names(tmp_path: Path, node: ImageService, lacks: str) -> None:
+    """An archive names a private image of the node by its digests, and has not all of its content: it is refused, though the node has
+    the rest."""
+    data, blobs = manifest_of(SECRET)
+    missing = {
+        "configuration": SECRET.id,
+        "layer": next(digest for digest in blobs if digest != SECRET.id),
+        "manifest": descriptor(data, "")["digest"],
+    }[lacks]
+    (tmp_path / "archive.tar").write_bytes(without_blob(SECRET, missing))
+    with pytest.raises(Error, match=r"archive (has no blob|lacks layer)"):
+        await node.load(tmp_path / "archive.tar")
+    [found] = await node.list()
+    assert "docker.io/library/mine:v1" not in found.repo_tags
+
+
+def without_blob(built: BuiltImage, digest: str) -> bytes:
+    """The image's archive without one of its blobs."""
+    import io
+    import tarfile
+
+    files: dict[str, Node] = {}
+    with tarfile.open(fileobj=io.BytesIO(oci_archive({"docker.io/library/mine:v1": built}))) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            assert file is not None
+            files[member.name] = Node(file.read())
+    del files["blobs/" + digest.replace(":", "/")]
+    return layer(files, parents=False)
+
+
+async def test_what_is_pulled_rightly_is_shared(node: ImageService, attacker: Registry) -> None:
+    """The counterpart: a registry that serves manifest and configuration has the image, whose layers are not fetched again."""
+    attacker.push("copied/app:v1", SECRET)
+    assert await node.pull(f"{attacker.host}/copied/app:v1") == SECRET.id
+    blobs = {request.path.rpartition("/")[2] for request in attacker.asked("/blobs/")}
+    assert blobs == {SECRET.id}
+    assert texts(await node.rootfs(SECRET.id), "secret") == ["the other tenant's"]
