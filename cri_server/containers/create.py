@@ -137,7 +137,9 @@ async def find_checkpoint(work: Work) -> None:
     reference = work.archive or work.config.image.image
     if not reference:
         raise InvalidArgument("config.image.image is empty")
-    work.checkpoint = await restore.take(work.services, work.id, reference)
+    work.checkpoint = await restore.take(
+        work.services, work.id, reference, work.config.image.user_specified_image
+    )
     if work.checkpoint is not None and work.runtime.binary:
         raise InvalidArgument(
             f"runtime handler {work.sandbox.runtime_handler!r} is another runtime: only our own restores a checkpoint"
@@ -316,7 +318,8 @@ def _container(work: Work, image_signal: str) -> Container:
     assert work.image is not None and work.built is not None
     resources = api.LinuxContainerResources()
     resources.CopyFrom(work.config.linux.resources)
-    image = work.image
+    image, asked = work.image, work.config.image
+    name, name_by_digest = work.services.images.names(image, [asked.user_specified_image, asked.image])
     return Container(
         id=work.id,
         sandbox_id=work.sandbox.id,
@@ -324,8 +327,8 @@ def _container(work: Work, image_signal: str) -> Container:
         created_at_ns=time.time_ns(),
         boot_id=work.services.node.boot_id,
         image_id=image.id,
-        image_ref=image.repo_digests[0] if image.repo_digests else image.id,
-        image_name=image.repo_tags[0] if image.repo_tags else work.config.image.image,
+        image_ref=name_by_digest,
+        image_name=name,
         user=work.built.user,
         stop_signal=signals.chosen(work.config.stop_signal, image_signal),
         log_path=log_path(work.sandbox.config, work.config),

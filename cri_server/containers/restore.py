@@ -40,8 +40,12 @@ SEPARATE = ("network", "pid", "ipc")
 of a pod's."""
 
 
-async def take(services: Services, identifier: str, reference: str) -> Checkpoint | None:
+async def take(
+    services: Services, identifier: str, reference: str, user_specified_image: str = ""
+) -> Checkpoint | None:
     """The checkpoint that an image reference means, its files in the container's folder; None for an ordinary image.
+
+    kubelet's reference is an id, and `user_specified_image` what the pod has: its manifest says whether the image is a checkpoint.
 
     Raises NotFound, InvalidArgument, WrongState (no CRIU, images are not to be restored), ResourceExhausted, KernelError; the
     folder is the caller's to remove.
@@ -60,7 +64,10 @@ async def take(services: Services, identifier: str, reference: str) -> Checkpoin
         await asyncio.to_thread(remove_path, root / ARCHIVE)
     else:
         image = await services.images.status(reference)
-        if image is None or not holds_checkpoint(services.images.annotations(image.id)):
+        if image is None:
+            return None
+        manifests = services.images.annotations(image.id, [reference, user_specified_image])
+        if not all(holds_checkpoint(annotations) for annotations in manifests):
             return None
         if not services.config.containers.restore_images:
             raise WrongState(
@@ -74,7 +81,7 @@ async def take(services: Services, identifier: str, reference: str) -> Checkpoin
 
 
 def holds_checkpoint(annotations: Mapping[str, object]) -> bool:
-    """Whether an image with these annotations is one."""
+    """Whether a manifest with these annotations is of one."""
     return any(name in annotations for name in names.ANNOTATIONS)
 
 

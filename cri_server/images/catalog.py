@@ -144,11 +144,37 @@ class Catalog:
         return None
 
     def content(self, image_id: str) -> Content:
-        """Raises NotFound."""
-        for content in self._contents.values():
-            if content.image_id == image_id:
-                return content
-        raise NotFound(f"no image {image_id}")
+        """What all manifests of the image have in common: configuration, diff ids, form. Raises NotFound."""
+        return self.contents(image_id)[0]
+
+    def content_of(self, name: Name) -> Content:
+        """What the name's own manifest says."""
+        return self._contents[name.target.digest]
+
+    def contents(self, image_id: str, references: Iterable[str] = ()) -> list[Content]:
+        """The image with the manifest that `name_of` these references leads to; without such a name with each of its manifests, whose
+        annotations and blobs may differ. Raises NotFound."""
+        name = self.name_of(image_id, references)
+        if name is not None:
+            return [self.content_of(name)]
+        found = [content for content in self._contents.values() if content.image_id == image_id]
+        if not found:
+            raise NotFound(f"no image {image_id}")
+        return found
+
+    def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
+        """The image's name that the first possible of these references means: with the tag of the reference, or without one where it
+        has a digest or its tag has moved since. None when no reference leads to a repository of the image."""
+        names = self.names_of(image_id)
+        for reference in references:
+            name = self.name(reference)
+            if name in names and "@" not in reference:
+                return name
+            repository = repository_of(reference)
+            same = [name] if name in names else [n for n in names if n.repository == repository != ""]
+            if same and same[0]:
+                return replace(same[0], tag=None)
+        return None
 
     def is_mounted(self, image_id: str) -> bool:
         """Whether the image is mounted, for one that is not here: whether it will be. One that is listed stays as it is, for
@@ -395,6 +421,14 @@ class Catalog:
             found.append(Name("", None, target))
         indexed = {n.target.digest for n in found if n.target.media_type == manifests.OCI_MANIFEST}
         return [n for n in found if n.target.digest in indexed] or found
+
+
+def repository_of(reference: str) -> str:
+    """`HOST/PATH`; empty for an id and for what is no reference."""
+    try:
+        return "" if is_id(reference) else Reference.parse(reference).name
+    except Error:
+        return ""
 
 
 def _kind(parsed: Manifest | Index) -> str:

@@ -24,7 +24,7 @@ from cri_server.images.erofs.mounts import ImageMount
 from cri_server.images.inflate import Limits
 from cri_server.images.layer_blobs import PlainLayers
 from cri_server.images.layer_maker import BlobSource
-from cri_server.images.manifest import LIMIT_BYTES, Descriptor
+from cri_server.images.manifest import LIMIT_BYTES
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.places import Places
 from cri_server.images.reference import Reference
@@ -207,9 +207,22 @@ class ImageService:
         self._roots.add(found)
         return found
 
-    def annotations(self, image_id: str) -> Mapping[str, object]:
-        """Of the image's manifest. Raises NotFound."""
-        return self._store.catalog.content(image_id).manifest.annotations or {}
+    def annotations(
+        self, image_id: str, references: Sequence[str] = ()
+    ) -> builtins.list[Mapping[str, object]]:
+        """Those of the manifest that these references lead to, or of each manifest of the image: images of one id may come from several
+        manifests, and anybody may make one with annotations of his own. Raises NotFound."""
+        contents = self._store.catalog.contents(image_id, references)
+        return [content.manifest.annotations or {} for content in contents]
+
+    def names(self, image: Image, references: Sequence[str]) -> tuple[str, str]:
+        """The image's name and its digest form, in the repository and with the tag that one of these references has; without such a
+        name the first ones, and the id where it has none."""
+        name = self._store.catalog.name_of(image.id, references)
+        if name is not None and name.by_digest:
+            return name.tagged or name.by_digest, name.by_digest
+        digest = image.repo_digests[0] if image.repo_digests else image.id
+        return image.repo_tags[0] if image.repo_tags else digest, digest
 
     def room(self) -> Limits:
         """What an archive may unpack to on the store's disk. Raises ResourceExhausted when there is none."""
@@ -239,9 +252,9 @@ class ImageService:
         found = [(await self.rootfs(image_id)).mount for image_id in dict.fromkeys(image_ids)]
         return [mount for mount in found if mount is not None]
 
-    async def details(self, image_id: str) -> dict[str, Any]:
-        """For people: labels, the image's configuration, and its layers as they were fetched. Raises NotFound."""
-        content = self._store.catalog.content(image_id)
+    async def details(self, image_id: str, reference: str = "") -> dict[str, Any]:
+        """For people: labels, the image's configuration, and its layers as they were fetched for this reference. Raises NotFound."""
+        content = self._store.catalog.contents(image_id, [reference])[0]
         data = await in_thread(lambda: self._store.blobs.read(content.manifest.config.digest, LIMIT_BYTES))
         layers = [{"digest": layer.digest, "size": layer.size} for layer in content.manifest.layers]
         labels = content.config.image.labels
@@ -282,19 +295,19 @@ class ImageService:
     async def save(self, references: Sequence[str]) -> AsyncGenerator[bytes, None]:
         """The images as an archive, part by part: by a name with that tag, by an id with all. Raises NotFound, KernelError."""
         wanted: dict[str, list[str]] = {}
-        targets: dict[str, Descriptor] = {}
+        names: dict[str, Name] = {}
         for reference in references:
             image, name = self._named(reference)
             is_id = image.id.removeprefix("sha256:").startswith(reference.removeprefix("sha256:"))
             tags = image.repo_tags if is_id else [name.tagged] if name.tagged else []
             wanted.setdefault(image.id, []).extend(tag for tag in tags if tag not in wanted.get(image.id, []))
-            targets.setdefault(image.id, name.target)
-        contents = {i: self._store.catalog.content(i) for i in wanted}
+            names.setdefault(image.id, name)
+        contents = {i: self._store.catalog.content_of(name) for i, name in names.items()}
         held = [digest for c in contents.values() for digest in (*c.blobs, *c.diff_ids)]
         async with self._store.holding(held):
             blobs = PlainLayers(self._store.blobs, self._store.files)
             images = [
-                exports.Exported(blobs.add(targets[i], contents[i].manifest, contents[i].diff_ids), tags)
+                exports.Exported(blobs.add(names[i].target, contents[i].manifest, contents[i].diff_ids), tags)
                 for i, tags in wanted.items()
             ]
             parts = exports.archive(blobs, images)

@@ -56,7 +56,7 @@ class ImageService:
         if image is not None:
             response.image.CopyFrom(message(image))
             if request.verbose:
-                details = await self._services.images.details(image.id)
+                details = await self._services.images.details(image.id, request.image.image)
                 response.info["info"] = json.dumps({"user": image.user, **details})
         return response
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from cri_server.checkpoints.names import ANNOTATIONS
+from cri_server.containers.restore import holds_checkpoint
 from cri_server.images import manifest as types
 from cri_server.images.build import BuiltImage, Node, descriptor, image, layer, manifest_of, oci_archive
-from cri_server.images.service import ImageService
+from cri_server.images.service import Auth, ImageService
 from pyrunc.errors import Error, NotFound, PeerError
 from tests.cri.images.conftest import each_store, impatient, service, texts
 from tests.support.registry import Registry
@@ -40,8 +42,6 @@ def attacker(tmp_path: Path) -> Iterator[Registry]:
 @pytest.fixture
 async def node(service: ImageService, registry: Registry) -> ImageService:
     """A node on which another tenant has pulled the private image."""
-    from cri_server.images.model import Auth
-
     await service.pull(f"{registry.host}/private/app:v1", Auth(username="user", password="password"))
     return service
 
@@ -161,3 +161,25 @@ async def test_what_is_pulled_rightly_is_shared(node: ImageService, attacker: Re
     blobs = {request.path.rpartition("/")[2] for request in attacker.asked("/blobs/")}
     assert blobs == {SECRET.id}
     assert texts(await node.rootfs(SECRET.id), "secret") == ["the other tenant's"]
+
+
+async def test_a_copy_that_says_it_is_a_checkpoint(
+    service: ImageService, registry: Registry, attacker: Registry
+) -> None:
+    """A copy of a public image whose manifest has a checkpoint's annotation comes first. The image has one id under both names, but the
+    public one stays an ordinary image, by its name and by the id that kubelet passes; only the copy is a checkpoint."""
+    registry.auth = None
+    data, _ = manifest_of(SECRET)
+    attacker.push("copy:v1", SECRET)
+    claim = {**json.loads(data), "annotations": {ANNOTATIONS[0]: "c"}}
+    attacker.put_manifest("copy:v1", json.dumps(claim).encode(), types.OCI_MANIFEST)
+    copy, public = f"{attacker.host}/copy:v1", f"{registry.host}/private/app:v1"
+
+    def is_checkpoint(*references: str) -> bool:
+        return all(map(holds_checkpoint, service.annotations(SECRET.id, references)))
+
+    assert await service.pull(copy) == SECRET.id and is_checkpoint(SECRET.id)
+    assert await service.pull(public) == SECRET.id
+    for references in ((public,), (SECRET.id, public), (SECRET.id,), (SECRET.id, "nothing:v1")):
+        assert not is_checkpoint(*references), references
+    assert is_checkpoint(copy) and is_checkpoint(SECRET.id, copy)

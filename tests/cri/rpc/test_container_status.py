@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
@@ -9,7 +10,12 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import IMAGE, Server, code_of
+from cri_server.checkpoints.names import ANNOTATIONS
+from cri_server.images import manifest as types
+from cri_server.images.build import manifest_of
+from tests.cri.rpc.images import an_image, pull, remove
+from tests.cri.server_harness import IMAGE, Server, code_of, message_of
+from tests.support.registry import Registry
 
 
 @pytest.mark.requirement("1.b.4", "4.5.2", "4.6.1", "4.6.6")
@@ -87,3 +93,46 @@ def test_the_image_by_every_name(server: Server) -> None:
 def test_the_stop_signal_of_the_request(server: Server) -> None:
     config = server.container_config(stop_signal=api.SIGNAL_SIGRTMINPLUS3)
     assert server.status(server.create(server.run_pod(), config)).stop_signal == api.SIGNAL_SIGRTMINPLUS3
+
+
+@pytest.mark.requirement("4.6.1")
+def test_the_image_is_named_as_the_pod_names_it(server: Server, registry: Registry) -> None:
+    """kubelet passes the image id, and beside it what the pod has; other names of the same image are not this container's."""
+    host = registry.host
+    digests = [registry.push(name, an_image("names")) for name in ("z/app:v2", "z/app:v1", "a/copy:v1")]
+    (identifier,) = {pull(server, f"{host}/{name}") for name in ("z/app:v2", "z/app:v1", "a/copy:v1")}
+    digest = digests[0]
+    pod = server.run_pod()
+    for asked, image, image_ref in (
+        (f"{host}/z/app:v1", f"{host}/z/app:v1", f"{host}/z/app@{digest}"),
+        (f"{host}/z/app:v2", f"{host}/z/app:v2", f"{host}/z/app@{digest}"),
+        (f"{host}/a/copy:v1", f"{host}/a/copy:v1", f"{host}/a/copy@{digest}"),
+        (f"{host}/z/app@{digest}", f"{host}/z/app@{digest}", f"{host}/z/app@{digest}"),
+        (f"{host}/z/app:gone", f"{host}/z/app@{digest}", f"{host}/z/app@{digest}"),
+        ("", f"{host}/a/copy:v1", f"{host}/a/copy@{digest}"),
+    ):
+        spec = api.ImageSpec(image=identifier, user_specified_image=asked)
+        container = server.create(pod, server.container_config(image=spec))
+        status = server.status(container)
+        assert (status.image.image, status.image_ref, status.image_id) == (image, image_ref, identifier)
+        assert status.image.user_specified_image == asked
+        server.remove_container(container)
+    remove(server, identifier)
+
+
+def test_a_copy_of_an_image_that_holds_a_checkpoint(server: Server, registry: Registry) -> None:
+    """Whether an image is a checkpoint is said by the manifest that the pod's name leads to, not by its id."""
+    host = registry.host
+    registry.push("public/app:v1", an_image("copied"))
+    data, _ = manifest_of(an_image("copied"))
+    claim = {**json.loads(data), "annotations": {ANNOTATIONS[0]: "c"}}
+    registry.put_manifest("mine/copy:v1", json.dumps(claim).encode(), types.OCI_MANIFEST)
+    (identifier,) = {pull(server, f"{host}/{name}") for name in ("mine/copy:v1", "public/app:v1")}
+    pod = server.run_pod()
+    for asked in (f"{host}/public/app:v1", ""):
+        spec = api.ImageSpec(image=identifier, user_specified_image=asked)
+        server.remove_container(server.create(pod, server.container_config(image=spec)))
+    spec = api.ImageSpec(image=identifier, user_specified_image=f"{host}/mine/copy:v1")
+    words = message_of(lambda: server.create(pod, server.container_config(image=spec)))
+    assert "holds a checkpoint" in words
+    remove(server, identifier)
