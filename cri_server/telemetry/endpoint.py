@@ -21,7 +21,9 @@ from pyrunc.errors import Error, WrongState
 log = logging.getLogger(__name__)
 
 REQUEST_S = 10.0  # for a request to arrive, and for an answer to be taken
-CONNECTIONS_LIMIT = 64
+# More than twice what asyncio accepts in one turn of its loop (a backlog of 100): a connection that
+# brings its request along is read before later ones make it the oldest.
+CONNECTIONS_LIMIT = 256
 READ_BYTES = 16 << 10
 SOCKET_MODE = 0o660
 
@@ -45,6 +47,8 @@ class Endpoint:
     def __init__(self, address: str, routes: Mapping[str, Route]) -> None:
         self._address, self._routes = address, routes
         self._connections: set[asyncio.Task[None]] = set()
+        self._idle: dict[asyncio.Task[None], None] = {}
+        """Those that wait for their client, the longest waiting first."""
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -86,21 +90,38 @@ class Endpoint:
         task = asyncio.current_task()
         assert task is not None
         try:
-            if len(self._connections) < CONNECTIONS_LIMIT:
+            if self._make_room():
                 self._connections.add(task)
-                await self._serve(reader, writer)
+                await self._serve(task, reader, writer)
         except (OSError, TimeoutError, h11.ProtocolError):
             pass  # the client's end of it
         except asyncio.CancelledError:
             pass  # the server's
         finally:
             self._connections.discard(task)
+            self._idle.pop(task, None)
             writer.transport.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _make_room(self) -> bool:
+        """Whether one more may come. At the limit the one that has waited longest for its client
+        goes: any local user may connect by TCP."""
+        if len(self._connections) < CONNECTIONS_LIMIT:
+            return True
+        oldest = next(iter(self._idle), None)
+        if oldest is None:
+            return False
+        self._idle.pop(oldest)
+        self._connections.discard(oldest)
+        oldest.cancel()
+        return True
+
+    async def _serve(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Requests one after the other, until either side has had enough."""
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_BYTES)
         while True:
+            self._idle[task] = None
             async with asyncio.timeout(REQUEST_S):
                 try:
                     request = await _request(connection, reader)
@@ -110,12 +131,15 @@ class Endpoint:
                     return
             if request is None:
                 return
+            self._idle.pop(task, None)
             reply = await self._answer(request)
+            self._idle[task] = None
             async with asyncio.timeout(REQUEST_S):
                 await _send(connection, writer, request.method.decode(), reply)
             if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
                 return
             connection.start_next_cycle()
+            del self._idle[task]  # the next wait begins now
 
     async def _answer(self, request: h11.Request) -> Reply:
         if request.method not in (b"GET", b"HEAD"):

@@ -93,6 +93,28 @@ async def test_a_flood_of_connections_is_bounded(served: str) -> None:
     assert b"200" in await ask(served, get("/metrics"))
 
 
+async def test_idle_connections_shut_nobody_out() -> None:
+    """Any local user may connect by TCP. Proof: beside more idle connections than the limit a request
+    is answered, also on a connection that had one answered before; the oldest idle ones are closed.
+    """
+    endpoint = Endpoint("127.0.0.1:0", {"/metrics": hello})
+    await endpoint.start()
+    try:
+        idle = [
+            await asyncio.open_connection("127.0.0.1", endpoint.port) for _ in range(CONNECTIONS_LIMIT + 5)
+        ]
+        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+        for _ in range(2):
+            writer.write(get("/metrics"))
+            assert (await reader.readuntil(b"hello \n")).startswith(b"HTTP/1.1 200")
+        assert [await reader.read() for reader, _ in idle[:6]] == [b""] * 6
+        assert not idle[-1][0].at_eof()
+        for _, each in [*idle, (reader, writer)]:
+            each.close()
+    finally:
+        await endpoint.close()
+
+
 async def test_tcp_and_an_address_that_is_taken() -> None:
     first = Endpoint("127.0.0.1:0", {"/metrics": hello})
     await first.start()
