@@ -51,7 +51,8 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
         part.keep_open()
     with socket.socket(fileno=fds[0]) as link:
         while (received := ipc.receive(link)) is not None:
-            request, _ = received
+            request, stray = received
+            ipc.close_all(stray)
             try:
                 answered = answer(request)
             except Error as error:

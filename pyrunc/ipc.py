@@ -49,15 +49,16 @@ def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
         os.close(memory)
 
 
-def receive(sock: socket) -> tuple[Message, list[int]] | None:
+def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors, which are the caller's to close; None when the peer has gone.
 
+    A message with more than `fds_limit` descriptors is refused; the kernel closes those for which
+    there is no room. With 0 the text cannot be in a memfd either.
     Raises BlockingIOError (nothing there, non-blocking socket), PeerError (not one of our messages).
     """
+    room = CMSG_SPACE(fds_limit * 4) if fds_limit else 0
     try:
-        packet, ancillary, flags, _ = sock.recvmsg(
-            INLINE_LIMIT_BYTES, CMSG_SPACE(MOST_FDS * 4), MSG_CMSG_CLOEXEC
-        )
+        packet, ancillary, flags, _ = sock.recvmsg(INLINE_LIMIT_BYTES, room, MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None
     fds = array.array("i")
@@ -71,6 +72,8 @@ def receive(sock: socket) -> tuple[Message, list[int]] | None:
     try:
         if flags & (MSG_TRUNC | MSG_CTRUNC):
             raise PeerError("a message was cut off")
+        if len(received) > fds_limit:  # the room is aligned: 1 descriptor has room for 2
+            raise PeerError(f"a message has {len(received)} descriptors, more than {fds_limit}")
         text = packet
         if packet == _IN_MEMFD and received:
             memory = received.pop(0)
@@ -126,5 +129,7 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 def _send(sock: socket, packet: bytes, fds: Sequence[int]) -> None:
-    ancillary = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([packet], ancillary, MSG_NOSIGNAL)
+    if not fds:
+        sock.send(packet, MSG_NOSIGNAL)  # jails refuse sendmsg(2), which could carry descriptors
+        return
+    sock.sendmsg([packet], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))], MSG_NOSIGNAL)

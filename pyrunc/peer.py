@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyrunc import ipc
-from pyrunc.errors import Unavailable, from_wire
+from pyrunc.errors import PeerError, Unavailable, from_wire
 
 Answer = tuple[dict[str, Any], list[int]]
 """The fields of an answer and its descriptors, which are the asker's to close."""
@@ -121,14 +121,18 @@ class Peer:
             ipc.close_all(fds)
             self._on_other(message)
             return
-        future = self._waiting.pop(message["id"], None)
-        if future is None or future.done():  # cancelled meanwhile: nobody wants its descriptors
-            ipc.close_all(fds)
-        elif "error" in message:
-            ipc.close_all(fds)
-            future.set_exception(from_wire(message["error"]))
+        number, fields, error = message["id"], message.get("ok"), message.get("error")
+        future = self._waiting.pop(number, None) if isinstance(number, int) else None
+        if future is not None and not future.done() and isinstance(fields, dict) and error is None:
+            future.set_result((fields, fds))
+            return
+        ipc.close_all(fds)
+        if future is None or future.done():  # the caller was cancelled meanwhile
+            return
+        if isinstance(error, dict):
+            future.set_exception(from_wire(error))
         else:
-            future.set_result((message["ok"], fds))
+            future.set_exception(PeerError(f"{self._name} sent neither a result nor an error"))
 
 
 async def answered(answer: asyncio.Future[Answer]) -> Answer:
@@ -142,6 +146,16 @@ async def answered(answer: asyncio.Future[Answer]) -> Answer:
         if answer.done() and not answer.cancelled() and answer.exception() is None:
             ipc.close_all(answer.result()[1])
         raise
+
+
+async def answered_without_fds(answer: asyncio.Future[Answer]) -> dict[str, Any]:
+    """The fields of an answer that has no descriptors; those that came all the same are closed.
+
+    Raises the error that was answered.
+    """
+    fields, fds = await answered(answer)
+    ipc.close_all(fds)
+    return fields
 
 
 def fail(future: asyncio.Future[Any], why: str) -> None:

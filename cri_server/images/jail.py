@@ -26,7 +26,7 @@ KEPT = (
 # truncate(2): landlock knows it from Linux 6.2 on, and lets it through before.
 _REFUSED = """
     execve execveat fork vfork clone clone3 unshare setns
-    socket socketpair connect bind listen accept accept4 sendmmsg
+    socket socketpair connect bind listen accept accept4 sendmsg sendmmsg recvmsg recvmmsg
     mount umount2 move_mount open_tree open_tree_attr fsopen fspick fsmount fsconfig mount_setattr pivot_root chroot swapon swapoff
     ptrace process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal kill tkill tgkill kcmp
     bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register seccomp
@@ -38,9 +38,10 @@ _REFUSED = """
 """
 # fcntl(2): who gets a descriptor's signals, and it may be SIGKILL. Landlock knows it from Linux 6.12 on.
 _REFUSED_COMMANDS = {"fcntl": (F_SETOWN, F_SETOWN_EX)}
-# sendmsg(2) says what went wrong; seccomp(2) knows no pointers, so calls that take a path are not among them at all.
+# sendto(2) reports the error; sendmsg(2) could pass descriptors to the server. seccomp(2) knows no
+# pointers, so calls that take a path are not among them at all.
 _DECODERS = """
-    read pread64 write lseek close sendmsg
+    read pread64 write lseek close sendto
     mmap mremap munmap mprotect madvise brk futex rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
     clock_gettime getrandom sched_yield getpid gettid exit exit_group
 """

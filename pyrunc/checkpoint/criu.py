@@ -204,9 +204,13 @@ class Criu:
             if level == SOL_SOCKET and kind == SCM_RIGHTS
             for (number,) in _INT.iter_unpack(content[: len(content) // 4 * 4])
         )
-        if not packet:
-            raise PeerError("criu ended before it answered")
-        return decode(packet), fds
+        try:
+            if not packet:
+                raise PeerError("criu ended before it answered")
+            return decode(packet), fds
+        except BaseException:
+            _fd.close_all(fds)
+            raise
 
 
 def _spawn_without_new_privileges(

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from pyrunc import ipc
 from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.errors import Error, NotFound, PeerError, Unavailable
-from pyrunc.peer import Peer, answered, fail
+from pyrunc.peer import Peer, answered, answered_without_fds, fail
 from pyrunc.records import Record, Request
 from pyrunc.shim import messages
 from pyrunc.shim.messages import (
@@ -343,9 +343,7 @@ class ShimClient:
     async def _ask(self, request: Request, kind: type[Answered], fds: Sequence[int] = ()) -> Answered:
         """The answer to a request that gets no descriptors; `fds` stay the caller's. Raises Error, PeerError for a bad answer."""
         _, answering = self._peer.ask(request.to_message(), fds)
-        fields, received = await answered(answering)
-        ipc.close_all(received)
-        return kind.of(fields, PeerError)
+        return kind.of(await answered_without_fds(answering), PeerError)
 
     async def _call(
         self, request: Request, kind: type[Answered], launch: CompiledLaunch | None = None
@@ -454,3 +452,4 @@ def _distribute(streams: Streams, fds: Sequence[int], stdin: bool, stdout: bool,
         streams.stdout_fd = remaining.pop(0)
     if stderr and remaining:  # a container with a tty has no stderr
         streams.stderr_fd = remaining.pop(0)
+    ipc.close_all(remaining)

@@ -149,10 +149,16 @@ class _Listener:
                 connection.close()
         except (OSError, Error) as error:
             raise PeerError(f"the runtime has sent no terminal: {error}") from None
-        for level, kind, content in ancillary:
-            if (level, kind) == (SOL_SOCKET, SCM_RIGHTS) and len(content) >= 4:
-                return int.from_bytes(content[:4], sys.byteorder)
-        raise PeerError("the runtime has sent no terminal")
+        fds = [
+            int.from_bytes(content[at : at + 4], sys.byteorder)
+            for level, kind, content in ancillary
+            if (level, kind) == (SOL_SOCKET, SCM_RIGHTS)
+            for at in range(0, len(content) - 3, 4)
+        ]
+        if len(fds) != 1:  # CMSG_SPACE is aligned: there is room for two
+            ipc.close_all(fds)
+            raise PeerError(f"the runtime has sent {len(fds)} descriptors, not one terminal")
+        return fds[0]
 
     def __exit__(self, *error: object) -> None:
         self._socket.close()

@@ -207,10 +207,11 @@ class Pod:
             raise
 
     def _launch(self, container: Container, call: Call, compiled: CompiledContainer) -> None:
-        fds, io, parts = call.take_fds(), compiled.io, Parts()
+        io, parts = compiled.io, Parts()
         container.open_log(io.log_path, io.log_directory or "")
         tty, stdin, once = bool(io.tty), bool(io.stdin), bool(io.stdin_once)
         streams = Streams(stdin=stdin and not tty, stdout=not tty, stderr=not tty)
+        fds = call.take_fds()  # nothing above closes them when it fails, as for a log that is a link
         parts.end("log and pipes")
 
         def done(process: Process) -> None:
@@ -390,10 +391,11 @@ class Pod:
 
     def _exec(self, call: Call, asked: messages.StartExec) -> None:
         container, exec_id, tty = self._running(asked.container), asked.exec, asked.tty
-        compiled, fds = CompiledExec.of(asked.compiled), call.take_fds()
+        compiled = CompiledExec.of(asked.compiled)
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
         streams = Streams(**{n: getattr(asked, n) and not tty for n in messages.STREAMS})
+        fds = call.take_fds()
         session = self._execs[exec_id] = Exec(exec_id, container, call.connection)
 
         def done(started: Process) -> None:

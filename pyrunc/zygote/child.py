@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Function = Callable[[Message, list[int]], Any]
     """Of the request's arguments and descriptors."""
 
+TEXT_LIMIT = 1000  # characters of each of an error's texts; JSON makes up to 6 bytes of one
 _FIRST_FD = 3
 _LAST_FD = 0x7FFF_FFFF
 
@@ -86,12 +87,18 @@ def _errand(zygote: int, function: Function, asked: Run, fds: list[int]) -> int:
     try:
         outcome = function(asked.arguments, mine)
     except Error as error:
-        ipc.send(answers, Outcome(error=error.to_wire()).to_fields())
+        ipc.send(answers, Outcome(error=_brief(error.to_wire())).to_fields())
         return 1
     if isinstance(outcome, list):
         ipc.send(answers, Outcome(ok=True).to_fields(), outcome)
         return 0
     return _code(outcome)
+
+
+def _brief(wire: dict[str, Any]) -> dict[str, Any]:
+    """The error with its texts cut, so that it fits into one packet: a layer's author chooses names
+    of members, and the server takes no memfd of a job."""
+    return {k: v[:TEXT_LIMIT] if isinstance(v, str) else v for k, v in wire.items()}
 
 
 def _code(outcome: object) -> int:

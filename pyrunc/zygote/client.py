@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, PeerError, Unavailable, from_wire
-from pyrunc.peer import Peer, answered, fail
+from pyrunc.peer import Peer, answered_without_fds, fail
 from pyrunc.records import Record
 from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Keep, Outcome, Ready, Run
 
@@ -97,8 +97,7 @@ class Zygote:
         process = await self._live()
         asked = Fork(function, _fields(arguments))
         _, answering = process.peer.ask(asked.to_message(), fds)
-        answer, _ = await answered(answering)
-        return Forked.of(answer, PeerError)
+        return Forked.of(await answered_without_fds(answering), PeerError)
 
     async def run(
         self,
@@ -109,22 +108,24 @@ class Zygote:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+        result_fds: int = 0,
     ) -> ErrandResult:
         """Run `module:function(arguments, fds)` in a child and wait for its end; the arguments are the record's fields.
 
-        The function returns None (exit code 0), an exit code, or a list of descriptors to hand over; it may exec another
-        program. `env` is added to the zygote's environment. An `Error` that it raises is raised here; other exceptions
+        The function returns None (exit code 0), an exit code, or a list of at most `result_fds`
+        descriptors for the caller; of a process that sends more, all are closed and PeerError is
+        raised. It may exec another program. `env` is added to the zygote's environment. An `Error` that it raises is raised here; other exceptions
         become a traceback on stderr and exit code 1. After `timeout_s` the errand and its descendants are killed and
         DeadlineExceeded is raised; cancelling kills them too. Descendants that a finished errand leaves behind are killed.
         """
         process = await self._live()
-        errand = _Errand(output_limit_bytes)
+        errand = _Errand(output_limit_bytes, result_fds)
         try:
             asked = Run(function, _fields(arguments), dict(env or {}), timeout_s)
             with errand.open_ends(stdin) as ends:
                 number, answering = process.peer.ask(asked.to_message(), [*ends, *fds])
             try:
-                answer, _ = await answered(answering)
+                answer = await answered_without_fds(answering)
             except asyncio.CancelledError:
                 process.peer.tell({"id": UNANSWERED, **Cancel(number).to_message()})
                 raise
@@ -213,8 +214,8 @@ class _Process:
 class _Errand:
     """The pipes around one errand: what it writes is read here until it ends."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self, limit_bytes: int, fds_limit: int) -> None:
+        self._limit_bytes, self._fds_limit = limit_bytes, fds_limit
         self._loop = asyncio.get_running_loop()
         self._outputs: list[_Output] = []
         self._result, self._their_result = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -240,15 +241,18 @@ class _Errand:
             output.drain()
         fds: list[int] = []
         try:
-            received = ipc.receive(self._result)
+            received = ipc.receive(self._result, self._fds_limit)
         except BlockingIOError:
             received = None
         if received:
             message, fds = received
-            outcome = Outcome.of(message, PeerError)
-            if outcome.error is not None:
+            try:
+                outcome = Outcome.of(message, PeerError)
+                if outcome.error is not None:
+                    raise from_wire(outcome.error)
+            except BaseException:
                 ipc.close_all(fds)
-                raise from_wire(outcome.error)
+                raise
         stdout, stderr = (bytes(output.content) for output in self._outputs)
         truncated = any(output.truncated for output in self._outputs)
         return ErrandResult(exit_code, stdout, stderr, fds, truncated)

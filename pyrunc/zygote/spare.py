@@ -53,7 +53,11 @@ class Spare:
             return None
         finally:
             self._socket.close()
-        return received[0] if received else {}
+        if not received:
+            return {}
+        prepared, stray = received
+        ipc.close_all(stray)
+        return prepared
 
 
 def _waiting_for(name: str) -> Function:

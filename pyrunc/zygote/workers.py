@@ -14,6 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable
 from pyrunc.peer import Answer, Peer, answered
 from pyrunc.records import Record, Request
@@ -105,7 +106,14 @@ class Workers:
         except Error:
             self._put_back(worker)
             raise
-        self._put_back(worker, last=FromWorker.of(answer[0], PeerError).last)
+        fields, received = answer
+        try:
+            last = FromWorker.of(fields, PeerError).last
+        except PeerError:
+            ipc.close_all(received)
+            self._put_back(worker, last=True)
+            raise
+        self._put_back(worker, last=last)
         return answer
 
     def _take(self) -> _Worker:

@@ -6,7 +6,10 @@ import asyncio
 import os
 from socket import AF_UNIX, SOCK_SEQPACKET, socketpair
 
+import pytest
+
 from pyrunc import ipc
+from pyrunc.errors import Error
 from pyrunc.peer import Peer, answered
 
 
@@ -35,3 +38,26 @@ async def _cancel_with_the_answer() -> None:
 
 async def _asking(answer: asyncio.Future[tuple[dict[str, object], list[int]]]) -> None:
     await answered(answer)
+
+
+def test_answers_that_are_none_end_the_question_and_leave_nothing() -> None:
+    """Proof: the question raises or its next answer counts, and the descriptors are closed."""
+    asyncio.run(_answer_with_nonsense())
+
+
+async def _answer_with_nonsense() -> None:
+    for nonsense in ({"ok": 7}, {"error": "text"}, {}, {"ok": {}, "error": {}}):
+        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        ours.setblocking(False)
+        read_end, write_end = os.pipe2(os.O_NONBLOCK)
+        peer = Peer(ours, "the other side", lambda message: None)
+        with theirs:
+            number, answer = peer.ask({"call": "x"})
+            ipc.send(theirs, {"id": [number], **nonsense}, [write_end])
+            ipc.send(theirs, {"id": number, **nonsense}, [write_end])
+            os.close(write_end)
+            with pytest.raises(Error):
+                await asyncio.wait_for(answered(answer), 10)
+        peer.close("the end")
+        assert os.read(read_end, 1) == b"", nonsense
+        os.close(read_end)

@@ -317,6 +317,29 @@ def test_a_link_where_the_log_goes(server: Server, pod: str, canary: Canary) -> 
         server.runtime.ReopenContainerLog(api.ReopenContainerLogRequest(container_id=container), timeout=5)
 
 
+def test_starts_that_fail_leave_no_descriptors(server: Server, pod: str) -> None:
+    """A tenant whose container cannot be started, because its log is a folder, has it tried again and
+    again. Each launch brings descriptors, mounts among them. Proof: the numbers of open descriptors
+    of the shim and of the server are what they were after the first attempt.
+    """
+    shim = json.loads((server.state / "sandboxes" / pod / "shim.json").read_text())["pid"]
+
+    def fail() -> None:
+        container = server.create(pod, asked(server, log_path="folder.log"))
+        Path(server.status(container).log_path).mkdir(exist_ok=True)
+        assert "log" in message_of(lambda: server.start_container(container))
+        server.remove_container(container)
+
+    def open_descriptors() -> list[int]:
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (shim, server.pid)]
+
+    fail()
+    before = open_descriptors()
+    for _ in range(5):
+        fail()
+    assert wait_until(lambda: open_descriptors() <= before, 10), (before, open_descriptors())
+
+
 def test_links_on_the_way_to_the_log(server: Server, pod: str, canary: Canary) -> None:
     """The same by folders: the container's one in the pod's log directory, or that directory itself, becomes a link to the canary
     before the start, or before the log is reopened. Proof: both fail, and the canary saw nobody (a new log would be a new

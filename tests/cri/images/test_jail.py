@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,9 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path, landlock: int
     assert result.exit_code == 0, result.stderr.decode()
     assert there == 0, "the memory was removed"
     answer = json.loads(result.stdout)
-    assert answer["succeeded"] == [] and len(exploit.attempts(asked, str(folder))) > 50
+    with socket.socket() as any_socket:
+        assert len(exploit.attempts(asked, str(folder), any_socket)) > 50
+    assert answer["succeeded"] == []
     assert {"d", "link", "whiteout"} <= set(answer["works"]) and (folder / "d/file").read_text() == "the blob"
     assert canary.stat() == before and not os.listxattr(canary)
     assert canary.read_text() == "unharmed" and {p.name for p in tmp_path.iterdir()} == {"layer", "canary"}

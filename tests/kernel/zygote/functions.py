@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from pyrunc import ipc
 from pyrunc.errors import NotFound
 from pyrunc.records import Record
 
@@ -46,6 +47,36 @@ def hand_over(arguments: Message, fds: list[int]) -> list[int]:
     reading, writing = os.pipe()
     os.write(writing, b"from the errand")
     return [reading]
+
+
+RESULT_SOCKET = 3
+
+
+def _send_result(message: Message, count: int) -> int:
+    """`message` with `count` descriptors, past the function's return value."""
+    answers = socket.socket(fileno=os.dup(RESULT_SOCKET))
+    ipc.send(answers, message, [0] * count)
+    return 0
+
+
+def hand_over_many(arguments: Message, fds: list[int]) -> int:
+    return _send_result({"ok": True}, ipc.MOST_FDS)
+
+
+def hand_over_with_an_error(arguments: Message, fds: list[int]) -> int:
+    return _send_result({"error": NotFound("with descriptors").to_wire()}, ipc.MOST_FDS)
+
+
+def hand_over_nonsense(arguments: Message, fds: list[int]) -> int:
+    return _send_result({"ok": "perhaps"}, 1)
+
+
+def send_memfd(arguments: Message, fds: list[int]) -> int:
+    return _send_result({"ok": True, "more": "x" * 100_000}, 0)
+
+
+def refuse_at_length(arguments: Message, fds: list[int]) -> None:
+    raise NotFound("\u20ac" * 100_000)
 
 
 def refuse(arguments: Message, fds: list[int]) -> None:

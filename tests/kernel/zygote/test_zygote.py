@@ -76,7 +76,7 @@ async def test_an_errand_has_no_descriptor_but_its_own(zygote: Zygote) -> None:
 
 
 async def test_an_errand_hands_descriptors_over(zygote: Zygote) -> None:
-    result = await zygote.run(f"{HERE}:hand_over")
+    result = await zygote.run(f"{HERE}:hand_over", result_fds=1)
     assert [os.read(fd, 100) for fd in result.fds] == [b"from the errand"]
     for fd in result.fds:
         os.close(fd)
@@ -394,6 +394,30 @@ def rehearsals_of(pid: int) -> list[Path]:
     return found
 
 
+@pytest.mark.parametrize("function", ["hand_over_many", "hand_over_with_an_error", "hand_over_nonsense"])
+async def test_descriptors_that_the_caller_does_not_expect_are_closed(zygote: Zygote, function: str) -> None:
+    """A job that was taken over sends what it likes: 250 descriptors each time, with any message."""
+    before = descriptors(os.getpid())
+    for expected in (0, 1):
+        with pytest.raises((PeerError, NotFound)):
+            await zygote.run(f"{HERE}:{function}", result_fds=expected)
+    assert descriptors(os.getpid()) <= before
+
+
+async def test_a_message_in_a_memfd_of_a_job_is_not_read(zygote: Zygote) -> None:
+    """The server would parse up to 64 MiB of a taken over job's choice in its event loop."""
+    before = descriptors(os.getpid())
+    with pytest.raises(PeerError, match="cut off"):
+        await zygote.run(f"{HERE}:send_memfd")
+    assert descriptors(os.getpid()) <= before
+
+
+async def test_an_error_with_a_long_text_arrives_cut(zygote: Zygote) -> None:
+    with pytest.raises(NotFound) as raised:
+        await zygote.run(f"{HERE}:refuse_at_length")
+    assert raised.value.message.startswith("\u20ac\u20ac") and len(raised.value.message) == 1000
+
+
 async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> None:
     await zygote.run(f"{HERE}:leave")
     pid = zygote.pid
@@ -402,7 +426,7 @@ async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> 
     before = descriptors(pid)
     for _ in range(100):
         await zygote.run(f"{HERE}:echo", Asked(say="x"))
-        result = await zygote.run(f"{HERE}:hand_over")
+        result = await zygote.run(f"{HERE}:hand_over", result_fds=1)
         for fd in result.fds:
             os.close(fd)
     await _until(lambda: descriptors(pid) <= before and not children(pid))
