@@ -88,6 +88,14 @@ class Content:
         return self.config.diff_ids
 
     @property
+    def documents(self) -> set[str]:
+        """The digests of its manifest and of the indexes that lead to it."""
+        return set(self.blobs) - {
+            self.manifest.config.digest,
+            *(layer.digest for layer in self.manifest.layers),
+        }
+
+    @property
     def layer_pairs(self) -> list[tuple[str, str]]:
         """The layers' blob and uncompressed digests, bottom first."""
         return [(layer.digest, d) for layer, d in zip(self.manifest.layers, self.diff_ids, strict=True)]
@@ -146,6 +154,11 @@ class Catalog:
     def content(self, image_id: str) -> Content:
         """What all manifests of the image have in common: configuration, diff ids, form. Raises NotFound."""
         return self.contents(image_id)[0]
+
+    def documents(self, repository: str) -> set[str]:
+        """The digests of all manifests and indexes here that this repository has served."""
+        names = [name for name in self._names if name.repository == repository]
+        return {digest for name in names for digest in self.content_of(name).documents}
 
     def content_of(self, name: Name) -> Content:
         """What the name's own manifest says."""
@@ -296,7 +309,8 @@ class Catalog:
             contents[name.target.digest] = self.examine(name.target)
             kept = [_demoted(n, name) for n in after]
             after = list(dict.fromkeys([*filter(None, kept), name]))
-        self._write(after, contents)
+        if set(after) != set(self._names) or contents != self._contents:
+            self._write(after, contents)
         self._take(after, contents)
 
     def remove(self, names: Iterable[Name]) -> None:

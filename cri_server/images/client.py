@@ -89,8 +89,10 @@ class Session:
         if self._aborted.wait(seconds):
             raise Abandoned
 
-    def get(self, host: Host, url: str, headers: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
-        """The response to a GET, redirects followed, its body not read (the caller closes it); and who gave it, when a
+    def get(
+        self, host: Host, url: str, headers: dict[str, str], method: str = "GET"
+    ) -> tuple[BaseHTTPResponse, str]:
+        """The response to a GET or HEAD, redirects followed, its body not read (the caller closes it); and who gave it, when a
         redirect led away from the origin of `url`: host[:port] of that other server, which is owed no secret.
 
         Raises Unavailable, Forbidden, Abandoned.
@@ -98,7 +100,7 @@ class Session:
         origin, foreign = urlsplit(url), False
         sent = {**{name: ", ".join(values) for name, values in host.headers.items()}, **headers}
         for _ in range(REDIRECTS_LIMIT + 1):
-            response = self._send("GET", host, url, sent, None, foreign)
+            response = self._send(method, host, url, sent, None, foreign)
             location = response.headers.get("Location")
             if response.status not in _REDIRECTS or not location:
                 return response, urlsplit(url).netloc if foreign else ""

@@ -28,7 +28,7 @@ from cri_server.images.store import Store
 from cri_server.images.streamed import OpenStream
 from cri_server.images.waiting import Watch, in_thread
 from cri_server.together import together
-from pyrunc.errors import Error, ResourceExhausted, WrongState
+from pyrunc.errors import Error, NotFound, ResourceExhausted, WrongState
 from pyrunc.kernel.scheduling import set_batch_policy
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Pull:
         rules = await self._thread(self._rules)
         hosts = await self._thread(lambda: hosts_for(self._reference.domain, self._certs_dirs))
         registry = Registry(self._session, self._reference, hosts, self._auth)
-        target, data = await self._thread(registry.resolve)
+        target, data = await self._resolve(registry)
         blobs = {target.digest: data}
         manifest = await self._manifest(registry, target, data, blobs)
         if rules is not None:
@@ -97,6 +97,25 @@ class Pull:
                     await self._store.publish([self._name(target)], config.diff_ids)
         self._tell("done")
         return manifest.config.digest
+
+    async def _resolve(self, registry: Registry) -> tuple[Descriptor, bytes]:
+        """What the reference means now, with its content, which is not fetched when the reference meant it before."""
+        name = self._store.catalog.name(str(self._reference))
+        known = {name.target.digest: name.target} if name else {}
+        target, data = await self._thread(lambda: registry.resolve(known))
+        data = data or await self._read(target.digest)
+        if data is not None:
+            return target, data
+        target, data = await self._thread(lambda: registry.resolve({}))  # it was removed meanwhile
+        assert data is not None
+        return target, data
+
+    async def _read(self, digest: str) -> bytes | None:
+        """A manifest or index from the store; None when it is gone, or damaged."""
+        try:
+            return await self._thread(lambda: self._store.blobs.read(digest, manifests.LIMIT_BYTES))
+        except (NotFound, DigestMismatch):
+            return None
 
     async def _manifest(
         self, registry: Registry, target: Descriptor, data: bytes, blobs: dict[str, bytes]
@@ -113,9 +132,17 @@ class Pull:
                 raise manifests.BadManifest(f"index: a manifest of {chosen.size} bytes")
             if chosen.digest in blobs:
                 raise manifests.BadManifest("the index contains itself")
-            blobs[chosen.digest] = await self._thread(partial(registry.manifest, chosen))
+            blobs[chosen.digest] = await self._chosen(registry, chosen)
             found = manifests.parse(blobs[chosen.digest], chosen.media_type)
         return found
+
+    async def _chosen(self, registry: Registry, chosen: Descriptor) -> bytes:
+        """The content of a manifest that an index names; fetched unless this repository has served it before."""
+        is_known = chosen.digest in self._store.catalog.documents(self._reference.name)
+        data = await self._read(chosen.digest) if is_known else None
+        if data is not None:
+            return data
+        return await self._thread(lambda: registry.manifest(chosen))
 
     def _rules(self) -> Policy | None:
         """The policy, if there is one; what it rejects is not even asked for. Raises SignatureValidationFailed, WrongState."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -65,11 +65,23 @@ class Registry:
         self._tokens: dict[Host, str] = {}
         self._lock = threading.Lock()
 
-    def resolve(self) -> tuple[Descriptor, bytes]:
-        """The manifest or index that the reference means: its descriptor and content. Raises what `_each` raises."""
+    def resolve(self, known: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
+        """The manifest or index that the reference means: its descriptor and content.
+
+        `known`: those of this repository that are here, by digest. When there are any, a HEAD asks which one it is now, and a GET
+        follows only for another one; the content is None when it is here. Docker Hub counts GETs of manifests, not HEADs. Raises
+        what `_each` raises.
+        """
         reference = self._reference
         capability = PULL if reference.digest else RESOLVE
-        return self._each(capability, lambda host: self._manifest(host, reference.target, reference.digest))
+
+        def find(host: Host) -> tuple[Descriptor, bytes | None]:
+            digest = self._current_digest(host, reference) if known else ""
+            if digest in known:
+                return known[digest], None
+            return self._manifest_once(host, reference.target, reference.digest)
+
+        return self._each(capability, lambda host: self._retrying(host, lambda: find(host)))
 
     def manifest(self, descriptor: Descriptor) -> bytes:
         """A manifest that an index names."""
@@ -180,6 +192,20 @@ class Registry:
     def _manifest(self, host: Host, target: str, digest: str | None) -> tuple[Descriptor, bytes]:
         return self._retrying(host, lambda: self._manifest_once(host, target, digest))
 
+    def _current_digest(self, host: Host, reference: Reference) -> str:
+        """What a HEAD says that the reference means; empty when the host does not say, and a GET has to tell, or what is wrong: registries
+        are known that answer 403, 404 or 405 to each HEAD, or without a digest, which the specification lets them.
+
+        Raises Unavailable (no answer), Unauthorized (no token)."""
+        accept = {"Accept": ", ".join(manifests.ACCEPTED)}
+        response, _ = self._response(host, f"manifests/{reference.target}", accept, "HEAD")
+        with response:
+            self._all(host, response, 0, "an answer to HEAD")  # gives the connection back
+            if response.status != 200:
+                return ""
+            digest = str(response.headers.get("Docker-Content-Digest", reference.digest or ""))
+        return digest if reference.digest in (None, digest) else ""
+
     def _manifest_once(self, host: Host, target: str, digest: str | None) -> tuple[Descriptor, bytes]:
         with self._open(host, f"manifests/{target}", {"Accept": ", ".join(manifests.ACCEPTED)}) as response:
             data = self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
@@ -249,12 +275,7 @@ class Registry:
 
     def _open(self, host: Host, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
         """A successful response. Raises Unavailable, Unauthorized, _NoSuch, PeerError."""
-        url = f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}{self._namespace(host)}"
-        response, other = self._session.get(host, url, headers | self._authorization(host))
-        if response.status == 401 and not other:
-            response.close()
-            self._log_in(host, response.headers.getlist("WWW-Authenticate"))
-            response, other = self._session.get(host, url, headers | self._authorization(host))
+        response, other = self._response(host, what, headers)
         if response.status in (200, 206):
             return response
         try:
@@ -263,6 +284,18 @@ class Registry:
             raise self._refusal(host, response, what)
         finally:
             response.close()
+
+    def _response(
+        self, host: Host, what: str, headers: dict[str, str], method: str = "GET"
+    ) -> tuple[BaseHTTPResponse, str]:
+        """As `Session.get`, logged in when the host wants that. Raises Unavailable, Unauthorized."""
+        url = self.url(host, what) + self._namespace(host)
+        response, other = self._session.get(host, url, headers | self._authorization(host), method)
+        if response.status == 401 and not other:
+            response.close()
+            self._log_in(host, response.headers.getlist("WWW-Authenticate"))
+            response, other = self._session.get(host, url, headers | self._authorization(host), method)
+        return response, other
 
     # ---- what a push and a login need
 

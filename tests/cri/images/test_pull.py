@@ -218,15 +218,116 @@ async def test_the_same_layer_twice_in_one_image(registry: Registry, service: Im
     assert names(rootfs.lower_dirs[0]) == ({"same", "other"} if rootfs.mount else {"same"})
 
 
-async def test_a_second_pull_fetches_manifest_and_configuration_only(
-    registry: Registry, service: ImageService
+def asked(registry: Registry) -> list[str]:
+    """The requests since the last call, without the repository `app`."""
+    found = [f"{r.method} {r.path.removeprefix('/v2/app/')}" for r in registry.requests]
+    registry.requests.clear()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["manifest", "index"])
+@pytest.mark.parametrize("by", ["tag", "digest"])
+async def test_a_pull_of_what_is_here_fetches_the_configuration_only(
+    registry: Registry, service: ImageService, kind: str, by: str
 ) -> None:
+    """Docker Hub counts each GET of a manifest, two for an index; a HEAD is free."""
     built = make()
+    digest = push_for_this_machine(registry, built) if kind == "index" else registry.push("app:v1", built)
+    target = "v1" if by == "tag" else digest
+    name = f"{registry.host}/app{':' if by == 'tag' else '@'}{target}"
+    assert await service.pull(name) == built.id
+    assert [r for r in asked(registry) if r.startswith("HEAD")] == []
+    before = await service.list()
+    assert await service.pull(name) == built.id
+    assert asked(registry) == [f"HEAD manifests/{target}", f"GET blobs/{built.id}"]
+    assert await service.list() == before
+
+
+def push_for_this_machine(registry: Registry, built: BuiltImage) -> str:
+    platform = types.host_platform()
+    return registry.push_index("app:v1", {(platform.os, platform.architecture, ""): built})
+
+
+async def test_only_what_has_changed_is_fetched(registry: Registry, service: ImageService) -> None:
+    """A tag that has moved; an index that has got another entry, for another platform."""
+    built = make()
+    push_for_this_machine(registry, built)
+    name = f"{registry.host}/app:v1"
+    await service.pull(name)
+    asked(registry)
+    platform = types.host_platform()
+    moved = registry.push_index(
+        "app:v1", {("plan9", "386", ""): make(7), (platform.os, platform.architecture, ""): built}
+    )
+    await service.pull(name)
+    assert asked(registry) == ["HEAD manifests/v1", "GET manifests/v1", f"GET blobs/{built.id}"]
+    [found] = await service.list()
+    assert f"{registry.host}/app@{moved}" in found.repo_digests
+    newer = make(8, layers=1)
+    registry.push("app:v1", newer)
+    assert await service.pull(name) == newer.id
+    assert asked(registry)[:3] == ["HEAD manifests/v1", "GET manifests/v1", f"GET blobs/{newer.id}"]
+
+
+HEADS = {
+    "distribution, Harbor, Quay, GHCR, Docker Hub": ({}, False),
+    "registry.access.redhat.com: no Docker-Content-Digest": ({"headers": {"Docker-Content-Digest": ""}}, True),
+    "no digest of ours": ({"headers": {"Docker-Content-Digest": "sha512:" + "0" * 128}}, True),
+    "the digest of another platform's manifest": ({"headers": {"Docker-Content-Digest": "sha256:" + "0" * 64}}, True),
+    "registry.centos.org: HEAD is 403": ({"status": 403}, True),
+    "HEAD is 404": ({"status": 404}, True),
+    "HEAD is 405": ({"status": 405}, True),
+    "HEAD is 400": ({"status": 400}, True),
+    "HEAD is 501": ({"status": 501}, True),
+    "HEAD is 503": ({"status": 503}, True),
+    "HEAD is 429": ({"status": 429}, True),
+}  # fmt: skip
+"""What registries answer to HEAD of a manifest, and whether a GET follows. Found in distribution-spec 207, containerd 3238, 6684 and
+its resolver, regclient 363, watchtower 667."""
+
+
+@pytest.mark.parametrize("registries", HEADS)
+async def test_registries_that_do_not_answer_heads(
+    registry: Registry, service: ImageService, registries: str
+) -> None:
+    fault, is_fetched = HEADS[registries]
+    built = make(layers=1)
     registry.push("app:v1", built)
     await service.pull(f"{registry.host}/app:v1")
-    registry.requests.clear()
-    await service.pull(f"{registry.host}/app:v1")
-    assert [r.path for r in registry.requests] == ["/v2/app/manifests/v1", f"/v2/app/blobs/{built.id}"]
+    asked(registry)
+    if fault:
+        registry.fault("HEAD .*/manifests/", **fault)
+    assert await service.pull(f"{registry.host}/app:v1") == built.id
+    fetched = ["GET manifests/v1"] if is_fetched else []
+    assert asked(registry) == ["HEAD manifests/v1", *fetched, f"GET blobs/{built.id}"]
+
+
+async def test_a_manifest_that_is_damaged_here_is_fetched(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    built = make(layers=1)
+    digest = registry.push("app:v1", built)
+    name = f"{registry.host}/app:v1"
+    await service.pull(name)
+    asked(registry)
+    (tmp_path / "images/blobs/sha256" / digest.removeprefix("sha256:")).unlink()
+    assert await service.pull(name) == built.id
+    assert asked(registry) == ["HEAD manifests/v1", "GET manifests/v1", f"GET blobs/{built.id}"]
+    assert (tmp_path / "images/blobs/sha256" / digest.removeprefix("sha256:")).exists()
+
+
+@pytest.mark.parametrize("scheme", ["basic", "bearer"])
+async def test_a_head_logs_in(tmp_path: Path, service: ImageService, scheme: str) -> None:
+    with Registry(tmp_path / "locked", auth=(scheme, "user", "secret")) as locked:
+        built = make(layers=1)
+        locked.push("app:v1", built)
+        for _ in range(2):
+            asked(locked)
+            await service.pull(f"{locked.host}/app:v1", Auth(username="user", password="secret"))
+        told = [request for request in asked(locked) if "/token" not in request]
+        assert told == ["HEAD manifests/v1", "HEAD manifests/v1", f"GET blobs/{built.id}"]
+        with pytest.raises(PeerError, match=r"unauthorized|token server"):
+            await service.pull(f"{locked.host}/app:v1", Auth(username="user", password="wrong"))
 
 
 async def test_a_layer_in_another_compression_is_fetched_once(
