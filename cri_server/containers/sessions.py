@@ -137,7 +137,7 @@ class Sessions:
         asked = Dial(port)
         if sandbox.holder and not sandbox.host_network:
             asked = Dial(port, sandbox.holder.pid, sandbox.holder.start_time)
-        result = await self._services.errands.run(DIAL, asked, timeout_s=DIAL_TIMEOUT_S, result_fds=1)
+        result = await self._services.errands.run_for_fd(DIAL, asked, timeout_s=DIAL_TIMEOUT_S)
         if not result.fds:
             raise PeerError(f"dial port {port}: {result.stderr.decode('utf-8', 'replace')[-200:]}")
         return socket.socket(fileno=result.fds[0])

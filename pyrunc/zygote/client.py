@@ -108,20 +108,28 @@ class Zygote:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
-        result_fds: int = 0,
     ) -> ErrandResult:
         """Run `module:function(arguments, fds)` in a child and wait for its end; the arguments are the record's fields.
 
-        The function returns None (exit code 0), an exit code, or a list of at most `result_fds`
-        descriptors for the caller; of a process that sends more, all are closed and PeerError is
-        raised. It may exec another program. `env` is added to the zygote's environment. An `Error` that it raises is raised here; other exceptions
+        The function returns None (exit code 0) or an exit code; descriptors that the process sends
+        are closed, and PeerError is raised. It may exec another program. `env` is added to the
+        zygote's environment. An `Error` that it raises is raised here; other exceptions
         become a traceback on stderr and exit code 1. After `timeout_s` the errand and its descendants are killed and
         DeadlineExceeded is raised; cancelling kills them too. Descendants that a finished errand leaves behind are killed.
         """
-        process = await self._live()
-        errand = _Errand(output_limit_bytes, result_fds)
+        asked = Run(function, _fields(arguments), dict(env or {}), timeout_s)
+        return await self._run(asked, _Errand(output_limit_bytes, 0), fds, stdin)
+
+    async def run_for_fd(
+        self, function: str, arguments: Record | None = None, timeout_s: float | None = None
+    ) -> ErrandResult:
+        """`run` for a function that may return a list of one descriptor, which is in `fds` then."""
+        asked = Run(function, _fields(arguments), {}, timeout_s)
+        return await self._run(asked, _Errand(OUTPUT_LIMIT_BYTES, 1), (), b"")
+
+    async def _run(self, asked: Run, errand: _Errand, fds: Sequence[int], stdin: bytes) -> ErrandResult:
         try:
-            asked = Run(function, _fields(arguments), dict(env or {}), timeout_s)
+            process = await self._live()
             with errand.open_ends(stdin) as ends:
                 number, answering = process.peer.ask(asked.to_message(), [*ends, *fds])
             try:
@@ -131,7 +139,7 @@ class Zygote:
                 raise
             ended = Ended.of(answer, PeerError)
             if ended.timed_out:
-                raise DeadlineExceeded(f"{function} took longer than {timeout_s:g} s")
+                raise DeadlineExceeded(f"{asked.function} took longer than {asked.timeout_s:g} s")
             return errand.result(ended.exit_code)
         finally:
             errand.close()

@@ -76,7 +76,7 @@ async def test_an_errand_has_no_descriptor_but_its_own(zygote: Zygote) -> None:
 
 
 async def test_an_errand_hands_descriptors_over(zygote: Zygote) -> None:
-    result = await zygote.run(f"{HERE}:hand_over", result_fds=1)
+    result = await zygote.run_for_fd(f"{HERE}:hand_over")
     assert [os.read(fd, 100) for fd in result.fds] == [b"from the errand"]
     for fd in result.fds:
         os.close(fd)
@@ -398,9 +398,9 @@ def rehearsals_of(pid: int) -> list[Path]:
 async def test_descriptors_that_the_caller_does_not_expect_are_closed(zygote: Zygote, function: str) -> None:
     """A job that was taken over sends what it likes: 250 descriptors each time, with any message."""
     before = descriptors(os.getpid())
-    for expected in (0, 1):
+    for run in (zygote.run, zygote.run_for_fd):
         with pytest.raises((PeerError, NotFound)):
-            await zygote.run(f"{HERE}:{function}", result_fds=expected)
+            await run(f"{HERE}:{function}")
     assert descriptors(os.getpid()) <= before
 
 
@@ -426,7 +426,7 @@ async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> 
     before = descriptors(pid)
     for _ in range(100):
         await zygote.run(f"{HERE}:echo", Asked(say="x"))
-        result = await zygote.run(f"{HERE}:hand_over", result_fds=1)
+        result = await zygote.run_for_fd(f"{HERE}:hand_over")
         for fd in result.fds:
             os.close(fd)
     await _until(lambda: descriptors(pid) <= before and not children(pid))
