@@ -114,7 +114,6 @@ class Catalog:
         pinned: Iterable[str] = (),
     ) -> None:
         self._root, self._blobs, self._layers, self._files, self._policy = root, blobs, layers, files, policy
-        self._platform = manifests.host_platform()
         self._pinned = {pin(text) for text in pinned}
         self._names: list[Name] = []
         self._contents: dict[str, Content] = {}  # target digest -> content
@@ -288,7 +287,7 @@ class Catalog:
             depth += 1
             if depth > manifests.DEPTH_LIMIT:
                 raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
-            chosen = manifests.choose(found, self._platform)
+            chosen = manifests.choose_stored(found, lambda digest: self._blobs.size(digest) is not None)
             data = self._blobs.read(chosen.digest, manifests.LIMIT_BYTES)
             blobs[chosen.digest] = len(data)
             found = manifests.parse(data, chosen.media_type)

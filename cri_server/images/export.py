@@ -35,7 +35,7 @@ def platform_manifest(blobs: BlobSource, target: Descriptor) -> tuple[Descriptor
         found = manifests.parse(blobs.read(target.digest, manifests.LIMIT_BYTES), target.media_type)
         if not isinstance(found, Index):
             return target, found
-        target = manifests.choose(found, manifests.host_platform())
+        target = manifests.choose_stored(found, lambda digest: blobs.size(digest) is not None)
     raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
 
 

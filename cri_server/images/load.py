@@ -7,6 +7,7 @@ are. Docker's newer archives are both; then the layout is used and the names com
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from cri_server.images.manifest import Descriptor, Index, Manifest
 from cri_server.images.reference import Reference, is_digest
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, Unavailable
+
+log = logging.getLogger(__name__)
 
 FILES_LIMIT = 20_000
 IMAGES_LIMIT = 1000
@@ -81,6 +84,10 @@ class _Parsed:
         self._blobs = blobs
         self._manifests: dict[tuple[str, str], Manifest | Index] = {}
         self._configs: dict[str, manifests.Config] = {}
+
+    def has(self, digest: str) -> bool:
+        """Whether the archive has that blob."""
+        return self._blobs.size(digest) is not None
 
     def manifest(self, descriptor: Descriptor) -> Manifest | Index:
         """Raises BadManifest, NotFound."""
@@ -228,7 +235,7 @@ def _choose(parsed: _Parsed, descriptor: Descriptor) -> Manifest | None:
         found = parsed.manifest(descriptor)
         if isinstance(found, Manifest):
             return found
-        descriptor = manifests.choose(found, manifests.host_platform())
+        descriptor = manifests.choose_stored(found, parsed.has)
     raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
 
 
@@ -278,7 +285,8 @@ def _layer(blobs: _ArchiveBlobs, digest: str) -> Descriptor:
 
 def _config(blobs: _ArchiveBlobs, manifest: Manifest, parsed: _Parsed) -> manifests.Config:
     config = parsed.config(manifest.config.digest)
-    manifests.check_platform(config, manifests.host_platform())
+    if words := manifests.foreign_platform(config):
+        log.warning("image %s of an archive: %s", manifest.config.digest, words)
     if len(config.diff_ids) != len(manifest.layers):
         raise BadLayer(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
     for layer in manifest.layers:

@@ -7,13 +7,16 @@ contradicts the one the registry sent. Sizes and counts are bounded before anyth
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from cri_server import typed
 from cri_server.images.model import ImageConfig
+from cri_server.images.platforms import Platform as Platform
+from cri_server.images.platforms import host_platform as host_platform
+from cri_server.images.platforms import host_processors, rank
 from cri_server.images.reference import is_digest
 from pyrunc.errors import NotFound, PeerError, Unsupported
 
@@ -43,26 +46,9 @@ _LAYER_PREFIXES = (
 )
 RESERVED_LABELS = ("io.kubernetes.", "org.pyrunc.")
 
-# uname's machine -> OCI's (Go's) name
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "riscv64": "riscv64"}
-
 
 class BadManifest(PeerError):
     """The document is malformed, ambiguous, or beyond the limits."""
-
-
-class Platform(msgspec.Struct, frozen=True):
-    """Where an image runs."""
-
-    architecture: str = ""
-    os: str = ""
-    variant: str | None = None
-
-
-def host_platform() -> Platform:
-    """This machine's platform."""
-    machine = os.uname().machine
-    return Platform(_ARCHITECTURES.get(machine, machine), "linux")
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True):
@@ -207,35 +193,59 @@ def parse_config(data: bytes) -> Config:
     return Config(Platform(raw.architecture or "", raw.os or "", raw.variant), diff_ids, image)
 
 
-def choose(index: Index, wanted: Platform) -> Descriptor:
-    """The index's image for a platform: without variant, or the highest variant that every such machine has, first wins.
+def choose(index: Index) -> Descriptor:
+    """The index's image that suits this machine best; the first one of equals. Images that name no platform come last.
 
     Raises NotFound that lists what there is.
     """
-    fitting = [d for d in index.manifests if d.platform is None or _fits(d.platform, wanted)]
-    fitting.sort(key=lambda d: (d.platform is None, d.media_type not in ACCEPTED))
-    if not fitting:
-        there = sorted({f"{d.platform.os}/{d.platform.architecture}" for d in index.manifests if d.platform})
-        raise NotFound(
-            f"no image for {wanted.os}/{wanted.architecture}; there is {', '.join(there)[:300] or 'nothing'}"
+    ranked = _ranked(index)
+    if not ranked:
+        there = sorted(
+            {str(d.platform) for d in index.manifests if d.platform and d.platform.os != "unknown"}
         )
-    return fitting[0]
+        raise NotFound(f"no image for {_this_machine()}; there is {', '.join(there)[:300] or 'nothing'}")
+    return ranked[0]
 
 
-def check_platform(config: Config, wanted: Platform) -> None:
-    """Raises NotFound if the configuration names another platform; one that names none fits."""
+def choose_stored(index: Index, is_here: Callable[[str], bool]) -> Descriptor:
+    """The image of an index that is in a store or an archive: the best one that is here, by the digest of its manifest, else one for
+    another processor. Which one suits best depends on the processor and on the version of this program, and images are to be found
+    again after both have changed. Raises NotFound as `choose`.
+    """
+    foreign = [d for d in index.manifests if d.platform and (d.platform.os or "linux").lower() == "linux"]
+    here = (d for d in (*_ranked(index), *foreign) if is_here(d.digest))
+    return next(here, None) or choose(index)
+
+
+def _ranked(index: Index) -> list[Descriptor]:
+    """Those that this machine runs, the best one first."""
+    host = host_processors()
+    fitting: list[tuple[int, bool, Descriptor]] = []
+    for descriptor in index.manifests:
+        place = len(host) if descriptor.platform is None else rank(descriptor.platform, host)
+        if place is not None:
+            fitting.append((place, descriptor.media_type not in ACCEPTED, descriptor))
+    return [descriptor for *_, descriptor in sorted(fitting, key=lambda each: each[:2])]
+
+
+def foreign_platform(config: Config) -> str:
+    """What to warn of: the configuration names a processor that this machine has not. Its user chose the image, by its name or its
+    digest, and a node that runs it by binfmt_misc(5) wants it. Empty for one that fits, or that names none.
+
+    Raises NotFound for another operating system.
+    """
     found = config.platform
-    if found.architecture and not _fits(
-        Platform(found.architecture, found.os or "linux", found.variant), wanted
-    ):
-        raise NotFound(
-            f"the image is for {found.os}/{found.architecture}, this machine is {wanted.os}/{wanted.architecture}"
-        )
+    if not found.architecture or rank(found, host_processors()) is not None:
+        return ""
+    words = f"the image is for {found}, this machine is {_this_machine()}"
+    if (found.os or "linux").lower() != "linux":
+        raise NotFound(words)
+    return words
 
 
-def _fits(found: Platform, wanted: Platform) -> bool:
-    same = (found.os or "linux").lower() == wanted.os and found.architecture.lower() == wanted.architecture
-    return same and (not found.variant or found.variant in ("v1", "v8"))
+def _this_machine() -> str:
+    architecture, variant = host_processors()[0]
+    return str(Platform(architecture, "linux", variant))
 
 
 def _index(document: dict[str, Any]) -> Index:

@@ -6,6 +6,7 @@ Until the last step nothing can be seen; what a failed or cancelled pull leaves 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,8 @@ from pyrunc.kernel.scheduling import set_batch_policy
 
 if TYPE_CHECKING:
     from cri_server.images.policy import Policy
+
+log = logging.getLogger(__name__)
 
 Got = TypeVar("Got")
 FETCHES_AT_ONCE = 4
@@ -127,7 +130,7 @@ class Pull:
             depth += 1
             if depth > manifests.DEPTH_LIMIT:
                 raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
-            chosen = manifests.choose(found, manifests.host_platform())
+            chosen = manifests.choose(found)
             if chosen.size > manifests.LIMIT_BYTES:
                 raise manifests.BadManifest(f"index: a manifest of {chosen.size} bytes")
             if chosen.digest in blobs:
@@ -169,7 +172,8 @@ class Pull:
         await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
         blobs[manifest.config.digest] = content.data
         config = manifests.parse_config(content.data)
-        manifests.check_platform(config, manifests.host_platform())
+        if words := manifests.foreign_platform(config):
+            log.warning("pulling %s: %s", self._reference, words)
         if len(config.diff_ids) != len(manifest.layers):
             raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
         return config

@@ -178,11 +178,62 @@ async def test_the_index_has_an_image_for_this_machine(
         await service.pull(f"{registry.host}/app:v2")
 
 
-async def test_an_image_for_another_machine_is_refused(registry: Registry, service: ImageService) -> None:
-    registry.push("app:v1", image([layer({"a": "a"})], architecture="s390x"))
-    with pytest.raises(NotFound, match="the image is for linux/s390x"):
+@pytest.mark.parametrize("where", ["alone", "by its digest", "an index that says it fits"])
+async def test_an_image_for_another_machine_is_pulled_with_a_warning(
+    registry: Registry, service: ImageService, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """Its user chose it: binfmt_misc runs it, or only its configuration is wrong, as in influxdb's arm64/v8 (official-images 16859),
+    Cilium 1.17's arm64 (AgentBaker 8815), dotnet's arm (dotnet-docker 454)."""
+    foreign = image([layer({"top": "a"})], architecture="arm", variant="v6")
+    name, digest = f"{registry.host}/app:v1", registry.push("app:v1", foreign)
+    if where == "by its digest":
+        name = f"{registry.host}/app@{digest}"
+    elif where == "an index that says it fits":
+        push_for_this_machine(registry, foreign)
+    assert await service.pull(name) == foreign.id
+    [record] = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert f"pulling {name}: the image is for linux/arm/v6, this machine is linux/" in record.getMessage()
+    assert texts(await service.rootfs(foreign.id), "top") == ["a"]
+
+
+async def test_an_image_for_another_operating_system_is_refused(
+    registry: Registry, service: ImageService
+) -> None:
+    registry.push("app:v1", image([layer({"a": "a"})], os="windows"))
+    with pytest.raises(NotFound, match="the image is for windows/"):
         await service.pull(f"{registry.host}/app:v1")
     assert await service.list() == []
+
+
+async def test_the_best_variant_is_pulled_and_found_again(
+    tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a later version, or on another processor, that would have chosen another one: it is not here."""
+    choices = {
+        ("linux", "amd64", ""): make(1),
+        ("linux", "amd64", "v2"): make(2),
+        ("linux", "amd64", "v4"): make(4),
+    }
+    registry.push_index("app:v1", choices)
+    name = f"{registry.host}/app:v1"
+    for processor, expected in ((("v3", "v2", ""), 2), (("",), 1), (("v4", "v3", "v2", ""), 4)):
+        host = tuple(("amd64", variant) for variant in processor)
+        monkeypatch.setattr("cri_server.images.manifest.host_processors", lambda host=host: host)
+        [before] = [i.id for i in await service.list()] or [""]
+        again = await reopened(service, tmp_path)
+        assert [i.id for i in await again.list()] == ([before] if before else [])
+        assert await again.pull(name) == make(expected).id
+        await again.remove(before)
+        await again.close()
+        service = await reopened(again, tmp_path)
+    await service.close()
+
+
+async def reopened(service: ImageService, tmp_path: Path) -> ImageService:
+    await service.close()
+    again = ImageService(tmp_path / "images")
+    await again.start()
+    return again
 
 
 # ---- what is shared

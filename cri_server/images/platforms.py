@@ -1,0 +1,117 @@
+"""Platforms of images: how they are written, and which of them this machine's processor runs, the best one first.
+
+Source: OCI image specification, "Platform Variants"; Go's GOARCH, GOARM and GOAMD64; the x86-64 psABI for its levels; what
+containerd's `platforms` takes for the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+# uname's machine -> OCI's (Go's) name
+_MACHINES = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+    "armv5tel": "arm",
+    "armv6l": "arm",
+    "armv7l": "arm",
+    "armv8l": "arm",
+    "i686": "386",
+}
+
+# What a processor of each x86-64 level has beside those of the levels before, as /proc/cpuinfo names it.
+_AMD64_LEVELS = (
+    {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"},
+    {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"},
+    {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"},
+)
+
+# Spellings that builders use -> the one that is compared. The variant that every such machine has is left out.
+_SPELLINGS = {
+    ("x86_64", ""): ("amd64", ""),
+    ("x86-64", ""): ("amd64", ""),
+    ("amd64", "v1"): ("amd64", ""),
+    ("i386", ""): ("386", ""),
+    ("aarch64", ""): ("arm64", ""),
+    ("aarch64", "v8"): ("arm64", ""),
+    ("arm64", "8"): ("arm64", ""),
+    ("arm64", "v8"): ("arm64", ""),
+    ("arm64", "v8.0"): ("arm64", ""),
+    ("arm", ""): ("arm", "v7"),
+    ("arm", "5"): ("arm", "v5"),
+    ("arm", "6"): ("arm", "v6"),
+    ("arm", "7"): ("arm", "v7"),
+    ("arm", "8"): ("arm", "v8"),
+    ("armel", ""): ("arm", "v6"),
+    ("armhf", ""): ("arm", "v7"),
+}
+
+Processor = tuple[str, str]  # architecture and variant, as _SPELLINGS has them
+
+
+class Platform(msgspec.Struct, frozen=True):
+    """Where an image runs."""
+
+    architecture: str = ""
+    os: str = ""
+    variant: str | None = None
+
+    def __str__(self) -> str:
+        parts = (self.os or "linux", self.architecture, self.variant)
+        return "/".join(part for part in parts if part)
+
+
+def host_platform() -> Platform:
+    """This machine's platform, without a variant."""
+    machine = os.uname().machine
+    return Platform(_MACHINES.get(machine, machine), "linux")
+
+
+@cache
+def host_processors() -> tuple[Processor, ...]:
+    """What this machine runs, the best one first."""
+    flags: set[str] = set()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                flags = set(line.partition(":")[2].split())
+                break
+    except OSError:
+        pass  # then only what every such machine runs
+    return processors(os.uname().machine, flags)
+
+
+def processors(machine: str, flags: set[str]) -> tuple[Processor, ...]:
+    """What a machine runs, the best one first. `machine` is uname's, `flags` are an x86 processor's in /proc/cpuinfo.
+
+    32-bit images come last: kernels and arm64 processors without them are rare, and an image that cannot run says so at its start.
+    """
+    architecture = _MACHINES.get(machine, machine)
+    if architecture == "amd64":
+        level = 1
+        while level <= len(_AMD64_LEVELS) and flags >= _AMD64_LEVELS[level - 1]:
+            level += 1
+        return (*(("amd64", f"v{n}") for n in range(level, 1, -1)), ("amd64", ""), ("386", ""))
+    if architecture == "arm64":
+        return (("arm64", ""), *_arm(8))
+    if architecture == "arm":
+        return _arm(int(machine[4]))
+    return ((architecture, ""),)
+
+
+def _arm(version: int) -> tuple[Processor, ...]:
+    return tuple(("arm", f"v{n}") for n in range(version, 4, -1))
+
+
+def rank(platform: Platform, host: Sequence[Processor]) -> int | None:
+    """The place of an image's platform in what the host runs, 0 for the best; None if it does not run."""
+    architecture, variant = platform.architecture.lower(), (platform.variant or "").lower()
+    processor = _SPELLINGS.get((architecture, variant), (architecture, variant))
+    if (platform.os or "linux").lower() != "linux" or processor not in host:
+        return None
+    return host.index(processor)

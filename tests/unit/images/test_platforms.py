@@ -1,0 +1,137 @@
+"""Platforms: what this machine runs, how builders write platforms, and which image of an index is taken."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cri_server.images import manifest as manifests
+from cri_server.images.manifest import Index
+from cri_server.images.platforms import Platform, Processor, host_processors, processors, rank
+from pyrunc.errors import NotFound
+
+V2 = {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"}
+V3 = {*V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+V4 = {*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "expected"),
+    [
+        ("x86_64", set(), "amd64 386"),
+        ("x86_64", V2 - {"cx16"}, "amd64 386"),
+        ("x86_64", V2, "amd64/v2 amd64 386"),
+        ("x86_64", V3 - V2, "amd64 386"),
+        ("x86_64", V3, "amd64/v3 amd64/v2 amd64 386"),
+        ("x86_64", V4, "amd64/v4 amd64/v3 amd64/v2 amd64 386"),
+        ("aarch64", set(), "arm64 arm/v8 arm/v7 arm/v6 arm/v5"),
+        ("armv8l", set(), "arm/v8 arm/v7 arm/v6 arm/v5"),
+        ("armv7l", set(), "arm/v7 arm/v6 arm/v5"),
+        ("armv6l", set(), "arm/v6 arm/v5"),
+        ("armv5tel", set(), "arm/v5"),
+        ("riscv64", set(), "riscv64"),
+        ("ppc64le", set(), "ppc64le"),
+        ("i686", set(), "386"),
+    ],
+)
+def test_what_a_machine_runs(machine: str, flags: set[str], expected: str) -> None:
+    found = processors(machine, flags)
+    assert " ".join("/".join(filter(None, processor)) for processor in found) == expected
+
+
+def test_this_machine_runs_something() -> None:
+    assert host_processors() and rank(manifests.host_platform(), host_processors()) is not None
+
+
+SPELLINGS = [
+    # who writes it, platform, uname's machine, runs
+    ("buildx, kaniko, ko, Jib", "linux/amd64", "x86_64", True),
+    ("AlmaLinux 10, Go's GOAMD64", "linux/amd64/v1", "x86_64", True),
+    ("buildx with --platform linux/amd64/v2", "linux/amd64/v2", "x86_64", False),
+    ("Debian's tools", "linux/x86_64", "x86_64", True),
+    ("official images", "linux/arm64/v8", "aarch64", True),
+    ("kube-controller-manager 1.17, containers/image 898", "linux/arm64", "aarch64", True),
+    ("manifest-tool", "linux/aarch64", "aarch64", True),
+    ("images for Graviton 4", "linux/arm64/v9", "aarch64", False),
+    ("official images for Raspberry Pi OS of 32 bits", "linux/arm/v7", "aarch64", True),
+    ("Docker before variants", "linux/arm", "armv7l", True),
+    ("the same on a Raspberry Pi 1", "linux/arm", "armv6l", False),
+    ("balena, Debian's armhf", "linux/armhf", "armv7l", True),
+    ("Debian's armel", "linux/armel", "armv6l", True),
+    ("official images", "linux/arm/v5", "armv7l", True),
+    ("official images", "linux/386", "x86_64", True),
+    ("Alpine's i386", "linux/i386", "x86_64", True),
+    ("old builders: upper case", "Linux/AMD64", "x86_64", True),
+    ("buildkit's attestations", "unknown/unknown", "x86_64", False),
+    ("Docker Desktop's WebAssembly", "wasi/wasm", "x86_64", False),
+    ("nanoserver", "windows/amd64", "x86_64", False),
+    ("official images", "linux/riscv64", "riscv64", True),
+    ("official images", "linux/mips64le", "x86_64", False),
+]
+
+
+@pytest.mark.parametrize(("builder", "text", "machine", "runs"), SPELLINGS)
+def test_how_builders_write_platforms(builder: str, text: str, machine: str, runs: bool) -> None:
+    system, architecture, *variant = text.split("/")
+    platform = Platform(architecture, system, *variant)
+    assert (rank(platform, processors(machine, set())) is not None) is runs, builder
+    assert str(platform) == text
+
+
+def index(*texts: str) -> Index:
+    entries = []
+    for number, text in enumerate(texts):
+        system, _, rest = text.partition("/")
+        architecture, _, variant = rest.partition("/")
+        platform = {"os": system, "architecture": architecture, **({"variant": variant} if variant else {})}
+        entry = {"mediaType": manifests.OCI_MANIFEST, "digest": f"sha256:{number:064x}", "size": 7}
+        entries.append({**entry, "platform": platform, "annotations": {"a": "b"}} if text else entry)
+    found = manifests.parse(json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
+    assert isinstance(found, Index)
+    return found
+
+
+AMD64_V3 = processors("x86_64", V3)
+ARM64 = processors("aarch64", set())
+ARMV7 = processors("armv7l", set())
+
+
+@pytest.mark.parametrize(
+    ("host", "texts", "expected"),
+    [
+        (AMD64_V3, ["linux/amd64", "linux/amd64/v2", "linux/amd64/v3", "linux/amd64/v4"], 2),
+        (AMD64_V3, ["linux/amd64/v4", "linux/amd64/v2", "linux/amd64"], 1),
+        (AMD64_V3, ["linux/amd64/v4", "linux/amd64", "linux/386"], 1),
+        (AMD64_V3, ["linux/amd64", "linux/amd64"], 0),
+        (AMD64_V3, ["", "linux/386"], 1),
+        (AMD64_V3, ["linux/arm64", ""], 1),
+        (ARM64, ["linux/arm/v7", "linux/arm64/v8"], 1),
+        (ARM64, ["linux/arm/v6", "linux/arm/v7", "linux/arm/v5"], 1),
+        (ARMV7, ["linux/arm/v5", "linux/arm/v8", "linux/arm/v6", "linux/arm64"], 2),
+    ],
+)
+def test_the_best_image_of_an_index(
+    monkeypatch: pytest.MonkeyPatch, host: tuple[Processor, ...], texts: list[str], expected: int
+) -> None:
+    monkeypatch.setattr(manifests, "host_processors", lambda: host)
+    assert manifests.choose(index(*texts)).digest == f"sha256:{expected:064x}"
+
+
+def test_the_message_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "host_processors", lambda: ARMV7)
+    texts = ["linux/arm64/v8", "linux/amd64", "unknown/unknown", "windows/amd64", "linux/arm/v8"]
+    with pytest.raises(NotFound) as caught:
+        manifests.choose(index(*texts))
+    there = "linux/amd64, linux/arm/v8, linux/arm64/v8, windows/amd64"
+    assert caught.value.message == f"no image for linux/arm/v7; there is {there}"
+
+
+def test_what_is_here_is_chosen_before_what_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store whose index was pulled on another processor, or in an archive of one platform."""
+    monkeypatch.setattr(manifests, "host_processors", lambda: AMD64_V3)
+    both = index("linux/amd64/v3", "linux/amd64", "linux/arm64", "unknown/unknown")
+    for here, expected in (("01", "0"), ("12", "1"), ("2", "2"), ("23", "2"), ("3", "0"), ("", "0")):
+        assert (
+            manifests.choose_stored(both, lambda digest, here=here: digest[-1] in here).digest[-1] == expected
+        )
