@@ -7,6 +7,7 @@ resets, by posting, so it never waits for the peer to read. Whoever owns a strea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from cri_server.streaming.spdy.connection import (
@@ -48,6 +49,16 @@ class MultiplexedStream:
     async def end(self) -> None:
         """Say that no more will be written. Raises `StreamGone`."""
         await self._multiplexer.send(self, b"", fin=True)
+
+    async def finish(self) -> None:
+        """End this side's direction, if it has not ended, and ignore what the peer still sends.
+
+        The peer is not told of the second, as it would be by `reset`: a Go peer reports a reset as an error.
+        """
+        with contextlib.suppress(StreamGone):
+            await self.end()
+        self.inbound.discard()
+        self._multiplexer.forget(self)
 
     def reset(self, status: Status = Status.CANCEL) -> None:
         """End the stream in both directions, if it has not ended."""
@@ -175,6 +186,11 @@ class Multiplexer:
         self._streams.pop(stream.stream_id, None)
         stream.lose()
         self._post_last()
+
+    def forget(self, stream: MultiplexedStream) -> None:
+        """Make room for another stream; frames that the peer still sends on this one are ignored."""
+        self._core.forget(stream.stream_id)
+        self._streams.pop(stream.stream_id, None)
 
     def leave(self) -> None:
         """Accept no more streams and tell the peer that this side is about to close."""

@@ -1,7 +1,8 @@
 """Port forwarding: pairs of a data and an error stream, each joined to a TCP connection inside the pod.
 
 Over SPDY the client opens as many pairs as it likes, told apart by `requestid`; over WebSocket there is one pair per port of
-the request. Either side of a connection may end its half and go on reading. A failure is a text on the error stream.
+the request. Either side of a connection may end its direction and go on reading, but only for as long as the other direction
+moves bytes: kubectl up to 1.31 ends nothing until the error stream ends (LINGER_S). A failure is a text on the error stream.
 
 A dial is a process in the pod's network, a connection a descriptor of this one: both are bounded, for a session and in all.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from cri_server.streaming.backend import Backend
@@ -28,35 +29,64 @@ PAIRS_LIMIT = 512  # of a session, with those that are only to be told that ther
 SESSION_LIMIT, LIMIT = 256, 2048  # connections of a session, and in all
 SESSION_DIALS_LIMIT, DIALS_LIMIT = 8, 32  # of these, dials under way
 DIAL_WAIT_S = 20.0  # twice as long as a dial may take
+# How long a direction may pause, and how long it may last, once the other one has ended. containerd ends both after one
+# second (internal/cri/server/sandbox_portforward_linux.go), which truncates an answer that takes longer. Ten seconds are not
+# more because kubectl up to 1.31 reads no other stream while the pod sends to a local client that has left.
+LINGER_S, LINGER_LIMIT_S = 1.0, 10.0
 CHANNEL_PORTS_LIMIT = 127  # a channel's number is an octet, 255 means something else, a port takes two
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """One forwarded connection; `half_closed` when one direction has ended, so that the other one ends soon."""
+
+    half_closed: bool = False
 
 
 class Forwarded:
     """Counts connections into pods: those of a session, and in its `whole` those of all sessions."""
 
     def __init__(self, whole: Forwarded | None = None) -> None:
-        self._whole, self.connections = whole, 0
+        self._whole = whole
         self.limit = LIMIT if whole is None else SESSION_LIMIT
         self._dials = asyncio.Semaphore(DIALS_LIMIT if whole is None else SESSION_DIALS_LIMIT)
+        self._open: set[Connection] = set()
+        self._closed = asyncio.Event()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._open)
 
     def of_session(self) -> Forwarded:
         """What a new session counts with."""
         return Forwarded(self)
 
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """While inside, one connection more. Raises ResourceExhausted."""
-        if self.connections >= self.limit:
-            where = "in this session" if self._whole is not None else "of this node"
-            raise ResourceExhausted(
-                f"{self.limit} forwarded connections {where} are open, which is the limit"
-            )
-        self.connections += 1
+    @contextlib.asynccontextmanager
+    async def counted(self, connection: Connection) -> AsyncIterator[None]:
+        """Count `connection` while inside. Raises ResourceExhausted."""
+        await self._wait_below_limit()
+        self._open.add(connection)
         try:
-            with self._whole.counted() if self._whole is not None else contextlib.nullcontext():
+            if self._whole is None:
                 yield
+            else:
+                async with self._whole.counted(connection):
+                    yield
         finally:
-            self.connections -= 1
+            self._open.remove(connection)
+            self._closed.set()
+
+    async def _wait_below_limit(self) -> None:
+        """Wait for half-closed connections to make room; without any, raises ResourceExhausted."""
+        while len(self._open) >= self.limit:
+            if not any(connection.half_closed for connection in self._open):
+                where = "in this session" if self._whole is not None else "of this node"
+                raise ResourceExhausted(
+                    f"{self.limit} forwarded connections {where} are open, which is the limit"
+                )
+            self._closed.clear()
+            await self._closed.wait()
 
     @contextlib.asynccontextmanager
     async def dialing(self) -> AsyncIterator[None]:
@@ -84,9 +114,11 @@ async def forward(
     Without `half_close` the client cannot say that it has ended its direction: the pod's end is the end of both.
     """
     try:
-        with forwarded.counted(), await _dial(backend, sandbox_id, port, forwarded) as sock:
-            sock.setblocking(False)
-            return await _copy_both(sock, port, data, inbound, half_close)
+        connection = Connection()
+        async with forwarded.counted(connection):
+            with await _dial(backend, sandbox_id, port, forwarded) as sock:
+                sock.setblocking(False)
+                return await _copy_both(sock, port, connection, data, inbound, half_close)
     except Error as error:
         return f"forwarding to port {port}: {error.message}"
     except OSError as error:
@@ -105,14 +137,23 @@ async def _dial(backend: Backend, sandbox_id: str, port: int, forwarded: Forward
 
 
 async def _copy_both(
-    sock: socket.socket, port: int, data: Outbound, inbound: Inbound, half_close: bool
+    sock: socket.socket,
+    port: int,
+    connection: Connection,
+    data: Outbound,
+    inbound: Inbound,
+    half_close: bool,
 ) -> str:
-    to_client = asyncio.create_task(_to_client(sock, data))
-    to_pod = asyncio.create_task(_to_pod(sock, inbound))
+    copier = _Copier(sock, data, inbound)
+    to_client = asyncio.create_task(copier.to_client())
+    to_pod = asyncio.create_task(copier.to_pod())
     try:
-        await asyncio.wait(
-            (to_client, to_pod) if half_close else (to_client,), return_when=asyncio.FIRST_EXCEPTION
-        )
+        if half_close:
+            await asyncio.wait((to_client, to_pod), return_when=asyncio.FIRST_COMPLETED)
+            connection.half_closed = True
+            await copier.linger(to_client if to_pod.done() else to_pod)
+        else:
+            await asyncio.wait((to_client,))
         errors = [task.exception() for task in (to_client, to_pod) if task.done()]
         for error in errors:
             if isinstance(error, OSError):
@@ -126,20 +167,38 @@ async def _copy_both(
         await asyncio.gather(to_client, to_pod, return_exceptions=True)
 
 
-async def _to_pod(sock: socket.socket, inbound: Inbound) -> None:
-    try:
-        while data := await inbound.read():
-            await write_all(sock.fileno(), data)
-        sock.shutdown(socket.SHUT_WR)
-    except OSError:
-        # The pod has closed the connection; what it sent before is still on its way to the client.
-        inbound.discard()
+class _Copier:
+    """Copies the two directions of one connection and counts the pieces that have moved."""
 
+    def __init__(self, sock: socket.socket, data: Outbound, inbound: Inbound) -> None:
+        self._socket, self._data, self._inbound = sock, data, inbound
+        self._pieces = 0
 
-async def _to_client(sock: socket.socket, data: Outbound) -> None:
-    while received := await read_some(sock.fileno()):
-        await data.write(received)
-    await data.end()
+    async def to_pod(self) -> None:
+        """Copy what the client sends; return when the client or the pod has ended this direction."""
+        try:
+            while data := await self._inbound.read():
+                await write_all(self._socket.fileno(), data)
+                self._pieces += 1
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            # The pod has closed the connection; what it sent before is still on its way to the client.
+            self._inbound.discard()
+
+    async def to_client(self) -> None:
+        """Copy what the pod sends; return when the pod has ended this direction."""
+        while received := await read_some(self._socket.fileno()):
+            await self._data.write(received)
+            self._pieces += 1
+        await self._data.end()
+
+    async def linger(self, last: asyncio.Task[None]) -> None:
+        """Wait for the direction that is left: until it ends, pauses for LINGER_S, or LINGER_LIMIT_S have passed."""
+        end_s = asyncio.get_running_loop().time() + LINGER_LIMIT_S
+        pieces = -1
+        while not last.done() and pieces != self._pieces and asyncio.get_running_loop().time() < end_s:
+            pieces = self._pieces
+            await asyncio.wait((last,), timeout=LINGER_S)
 
 
 @dataclass(slots=True)
@@ -207,9 +266,11 @@ class Forwarder:
             text = forwarding.result() if forwarding.done() else ""
             if text:
                 await error.write(text.encode())
-            await error.end()
-            if text:
+                await error.end()
                 data.reset(Status.INTERNAL_ERROR)
+            else:
+                await data.finish()
+                await error.finish()
         except StreamGone:
             pass
         finally:

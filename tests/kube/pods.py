@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from tests.support.cluster import Cluster
@@ -64,10 +65,10 @@ class Kube:
         """kubectl in the background."""
         return subprocess.Popen(self.command(*arguments), **options)
 
-    def command(self, *arguments: str) -> list[str]:
-        """The command line of kubectl in this namespace."""
+    def command(self, *arguments: str, kubectl: Path | None = None) -> list[str]:
+        """The command line of kubectl in this namespace; `kubectl` is a program of another version."""
         return [
-            f"{self.cluster.bin}/kubectl",
+            str(kubectl or self.cluster.bin / "kubectl"),
             "--kubeconfig",
             str(self.cluster.kubeconfig),
             "-n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -23,6 +25,9 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from tests.kube.pods import SERVING, Kube, pod, shell
+from tests.support import toolchain
+
+OWN_MINOR = int(toolchain.KUBERNETES.split(".")[1])
 
 
 def test_logs_and_logs_follow(kube: Kube) -> None:
@@ -177,21 +182,48 @@ def test_cp_there_and_back(kube: Kube, tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_port_forward(kube: Kube) -> None:
+@contextlib.contextmanager
+def port_forward(kube: Kube, kubectl: Path, target: str) -> Iterator[int]:
+    """The local port of a running `kubectl port-forward` to port 80 of `target`."""
+    arguments = ["port-forward", "--address=127.0.0.1", target, ":80"]
+    with subprocess.Popen(kube.command(*arguments, kubectl=kubectl), stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        try:
+            yield int(child.stdout.readline().split(b":")[1].split()[0])
+        finally:
+            child.terminate()
+
+
+def request_page(port: int) -> tuple[socket.socket, bytes]:
+    """Ask nginx for its page; the connection, which nginx closes, and the page."""
+    client = socket.create_connection(("127.0.0.1", port), timeout=30)
+    client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"</h1>\n"):
+        piece = client.recv(65536)
+        assert piece, answer
+        answer += piece
+    return client, answer
+
+
+@pytest.mark.parametrize(
+    "minor",
+    [
+        pytest.param(minor, marks=[] if minor == OWN_MINOR else [pytest.mark.slow, pytest.mark.timeout(900)])
+        for minor in toolchain.KUBECTL_RELEASES
+    ],
+)
+def test_port_forward_ends_connections_that_the_pod_has_closed(kube: Kube, minor: int) -> None:
+    """kubectl up to 1.31 closes a local connection when the server has ended the error stream, and not before."""
+    kubectl = kube.cluster.bin / "kubectl" if minor == OWN_MINOR else toolchain.kubectl(minor)
     kube.run(pod("nginx", SERVING))
-    child = kube.popen("port-forward", "pod/nginx", ":80", stdout=subprocess.PIPE)
-    assert child.stdout
-    port = int(child.stdout.readline().split(b":")[1].split()[0])
-    try:
-        for _ in range(5):
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-                client.sendall(b"GET / HTTP/1.0\r\n\r\n")
-                answer = b"".join(iter(lambda: client.recv(65536), b""))
+    with port_forward(kube, kubectl, "pod/nginx") as port, contextlib.ExitStack() as stack:
+        clients = []
+        for _ in range(301):  # more than a session may have at once
+            client, answer = request_page(port)
+            clients.append(stack.enter_context(client))
             assert b"Welcome to nginx" in answer
-    finally:
-        child.terminate()
-        child.wait()
-        child.stdout.close()
+        assert [client.recv(1) for client in clients] == [b""] * len(clients)
 
 
 def test_debug_shares_the_target_pid_namespace(kube: Kube) -> None:

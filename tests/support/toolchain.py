@@ -26,6 +26,19 @@ CRI_TOOLS = "v1.36.0"
 CHECKPOINTCTL = "v1.6.0"
 H2SPEC = "v2.2.1+incompatible"
 GO_AT_LEAST = (1, 26)
+KUBECTL_RELEASES = {  # by minor version of Kubernetes 1
+    27: "v0.27.3",
+    28: "v0.28.3",
+    29: "v0.29.6",
+    30: "v0.30.14",
+    31: "v0.31.3",
+    32: "v0.32.3",
+    33: "v0.33.13",
+    34: "v0.34.13",
+    35: "v0.35.10",
+    36: "v0.36.6",
+    37: "v0.37.2",
+}
 
 COMPONENTS = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "agnhost")
 
@@ -106,6 +119,18 @@ def kube_proxy() -> Path:
     if not (out / "kube-proxy").exists():
         _build_components(_kubernetes_module(), ["kube-proxy"], out)
     return out / "kube-proxy"
+
+
+def kubectl(minor: int) -> Path:
+    """The program kubectl of Kubernetes 1.`minor`; returns its path."""
+    release = KUBECTL_RELEASES[minor]
+    program = cache() / "kube" / f"kubectl-{release}" / "kubectl"
+    if not program.exists():
+        imports = '\t"os"\n\n\t"k8s.io/kubectl/pkg/cmd"'
+        body = "\tif cmd.NewDefaultKubectlCommand().Execute() != nil {\n\t\tos.Exit(1)\n\t}"
+        text = f"package main\n\nimport (\n{imports}\n)\n\nfunc main() {{\n{body}\n}}\n"
+        _build_own_main(f"kubectl-{release}", f"k8s.io/kubectl@{release}", text, program)
+    return program
 
 
 def kubeadm() -> Path:

@@ -315,6 +315,10 @@ class Connection:
         if self._streams.pop(stream_id, None) is not None:
             self._out.append(frames.rst_stream(stream_id, status))
 
+    def forget(self, stream_id: int) -> None:
+        """Count a stream no more whose own direction has ended; what the peer still sends on it is ignored."""
+        self._streams.pop(stream_id, None)
+
     def ping(self) -> int:
         """Ask for a `Pong`; its id."""
         ping_id = self._next_ping

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import pytest
 
 from cri_server.streaming.backend import AttachOptions, ExecOptions, PortForwardOptions
-from cri_server.streaming.multiplex import Multiplexer
+from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.streams import StreamGone
 from pyrunc.errors import PeerError
@@ -153,6 +154,196 @@ async def test_half_a_pair_is_given_up(server: StreamingServer, monkeypatch: pyt
     async with forwarding(server) as multiplexer:
         stream = await multiplexer.open(headers("error", 80, "x"))
         await stream.gone.wait()
+
+
+# ---- who ends first: clients by what they do with the streams of a connection ----
+
+
+@dataclass(frozen=True)
+class ForwardClient:
+    """How a client ends the streams of a connection that the pod's server has closed.
+
+    `awaits_error`: it closes the local connection, and so ends its own direction, only when the error stream has ended.
+    """
+
+    awaits_error: bool = False
+    resets_data: bool = False
+    ends_data: bool = False
+    ends_error_at_once: bool = True
+
+
+CLIENTS = {
+    # client-go's tools/portforward up to 0.31, which many programs are made of; Lens and others run a kubectl.
+    "kubectl up to 1.31": ForwardClient(awaits_error=True, ends_data=True),
+    # From 0.32 on it resets the data stream before it waits for the error stream.
+    "kubectl from 1.32": ForwardClient(awaits_error=True, resets_data=True),
+    # Teleport's proxy for Kubernetes copies each stream on its own.
+    "a proxy that copies both directions": ForwardClient(ends_data=True),
+    # One that forgets its streams without a word: they take a place in the session's table.
+    "one that ends nothing": ForwardClient(ends_error_at_once=False),
+}
+# Clients over WebSocket without a tunnel (Python's, fabric8's, JavaScript's, kr8s) cannot end a direction; the pod's end is
+# the session's: tests/cri/streaming/test_websocket_forms.py.
+of_each_client = pytest.mark.parametrize("client_name", CLIENTS)
+
+
+async def pair(
+    multiplexer: Multiplexer, port: int, client_name: str, number: int = 0
+) -> tuple[MultiplexedStream, MultiplexedStream]:
+    """Open the streams as the client does: data, error."""
+    error = await multiplexer.open(headers("error", port, str(number)))
+    if CLIENTS[client_name].ends_error_at_once:
+        await error.end()
+    return await multiplexer.open(headers("data", port, str(number))), error
+
+
+async def close_after_pod(client_name: str, data: MultiplexedStream, error: MultiplexedStream) -> bytes:
+    """Read what the pod sends and end the streams as the client does; all that the pod sent."""
+    received = b""
+    while piece := await data.inbound.read():
+        received += piece
+    how = CLIENTS[client_name]
+    if how.resets_data:
+        data.reset()
+    if how.awaits_error:
+        assert await error.inbound.read() == b""
+    if how.ends_data:
+        await data.end()
+    return received
+
+
+class HalfOpen:
+    """A server that sends a greeting and ends its direction, and keeps the other one for as long as its peer does."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        writer.write(b"hello")
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        self.connections -= 1
+        writer.close()
+
+
+@pytest.mark.requirement("9.11")
+@of_each_client
+async def test_a_connection_ends_that_the_pod_has_half_closed(
+    server: StreamingServer, client_name: str
+) -> None:
+    pod = HalfOpen()
+    async with await asyncio.start_server(pod, "127.0.0.1", 0) as service, forwarding(server) as multiplexer:
+        data, error = await pair(multiplexer, service.sockets[0].getsockname()[1], client_name)
+        assert await close_after_pod(client_name, data, error) == b"hello"
+        assert await error.inbound.read() == b""
+        await until(lambda: not pod.connections and not server.handler.forwarded.connections)
+
+
+@pytest.mark.requirement("9.11")
+@of_each_client
+async def test_many_half_closed_connections_leave_room_for_more(
+    server: StreamingServer, client_name: str
+) -> None:
+    """More than SESSION_LIMIT and than the session's table of streams has places for."""
+    pod = HalfOpen()
+    async with await asyncio.start_server(pod, "127.0.0.1", 0) as service, forwarding(server) as multiplexer:
+        port = service.sockets[0].getsockname()[1]
+        rounds = 1 if CLIENTS[client_name].ends_error_at_once else 2
+        for start in range(0, 300 * rounds, 300):
+            pairs = [await pair(multiplexer, port, client_name, start + n) for n in range(300)]
+            ends = (close_after_pod(client_name, *streams) for streams in pairs)
+            assert set(await asyncio.gather(*ends)) == {b"hello"}
+        assert (
+            await close_after_pod(client_name, *await pair(multiplexer, port, client_name, 600)) == b"hello"
+        )
+
+
+@pytest.mark.requirement("9.11")
+async def test_a_connection_ends_whose_client_has_half_closed(server: StreamingServer) -> None:
+    """kubectl says the same when its local client has left and when that one has only ended its direction."""
+    stopped = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        await stopped.wait()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(silent, "127.0.0.1", 0) as service,
+        forwarding(server) as multiplexer,
+    ):
+        port = service.sockets[0].getsockname()[1]
+        try:
+            pairs = []
+            for number in range(301):
+                data, error = await pair(multiplexer, port, "kubectl up to 1.31", number)
+                await data.end()
+                pairs.append((data, error))
+            for data, error in pairs:
+                assert await data.inbound.read() == b""
+                assert await error.inbound.read() == b""
+            await until(lambda: not server.handler.forwarded.connections)
+        finally:
+            stopped.set()
+
+
+async def test_an_answer_to_a_half_closed_client_may_take_longer_than_a_second(
+    server: StreamingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """containerd truncates it after one second; here a direction that moves bytes is not paused."""
+    monkeypatch.setattr("cri_server.streaming.portforward.LINGER_S", 0.5)
+    pieces = 12
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        for _ in range(pieces):
+            await asyncio.sleep(0.1)
+            writer.write(b"x")
+        writer.close()
+
+    async with await asyncio.start_server(slow, "127.0.0.1", 0) as service, forwarding(server) as multiplexer:
+        data, _ = await pair(multiplexer, service.sockets[0].getsockname()[1], "kubectl up to 1.31")
+        await data.end()
+        received = b""
+        while piece := await data.inbound.read():
+            received += piece
+        assert received == b"x" * pieces
+
+
+async def test_a_pod_that_sends_for_ever_to_a_client_that_has_left_is_cut_off(
+    server: StreamingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a stream of events whose reader was interrupted: kubectl up to 1.31 hangs until that ends."""
+    monkeypatch.setattr("cri_server.streaming.portforward.LINGER_LIMIT_S", 0.3)
+    monkeypatch.setattr("cri_server.streaming.portforward.LINGER_S", 0.1)
+    cut_off = asyncio.Event()
+
+    async def events(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"event")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        cut_off.set()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(events, "127.0.0.1", 0) as service,
+        forwarding(server) as multiplexer,
+    ):
+        data, error = await pair(multiplexer, service.sockets[0].getsockname()[1], "kubectl up to 1.31")
+        await data.inbound.read()
+        await data.end()
+        assert await error.inbound.read() == b""
+        await cut_off.wait()
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    """Wait for a fact; the test's own limit ends the wait."""
+    while not fact():
+        await asyncio.sleep(0.01)
 
 
 async def test_a_stalled_connection_ends_when_its_stream_is_reset(server: StreamingServer) -> None:
