@@ -149,7 +149,12 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
     images = _open_images(config, paths, index, errands, stored, stack)
     given, folder = config.network, paths.root / "network"
     network = Network(
-        given.conf_dir, given.bin_dir, str(folder), errands, default=default_network(config, paths.root)
+        given.conf_dir,
+        given.bin_dir,
+        str(folder),
+        errands,
+        netns_dir=given.netns_dir,
+        default=default_network(config, paths.root),
     )
     stack.callback(network.close)
     services = Services(

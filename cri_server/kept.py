@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
+from cri_server.network.names import after_take_over
 from cri_server.store.model import Container, Sandbox
 from pyrunc.errors import Error
 from pyrunc.shim.client import ExecSession, Kept, ShimClient
@@ -85,7 +86,8 @@ class Keeper:
     ) -> None:
         """Give all to the shim behind `client`, which has taken the place of a dead one. Raises Error."""
         if holder := self._holders.get(sandbox.id):
-            sandbox.netns_path = await client.adopt_holder(holder) or ""
+            path = await client.adopt_holder(holder)
+            sandbox.netns_path = after_take_over(sandbox.netns_path, path or "")
         for container in containers:
             if kept := self._containers.get(container.id):
                 await client.adopt_container(

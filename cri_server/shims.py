@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from cri_server import orphans
 from cri_server.kept import Keeper
+from cri_server.network.names import after_take_over
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
@@ -39,7 +40,7 @@ Moved = Callable[[Sandbox], Awaitable[None]]
 
 class Shims:
     """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted; None: the holder's.
-    `moved(sandbox)` after another shim has taken over, with another `netns_path`."""
+    `moved(sandbox)` after another shim has taken over."""
 
     def __init__(self, zygote: Zygote, paths: Paths, index: Index, pods_per_shim: int = 1) -> None:
         self._zygote, self._paths, self._index, self._pods_per_shim = zygote, paths, index, pods_per_shim
@@ -295,7 +296,7 @@ class Shims:
             return
         sandbox.shim = Process(state.pid, started)
         if state.holder is not None:
-            sandbox.netns_path = state.netns_path or ""
+            sandbox.netns_path = after_take_over(sandbox.netns_path, state.netns_path or "")
         elif sandbox.holder is not None:
             orphans.kill_process(sandbox.holder)
         await self._write_move(sandbox)

@@ -90,6 +90,7 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
     yield "server.root", config.server.root
     yield "server.state", config.server.state
     yield "network.conf_dir", config.network.conf_dir
+    yield "network.netns_dir", config.network.netns_dir
     for key in ("tls_certificate", "tls_key", "tls_client_ca"):
         if path := getattr(config.streaming, key):
             yield f"streaming.{key}", path

@@ -90,6 +90,14 @@ class Network(Table):
             "Folders of CNI plugins' executables, separated by `:`. bridge, host-local, loopback and portmap are built in where none is there."
         ),
     ] = "/opt/cni/bin"
+    netns_dir: Annotated[
+        str,
+        explained(
+            "Where a pod's network namespace has the name that plugins get as CNI_NETNS, a bind mount. Add-ons that mount the folder "
+            "(Cilium, Istio, multus, Antrea) expect this one, in this spelling.",
+            reloads=False,
+        ),
+    ] = "/var/run/netns"
     builtin: Annotated[
         list[str],
         explained(

@@ -13,13 +13,13 @@ log = logging.getLogger(__name__)
 # Those that only read: a server that starts makes them beside its work.
 PASSIVE: tuple[Check, ...] = (
     kernel.version, kernel.calls, kernel.namespaces, kernel.seccomp, kernel.modules, cgroups.version, cgroups.driver,
-    file_systems.disk, file_systems.state, file_systems.programs, network.configuration, network.forwarding, limits.apparmor,
+    file_systems.disk, file_systems.state, file_systems.programs, network.configuration, network.names, network.forwarding, limits.apparmor,
     limits.selinux, limits.descriptors, limits.runtimes, limits.sysctls, limits.swap, kubelet.kubelet,
 )  # fmt: skip
 # Those that try something out, start a program, or look for what only a server that runs can tell.
 ACTIVE: tuple[Check, ...] = (
     limits.privilege, file_systems.overlay, file_systems.images, network.firewall, leftovers.server, leftovers.pods, leftovers.mounts,
-    leftovers.groups, leftovers.records,
+    leftovers.names, leftovers.groups, leftovers.records,
 )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def pods(host: Host) -> Iterator[Finding]:
 
 
 def mounts(host: Host) -> Iterator[Finding]:
-    """The server leaves none on the host: what is below its folders is somebody else's, or an older version's."""
+    """The server makes none below its folders: what is there is somebody else's, or an older version's."""
     folders = [os.path.realpath(path) for path in (host.config.root, host.config.state)]
     found = [m.path for m in mount_points() if any(m.path.startswith(f"{folder}/") for folder in folders)]
     if found:
@@ -78,6 +78,28 @@ def mounts(host: Host) -> Iterator[Finding]:
         )
     else:
         yield fine("leftover-mounts", "none")
+
+
+def names(host: Host) -> Iterator[Finding]:
+    """Names of network namespaces that are called like sandboxes of ours, of which no record or attachment knows."""
+    paths, folder = _paths(host), host.path(host.config.network.netns_dir)
+    known = {
+        *records_in(paths.sandbox_records),
+        *entries(paths.sandbox_states),
+        *records_in(paths.root / "network"),
+    }
+    found = sorted(name for name in entries(folder) if PLAIN.fullmatch(name) and name not in known)
+    if not found:
+        yield fine("leftover-names", "none")
+        return
+    place = f"{host.config.network.netns_dir}/{found[0]}"
+    yield Finding(
+        "leftover-names",
+        Level.NOTE,
+        f"{len(found)} names of network namespaces that no record knows: {_some(found)}",
+        "they are of another server's root, or of pods whose records were lost; each keeps a network namespace",
+        f"umount -l {place}; rm {place}",
+    )
 
 
 def groups(host: Host) -> Iterator[Finding]:

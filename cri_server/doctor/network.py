@@ -13,6 +13,7 @@ from cri_server.doctor.model import Finding, Host, Level, fine
 from cri_server.network.configuration import Configuration, Found, builtin_network
 from cri_server.network.leases import usage
 from pyrunc.errors import Error
+from pyrunc.kernel.mountinfo import mount_points
 
 FEW_LEFT = 0.9
 NFT_S = 10.0
@@ -101,6 +102,25 @@ def _addresses(host: Host, found: NetworkList) -> Iterator[Finding]:
                 "pods fail to start when there is none",
                 "give the network more ranges, or lower kubelet's maxPods; addresses of pods that are gone go back by themselves in 10 s",
             )
+
+
+def names(host: Host) -> Iterator[Finding]:
+    """Whether add-ons' pods, which mount the folder of names, see the network namespaces of pods that start later."""
+    if host.top != Path("/"):
+        return
+    folder = host.config.network.netns_dir
+    real = os.path.realpath(folder)
+    around = [m for m in mount_points() if m.path == "/" or f"{real}/".startswith(f"{m.path}/")]
+    if "shared" in max(around, key=lambda m: len(m.path)).propagation:
+        yield fine("netns-dir", f"{folder} is on a shared mount")
+        return
+    yield Finding(
+        "netns-dir",
+        Level.NOTE,
+        f"{folder} is not on a shared mount",
+        "add-ons whose pods mount it (Cilium, Istio, multus, Antrea) do not start, or do not see new pods; systemd shares all mounts",
+        "mount --make-rshared /",
+    )
 
 
 def forwarding(host: Host) -> Iterator[Finding]:

@@ -226,7 +226,7 @@ def _data(root: Path) -> list[Action]:
     socket = str(settings.socket_path)
     folders = (settings.server.state, settings.server.root, FILTERS)
     whole = [Remove(path, whole=True) for path in folders]
-    return [*whole, Remove(socket), Remove(os.path.dirname(socket))]
+    return [*whole, Remove(socket), Remove(os.path.dirname(socket)), Remove(settings.network.netns_dir)]
 
 
 def _digest(content: bytes) -> str:

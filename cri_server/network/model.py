@@ -42,7 +42,7 @@ class Bandwidth:
 class PodNetwork:
     """What `Network.attach` needs to know about a pod.
 
-    `netns_path` names its network namespace: `/proc/<pid>/fd/<n>` or a bind mount. Port mappings with host port 0 are
+    `netns_path` is where its network namespace is found now (`/proc/<shim>/fd/<n>`); plugins get a name of it. Port mappings with host port 0 are
     ignored. Without `bandwidth` the annotations `kubernetes.io/{ingress,egress}-bandwidth` are used. `cgroup_path` is the
     pod's cgroup as kubelet calls it (capability cgroupPath).
     """
@@ -63,11 +63,13 @@ class PodNetwork:
 class NetworkResult:
     """The pod's addresses without prefix length, the primary one first (never empty), and the chain's CNI result.
 
-    `raw` is the validated result in the configuration's cniVersion, for `PodSandboxStatus` with `verbose`.
+    `raw` is the result in the configuration's cniVersion, for `PodSandboxStatus` with `verbose`; `netns_path` the namespace's
+    name, which plugins got as CNI_NETNS.
     """
 
     ips: tuple[str, ...]
     raw: dict[str, Any]
+    netns_path: str
 
 
 @dataclass(frozen=True, slots=True)

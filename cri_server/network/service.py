@@ -1,6 +1,6 @@
 """The server's network: attaches pods by a chain of CNI plugins and remembers enough to detach them.
 
-network = Network(conf_dir, bin_dir, state_dir, errands)
+network = Network(conf_dir, bin_dir, state_dir, errands, netns_dir=netns_dir)
 (await network.status()).ready
 result = await network.attach(PodNetwork(...))   # result.ips[0] is the pod's primary address
 await network.detach(sandbox_id, netns_path)      # idempotent, also when the namespace is gone
@@ -29,6 +29,8 @@ from cri_server.network.chain import IFNAME, PluginRunner
 from cri_server.network.configuration import Configuration, Found
 from cri_server.network.leases import Usage, usage
 from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readiness
+from cri_server.network.names import NamespaceNames, is_name
+from cri_server.network.names import remove as remove_name
 from cri_server.network.pod_ranges import PodRanges
 from cri_server.store.disk import worded
 from cri_server.together import together
@@ -46,7 +48,8 @@ class Network:
     """One network for the node's pods: the first configuration of a folder, or the embedded one.
 
     conf_dir: folder of *.conflist, *.conf, *.json; bin_dir: folders of CNI executables separated by `:`, which win over
-    our plugins of the same name; state_dir: where attachments are remembered (created, 0700).
+    our plugins of the same name; state_dir: where attachments are remembered (created, 0700); netns_dir: where the
+    pods' network namespaces have their names (`names`).
     default: a conflist object used while `conf_dir` holds no configuration (`configuration.builtin_network`);
     None: the network is not ready then. timeout_s: for one plugin, or several of ours in a row.
     """
@@ -58,11 +61,13 @@ class Network:
         state_dir: str,
         errands: Errands,
         *,
+        netns_dir: str,
         default: dict[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self._configuration = Configuration(conf_dir, default)
         self._attachments = Attachments(state_dir)
+        self._names = NamespaceNames(netns_dir)
         scope = hashlib.sha256(os.path.abspath(state_dir).encode()).hexdigest()[:8]
         folders = tuple(p for p in bin_dir.split(":") if p)
         own = os.path.join(os.path.abspath(state_dir), "bin")
@@ -124,7 +129,7 @@ class Network:
         return [] if network is None else await asyncio.to_thread(usage, network)
 
     async def attach(self, pod: PodNetwork, *, settled: bool = True) -> NetworkResult:
-        """Loopback up and the chain's ADD. What failed is rolled back by DEL before the error is raised.
+        """A name for the namespace, loopback up and the chain's ADD. What failed is rolled back by DEL before the error is raised.
 
         It is on the disk when this returns, or, not `settled`, when `settle` does, and until then after a kill without result.
 
@@ -140,6 +145,7 @@ class Network:
         async with self._turns.of(pod.sandbox_id):
             if self._attachments.has(pod.sandbox_id):
                 raise AlreadyExists(f"sandbox {pod.sandbox_id} is attached to the network already")
+            self._names.make(pod.sandbox_id, pod.netns_path)
             try:
                 result = await self._add(attachment)
                 answer = _result(attachment.with_result(result))
@@ -160,11 +166,13 @@ class Network:
             await writing
 
     async def detach(self, sandbox_id: str, netns_path: str | None = None) -> None:
-        """The chain's DEL with the configuration of the ADD; nothing to do for an unknown or detached sandbox.
+        """The chain's DEL with the configuration of the ADD, and the end of the namespace's name; nothing to do for an unknown or
+        detached sandbox.
 
-        Pass `netns_path` while the namespace still exists, None when it is gone. Call it before the namespace is closed;
-        the interfaces are quiet afterwards and vanish with the namespace. Raises PeerError, DeadlineExceeded: the
-        attachment is then still remembered, call again.
+        Plugins get the name that they got for ADD. `netns_path` is where else the namespace is found, None when nowhere:
+        for a pod of an earlier version, which had no name, and for a name that somebody has removed.
+        The interfaces are quiet afterwards and vanish with the namespace. Raises PeerError, DeadlineExceeded: the
+        attachment and the name are then still there, call again.
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
@@ -172,10 +180,10 @@ class Network:
                 await self.settle(sandbox_id)
             attachment = await self._recalled(sandbox_id)
             if attachment is None:
+                remove_name(self._names.path_of(sandbox_id))
                 return
-            same = netns_path is not None and _namespace_id(netns_path) == attachment.netns_id
-            await self._plugins.delete(attachment, netns_path if same and netns_path else "")
-            await asyncio.to_thread(self._attachments.forget, sandbox_id)
+            await self._plugins.delete(attachment, _namespace_of(attachment, netns_path))
+            await asyncio.to_thread(self._forget, attachment)
 
     async def _recalled(self, sandbox_id: str) -> Attachment | None:
         found = self._attachments.at_hand(sandbox_id)
@@ -183,12 +191,18 @@ class Network:
             found = await asyncio.to_thread(self._attachments.read, sandbox_id)
         return found
 
+    def _forget(self, attachment: Attachment) -> None:
+        """After DEL: first the name, since an attachment that is remembered is detached again. Raises OSError, KernelError."""
+        name = attachment.netns_path
+        remove_name(name if is_name(name) else self._names.path_of(attachment.sandbox_id))
+        self._attachments.forget(attachment.sandbox_id)
+
     async def moved(self, sandbox_id: str, netns_path: str) -> None:
-        """The sandbox's namespace is found at another path from now on. Raises KernelError."""
+        """The namespace of a pod of an earlier version is found at another path from now on; a name stays. Raises KernelError."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             attachment = await self._recalled(sandbox_id)
-            if attachment is not None:
+            if attachment is not None and not is_name(attachment.netns_path):
                 await self._remember(attachment.moved(netns_path))
 
     async def check(self, sandbox_id: str) -> None:
@@ -259,7 +273,7 @@ class Network:
         return Attachment(
             sandbox_id=pod.sandbox_id,
             network=network,
-            netns_path=pod.netns_path,
+            netns_path=self._names.path_of(pod.sandbox_id),
             netns_id=netns_id,
             arguments=cni_arguments(pod),
             capabilities=capability_arguments(pod, self._pod_ranges.subnets),
@@ -295,7 +309,7 @@ class Network:
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
         try:
             await self._plugins.delete(attachment, attachment.netns_path)
-            await asyncio.to_thread(self._attachments.forget, attachment.sandbox_id)
+            await asyncio.to_thread(self._forget, attachment)
         except (Error, OSError) as second:
             self._must_collect = True
             error.add_note(f"the roll-back failed too: {second}")
@@ -391,7 +405,15 @@ def _result(attachment: Attachment) -> NetworkResult:
     ips = tuple(dict.fromkeys(str(a.address.ip) for a in found))
     if not ips:
         raise PeerError(f"the plugins of network {attachment.network.name} gave {IFNAME} no address")
-    return NetworkResult(ips=ips, raw=attachment.result.to_json(attachment.network.cni_version))
+    raw = attachment.result.to_json(attachment.network.cni_version)
+    return NetworkResult(ips=ips, raw=raw, netns_path=attachment.netns_path)
+
+
+def _namespace_of(attachment: Attachment, also: str | None) -> str:
+    """Where the namespace of the ADD is found, empty when it is gone."""
+    name = attachment.netns_path if is_name(attachment.netns_path) else ""
+    paths = (path for path in (name, also) if path)
+    return next((path for path in paths if _namespace_id(path) == attachment.netns_id), "")
 
 
 def _namespace_id(path: str) -> str:

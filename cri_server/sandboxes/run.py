@@ -49,6 +49,7 @@ class Work:
     config: api.PodSandboxConfig
     sandbox: Sandbox
     hostname: str
+    namespace: str = ""  # where the shim has the pod's network namespace
     compiling: asyncio.Task[CompiledLaunch] | None = None
 
 
@@ -246,7 +247,7 @@ async def start_shim(work: Work) -> None:
     shims, sandbox = work.services.shims, work.sandbox
     made_ahead = await to_the_end(shims.start(sandbox))
     if has_pinned_network(sandbox.options):
-        sandbox.netns_path = made_ahead or await shims.get(sandbox).make_network()
+        work.namespace = made_ahead or await shims.get(sandbox).make_network()
 
 
 async def _compile(work: Work) -> CompiledLaunch:
@@ -284,7 +285,7 @@ async def start_holder(work: Work) -> None:
             raise InvalidArgument(error.message) from None
         raise
     work.sandbox.holder = Process(started.pid, started.start_time)
-    work.sandbox.netns_path = started.netns_path or ""
+    work.namespace = started.netns_path or ""
     work.sandbox.holder_alive = True
     assert started.kept is not None
     work.services.shims.keeper.keep_holder(work.sandbox, started.kept)
@@ -302,12 +303,12 @@ async def attach_network(work: Work) -> None:
     if sandbox.host_network:
         sandbox.network = "host"
         return
-    result = await work.services.network.attach(pod_network(sandbox), settled=False)
-    sandbox.network, sandbox.ips = "attached", list(result.ips)
+    result = await work.services.network.attach(pod_network(sandbox, work.namespace), settled=False)
+    sandbox.network, sandbox.ips, sandbox.netns_path = "attached", list(result.ips), result.netns_path
 
 
-def pod_network(sandbox: Sandbox) -> PodNetwork:
-    """What the network is told about a pod. Its cgroup is the one that kubelet made for it, not the holder's below that."""
+def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
+    """What the network is told about a pod whose network namespace is at the path `namespace`. Its cgroup is the one that kubelet made for it, not the holder's below that."""
     config = sandbox.config
     dns = config.dns_config
     return PodNetwork(
@@ -315,7 +316,7 @@ def pod_network(sandbox: Sandbox) -> PodNetwork:
         name=config.metadata.name,
         namespace=config.metadata.namespace,
         uid=config.metadata.uid,
-        netns_path=sandbox.netns_path,
+        netns_path=namespace,
         port_mappings=_port_mappings(config),
         dns=Dns(tuple(dns.servers), tuple(dns.searches), tuple(dns.options))
         if config.HasField("dns_config")
@@ -353,7 +354,7 @@ def _check_host_port(mapping: api.PortMapping, where: str) -> None:
 
 async def detach_network(work: Work) -> None:
     if not work.sandbox.host_network:
-        await work.services.network.detach(work.sandbox.id, work.sandbox.netns_path or None)
+        await work.services.network.detach(work.sandbox.id, work.namespace or None)
         work.sandbox.network = "released"
 
 

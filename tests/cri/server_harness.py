@@ -24,6 +24,7 @@ import grpc
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
 from cri_server.images import build
+from cri_server.network.names import remove as remove_name
 from cri_server.orphans import kill_process
 from cri_server.rpc import private
 from cri_server.store.facts import Process
@@ -73,6 +74,7 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{session.name('pyrunc')}-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"
         self.logs = self.folder / "logs"
+        self.names = self.folder / "netns"
         self.socket = self.folder / "cri.sock"
         self.log = self.folder / "server.log"
         self._prefix = prefix
@@ -119,6 +121,7 @@ class Server:
             },
             "images": {"store": os.environ.get("PYRUNC_TESTS_IMAGE_STORE", "auto")},
             **self._settings,
+            "network": {"netns_dir": str(self.names), **self._settings.get("network", {})},
         }
         lines = []
         for table, values in tables.items():
@@ -257,6 +260,8 @@ class Server:
             with contextlib.suppress(FileNotFoundError, ValueError):
                 found = json.loads((folder / "shim.json").read_text())
                 kill_process(Process(found["pid"], found["start_time"]))
+        for name in self.names.glob("*"):
+            remove_name(str(name))
         for group in self._cgroups():
             with contextlib.suppress(FileNotFoundError):
                 (group / "cgroup.kill").write_text("1")

@@ -27,7 +27,11 @@ def configuration(server: Server, **cgroup: str) -> Path:
     """The server's, with what the tests give it as flags."""
     tables: dict[str, dict[str, Any]] = {
         "server": {"listen": f"unix://{server.socket}", "root": str(server.root), "state": str(server.state)},
-        "network": {"conf_dir": str(server.folder / "net.d"), "bin_dir": str(server.folder / "bin")},
+        "network": {
+            "conf_dir": str(server.folder / "net.d"),
+            "bin_dir": str(server.folder / "bin"),
+            "netns_dir": str(server.names),
+        },
         "cgroup": {
             "driver": "cgroupfs",
             "missing_controllers": "warn",
@@ -80,12 +84,35 @@ def test_beside_a_server(server: Server) -> None:
         "nft",
     ):
         assert found[code]["level"] == "fine", found[code]
-    for code in ("leftover-shims", "leftover-mounts", "leftover-groups", "damaged-records"):
+    left = ("leftover-shims", "leftover-mounts", "leftover-names", "leftover-groups", "damaged-records")
+    for code in left:
         assert found[code]["level"] == "fine", found[code]
     assert "pods of " in found["cni-config"]["found"] and found["addresses"]["found"].startswith(
         "1 of 65534 IPv4"
     )
     server.remove_pod(pod)
+
+
+def test_the_folder_of_names(server: Server) -> None:
+    server.remove_pod(server.run_pod())
+    (server.names / ("0" * 64)).touch()
+    (server.names / "cni-of-containerd").touch()
+    try:
+        found = doctor(configuration(server))
+        assert found["leftover-names"]["level"] == "note" and "1 names" in found["leftover-names"]["found"]
+        assert f"umount -l {server.names}/000" in found["leftover-names"]["mend"]
+        for name in server.names.iterdir():
+            name.unlink()
+        subprocess.run(["mount", "-t", "tmpfs", "names", server.names], check=True)
+        try:
+            for how, level in (("private", "note"), ("shared", "fine")):
+                subprocess.run(["mount", f"--make-{how}", server.names], check=True)
+                assert doctor(configuration(server))["netns-dir"]["level"] == level
+        finally:
+            subprocess.run(["umount", server.names], check=True)
+    finally:
+        for name in server.names.iterdir():
+            name.unlink()
 
 
 def test_text(server: Server) -> None:

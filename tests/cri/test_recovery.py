@@ -385,6 +385,8 @@ def nothing_left(server: Server) -> None:
         Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
     )
     assert not list((groups / server.folder.name).glob("*/")), "cgroups are left"
+    assert not list(server.names.glob("*")), "names of network namespaces are left"
+    assert f" {server.names}/" not in Path("/proc/self/mountinfo").read_text()
 
 
 def test_the_list_of_verbs_is_complete() -> None:

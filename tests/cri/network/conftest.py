@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from cri_server.network.configuration import builtin_network
 from cri_server.network.model import NetworkResult, PodNetwork
+from cri_server.network.names import remove as remove_name
 from cri_server.network.service import Network
 from pyrunc.zygote.client import Zygote
 from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, new_host
@@ -44,6 +45,7 @@ class Node:
             str(self.folder / "bin"),
             str(self.folder / "state"),
             self.zygote,
+            netns_dir=str(self.folder / "netns"),
             default=builtin_network(
                 str(self.folder / "leases"), bridge="cni0", subnets=("10.85.0.0/16", "fd85::/64")
             ),
@@ -84,6 +86,13 @@ class Node:
         path.chmod(0o755)
         return path
 
+    def name_of(self, pod: Pod) -> str:
+        """The name of the pod's network namespace while it is attached."""
+        return str(self.folder / "netns" / pod.id)
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.folder.glob("netns/*")}
+
     def log(self) -> str:
         path = self.folder / "log"
         return path.read_text() if path.exists() else ""
@@ -116,11 +125,14 @@ async def node(tmp_path: Path, host: Host) -> AsyncIterator[Node]:
     finally:
         made.network.close()
         await zygote.close()
+        for name in made.names():
+            remove_name(str(tmp_path / "netns" / name))
 
 
 def clean(node: Node) -> bool:
     veths = {name for name in link_names() if name.startswith("veth")}
-    return not veths and not all_elements() and not node.leases() and not node.remembered()
+    left = node.leases() or node.remembered() or node.names()
+    return not veths and not all_elements() and not left
 
 
 async def until(true: Any, timeout_s: float = 30.0) -> None:

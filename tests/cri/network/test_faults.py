@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from cri_server.network.model import PortMapping
+from cri_server.network.names import remove as remove_name
 from cri_server.network.service import Network
 from pyrunc.errors import Error
 from tests.cri.network.conftest import Node, until
@@ -103,6 +104,7 @@ async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, ho
         str(node.folder / "bin"),
         str(node.folder / "other"),
         node.zygote,
+        netns_dir=str(node.folder / "netns"),
         default=node.network._configuration._default,
     )
     await node.attach(theirs, port_mappings=(PortMapping(8081, 80),))
@@ -121,6 +123,7 @@ async def test_an_address_whose_old_masquerade_stayed_is_taken_over(node: Node) 
     for lease in node.folder.glob("leases/*/*"):
         lease.unlink() if lease.is_file() else None
     first.close()
+    remove_name(node.name_of(first))
     await until(lambda: not [n for n in link_names() if n.startswith("veth")])
     assert (await node.attach(second)).ips == ("10.85.0.2", "fd85::2")
     assert {e.comment.split("/")[1] for e in all_elements()} == {second.id}

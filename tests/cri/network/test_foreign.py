@@ -44,7 +44,7 @@ async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_an
         node.restart()
         assert (await node.network.recall(pod.id)).ips == peer.ips, peer.name  # type: ignore[union-attr]
         await node.network.detach(pod.id, pod.path)
-        said = peer.answer_in(pod.path)
+        said = peer.answer_in(node.name_of(pod))
         for name in ("ADD.later", "DEL.later", "DEL.first"):
             told = json.loads((node.folder / name).read_text())
             if peer.cni_version < "0.4.0" and name.startswith("DEL"):

@@ -128,7 +128,7 @@ async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
     for line in (
         "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=pod0;K8S_POD_UID=u-1",
         "CNI_IFNAME=eth0",
-        f"CNI_NETNS={pod.path}",
+        f"CNI_NETNS={node.name_of(pod)}",
         f"CNI_PATH={node.folder}/bin:{node.folder}/state/bin",
     ):
         assert line in log.splitlines()

@@ -257,8 +257,7 @@ def test_a_pods_configuration_as_its_network() -> None:
     )
     config.linux.cgroup_parent = "kubepods-podx.slice"
     sandbox = Sandbox("s1", config, "", 1, "boot", "kubepods-podx.slice", "kubepods-podx.slice:cri-pyrunc:s1")
-    sandbox.netns_path = "/x"
-    assert pod_network(sandbox) == pod(
+    assert pod_network(sandbox, "/x") == pod(
         port_mappings=(PortMapping(80, 8080, "sctp", "192.0.2.1"),),
         dns=Dns(("10.0.0.1",), (), ("ndots:5",)),
         annotations={"kubernetes.io/egress-bandwidth": "1M"},

@@ -41,7 +41,7 @@ GOOD = {
 }  # fmt: skip
 CHECKS: tuple[Check, ...] = (
     kernel.version, kernel.calls, kernel.namespaces, kernel.seccomp, kernel.modules, cgroups.version, cgroups.driver,
-    network.configuration, network.forwarding, limits.apparmor, limits.selinux, limits.sysctls, limits.swap, kubelet.kubelet,
+    network.configuration, network.names, network.forwarding, limits.apparmor, limits.selinux, limits.sysctls, limits.swap, kubelet.kubelet,
 )  # fmt: skip
 
 

@@ -1,0 +1,127 @@
+"""What a pod's network is called on the host: the name that plugins and add-ons get, from a pod's start to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server
+from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
+from tests.cri.test_takeover import known_of, lose_shim
+from tests.support.processes import wait_until
+
+PLUGIN = """#!/bin/sh
+echo "$CNI_COMMAND $CNI_NETNS" >>{folder}/called
+[ $CNI_COMMAND = ADD ] || exit 0
+echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.9.9.9/24"}}]}}'
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Its only plugin notes what it is called with; the names lie on a shared mount, as those of a node with systemd."""
+    made = Server(network=False)
+    made.names.mkdir()
+    for command in (["mount", "-t", "tmpfs", "names"], ["mount", "--make-shared"]):
+        subprocess.run([*command, made.names], check=True)
+    try:
+        with made:
+            (made.folder / "bin").mkdir()
+            plugin = made.folder / "bin/note"
+            plugin.write_text(PLUGIN.format(folder=made.folder))
+            plugin.chmod(0o755)
+            conflist = '{"cniVersion": "1.0.0", "name": "noted", "plugins": [{"type": "note"}]}'
+            (made.folder / "net.d/10-note.conflist").write_text(conflist)
+            made.load_image()
+            yield made
+            made.remove_all()
+            nothing_left(made)
+            subprocess.run(["umount", made.names], check=True)
+    finally:
+        subprocess.run(["umount", "-q", made.names], check=False, capture_output=True)
+
+
+def called(server: Server) -> list[str]:
+    path = server.folder / "called"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def network_of(process: int) -> int:
+    return os.stat(f"/proc/{process}/ns/net").st_ino
+
+
+def test_a_plugin_gets_one_name_from_add_to_del(server: Server) -> None:
+    """Also when the pod's shim is replaced in between, and the server, which was how DEL got another path than ADD."""
+    pod = server.run_pod()
+    name = f"{server.names}/{pod}"
+    assert known_of(server, pod)["netns"] == name
+    assert os.stat(name).st_ino == network_of(known_of(server, pod)["pid"])
+    lose_shim(server, pod)
+    server.restart()
+    assert known_of(server, pod)["netns"] == name
+    server.stop_pod(pod)
+    assert called(server) == [f"ADD {name}", f"DEL {name}"] and not os.path.lexists(name)
+    server.remove_pod(pod)
+
+
+def test_the_name_of_a_pod_with_users_of_its_own(server: Server) -> None:
+    """The pause process makes that network namespace, so that the pod's root owns it."""
+    config = server.pod_config()
+    ids = [api.IDMapping(host_id=200000, container_id=0, length=65536)]
+    config.linux.security_context.namespace_options.userns_options.CopyFrom(
+        api.UserNamespace(mode=api.POD, uids=ids, gids=ids)
+    )
+    pod = server.run_pod(config)
+    name = f"{server.names}/{pod}"
+    assert os.stat(name).st_ino == network_of(known_of(server, pod)["pid"])
+    server.remove_pod(pod)
+    assert called(server) == [f"ADD {name}", f"DEL {name}"]
+
+
+def test_when_shim_and_server_are_killed_del_still_gets_the_namespace(server: Server) -> None:
+    pod = server.run_pod()
+    name, inode = f"{server.names}/{pod}", network_of(known_of(server, pod)["pid"])
+    shim = shim_pid(server, pod)
+    server.kill()
+    os.kill(shim, signal.SIGKILL)
+    server.start()
+    assert wait_until(lambda: server.pod_status(pod).state == api.SANDBOX_NOTREADY, 30)
+    assert os.stat(name).st_ino == inode
+    server.stop_pod(pod)
+    assert called(server) == [f"ADD {name}", f"DEL {name}"] and not os.path.lexists(name)
+
+
+# How add-ons find a pod's namespace from their own pods: where they have mounted the folder, and what they make of CNI_NETNS.
+ADD_ONS = {
+    "Cilium joins its last part": ("/var/run/cilium/netns", lambda name: os.path.basename(name)),
+    "Istio and Antrea put /host before it": ("/host/var/run/netns", lambda name: os.path.basename(name)),
+    "multus' daemon uses it as it is": ("", lambda name: name),
+}
+
+
+@pytest.mark.parametrize("add_on", ADD_ONS)
+def test_an_add_ons_pod_sees_the_names_that_come_and_go(server: Server, add_on: str) -> None:
+    """It runs before the pods that it is to serve: mounts and their ends must reach it (mountPropagation: HostToContainer)."""
+    folder, of_name = ADD_ONS[add_on]
+    folder = folder or str(server.names)
+    mount = api.Mount(
+        container_path=folder,
+        host_path=str(server.names),
+        readonly=True,
+        propagation=api.PROPAGATION_HOST_TO_CONTAINER,
+    )
+    agent = server.launch(server.run_pod(), server.container_config(mounts=[mount]))
+    pod = server.run_pod()
+    name = called(server)[-1].removeprefix("ADD ")
+    place = os.path.join(folder, of_name(name))
+    inode = network_of(known_of(server, pod)["pid"])
+    assert server.output(agent, "stat", "-L", "-c", "%i", place) == f"{inode}\n"
+    assert network_of(pid_of(server, agent)) != inode
+    server.stop_pod(pod)
+    assert server.exec(agent, "stat", place).exit_code == 1
+    assert pod not in server.output(agent, "cat", "/proc/self/mountinfo")
