@@ -341,8 +341,7 @@ class Catalog:
 
     def _layer_blobs(self, manifest: Manifest, config: Config) -> dict[str, int]:
         """Those that are here. Raises NotFound for one that is not, when its tar is not either."""
-        if len(manifest.layers) != len(config.diff_ids):
-            raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
+        manifests.check_layers(manifest, config)
         found = {}
         for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True):
             if self._blobs.size(layer.digest) == layer.size:

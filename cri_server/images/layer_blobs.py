@@ -43,7 +43,7 @@ class PlainLayers:
     def add(self, target: Descriptor, manifest: Manifest, diff_ids: Sequence[str]) -> Descriptor:
         """What stands for the image: its own target, or a manifest with plain layers. `target` has or leads to `manifest`."""
         layers = [self._layer(layer, d) for layer, d in zip(manifest.layers, diff_ids, strict=True)]
-        if layers == manifest.layers:
+        if layers == manifest.layers and not manifest.others:
             return target
         data = manifests.encoded(manifests.with_layers(manifest, layers))
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -232,7 +232,10 @@ def _choose(parsed: _Parsed, descriptor: Descriptor) -> Manifest | None:
     for _ in range(manifests.DEPTH_LIMIT):
         if descriptor.media_type not in manifests.ACCEPTED:
             return None
-        found = parsed.manifest(descriptor)
+        try:
+            found = parsed.manifest(descriptor)
+        except manifests.Artifact:
+            return None
         if isinstance(found, Manifest):
             return found
         descriptor = manifests.choose_stored(found, parsed.has)
@@ -287,8 +290,7 @@ def _config(blobs: _ArchiveBlobs, manifest: Manifest, parsed: _Parsed) -> manife
     config = parsed.config(manifest.config.digest)
     if words := manifests.foreign_platform(config):
         log.warning("image %s of an archive: %s", manifest.config.digest, words)
-    if len(config.diff_ids) != len(manifest.layers):
-        raise BadLayer(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
+    manifests.check_layers(manifest, config)
     for layer in manifest.layers:
         if blobs.size(layer.digest) != layer.size:
             raise BadLayer(f"the archive lacks layer {layer.digest}, or its size is wrong")

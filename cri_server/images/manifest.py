@@ -36,6 +36,10 @@ DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 INDEXES = (OCI_INDEX, DOCKER_INDEX)
 MANIFESTS = (OCI_MANIFEST, DOCKER_MANIFEST)
 ACCEPTED = (*INDEXES, *MANIFESTS)
+_ARTIFACT_MANIFEST = (
+    "application/vnd.oci.artifact.manifest.v1+json"  # of release candidates of the specification
+)
+_EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
 _SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1"
 _GENERIC = ("", "application/json", "application/octet-stream", "text/plain", "binary/octet-stream")
 _LAYER_PREFIXES = (
@@ -44,11 +48,17 @@ _LAYER_PREFIXES = (
     "application/vnd.docker.image.rootfs.diff.tar",
     "application/vnd.docker.image.rootfs.foreign.diff.tar",
 )
+# What the configuration of an image is called. The generic ones are in manifests of old registries (distribution issue 1621).
+_IMAGE_CONFIGS = (OCI_CONFIG, DOCKER_CONFIG, *_GENERIC, "text/html")
 RESERVED_LABELS = ("io.kubernetes.", "org.pyrunc.")
 
 
 class BadManifest(PeerError):
     """The document is malformed, ambiguous, or beyond the limits."""
+
+
+class Artifact(Unsupported):
+    """The manifest is of something that is no image: a chart, a signature, a model."""
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True):
@@ -69,11 +79,13 @@ class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """One image: its configuration and its layers, bottom first."""
+    """One image: its configuration and its layers, bottom first. `others`: what is listed as a layer and is no file system, as
+    WebAssembly, attestations and signatures; it is neither fetched nor kept."""
 
     config: Descriptor
     layers: list[Descriptor]
     annotations: dict[str, Any] | None = None  # an image's maker may have put anything there
+    others: tuple[Descriptor, ...] = ()
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -88,6 +100,13 @@ class Config(msgspec.Struct, frozen=True):
     platform: Platform
     diff_ids: list[str]
     image: ImageConfig
+
+
+class _RawManifest(msgspec.Struct, rename={"artifact_type": "artifactType"}):
+    config: Descriptor
+    layers: list[Descriptor] | None = None
+    annotations: dict[str, Any] | None = None
+    artifact_type: str | None = None
 
 
 class _RawRootfs(msgspec.Struct):
@@ -115,7 +134,10 @@ class _RawConfig(msgspec.Struct):
 
 
 def parse(data: bytes, media_type: str = "") -> Manifest | Index:
-    """A manifest or an index; `media_type` is what the sender called it ("" if nothing). Raises BadManifest, Unsupported."""
+    """A manifest or an index; `media_type` is what the sender called it ("" if nothing).
+
+    Raises BadManifest, Artifact, Unsupported.
+    """
     document = _document(data, "manifest")
     own = document.get("mediaType", "")
     sent = media_type.partition(";")[0].strip().lower()
@@ -136,6 +158,8 @@ def parse(data: bytes, media_type: str = "") -> Manifest | Index:
         return _index(document)
     if kind in MANIFESTS:
         return _manifest(document)
+    if kind == _ARTIFACT_MANIFEST:
+        raise _artifact(document.get("artifactType"))
     raise Unsupported(f"manifest: media type {kind[:100]!r} is not supported")
 
 
@@ -258,19 +282,46 @@ def _index(document: dict[str, Any]) -> Index:
 
 
 def _manifest(document: dict[str, Any]) -> Manifest:
-    manifest: Manifest = _typed({**document, "layers": document.get("layers") or []}, Manifest, "manifest")
-    if len(manifest.layers) > LAYERS_LIMIT:
+    raw: _RawManifest = _typed(document, _RawManifest, "manifest")
+    everything = raw.layers or []
+    if len(everything) > LAYERS_LIMIT:
         raise BadManifest(f"manifest: more than {LAYERS_LIMIT} layers")
-    manifest.config.check("manifest: config")
-    if manifest.config.size > LIMIT_BYTES:
-        raise BadManifest(f"manifest: a configuration of {manifest.config.size} bytes")
-    for number, layer in enumerate(manifest.layers):
-        layer.check(f"manifest: layers[{number}]")
+    layers = [layer for layer in everything if layer.media_type.startswith(_LAYER_PREFIXES)]
+    others = tuple(layer for layer in everything if not layer.media_type.startswith(_LAYER_PREFIXES))
+    _refuse_artifact(raw, layers, others)
+    raw.config.check("manifest: config")
+    if raw.config.size > LIMIT_BYTES:
+        raise BadManifest(f"manifest: a configuration of {raw.config.size} bytes")
+    for number, layer in enumerate(everything):
+        if layer not in others:
+            layer.check(f"manifest: layers[{number}]")
         if layer.media_type.endswith("+encrypted"):
             raise Unsupported(f"manifest: layers[{number}] is encrypted")
-        if not layer.media_type.startswith(_LAYER_PREFIXES):
-            raise Unsupported(f"manifest: layers[{number}] is no file system: {layer.media_type[:100]!r}")
-    return manifest
+    return Manifest(raw.config, layers, raw.annotations, others)
+
+
+def _refuse_artifact(raw: _RawManifest, layers: list[Descriptor], others: tuple[Descriptor, ...]) -> None:
+    """An artifact has a configuration that is no image's (image specification, "Guidelines for Artifact Usage"), or nothing that
+    is a file system, as cosign's signatures and buildkit's attestations, whose configurations are called an image's. Raises Artifact."""
+    config = raw.config.media_type
+    if config in _IMAGE_CONFIGS and (layers or not others):
+        return
+    is_empty = config == _EMPTY_CONFIG or config in _IMAGE_CONFIGS
+    raise _artifact(raw.artifact_type or (others[0].media_type if is_empty and others else config))
+
+
+def _artifact(kind: object) -> Artifact:
+    return Artifact(
+        f"an OCI artifact of type {str(kind or 'unknown')[:100]!r}, not an image: it has no file system to run or to mount"
+    )
+
+
+def check_layers(manifest: Manifest, config: Config) -> None:
+    """Each layer that is a file system has a diff id, and nothing else has one, as containerd wants it. Raises BadManifest."""
+    if len(config.diff_ids) != len(manifest.layers):
+        kinds = ", ".join(dict.fromkeys(layer.media_type[:100] for layer in manifest.others))
+        beside = f" beside {kinds[:300]}" if kinds else ""
+        raise BadManifest(f"{len(manifest.layers)} layers{beside}, but {len(config.diff_ids)} diff ids")
 
 
 def _kind_by_shape(document: dict[str, Any]) -> str:

@@ -174,8 +174,7 @@ class Pull:
         config = manifests.parse_config(content.data)
         if words := manifests.foreign_platform(config):
             log.warning("pulling %s: %s", self._reference, words)
-        if len(config.diff_ids) != len(manifest.layers):
-            raise manifests.BadManifest(f"{len(manifest.layers)} layers, but {len(config.diff_ids)} diff ids")
+        manifests.check_layers(manifest, config)
         return config
 
     async def _keep(self, blobs: dict[str, bytes]) -> None:

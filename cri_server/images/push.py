@@ -51,7 +51,7 @@ def push(
         else compressed(blobs, files, diff_id, compressing)
         for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
     ]
-    if layers != manifest.layers:
+    if layers != manifest.layers or manifest.others:
         manifest = manifests.with_layers(manifest, layers)
         data = manifests.encoded(manifest)
         target = Descriptor(manifests.OCI_MANIFEST, blobs.put(data), len(data))

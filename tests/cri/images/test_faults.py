@@ -445,7 +445,11 @@ def manifest_with(
             Unsupported,
             "encrypted",
         ),
-        (lambda m: m["layers"][0].update(mediaType="application/vnd.wasm"), Unsupported, "no file system"),
+        (
+            lambda m: m["layers"][0].update(mediaType="application/vnd.wasm"),
+            PeerError,
+            "2 layers beside application/vnd.wasm, but 3",
+        ),
         (lambda m: m["config"].update(size=5_000_000), PeerError, "a configuration of 5000000 bytes"),
         (lambda m: m.pop("config"), PeerError, "config"),
     ],
