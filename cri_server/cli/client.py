@@ -111,6 +111,13 @@ class Client:
             api.PodSandboxConfig.FromString(base64.b64decode(found.sandbox)),
         )
 
+    def pod_config(self, pod: str) -> api.PodSandboxConfig:
+        """What a pod was made from, secrets of its annotations included."""
+        import base64
+
+        found = self.admin(private.PodConfig(pod), private.SandboxConfig)
+        return api.PodSandboxConfig.FromString(base64.b64decode(found.sandbox))
+
     def paused(self) -> frozenset[str]:
         """The ids of paused containers; none of a server that has no such state."""
         try:

@@ -58,11 +58,26 @@ def give(folder: Path, pod: str) -> None:
     (folder / OWNER).write_text(pod)
 
 
+def owned(base: Path, pod: str) -> list[Path]:
+    """The folders beneath `base` that `run` made for the pod of this id: one or none. Raises OSError."""
+    marks = base.glob(f"*/{OWNER}")
+    return [
+        mark.parent
+        for mark in marks
+        if mark.parent.lstat().st_uid == os.geteuid() and mark.read_text() == pod
+    ]
+
+
+def pass_on(base: Path, pod: str, successor: str) -> None:
+    """The folder of the pod, if `run` made one beneath `base`, belongs to the pod `successor` from now on. Raises OSError."""
+    for folder in owned(base, pod):
+        give(folder, successor)
+
+
 def remove(base: Path, pod: str) -> None:
     """Delete the folder of a pod; fine when `run` made none beneath `base`. Raises OSError."""
-    for mark in base.glob(f"*/{OWNER}"):
-        if mark.parent.lstat().st_uid == os.geteuid() and mark.read_text() == pod:
-            delete(mark.parent)
+    for folder in owned(base, pod):
+        delete(folder)
 
 
 def delete(folder: Path) -> None:

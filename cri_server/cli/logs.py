@@ -18,6 +18,7 @@ from cri_server.cli.log_lines import Entry, Filter, Log, moment
 from pyrunc.errors import InvalidArgument, NotFound
 
 POLL_S = 0.1
+EXIT_POLL_S = 0.02
 
 
 @dataclass(slots=True)
@@ -119,6 +120,13 @@ def status(client: Client, identifier: str) -> api.ContainerStatus:
     found: api.ContainerStatus = client.runtime(
         "ContainerStatus", api.ContainerStatusRequest(container_id=identifier)
     ).status
+    return found
+
+
+def wait_exit(client: Client, identifier: str) -> api.ContainerStatus:
+    """The container's status once it has exited."""
+    while (found := status(client, identifier)).state != api.CONTAINER_EXITED:
+        time.sleep(EXIT_POLL_S)
     return found
 
 

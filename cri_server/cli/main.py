@@ -38,6 +38,7 @@ COMMANDS = {
     "rm": ("stop", "rm"),
     "rmp": ("stop", "rmp"),
     "restart": ("restart", "restart"),
+    "start": ("restart", "start"),
     "pause": ("freeze", "pause"),
     "unpause": ("freeze", "unpause"),
     "checkpoint": ("checkpoint", "checkpoint"),
@@ -84,7 +85,7 @@ SUMMARY_CHARACTERS = 80 - 6 - max(map(len, COMMANDS))
 _GROUP = "the verbs stand by themselves: ps, images, inspect, prune, …"
 # other tools' verbs that we do not have -> what there is instead
 INSTEAD = {
-    **dict.fromkeys(("create", "start", "runp", "play", "kube"), "run POD.YAML makes and starts a pod with its containers"),
+    **dict.fromkeys(("create", "runp", "play", "kube"), "run POD.YAML makes and starts a pod with its containers"),
     **dict.fromkeys(("container", "pod", "system"), _GROUP),
     **dict.fromkeys(("build", "commit"), "images are built elsewhere, such as with buildah; load and pull bring them here"),
     **dict.fromkeys(("network", "volume"), "networks are CNI's, volumes a Pod's: see run"),
@@ -110,6 +111,7 @@ SECTIONS = {
         "rm",
         "rmp",
         "restart",
+        "start",
         "pause",
         "unpause",
         "checkpoint",

@@ -18,6 +18,8 @@ from pyrunc.errors import WrongState
 KUBELET = "io.kubernetes.pod.uid"
 MARK = "io.pyrunc.made-by"
 SIDECAR = "io.pyrunc.sidecar"
+INIT = "io.pyrunc.init"
+GRACE = "io.kubernetes.pod.terminationGracePeriod"  # annotation of containers, as kubelet sets it
 RUN = "run"
 SHOWN = 20
 

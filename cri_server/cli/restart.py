@@ -1,6 +1,7 @@
-"""`pyrunc-cri restart`: a container ends and another attempt of it starts, as kubelet does; the one before is kept for `logs -p`.
+"""`pyrunc-cri restart` and `start`: another attempt of a container or of a stopped pod, as kubelet makes them.
 
-CRI does not tell what a container was made from, so this needs our server. What kubelet made is only stopped: kubelet starts it.
+The container's attempt before is kept for `logs -p`. CRI has no call that starts a container or a pod that has ended, nor one that
+tells what it was made from, so this needs our server. What kubelet made is only stopped: kubelet starts it.
 """
 
 from __future__ import annotations
@@ -8,50 +9,161 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, ownership, sources, stop
+from cri_server.cli import completion, folders, logs, ownership, sources, stop
 from cri_server.cli.client import Client, ServerError
-from cri_server.cli.complaint import each
+from cri_server.cli.complaint import complain, each
+from pyrunc.errors import Error, WrongState
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
-@stop.time_option(stop.GRACE_S)
+@stop.time_option()
 @click.option("-f", "--force", is_flag=True, help="Do not ask about kubelet's.")
+@folders.option("Where `run` made the pod's folder.")
 @click.pass_obj
-def restart(address: str, names: tuple[str, ...], grace_s: int, force: bool) -> None:
-    """Restart containers, or all containers of pods that run."""
+def restart(address: str, names: tuple[str, ...], grace_s: int | None, force: bool, folder: Path) -> None:
+    """Restart containers, or all containers of pods; a stopped pod starts again."""
     with Client(address) as client:
-        each(names, lambda name: _restart(client, name, grace_s, force))
+        each(names, lambda name: _restart(client, name, grace_s, force, folder))
 
 
-def _restart(client: Client, name: str, grace_s: int, force: bool) -> None:
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@folders.option("Where `run` made the pod's folder.")
+@click.pass_obj
+def start(address: str, names: tuple[str, ...], folder: Path) -> None:
+    """Start containers that were created or have ended, or pods that were stopped."""
+    with Client(address) as client:
+        each(names, lambda name: _start(client, name, folder))
+
+
+def _restart(client: Client, name: str, grace_s: int | None, force: bool, folder: Path) -> None:
     target = stop.find(client, name)
     ownership.permit("restart", name, target.labels, force=force)
-    containers = target.running if target.is_pod else [client.container(target.id)]
-    kubelets = ownership.owner(target.labels) == "kubelet"
-    for container in containers:
-        if kubelets:
-            stop.stop_container(client, container.id, grace_s)
-        else:
-            again(client, container, grace_s)
+    if ownership.owner(target.labels) == "kubelet":
+        _stop_kubelets(client, target, grace_s)
+    elif target.is_pod:
+        _restart_pod(client, client.pod(target.id), grace_s, folder)
+    else:
+        _refuse_stopped_pod(client, target)
+        again(client, client.container(target.id), grace_s)
     click.echo(name)
 
 
-def again(client: Client, container: api.Container, grace_s: int) -> str:
+def _stop_kubelets(client: Client, target: stop.Target, grace_s: int | None) -> None:
+    """kubelet starts what it misses. Raises WrongState when nothing runs: then there is nothing that it would miss."""
+    if not target.running:
+        raise WrongState(f"{target.name} is kubelet's and does not run: kubelet starts it")
+    for container in target.running:
+        stop.stop_container(client, container, grace_s)
+
+
+def _restart_pod(client: Client, pod: api.PodSandbox, grace_s: int | None, folder: Path) -> None:
+    if pod.state != api.SANDBOX_READY:
+        pod_again(client, pod, folder)
+        return
+    containers = [c for c in _newest(client, pod) if ownership.INIT not in c.labels]
+    if not containers:
+        raise WrongState(f"pod {_title(pod)} has no containers")
+    for container in containers:
+        again(client, container, grace_s)
+
+
+def _start(client: Client, name: str, folder: Path) -> None:
+    target = stop.find(client, name)
+    if ownership.owner(target.labels) == "kubelet":
+        raise WrongState(f"{name} is kubelet's, which starts it")
+    if not target.is_pod:
+        _refuse_stopped_pod(client, target)
+        _start_container(client, client.container(target.id))
+    elif (pod := client.pod(target.id)).state != api.SANDBOX_READY:
+        pod_again(client, pod, folder)
+    else:
+        ended = [c for c in _newest(client, pod) if c.state != api.CONTAINER_RUNNING]
+        ended = [c for c in ended if ownership.INIT not in c.labels]
+        if not ended:
+            raise WrongState(f"pod {_title(pod)} runs, and so do its containers")
+        for container in ended:
+            _start_container(client, container)
+    click.echo(name)
+
+
+def _refuse_stopped_pod(client: Client, target: stop.Target) -> None:
+    """Raises WrongState for a container of a pod that was stopped: CRI starts nothing in it."""
+    container = client.container(target.id)
+    for pod in client.pods(id=container.pod_sandbox_id):
+        if pod.state != api.SANDBOX_READY:
+            raise WrongState(
+                f"container {target.name}: its pod {_title(pod)} is stopped;"
+                f" pyrunc-cri start {_title(pod)} starts both"
+            )
+
+
+def _start_container(client: Client, container: api.Container) -> None:
+    if container.state == api.CONTAINER_RUNNING:
+        raise WrongState(f"container {container.metadata.name} runs")
+    if container.state == api.CONTAINER_CREATED:
+        client.runtime("StartContainer", api.StartContainerRequest(container_id=container.id))
+    else:
+        again(client, container, 0)
+
+
+def again(client: Client, container: api.Container, grace_s: int | None) -> str:
     """Stop it and start its next attempt; the new id. Raises ServerError."""
     config, sandbox = client.container_config(container.id)
     plain = sources.without_links(client, container.id, config)
     others = _attempts(client, container)
-    stop.stop_container(client, container.id, grace_s)
-    config.metadata.attempt = max(c.metadata.attempt for c in others) + 1
-    config.log_path = next_log(config.log_path, config.metadata.attempt)
-    request = api.CreateContainerRequest(
-        pod_sandbox_id=container.pod_sandbox_id, config=config, sandbox_config=sandbox
-    )
+    stop.stop_container(client, container, grace_s)
+    attempt = max(c.metadata.attempt for c in others) + 1
+    made = _make(client, container.pod_sandbox_id, sandbox, config, attempt, plain)
+    for each_one in others:
+        if each_one.id != container.id and each_one.state != api.CONTAINER_RUNNING:
+            client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=each_one.id))
+    return made
+
+
+def pod_again(client: Client, pod: api.PodSandbox, folder: Path) -> str:
+    """Another attempt of a stopped pod with its containers; its init containers run first, one after the other. The attempt before
+    is removed when the new one runs, and stays when that fails; the new id. `folder`: see `folders.option`. Raises ServerError."""
+    containers = _newest(client, pod)
+    made_from = {c.id: client.container_config(c.id)[0] for c in containers}
+    plain = {c.id: sources.without_links(client, c.id, made_from[c.id]) for c in containers}
+    config = client.pod_config(pod.id)
+    config.metadata.attempt = pod.metadata.attempt + 1
+    request = api.RunPodSandboxRequest(config=config, runtime_handler=pod.runtime_handler)
+    made = str(client.runtime("RunPodSandbox", request).pod_sandbox_id)
+    try:
+        for container in containers:
+            attempt = container.metadata.attempt + 1
+            own = made_from[container.id]
+            identifier = _make(client, made, config, own, attempt, plain[container.id])
+            if ownership.INIT in container.labels:
+                _finish(client, identifier, container.metadata.name)
+        folders.pass_on(folder, pod.id, made)
+    except BaseException:
+        _discard(client, made)
+        raise
+    stop.remove_pod(client, pod.id, 0)
+    return made
+
+
+def _make(
+    client: Client,
+    pod: str,
+    sandbox: api.PodSandboxConfig,
+    config: api.ContainerConfig,
+    attempt: int,
+    plain: Sequence[str],
+) -> str:
+    """Create and start an attempt of a container; see `sources.check` for `plain`. Raises ServerError."""
+    config.metadata.attempt = attempt
+    config.log_path = next_log(config.log_path, attempt)
+    request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=sandbox)
     made = str(client.runtime("CreateContainer", request).container_id)
     try:
         sources.check(client, made, config, plain)
@@ -59,10 +171,35 @@ def again(client: Client, container: api.Container, grace_s: int) -> str:
         client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=made))
         raise
     client.runtime("StartContainer", api.StartContainerRequest(container_id=made))
-    for each_one in others:
-        if each_one.id != container.id and each_one.state != api.CONTAINER_RUNNING:
-            client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=each_one.id))
     return made
+
+
+def _finish(client: Client, identifier: str, name: str) -> None:
+    """Wait for an init container. Raises ServerError when it failed."""
+    status = logs.wait_exit(client, identifier)
+    if status.exit_code:
+        raise ServerError(f"init container {name} exited with code {status.exit_code} ({status.reason})")
+
+
+def _discard(client: Client, pod: str) -> None:
+    try:
+        stop.remove_pod(client, pod, 0)
+    except Error as error:
+        complain(f"pod {pod} is left: {error}")
+
+
+def _newest(client: Client, pod: api.PodSandbox) -> list[api.Container]:
+    """The newest attempt of each container of a pod, in the order in which the containers were made first."""
+    order: dict[str, int] = {}
+    newest: dict[str, api.Container] = {}
+    for container in sorted(client.containers(pod_sandbox_id=pod.id), key=lambda c: c.created_at):
+        order.setdefault(container.metadata.name, container.created_at)
+        newest[container.metadata.name] = container
+    return sorted(newest.values(), key=lambda c: order[c.metadata.name])
+
+
+def _title(pod: api.PodSandbox) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
 def _attempts(client: Client, container: api.Container) -> Sequence[api.Container]:

@@ -36,7 +36,6 @@ from pyrunc.errors import AlreadyExists, Error
 
 FIRST_OUTPUT_S = 0.3
 LINES = 10
-POLL_S = 0.02
 
 
 @dataclass(slots=True)
@@ -188,11 +187,7 @@ def launch(
 def finish(client: Client, name: str, running: Running) -> None:
     """Wait for an init container. Raises ServerError when it failed."""
     with running.timed(f"init {name}"):
-        while True:
-            status = logs.status(client, running.containers[name])
-            if status.state == api.CONTAINER_EXITED:
-                break
-            time.sleep(POLL_S)
+        status = logs.wait_exit(client, running.containers[name])
     if status.exit_code:
         output = "".join(f"\n  {line}" for line in list(output_lines(status.log_path))[-LINES:])
         raise ServerError(

@@ -51,11 +51,23 @@ def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
     return {**container.labels, **(found[0].labels if found else {})}
 
 
-def time_option(default: int) -> Callable[[Any], Any]:
-    """`-t` of stop and rm."""
+def time_option(default: int | None = None) -> Callable[[Any], Any]:
+    """`-t` of stop and rm; None: see `grace`."""
+    shown = f"{default}" if default is not None else f"the manifest's grace period, else {GRACE_S}"
     return click.option(
-        "-t", "--time", "--timeout", "grace_s", type=SECONDS, default=default, show_default=True, help="Seconds before SIGKILL."
-    )  # fmt: skip
+        *("-t", "--time", "--timeout", "grace_s"),
+        type=SECONDS,
+        default=default,
+        help=f"Seconds before SIGKILL.  [default: {shown}]",
+    )
+
+
+def grace(container: api.Container, asked_s: int | None) -> int:
+    """How many seconds a container has to end: what the user says, else its manifest, which kubelet and `run` annotate, else 10."""
+    if asked_s is not None:
+        return asked_s
+    text = container.annotations.get(ownership.GRACE, "")
+    return min(int(text), SECONDS.max or 0) if text.isdecimal() else GRACE_S
 
 
 def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,11 +131,14 @@ class Choice:
         act(target)
 
 
-def _stop(address: str, choice: Choice, grace_s: int, *, only_pods: bool) -> None:
+def _stop(address: str, choice: Choice, grace_s: int | None, *, only_pods: bool) -> None:
     with Client(address) as client:
 
         def act(target: Target) -> None:
-            (stop_pod if target.is_pod else stop_container)(client, target.id, grace_s)
+            if target.is_pod:
+                stop_pod(client, target.id, grace_s)
+            for container in () if target.is_pod else target.running:
+                stop_container(client, container, grace_s)
             click.echo(target.name)
 
         choice.act(client, "stop", act, only_pods=only_pods)
@@ -131,25 +146,25 @@ def _stop(address: str, choice: Choice, grace_s: int, *, only_pods: bool) -> Non
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="POD|CONTAINER...", shell_complete=completion.both)
-@time_option(GRACE_S)
+@time_option()
 @many_options
 @click.pass_obj
-def stop(address: str, /, names: tuple[str, ...], grace_s: int, **flags: Any) -> None:
+def stop(address: str, /, names: tuple[str, ...], grace_s: int | None, **flags: Any) -> None:
     """Stop pods, or single containers."""
     _stop(address, Choice(names, **flags), grace_s, only_pods=False)
 
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="POD...", shell_complete=completion.pods)
-@time_option(GRACE_S)
+@time_option()
 @many_options
 @click.pass_obj
-def stopp(address: str, /, names: tuple[str, ...], grace_s: int, **flags: Any) -> None:
+def stopp(address: str, /, names: tuple[str, ...], grace_s: int | None, **flags: Any) -> None:
     """Stop pods."""
     _stop(address, Choice(names, **flags), grace_s, only_pods=True)
 
 
-def _rm(address: str, choice: Choice, grace_s: int, folder: Path, *, only_pods: bool) -> None:
+def _rm(address: str, choice: Choice, grace_s: int | None, folder: Path, *, only_pods: bool) -> None:
     with Client(address) as client:
 
         def act(target: Target) -> None:
@@ -157,7 +172,8 @@ def _rm(address: str, choice: Choice, grace_s: int, folder: Path, *, only_pods: 
                 remove_pod(client, target.id, grace_s)
                 folders.remove(folder, target.id)
             else:
-                stop_container(client, target.id, grace_s)
+                for container in target.running:
+                    stop_container(client, container, grace_s)
                 client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=target.id))
             click.echo(target.name)
 
@@ -248,22 +264,23 @@ def _send(client: Client, container: api.Container, number: int) -> None:
         raise WrongState(f"container {container.metadata.name}: only root may send it a signal") from None
 
 
-def stop_pod(client: Client, pod: str, grace_s: int) -> None:
-    """Containers get `grace_s`, sidecars after the others and the last one first, as kubelet does; then the sandbox is stopped."""
+def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
+    """Containers get `grace` seconds, sidecars after the others and the last one first, as kubelet does; then the sandbox is stopped."""
     found = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
     sidecars = [c for c in found if ownership.SIDECAR in c.labels]
     for container in [*(c for c in found if c not in sidecars), *reversed(sidecars)]:
-        stop_container(client, container.id, grace_s)
+        stop_container(client, container, grace_s)
     client.runtime("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=pod))
 
 
-def remove_pod(client: Client, pod: str, grace_s: int) -> None:
+def remove_pod(client: Client, pod: str, grace_s: int | None) -> None:
     """Stop and remove a pod with its containers."""
     stop_pod(client, pod, grace_s)
     client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
 
 
-def stop_container(client: Client, container: str, grace_s: int) -> None:
-    """Stop one container."""
-    request = api.StopContainerRequest(container_id=container, timeout=grace_s)
-    client.runtime("StopContainer", request, grace_s + 30.0)
+def stop_container(client: Client, container: api.Container, grace_s: int | None) -> None:
+    """Stop one container, see `grace`."""
+    seconds = grace(container, grace_s)
+    request = api.StopContainerRequest(container_id=container.id, timeout=seconds)
+    client.runtime("StopContainer", request, seconds + 30.0)

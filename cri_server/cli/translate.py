@@ -118,10 +118,16 @@ def container(
         labels={
             ownership.MARK: ownership.RUN,
             **({ownership.SIDECAR: "true"} if asked.restart_policy else {}),
+            **(
+                {ownership.INIT: "true"}
+                if asked in pod.spec.init_containers and not asked.restart_policy
+                else {}
+            ),
             "io.kubernetes.container.name": asked.name,
             "io.kubernetes.pod.name": pod.metadata.name,
             "io.kubernetes.pod.namespace": pod.metadata.namespace,
         },
+        annotations={ownership.GRACE: str(pod.spec.termination_grace_period_seconds)},
     )
     named = {v.name: v for v in pod.spec.volumes}
     for mount in asked.volume_mounts:

@@ -37,6 +37,10 @@ class Admin:
         texts = [base64.b64encode(c.SerializeToString()).decode() for c in (container.config, sandbox.config)]
         return private.Configs(*texts)
 
+    def pod_config(self, asked: private.PodConfig) -> private.SandboxConfig:
+        sandbox = self._services.index.sandboxes.get(asked.id)
+        return private.SandboxConfig(base64.b64encode(sandbox.config.SerializeToString()).decode())
+
     async def pause_container(self, asked: private.PauseContainer) -> private.Done:
         """Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
         await pause.pause(self._services, asked.id)
@@ -92,6 +96,7 @@ class Admin:
         calls: list[tuple[type[Request], Callable[[Any], Any], Callable[[Any], bytes]]] = [
             (private.LoadImage, self.load_image, private.encode_record),
             (private.ContainerConfig, self.container_config, private.encode_record),
+            (private.PodConfig, self.pod_config, private.encode_record),
             (private.PauseContainer, self.pause_container, private.encode_record),
             (private.UnpauseContainer, self.unpause_container, private.encode_record),
             (private.PausedContainers, self.paused_containers, private.encode_record),

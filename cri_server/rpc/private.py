@@ -147,6 +147,19 @@ class Configs(Record):
     sandbox: str
 
 
+class PodConfig(Request):
+    """Answered with a `SandboxConfig`."""
+
+    call = "PodConfig"
+    id: str
+
+
+class SandboxConfig(Record):
+    """The message of RunPodSandbox, in base64."""
+
+    sandbox: str
+
+
 class PauseContainer(Request):
     """Answered with `Done`."""
 

@@ -1,0 +1,149 @@
+"""`restart` and `start`: containers that run, that have ended, and pods that were stopped; what starts nothing says why."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.client_verbs import call, ok
+from tests.cri.server_harness import IMAGE, Server
+
+MANIFEST = f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: web, annotations: {{team: blue}}}}
+spec:
+  volumes: [{{name: data, emptyDir: {{}}}}]
+  initContainers:
+    - name: prepare
+      image: {IMAGE}
+      command: [sh, -c, "echo prepared >> /data/file"]
+      volumeMounts: [{{name: data, mountPath: /data}}]
+  containers:
+    - name: main
+      image: {IMAGE}
+      command: [sh, -c, "cat /data/file; exec sleep 3600"]
+      volumeMounts: [{{name: data, mountPath: /data}}]
+    - {{name: once, image: {IMAGE}, command: [sh, -c, "echo done; exit 3"]}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_folders(module_server: Server) -> Iterator[None]:
+    """Each test starts without the folders that `run` makes."""
+    yield
+    shutil.rmtree(module_server.folder / "pods", ignore_errors=True)
+
+
+def folder(server: Server) -> str:
+    return str(server.folder / "pods")
+
+
+def states(server: Server) -> dict[str, tuple[int, int]]:
+    """Name -> (attempt, state) of the newest attempt of each container."""
+    found = sorted(server.containers(), key=lambda c: c.metadata.attempt)
+    return {c.metadata.name: (c.metadata.attempt, c.state) for c in found}
+
+
+def run_web(server: Server) -> str:
+    """A pod of `run`; its id."""
+    manifest = server.folder / "web.yaml"
+    manifest.write_text(MANIFEST)
+    ok(server, "run", "--folder", folder(server), str(manifest))
+    (pod,) = server.pods()
+    return pod.id
+
+
+def test_restart_starts_an_ended_container_again(server: Server) -> None:
+    run_web(server)
+    for attempt, verb in enumerate(("restart", "start")):
+        found = [c for c in server.containers() if c.metadata.name == "once"]
+        server.wait_exit(max(found, key=lambda c: c.metadata.attempt).id)
+        ok(server, verb, "web/once")
+        assert states(server)["once"][0] == attempt + 1
+
+
+def test_restart_of_a_pod_restarts_all_containers_but_those_of_its_start(server: Server) -> None:
+    run_web(server)
+    ok(server, "restart", "-t", "0", "web")
+    attempts = {name: attempt for name, (attempt, _) in states(server).items()}
+    assert attempts == {"prepare": 0, "main": 1, "once": 1}
+
+
+def test_a_stopped_pod_starts_again_with_its_volumes(server: Server) -> None:
+    for verb in ("restart", "start"):
+        before = run_web(server)
+        ok(server, "stop", "-t", "0", "web")
+        ok(server, verb, "--folder", folder(server), "web")
+        (pod,) = server.pods()
+        assert pod.id != before and pod.state == api.SANDBOX_READY, verb
+        assert pod.metadata.attempt == 1 and pod.annotations["team"] == "blue"
+        assert states(server)["main"] == (1, api.CONTAINER_RUNNING)
+        (main,) = (c.id for c in server.containers() if c.metadata.name == "main")
+        server.wait_logged(main, "prepared")
+        assert server.log_lines(main) == ["prepared", "prepared"], "the volume lived, prepare ran again"
+        ok(server, "rm", "-f", "--folder", folder(server), "web")
+        assert not list(Path(folder(server)).iterdir()), "rm finds the folder of the new attempt"
+
+
+def test_a_pod_that_cannot_start_again_stays_as_it_was(server: Server, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    before = server.run_pod(server.pod_config("web"))
+    mount = api.Mount(container_path="/x", host_path=str(source))
+    server.launch(before, server.container_config(mounts=[mount]))
+    server.stop_pod(before)
+    source.rmdir()
+    source.symlink_to("/nowhere/at/all")
+    assert call(server, "start", "web").code == 1
+    assert [(p.id, p.state) for p in server.pods()] == [(before, api.SANDBOX_NOTREADY)]
+
+
+def test_a_pod_without_containers_starts_again(server: Server) -> None:
+    before = server.run_pod(server.pod_config("bare"))
+    assert call(server, "restart", "bare").error == "pod default/bare has no containers"
+    server.stop_pod(before)
+    ok(server, "start", "bare")
+    assert [p.state for p in server.pods()] == [api.SANDBOX_READY]
+
+
+def test_what_starts_nothing_says_why(server: Server) -> None:
+    pod = server.run_pod(server.pod_config("web"))
+    created = server.create(pod)
+    ok(server, "start", "c")
+    assert server.status(created).state == api.CONTAINER_RUNNING
+    assert call(server, "start", "c").error == "container c runs"
+    assert call(server, "start", "web").error == "pod default/web runs, and so do its containers"
+    server.stop_pod(pod)
+    for verb in ("start", "restart"):
+        assert call(server, verb, "c").error == (
+            "container c: its pod default/web is stopped; pyrunc-cri start default/web starts both"
+        )
+    kubelets = server.run_pod(server.pod_config("node", labels={"io.kubernetes.pod.uid": "u"}))
+    server.launch(kubelets, server.container_config(["true"]))
+    (container,) = server.containers(pod_sandbox_id=kubelets)
+    server.wait_exit(container.id)
+    error = "node is kubelet's and does not run: kubelet starts it"
+    assert call(server, "restart", "-f", "node").error == error
+    assert call(server, "start", "node").error == "node is kubelet's, which starts it"
+
+
+def test_stop_waits_as_long_as_the_manifest_says(server: Server) -> None:
+    """As kubelet, `run` writes the pod's terminationGracePeriodSeconds on its containers; -t wins."""
+    manifest = server.folder / "web.yaml"
+    deaf = "trap '' TERM; echo up; while :; do sleep 0.02; done"
+    manifest.write_text(
+        f"{{apiVersion: v1, kind: Pod, metadata: {{name: web}}, spec: {{terminationGracePeriodSeconds: 0, "
+        f'containers: [{{name: c, image: "{IMAGE}", command: [sh, -c, "{deaf}"]}}]}}}}'
+    )
+    ok(server, "run", "--folder", folder(server), str(manifest))
+    (container,) = server.containers()
+    assert container.annotations["io.kubernetes.pod.terminationGracePeriod"] == "0"
+    ok(server, "stop", "web/c")  # ten seconds would be CRI's answer to a container that ignores SIGTERM
+    took_ns = server.status(container.id).finished_at - server.status(container.id).started_at
+    assert server.status(container.id).exit_code == 137 and took_ns < 9_000_000_000
+    ok(server, "rm", "-f", "--folder", folder(server), "web")
