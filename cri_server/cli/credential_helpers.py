@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from cri_server.api import api_pb2 as api
-from cri_server.images.reference import Reference
+from cri_server.images.reference import Reference, normal_registry, split_port
 from pyrunc.errors import PeerError, WrongState
 
 FOLDER = Path("/etc/pyrunc/credential-providers.d")
@@ -77,7 +77,7 @@ def providers(image: str) -> list[Found]:
     """Those for an image, in the order of the files. Raises WrongState for a file that is wrong."""
     import yaml
 
-    name, found = Reference.parse(image).name, []
+    repository, found = Reference.parse(image).repository, []
     for path in sorted(folder().glob("*.yaml")):
         try:
             config = msgspec.convert(yaml.safe_load(path.read_text()), _Config)
@@ -86,23 +86,25 @@ def providers(image: str) -> list[Found]:
         for provider in config.providers:
             if "/" in provider.name or provider.api_version != PROTOCOL:
                 raise WrongState(f"{path}: {provider.name}: not a program's name with apiVersion {PROTOCOL}")
-            if any(matches(pattern, name) for pattern in provider.match_images):
+            if any(matches(pattern, repository) for pattern in provider.match_images):
                 found.append(Found(path, provider))
     return found
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether `pattern` (HOST[:PORT][/PATH], `*` within a part of the host's name) is for the repository `name`: as many parts, the
-    same port if it has one, and a path that begins so."""
+def matches(pattern: str, repository: str) -> bool:
+    """Whether `pattern` (HOST[:PORT][/PATH], `*` within a part of the host's name) is for a repository in its normal form.
+
+    It is when the host has as many parts, the port is the same if the pattern has one, and the path begins so.
+    """
     wanted, _, wanted_path = pattern.removeprefix("https://").removeprefix("http://").partition("/")
-    host, _, path = name.partition("/")
-    wanted_host, _, wanted_port = wanted.partition(":")
-    host, _, port = host.partition(":")
+    registry, _, path = repository.partition("/")
+    host, port = split_port(registry)
+    wanted_host, wanted_port = split_port(normal_registry(wanted))
     parts, wanted_parts = host.split("."), wanted_host.split(".")
     return (
         len(parts) == len(wanted_parts)
         and all(map(fnmatch.fnmatchcase, parts, wanted_parts))
-        and (not wanted_port or wanted_port == port)
+        and (not split_port(wanted)[1] or wanted_port == port)
         and path.startswith(wanted_path)
     )
 
@@ -118,10 +120,10 @@ def from_provider(image: str) -> api.AuthConfig | None:
         answer = _run([program, *(provider.args or [])], json.dumps(request), variables, _Response)
         logins = answer.auth or {}
         for key in sorted(logins, key=len, reverse=True):
-            if matches(key, reference.name):
+            if matches(key, reference.repository):
                 login = logins[key]
                 return api.AuthConfig(
-                    username=login.username, password=login.password, server_address=reference.domain
+                    username=login.username, password=login.password, server_address=reference.registry
                 )
     return None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import credential_helpers
-from cri_server.images.reference import DOCKER, Reference
+from cri_server.images.reference import DOCKER, Reference, normal_registry
 from pyrunc.errors import InvalidArgument, NotFound
 
 DOCKERS_NAME = "https://index.docker.io/v1/"
@@ -70,26 +70,41 @@ def source(reference: str, chosen: Path | None = None) -> str:
 
 
 def _entry(reference: str, chosen: Path | None) -> tuple[Path, str, Any, str] | None:
-    """The file, the key and the login itself as they are written, and the registry that it is for."""
-    name = Reference.parse(reference).name
-    keys = [name]
+    """The file, the key and the login itself as they are written, and the registry that it is for.
+
+    A key may have any spelling of the registry's name (`https://R.example/v1/`, `r.example:443`).
+    """
+    image = Reference.parse(reference)
+    keys = [image.repository]
     while "/" in keys[-1]:
         keys.append(keys[-1].rpartition("/")[0])
-    if keys[-1] == DOCKER:
-        keys += [DOCKERS_NAME, "index.docker.io"]
     for path in files(chosen):
         document = _read(path)
-        auths = document.get("auths") or {}
         helpers = document.get("credHelpers") or {}
+        helper_keys = _by_normal_key(helpers if isinstance(helpers, dict) else {})
+        login_keys = _by_normal_key(document.get("auths") or {})
         for key in keys:
-            if isinstance(helpers, dict) and isinstance(helpers.get(key), str):
-                server = keys[-1] if keys[-1] != "index.docker.io" else DOCKER
-                return path, key, _Helper(helpers[key]), server
-            for written in (key, f"https://{key}", f"http://{key}"):
-                if written in auths:
-                    server = keys[-1] if keys[-1] != "index.docker.io" else DOCKER
-                    return path, written, auths[written], server
+            if key in helper_keys and isinstance(helpers[helper_keys[key]], str):
+                written = helper_keys[key]
+                return path, written, _Helper(helpers[written]), image.registry
+            if key in login_keys:
+                written = login_keys[key]
+                return path, written, document["auths"][written], image.registry
     return None
+
+
+def _by_normal_key(table: dict[str, Any]) -> dict[str, str]:
+    """normal form of a key -> the key. The one that is written in its normal form comes first, then the first in the file."""
+    keys = sorted(table, key=lambda key: key != _normal_key(key))
+    return {_normal_key(key): key for key in reversed(keys)}
+
+
+def _normal_key(key: str) -> str:
+    """A key of `auths`: a registry, a repository or what that lies in. docker writes a URL of its API for Docker Hub."""
+    host, slash, path = key.removeprefix("https://").removeprefix("http://").partition("/")
+    registry = normal_registry(host)
+    path = path.rstrip("/")
+    return registry if not slash or path in ("", "v1", "v2") else f"{registry}/{path}"
 
 
 def given(text: str, server: str = "") -> api.AuthConfig:
@@ -103,7 +118,10 @@ def save(registry: str, username: str, password: str, chosen: Path | None) -> Pa
     path = _to_write(chosen)
     document = _read(path)
     token = base64.b64encode(f"{username}:{password}".encode()).decode()
-    document.setdefault("auths", {})[_key(registry)] = {"auth": token}
+    auths = document.setdefault("auths", {})
+    for key in [key for key in auths if _normal_key(key) == _normal_key(registry)]:
+        del auths[key]
+    auths[_key(registry)] = {"auth": token}
     _write(path, document)
     return path
 
@@ -114,7 +132,8 @@ def forget(registry: str | None, chosen: Path | None) -> list[str]:
     for path in files(chosen):
         document = _read(path)
         auths = document.get("auths") or {}
-        for key in [k for k in auths if registry is None or k in (registry, _key(registry))]:
+        same = [key for key in auths if registry is None or _normal_key(key) == _normal_key(registry)]
+        for key in same:
             del auths[key]
             gone.append(key)
         if gone:
@@ -125,7 +144,7 @@ def forget(registry: str | None, chosen: Path | None) -> list[str]:
 
 
 def _key(registry: str) -> str:
-    return DOCKERS_NAME if registry in (DOCKER, "index.docker.io") else registry
+    return DOCKERS_NAME if _normal_key(registry) == DOCKER else registry
 
 
 def _to_write(chosen: Path | None) -> Path:

@@ -39,7 +39,7 @@ def explain(image: str, config: Path | None, authfile: Path | None) -> None:
     click.echo(f"config_path: {given or 'none'} ({loaded.origin(('registry', 'config_path'))})")
     for line in _files(reference, folders):
         click.echo(f"read: {line}")
-    for number, host in enumerate(hosts_for(reference.domain, folders), 1):
+    for number, host in enumerate(hosts_for(reference.registry, folders), 1):
         click.echo(f"{number}. {host.url}{host.prefix}/{host.repository(reference.path)}")
         for about in _about(host, reference):
             click.echo(f"   {about}")
@@ -50,7 +50,7 @@ def explain(image: str, config: Path | None, authfile: Path | None) -> None:
 
 
 def _files(reference: Reference, folders: list[Path]) -> Iterator[str]:
-    folder = folder_of(reference.domain, folders)
+    folder = folder_of(reference.registry, folders)
     if folder is None:
         yield "no file"
     elif (folder / "hosts.toml").exists():
@@ -93,7 +93,9 @@ def _signatures(path: str, reference: Reference) -> Iterator[str]:
 
 def _pull_secrets(host: Host, reference: Reference) -> str:
     if is_meant_for(PULL_SECRET, reference, host):
-        return f"those for {reference.domain}"
+        return f"those for {reference.registry}"
     if not host.trusted:
-        return f"only those that name {host.netloc}: hosts.toml of {reference.domain} does not give it others"
+        return (
+            f"only those that name {host.netloc}: hosts.toml of {reference.registry} does not give it others"
+        )
     return f"only those that name {host.netloc}: the way there is not encrypted"

@@ -78,7 +78,7 @@ def _told(client: Client, asked: private.PullImage | private.PushImage, label: s
 
 def _login(reference: str, given: str | None, chosen: Path | None) -> api.AuthConfig | None:
     if given is not None:
-        return credentials.given(given, Reference.parse(reference).domain)
+        return credentials.given(given, Reference.parse(reference).registry)
     return credentials.find(reference, chosen)
 
 

@@ -16,14 +16,14 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlencode, urlsplit
 
-from cri_server.images.hosts import Host, default_url, is_loopback
+from cri_server.images.hosts import Host, default_url
 from cri_server.images.model import Auth
-from cri_server.images.reference import DOCKER, Reference
+from cri_server.images.reference import DOCKER, Reference, is_loopback, normal_registry
 from pyrunc.errors import InvalidArgument, PeerError
 
 TOKEN_LIMIT_BYTES = 1 << 20
 CLIENT = "pyrunc"
-_DOCKER_HOSTS = {"docker.io", "index.docker.io", "registry-1.docker.io", "auth.docker.io"}
+_DOCKER_TOKENS = "auth.docker.io"
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
@@ -76,8 +76,8 @@ def credential(auth: Auth | None, reference: Reference, host: Host) -> Credentia
 def is_meant_for(auth: Auth, reference: Reference, host: Host) -> bool:
     """Whether `host` may see a pull secret."""
     address = _server(auth.server_address)
-    is_registrys = not address or address == _server(reference.domain)
-    is_registry = host.upstream and (host.trusted or host.url == default_url(reference.domain))
+    is_registrys = not address or address == reference.registry
+    is_registry = host.upstream and (host.trusted or host.url == default_url(reference.registry))
     if is_registrys and (is_registry or (host.trusted and _is_closed(host, reference))):
         return True
     return bool(address) and address == _server(host.netloc)
@@ -86,7 +86,7 @@ def is_meant_for(auth: Auth, reference: Reference, host: Host) -> bool:
 def _is_closed(mirror: Host, reference: Reference) -> bool:
     """Whether nobody can listen on the way to a mirror who could not on the way to the registry."""
     parts = urlsplit(mirror.url)
-    registry = default_url(reference.domain)
+    registry = default_url(reference.registry)
     return parts.scheme == "https" or is_loopback(parts.hostname or "") or registry.startswith("http://")
 
 
@@ -108,9 +108,13 @@ def _credential(auth: Auth) -> Credential:
 
 
 def _server(address: str) -> str:
-    """host[:port] of what people write: `https://index.docker.io/v1/`, `host:5000`; docker's names are one."""
-    netloc = urlsplit(address if "://" in address else f"//{address}").netloc.rpartition("@")[2].lower()
-    return DOCKER if netloc in _DOCKER_HOSTS else netloc
+    """The registry, in its normal form, of what people write: `https://index.docker.io/v1/`, `host:5000`."""
+    try:
+        netloc = urlsplit(address if "://" in address else f"//{address}").netloc.rpartition("@")[2]
+    except ValueError:
+        return address
+    registry = normal_registry(netloc)
+    return DOCKER if registry == _DOCKER_TOKENS else registry
 
 
 def challenges(header: str) -> list[Challenge]:

@@ -412,7 +412,7 @@ class Catalog:
         return self._scan()
 
     def _parsed(self, entries: list[dict[str, Any]]) -> list[Name]:
-        names = [_name(entry) for entry in entries]
+        names = _without_repeated_tags(_name(entry) for entry in entries)
         forms = [(entry.get("annotations") or {}).get(FORM) for entry in entries]
         self._were_mounted = {n.target.digest for n, f in zip(names, forms, strict=True) if f == MOUNTED}
         return names
@@ -480,6 +480,22 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
     }
 
 
+def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
+    """The names, where only the first of several that have one tag keeps it.
+
+    Earlier versions kept apart what is one name now, such as Docker.io/a:1 and docker.io/library/a:1.
+    """
+    tags: set[str] = set()
+    unique = []
+    for name in names:
+        if name.tagged in tags:
+            name = Name(name.repository, None, name.target)
+        elif name.tagged:
+            tags.add(name.tagged)
+        unique.append(name)
+    return unique
+
+
 def _name(entry: dict[str, Any]) -> Name:
     """A name from the index; one that another program wrote with a bare tag or nothing is an image without a name."""
     target = Descriptor(str(entry["mediaType"]), str(entry["digest"]), int(entry["size"]))
@@ -488,7 +504,7 @@ def _name(entry: dict[str, Any]) -> Name:
     if REF_NAME in annotations and "/" in annotations[REF_NAME]:
         reference = Reference.parse(annotations[REF_NAME])
         return Name(reference.name, reference.tag, target)
-    return Name(str(annotations.get(REPOSITORY, "")), None, target)
+    return Name(repository_of(str(annotations.get(REPOSITORY, ""))), None, target)
 
 
 def _set_aside(path: Path) -> None:

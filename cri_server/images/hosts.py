@@ -7,10 +7,9 @@ file may hold docker's `*.crt` (authorities) and `*.cert` with `*.key` (client c
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,14 @@ import msgspec
 
 from cri_server import typed
 from cri_server.images.model import Auth
-from cri_server.images.reference import DOCKER
+from cri_server.images.reference import DOCKER, is_loopback, normal_registry, split_port
 from pyrunc.errors import InvalidSpec
 
 RESOLVE, PULL = "resolve", "pull"
 DIAL_TIMEOUT_S = 30.0
 DEFAULT_FOLDER = "_default"
 SIZE_LIMIT_BYTES, LINE_LIMIT_BYTES = 64 << 10, 1024
+_FOLDER_PORT = re.compile(r"_([0-9]+)_\Z")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -101,6 +101,7 @@ class _File(_Table):
 
 def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
     """The hosts to ask about images of `domain`, in order. Raises InvalidSpec naming the file and key."""
+    domain = normal_registry(domain)
     folder = folder_of(domain, certs_dirs)
     if folder is None:
         return [_default(domain)]
@@ -114,18 +115,8 @@ def default_url(domain: str) -> str:
     """https, and http for this very machine unless the port is 443, as containerd."""
     if domain == DOCKER:
         return "https://registry-1.docker.io"
-    host, _, port = domain.rpartition(":") if not domain.endswith("]") and ":" in domain else (domain, "", "")
+    host, port = split_port(domain)
     return f"{'http' if port != '443' and is_loopback(host.strip('[]')) else 'https'}://{domain}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine by itself, without asking anybody."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _default(domain: str) -> Host:
@@ -133,15 +124,31 @@ def _default(domain: str) -> Host:
 
 
 def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
-    """The folder that says how to talk to a registry: its own in the first of `certs_dirs` that has one, else `_default`."""
-    host, colon, port = domain.rpartition(":")
-    names = [f"{host}_{port}_"] if colon and port.isdigit() else []
-    for found in ((*names, domain), (DEFAULT_FOLDER,)):
-        for certs_dir in certs_dirs:
-            for name in found:
-                if (certs_dir / name).is_dir():
-                    return certs_dir / name
-    return None
+    """The folder that says how to talk to a registry: its own in the first of `certs_dirs` that has one, else `_default`.
+
+    The folder may have any spelling of the registry's name; HOST_PORT_ comes before HOST:PORT, and both before other spellings.
+    """
+    normal = normal_registry(domain)
+    for certs_dir in certs_dirs:
+        if own := min(_spellings(normal, certs_dir), default=None):
+            return certs_dir / own[1]
+    defaults = (certs_dir / DEFAULT_FOLDER for certs_dir in certs_dirs)
+    return next(filter(Path.is_dir, defaults), None)
+
+
+def _spellings(normal: str, certs_dir: Path) -> Iterator[tuple[int, str]]:
+    """The folders for a registry, each with its place in the order."""
+    host, port = split_port(normal)
+    preferred = ([f"{host}_{port}_"] if port else []) + [normal]
+    try:
+        names = [entry.name for entry in certs_dir.iterdir() if entry.is_dir()]
+    except OSError:
+        return
+    for name in names:
+        if name in preferred:
+            yield preferred.index(name), name
+        elif normal_registry(_FOLDER_PORT.sub(r":\1", name)) == normal:
+            yield len(preferred), name
 
 
 def _read(path: Path, domain: str, *, own: bool) -> list[Host]:

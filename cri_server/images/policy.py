@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from cri_server import typed
-from cri_server.images.reference import Reference
+from cri_server.images.reference import Reference, normal_registry
 from pyrunc.errors import Error, WrongState
 
 TRANSPORT = "docker"
@@ -94,6 +94,7 @@ def read(path: str) -> Policy:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
         found = typed.convert(json.loads(content, object_pairs_hook=_once), _File)
         _check("default", found.default)
+        found.transports[TRANSPORT] = _normal_scopes(found.transports.get(TRANSPORT, {}))
         for transport, scopes in found.transports.items():
             for scope, requirements in scopes.items():
                 if transport == TRANSPORT:  # the others are for other programs
@@ -101,6 +102,34 @@ def read(path: str) -> Policy:
     except (OSError, ValueError, RecursionError) as error:
         raise WrongState(f"signature policy {path}: {error}") from None
     return Policy(path, found)
+
+
+def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requirement]]:
+    """The scopes with each registry in its normal form. Raises ValueError for two spellings of one scope."""
+    normal: dict[str, list[Requirement]] = {}
+    written: dict[str, str] = {}
+    for scope, requirements in scopes.items():
+        name = normal_scope(scope)
+        if name in normal:
+            raise ValueError(f"{written[name]!r} and {scope!r} are the same scope")
+        normal[name], written[name] = requirements, scope
+    return normal
+
+
+def normal_scope(scope: str) -> str:
+    """A scope with its registry in the normal form; `docker.io/busybox:1` is `docker.io/library/busybox:1`.
+
+    Without a tag or a digest `docker.io/team` stays, because it may be a namespace. Raises ValueError for a name that no image has.
+    """
+    registry, slash, path = scope.partition("/")
+    if registry.startswith("*."):
+        return f"*.{normal_registry(registry[2:])}{slash}{path}"
+    if slash and (":" in path or "@" in path):
+        try:
+            return _full(Reference.parse(scope))
+        except Error as error:
+            raise ValueError(error.message) from None
+    return normal_registry(registry) + slash + path if registry else scope
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -139,7 +168,7 @@ def _check_identity(place: str, identity: Identity) -> None:
 def scopes_of(reference: Reference) -> Iterator[str]:
     """From the most specific one to the whole transport."""
     yield _full(reference)
-    name = reference.name
+    name = reference.repository
     while True:
         yield name
         if "/" not in name:
@@ -153,8 +182,8 @@ def scopes_of(reference: Reference) -> Iterator[str]:
 
 def _full(reference: Reference) -> str:
     if reference.digest:
-        return f"{reference.name}@{reference.digest}"
-    return f"{reference.name}:{reference.tag}"
+        return f"{reference.repository}@{reference.digest}"
+    return f"{reference.repository}:{reference.tag}"
 
 
 def is_meant(identity: Identity, reference: Reference, claimed: str) -> bool:
@@ -164,7 +193,7 @@ def is_meant(identity: Identity, reference: Reference, claimed: str) -> bool:
         return False
     match identity.type:
         case "matchRepository":
-            return signed.name == reference.name
+            return signed.name == reference.repository
         case "exactReference":
             return signed == _Claimed.parse(identity.docker_reference)
         case "exactRepository":
@@ -173,9 +202,9 @@ def is_meant(identity: Identity, reference: Reference, claimed: str) -> bool:
         case "matchExact":
             return signed == _Claimed.parse(_full(reference))
         case "remapIdentity":
-            return _is_this(signed, _remapped(identity, reference.name), reference)
+            return _is_this(signed, _remapped(identity, reference.repository), reference)
         case _:
-            return _is_this(signed, reference.name, reference)
+            return _is_this(signed, reference.repository, reference)
 
 
 def _is_this(signed: _Claimed, name: str, reference: Reference) -> bool:
@@ -184,8 +213,9 @@ def _is_this(signed: _Claimed, name: str, reference: Reference) -> bool:
 
 
 def _remapped(identity: Identity, name: str) -> str:
-    if name == identity.prefix or name.startswith(f"{identity.prefix}/"):
-        return identity.signed_prefix + name[len(identity.prefix) :]
+    prefix, signed_prefix = map(normal_scope, (identity.prefix, identity.signed_prefix))
+    if name == prefix or name.startswith(f"{prefix}/"):
+        return signed_prefix + name[len(prefix) :]
     return name
 
 
@@ -204,5 +234,5 @@ class _Claimed:
         except Error:
             return None
         if parsed.digest:
-            return cls(parsed.name, f"@{parsed.digest}")
-        return cls(parsed.name, f":{parsed.tag}" if ":" in text.rpartition("/")[2] else "")
+            return cls(parsed.repository, f"@{parsed.digest}")
+        return cls(parsed.repository, f":{parsed.tag}" if ":" in text.rpartition("/")[2] else "")

@@ -83,7 +83,7 @@ class Pull:
     async def _run(self) -> str:
         self._tell("resolving")
         rules = await self._thread(self._rules)
-        hosts = await self._thread(lambda: hosts_for(self._reference.domain, self._certs_dirs))
+        hosts = await self._thread(lambda: hosts_for(self._reference.registry, self._certs_dirs))
         registry = Registry(self._session, self._reference, hosts, self._auth)
         target, data = await self._resolve(registry)
         blobs = {target.digest: data}

@@ -1,11 +1,17 @@
 """References as people write them: `busybox`, `host:5000/a/b:tag`, `name@sha256:…`, `name:tag@sha256:…`.
 
 The grammar is the distribution project's; short names mean docker.io, as everywhere, and a missing tag `latest`.
+
+A registry has several spellings (`R.example`, `r.example:443`). Names of images keep theirs, because
+the scheduler and people's scripts compare them as text. `normal_registry` has the same result for
+all spellings of a registry: signature policies, hosts.toml, logins and pull secrets compare only that.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
 from dataclasses import dataclass
 
 from pyrunc.errors import InvalidArgument, Unsupported
@@ -22,6 +28,9 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _FOREIGN_DIGEST = re.compile(r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-fA-F]{32,}")
 _OURS = re.compile(r"sha256:[0-9a-f]*")
 _ID = re.compile(r"(?:sha256:)?[0-9a-f]{1,64}")
+_DOCKER_REGISTRIES = {"docker.io", "index.docker.io", "registry-1.docker.io"}
+_NUMERIC = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)(?:\.(?:0x[0-9a-f]*|[0-9]+)){0,3}")
+_PORTS_LIMIT = 1 << 16
 
 
 def is_digest(text: object) -> bool:
@@ -60,14 +69,27 @@ class Reference:
         if not _DOMAIN.fullmatch(domain) or not _PATH.fullmatch(path):
             hint = ": the name must be lower case" if rest.lower() != rest else ""
             raise InvalidArgument(f"image {_shown(text)}: malformed reference{hint}")
+        port = split_port(domain)[1]
+        if port and not 0 < int(port) < _PORTS_LIMIT:
+            raise InvalidArgument(f"image {_shown(text)}: there is no port {port}")
         if len(domain) + 1 + len(path) > NAME_LIMIT:
             raise InvalidArgument(f"image {_shown(text)}: the name is longer than {NAME_LIMIT} characters")
         return cls(domain, path, tag if tag or at else "latest", digest or None)
 
     @property
     def name(self) -> str:
-        """`HOST/PATH`, what CRI calls the repository."""
+        """`HOST/PATH` as it was written, what CRI calls the repository."""
         return f"{self.domain}/{self.path}"
+
+    @property
+    def registry(self) -> str:
+        """The normal form of the registry's HOST[:PORT]."""
+        return normal_registry(self.domain)
+
+    @property
+    def repository(self) -> str:
+        """`HOST/PATH` with the registry in its normal form."""
+        return f"{self.registry}/{self.path}"
 
     @property
     def tagged(self) -> str | None:
@@ -94,11 +116,58 @@ def _split_domain(text: str) -> tuple[str, str]:
         domain, path = DOCKER, text
     else:
         domain, path = first, rest
-    if domain in ("index.docker.io", "registry-1.docker.io"):
+    if normal_registry(domain) == DOCKER:
         domain = DOCKER
-    if domain == DOCKER and "/" not in path:
-        path = f"library/{path}"
+        path = path if "/" in path else f"library/{path}"
     return domain, path
+
+
+def normal_registry(domain: str) -> str:
+    """The one form of all spellings of HOST[:PORT] that reach the same registry.
+
+    The host is in lower case, without the dot at the end that DNS allows; an address is written as
+    inet_ntoa(3) writes it, because inet_aton(3) takes `10.5` and `0xa.0.0.5`, too. The scheme's own
+    port is left out: 443, or 80 for loopback, which is asked by http. Docker Hub's three hosts are
+    `docker.io`.
+    """
+    host, port = split_port(domain)
+    host = _normal_host(host)
+    if port.isdecimal():
+        port = str(int(port))
+    if host in _DOCKER_REGISTRIES and port in ("", "443"):
+        return DOCKER
+    is_default = port == ("80" if is_loopback(host.strip("[]")) else "443")
+    return host if is_default or not port else f"{host}:{port}"
+
+
+def split_port(domain: str) -> tuple[str, str]:
+    """The host, with the brackets of an IPv6 address, and the port or nothing."""
+    if domain.endswith("]") or ":" not in domain:
+        return domain, ""
+    host, _, port = domain.rpartition(":")
+    return host, port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address means this machine, without a look-up."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _normal_host(host: str) -> str:
+    host = host.lower().rstrip(".")
+    try:
+        if host.startswith("["):
+            address = ipaddress.IPv6Address(host.strip("[]"))
+            return str(address.ipv4_mapped or f"[{address}]")
+        # inet_aton takes what follows a blank for no part of the address.
+        return socket.inet_ntoa(socket.inet_aton(host)) if _NUMERIC.fullmatch(host) else host
+    except (OSError, ValueError):
+        return host
 
 
 def _shown(text: str) -> str:

@@ -330,7 +330,7 @@ class Registry:
 
     def _namespace(self, host: Host) -> str:
         """Tells a mirror which registry is meant, as containerd does."""
-        return "" if host.upstream else f"?ns={quote(self._reference.domain)}"
+        return "" if host.upstream else f"?ns={quote(self._reference.registry)}"
 
     def _authorization(self, host: Host) -> dict[str, str]:
         with self._lock:

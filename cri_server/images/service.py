@@ -357,7 +357,7 @@ class ImageService:
         session = Session(self._no_progress_timeout_s)
 
         def run() -> Outcome:
-            host = hosts_for(reference.domain, self._certs_dirs)[-1]
+            host = hosts_for(reference.registry, self._certs_dirs)[-1]
             return work(Registry(session, reference, [host], auth, actions="pull,push"), host)
 
         try:

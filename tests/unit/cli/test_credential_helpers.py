@@ -55,6 +55,7 @@ def program(path: Path, text: str) -> None:
         ("app*.k8s.io", "app1.k8s.io/a", True), ("r.example/a", "r.example/ab", True), ("r.example/b", "r.example/a", False),
         ("r.example:5000", "r.example/a", False), ("r.example", "r.example:5000/a", True),
         ("https://r.example", "r.example/a", True), ("r.*", "r.example/a", True),
+        ("R.example:443/a", "r.example/a", True), ("r.example:443", "r.example:5000/a", False),
     ],
 )  # fmt: skip
 def test_which_images_a_pattern_means(pattern: str, name: str, same: bool) -> None:
@@ -118,3 +119,20 @@ def test_a_file_that_is_wrong_is_named(folder: Path) -> None:
     (folder / "2.yaml").write_text("providers: [{name: ../x, matchImages: [], apiVersion: v1}]")
     with pytest.raises(WrongState, match=r"2\.yaml"):
         credentials.find("a.cloud.example/x")
+
+
+@pytest.mark.parametrize("key", ["R.example", "r.example:443", "https://R.example:443/v2/", "r.example/team"])
+def test_a_login_is_for_all_spellings_of_its_registry(folder: Path, tmp_path: Path, key: str) -> None:
+    file = tmp_path / "auth.json"
+    file.write_text(json.dumps({"auths": {key: {"auth": "dTpw"}}}))
+    for image in ("r.example/team/a", "R.EXAMPLE/team/a", "r.example:443/team/a"):
+        found = credentials.find(image)
+        assert found is not None and (found.username, found.server_address) == ("u", "r.example")
+    assert credentials.find("r.example:5000/team/a") is None
+
+
+def test_a_login_replaces_one_that_was_spelled_otherwise(folder: Path, tmp_path: Path) -> None:
+    credentials.save("R.example:443", "old", "p", None)
+    credentials.save("r.example", "new", "p", None)
+    assert list(json.loads((tmp_path / "auth.json").read_text())["auths"]) == ["r.example"]
+    assert credentials.forget("R.EXAMPLE", None) == ["r.example"]

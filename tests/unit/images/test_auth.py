@@ -64,7 +64,7 @@ def test_a_malformed_auth_is_refused_without_showing_it(text: str) -> None:
     [
         ("", UPSTREAM, True), ("", MIRROR, False),
         ("r.example", UPSTREAM, True), ("https://r.example/v2/", UPSTREAM, True), ("R.EXAMPLE", UPSTREAM, True),
-        ("r.example:443", UPSTREAM, False), ("other.example", UPSTREAM, False), ("r.example.evil.example", UPSTREAM, False),
+        ("r.example:443", UPSTREAM, True), ("r.example:8443", UPSTREAM, False), ("other.example", UPSTREAM, False), ("r.example.evil.example", UPSTREAM, False),
         ("evil@r.example", UPSTREAM, True), ("r.example", MIRROR, False), ("mirror.example:5000", MIRROR, True),
         ("mirror.example:5000", UPSTREAM, False),
     ],

@@ -46,6 +46,26 @@ def test_the_folder(tmp_path: Path) -> None:
     assert hosts_for("elsewhere", [tmp_path])[-1].url == "https://d"
 
 
+@pytest.mark.parametrize(
+    ("folder", "domains"),
+    [
+        ("r.example", ["R.example", "r.example:443"]),
+        ("R.example_443_", ["r.example", "r.example:443"]),
+        ("r.example:443", ["r.example"]),
+        ("docker.io", ["index.docker.io", "registry-1.docker.io:443"]),
+        ("registry-1.docker.io", ["docker.io"]),
+        ("127.0.0.1_5000_", ["127.1:5000"]),
+    ],
+)
+def test_a_folder_is_for_all_spellings_of_its_registry(
+    tmp_path: Path, folder: str, domains: list[str]
+) -> None:
+    write(tmp_path, folder, 'server = "https://own.example"')
+    for domain in domains:
+        assert hosts_for(domain, [tmp_path])[-1].url == "https://own.example"
+    assert hosts_for("other.example:443", [tmp_path])[-1].url == "https://other.example"
+
+
 def test_everything_a_file_can_say(tmp_path: Path) -> None:
     write(
         tmp_path,

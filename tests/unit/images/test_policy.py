@@ -50,6 +50,27 @@ def test_the_most_specific_scope_decides(tmp_path: Path, image: str, scope: str)
     assert found == scope and [each.type for each in requirements] == ["reject"]
 
 
+@pytest.mark.parametrize(
+    ("scope", "images"),
+    [
+        ("r.example/team", ["R.EXAMPLE/team/a", "r.example:443/team/a:v1", f"R.example:0443/team/a@{DIGEST}"]),
+        ("R.example:443/team", ["r.example/team/a"]),
+        ("docker.io/team", ["index.docker.io/team/a", "REGISTRY-1.docker.io/team/a", "docker.io:443/team/a", "team/a"]),
+        ("registry-1.docker.io/library", ["busybox", "Docker.io/busybox"]),
+        ("docker.io/busybox:1", ["busybox:1", "index.docker.io/library/busybox:1"]),
+        ("127.0.0.1:5000", ["127.1:5000/a", "0x7f000001:5000/a", "[::ffff:7f00:1]:5000/a"]),
+        ("[::1]:5000/a", ["[0::1]:5000/a"]),
+        ("*.Example:443", ["R.example/a", "a.r.EXAMPLE:443/a"]),
+        ("localhost", ["LOCALHOST/a", "localhost:80/a"]),
+    ],
+)  # fmt: skip
+def test_no_spelling_of_a_registry_escapes_its_scope(tmp_path: Path, scope: str, images: list[str]) -> None:
+    policy = read(write(tmp_path, {"default": ACCEPT, "transports": {"docker": {scope: REJECT}}}))
+    for image in images:
+        _, [requirement] = policy.requirements(Reference.parse(image))
+        assert requirement.type == "reject", image
+
+
 def test_without_a_scope_the_default_decides(tmp_path: Path) -> None:
     content = {
         "default": REJECT,
@@ -72,6 +93,12 @@ def test_without_a_scope_the_default_decides(tmp_path: Path) -> None:
         ({"type": "matchRepository"}, "r.example/a:v1", "r.example/a:v9", True),
         ({"type": "matchRepository"}, "busybox", "index.docker.io/library/busybox", True),
         ({"type": "matchRepository"}, "r.example/a:v1", "r.example/ab", False),
+        ({"type": "matchRepository"}, "r.example/a:v1", "R.example:443/a", True),
+        ({"type": "matchRepository"}, "r.example/a:v1", "r.example:5000/a", False),
+        ({"type": "matchExact"}, "R.example:443/a:v1", "r.example/a:v1", True),
+        ({"type": "exactRepository", "dockerRepository": "O.example:443/a"}, "r.example/z", "o.example/a", True),
+        ({"type": "remapIdentity", "prefix": "M.example:443/x", "signedPrefix": "V.example"},
+         "m.example/x/a/b:v1", "v.example/a/b:v1", True),
         ({"type": "matchRepository"}, "r.example/a:v1", "NO reference", False),
         ({"type": "matchExact"}, f"r.example/a@{DIGEST}", "r.example/a:v1", False),
         ({"type": "matchExact"}, "r.example:5000/a:v1", "r.example:5000/a:v1", True),
@@ -108,6 +135,9 @@ def test_what_a_signature_may_claim(
         ({"default": [{"type": "sigstoreSigned", "keyPath": "/x", "keyData": "eA=="}]}, "needs one of"),
         ({"default": [{"type": "sigstoreSigned", "keyPath": "/x", "rekorPublicKeyPath": "/y"}]}, "unknown field"),
         ({"default": [{"type": "reject", "keyPath": "/x"}]}, "reject has no keys"),
+        ({"default": ACCEPT, "transports": {"docker": {"r.example": REJECT, "R.example:443": ACCEPT}}},
+         "'r.example' and 'R.example:443' are the same scope"),
+        ({"default": ACCEPT, "transports": {"docker": {"r.example/A:1": ACCEPT}}}, "r.example/A:1"),
         ({"default": ACCEPT, "transports": {"docker": {"r": []}}}, "transports.docker.r: no requirement"),
         ({"default": [{"type": "sigstoreSigned", "keyPath": "/x", "signedIdentity": {"type": "exactReference"}}]},
          "exactReference takes dockerReference"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from cri_server.images.reference import Reference, is_digest, is_id
+from cri_server.images.reference import Reference, is_digest, is_id, normal_registry
 from pyrunc.errors import Error, InvalidArgument, Unsupported
 
 D = "sha256:" + "a1" * 32
@@ -69,6 +69,42 @@ def test_whatever_is_accepted_is_stable_and_safe(text: str) -> None:
         None if found.digest else found.tag,
     )
     assert ".." not in found.path.split("/") and not set(" \n") & set(str(found))
+
+
+SPELLINGS = {
+    "docker.io": ["index.docker.io", "registry-1.docker.io", "Docker.IO", "docker.io:443", "INDEX.docker.io:0443", "docker.io."],
+    "r.example": ["R.Example", "r.example:443", "r.example:0443", "r.example."],
+    "r.example:80": ["R.example:080"],
+    "localhost": ["LOCALHOST", "localhost:80"],
+    "localhost:443": ["Localhost:0443"],
+    "127.0.0.1:5000": ["127.1:5000", "0x7f.0.0.1:5000", "2130706433:5000", "017700000001:5000", "[::ffff:7f00:1]:5000"],
+    "10.0.0.5": ["10.5:443", "0xA.0.0.5", "[::FFFF:a00:5]"],
+    "[::1]:5000": ["[0:0:0:0:0:0:0:1]:5000", "[0::0001]:05000"],
+    "[fd00::1]": ["[FD00::1]:443"],
+    "999.999.999.999": ["999.999.999.999:443"],
+    "10.example": ["10.example:443"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("normal", "spellings"), SPELLINGS.items())
+def test_all_spellings_of_a_registry_have_one_normal_form(normal: str, spellings: list[str]) -> None:
+    assert {normal_registry(spelling) for spelling in (normal, *spellings)} == {normal}
+
+
+def test_registries_that_differ_stay_apart() -> None:
+    assert len({normal_registry(normal) for normal in SPELLINGS}) == len(SPELLINGS)
+
+
+def test_a_name_keeps_its_spelling_and_docker_hub_has_one() -> None:
+    written = Reference.parse("R.example:443/team/app:v1")
+    assert (str(written), written.repository) == ("R.example:443/team/app:v1", "r.example/team/app")
+    assert str(Reference.parse("Registry-1.docker.io:443/busybox")) == "docker.io/library/busybox:latest"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_that_is_none(port: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"there is no port {port}"):
+        Reference.parse(f"r.example:{port}/a")
 
 
 def test_ids_and_digests() -> None:
