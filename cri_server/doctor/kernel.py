@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 from collections.abc import Iterator
 
@@ -28,6 +29,12 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 SECCOMP_ACTIONS = {"errno", "kill_process", "allow", "log", "trap", "trace"}
 
 
+def _debian_name() -> str:
+    """This machine's architecture in Debian's words."""
+    machine = platform.machine()
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+
+
 def version(host: Host) -> Iterator[Finding]:
     release = host.text("/proc/sys/kernel/osrelease")
     numbers = re.match(r"(\d+)\.(\d+)", release)
@@ -37,7 +44,7 @@ def version(host: Host) -> Iterator[Finding]:
             Level.WRONG,
             f"Linux {release}",
             f"the server is made for {OLDEST[0]}.{OLDEST[1]} or later and tested with nothing older",
-            "install a newer kernel (Debian 12: apt install linux-image-amd64) and reboot",
+            f"install a newer kernel (Debian 12: apt install linux-image-{_debian_name()}) and reboot",
         )
     else:
         yield fine("kernel-version", f"Linux {release}")

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyrunc
 from pyrunc.atomic_file import write_bytes
@@ -96,35 +98,69 @@ def _link(path: str, place: Place) -> bool:
                 os.unlink(left)
 
 
-def compile_program(path: str, place: Place) -> bool:
-    """Compile front.c for `place` against Python's static library into `path`; False when this machine cannot."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the program is compiled with: the compiler and its options, the variables that Python was built with (sysconfig),
+    and the root directory that holds Python's headers and libraries, or an empty text."""
+
+    compiler: tuple[str, ...]
+    variables: Mapping[str, Any]
+    root: str = ""
+
+    def path(self, *names: str) -> str:
+        """A path below the root."""
+        return self.root + os.path.join("/", *names)
+
+    @property
+    def library(self) -> str:
+        """Python's static library."""
+        return self.path(self.variables["LIBPL"], f"libpython{self.variables['LDVERSION']}.a")
+
+
+def native() -> Target | None:
+    """This machine's compiler and Python; None without one of them."""
     compiler = shutil.which("cc")
-    library = os.path.join(
-        sysconfig.get_config_var("LIBPL"), f"libpython{sysconfig.get_config_var('LDVERSION')}.a"
-    )
-    if compiler is None or not os.path.exists(library):
+    target = Target((compiler or "",), sysconfig.get_config_vars())
+    return target if compiler is not None and os.path.exists(target.library) else None
+
+
+def compile_program(path: str, place: Place, target: Target | None = None) -> bool:
+    """Compile front.c for `place` against Python's static library into `path`; False when this machine cannot."""
+    target = target or native()
+    if target is None:
         return False
-    names = " ".join(sysconfig.get_config_var(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS")).split()
+    variables = (target.variables.get(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS"))
+    names = " ".join(variables).split()
     # Debian 13's library asks for an archive of Python's build folder, which no package has: hashlib's own SHA-2.
     absent = [name for name in names if name.endswith("libHacl_Hash_SHA2.a") and not os.path.exists(name)]
     names = [name for name in dict.fromkeys(names) if name not in absent]
-    words = [compiler, "-O2", "-no-pie", f"-I{sysconfig.get_path('include')}", *_definitions(place)]
+    include = target.path(sysconfig.get_path("include"))
+    words = [*target.compiler, "-O2", "-no-pie", f"-I{include}", *_definitions(place)]
     words += ["-DWITHOUT_SHA2"] if absent else []
     words += [f"-Wl,--wrap={name}" for name in WRAPPED]
-    words += [FRONT, library, "-o", path, "-Wl,--export-dynamic", "-s", *map(_static_if_there, names)]
-    return _succeeds(words)
+    words += [FRONT, target.library, "-o", path, "-Wl,--export-dynamic", "-s"]
+    return _succeeds([*words, *(_static_if_there(target, name) for name in names)])
 
 
 def _succeeds(command: Sequence[str]) -> bool:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        print(f"pyrunc stays a script, its program failed:\n{done.stderr}", file=sys.stderr)
+        print(f"pyrunc stays a script: {_failure(command, done)}", file=sys.stderr)
     return not done.returncode
 
 
-def _static_if_there(option: str) -> str:
+def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
+    """How a command failed, in words."""
+    if done.returncode < 0:
+        end = f"ended by {signal.Signals(-done.returncode).name}"
+    else:
+        end = f"exit code {done.returncode}"
+    return f"{' '.join(command[:2])}: {end}\n{done.stderr}".rstrip()
+
+
+def _static_if_there(target: Target, option: str) -> str:
     """zlib and expat come with Python's static library; loaded at each start they cost a hundred microseconds."""
-    archive = os.path.join(sysconfig.get_config_var("LIBDIR"), f"lib{option[2:]}.a")
+    archive = target.path(target.variables["LIBDIR"], f"lib{option[2:]}.a")
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 
 

@@ -276,6 +276,9 @@ static int move_copies(char *kept, int back)
 		if (!is_copy(&table[i]))
 			continue;
 		void *variable = (void *)table[i].r_offset;
+		/* Not in the snapshot, and read-only by now: the guard of the stack, which is an ordinary variable on arm64. */
+		if ((char *)variable < data_start || (char *)variable >= _end)
+			continue;
 		size_t size = symbols[ELF64_R_SYM(table[i].r_info)].st_size;
 		if (size > COPIES - used)
 			return 0;
