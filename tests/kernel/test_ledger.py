@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -60,8 +60,14 @@ class Things:
         pids = [int(pid) for pid in done.stdout.split()]
         for pid in pids:
             self.stack.callback(wait_until, lambda pid=pid: not _lives(pid), 30)
-            self.stack.callback(os.kill, pid, signal.SIGKILL)
+            self.stack.callback(_kill, pid)
         return pids[0]
+
+
+def _kill(pid: int) -> None:
+    """End a process, which may have ended by itself."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _lives(pid: int) -> bool:

@@ -31,7 +31,7 @@ x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the other table
 
 def denying(*names: str, architectures: list[str] | None = None) -> dict[str, Any]:
     return {
-        "defaultAction": "SCMP_ACT_ALLOW", "architectures": architectures or ["SCMP_ARCH_X86_64"],
+        "defaultAction": "SCMP_ACT_ALLOW", "architectures": architectures or [f"SCMP_ARCH_{platform.machine().upper()}"],
         "syscalls": [{"names": list(names), "action": "SCMP_ACT_ERRNO", "errnoRet": 1}],
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,8 @@ import pyrunc
 from tests.security.attack import refused
 from tests.system.console import receive_terminal
 from tests.system.harness import Runtime
+
+MULTIARCH = f"{platform.machine()}-linux-gnu"
 
 Config = dict[str, Any]
 PACKAGE = Path(pyrunc.__file__).parent
@@ -52,7 +55,7 @@ def mark(tmp_path: Path, rootfs: Path) -> Path:
     source.write_text(f"#include <stdio.h>\n{LIBRARY % made}\n")
     library = tmp_path / "trap.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
-    libraries = rootfs / "usr/lib/x86_64-linux-gnu"
+    libraries = rootfs / f"usr/lib/{MULTIARCH}"
     libraries.mkdir(parents=True)
     for name in (
         "libnss_files.so.2",
@@ -63,7 +66,7 @@ def mark(tmp_path: Path, rootfs: Path) -> Path:
         "ISO8859-1.so",
     ):
         shutil.copy(library, libraries / name)
-    (rootfs / "etc/ld.so.preload").write_text("/usr/lib/x86_64-linux-gnu/libnss_files.so.2\n")
+    (rootfs / "etc/ld.so.preload").write_text(f"/usr/lib/{MULTIARCH}/libnss_files.so.2\n")
     (rootfs / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
     return made
 
@@ -82,7 +85,7 @@ def test_nothing_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: 
         python = [
             "PYTHONPATH=/usr/lib/python3.11",
             "PYTHONSTARTUP=/usr/lib/python3.11/os.py",
-            "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libc.so.6",
+            f"LD_PRELOAD=/usr/lib/{MULTIARCH}/libc.so.6",
             "PYTHONHOME=/usr",
         ]
         config["process"]["env"] += python

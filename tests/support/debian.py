@@ -34,7 +34,8 @@ def links_of_a_system(layer: bytes) -> build.Files:
     """The links that `unpacked` lacks for the loader's path and the like to be there."""
     with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
         names = archive.getnames()
-    if any(name.removeprefix("./").startswith("lib64") for name in names):
+    tops = {name.removeprefix("./").split("/")[0] for name in names}
+    if not tops.isdisjoint(MERGED):
         return {}
     return {name: build.symlink(f"usr/{name}") for name in MERGED}
 

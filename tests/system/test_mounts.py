@@ -13,7 +13,7 @@ from tests.system.harness import Result, Runtime
 OPTIONS: dict[str, tuple[set[str], set[str]]] = {
     "ro": ({"ro"}, {"rw"}), "nosuid": ({"nosuid"}, set()), "nodev": ({"nodev"}, set()), "noexec": ({"noexec"}, set()),
     "nosymfollow": ({"nosymfollow"}, set()), "noatime": ({"noatime"}, {"relatime"}), "nodiratime": ({"nodiratime"}, set()),
-    "strictatime": (set(), {"relatime"}), "relatime": (set(), set()), "rw": (set(), set()),
+    "strictatime": (set(), {"relatime"}), "relatime": ({"relatime"}, {"noatime"}), "rw": (set(), set()),
     "rro": ({"ro"}, {"rw"}), "rnosuid": ({"nosuid"}, set()), "rnodev": ({"nodev"}, set()), "rnoexec": ({"noexec"}, set()),
     "rnosymfollow": ({"nosymfollow"}, set()), "rnoatime": ({"noatime"}, {"relatime"}), "rstrictatime": (set(), {"relatime"}),
 }  # fmt: skip

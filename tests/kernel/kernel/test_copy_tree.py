@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,16 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
         assert file.read(7) == b"middle\0"
 
 
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """As many as this process may have: a login has 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
 def test_a_tree_that_is_deeper_than_a_stack(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     levels = sys.getrecursionlimit() + 50
