@@ -38,6 +38,8 @@ TAKE = "cri_server.checkpoints.read:take"
 TAKEN = (names.CONFIG, names.SPEC, names.LAYER, names.DELETED)
 DOCUMENT_LIMIT_BYTES = 16 << 20
 MOST_IMAGES = 100_000
+PATH_MAX = 4096
+MOST_FOLDERS = 100_000  # that whiteouts make in a writable layer; no image has as many
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAMES = "an archive of a checkpoint as kubelet's checkpoint API, containerd, CRI-O and `pyrunc-cri checkpoint` write"
@@ -234,16 +236,34 @@ def deleted(folder: str) -> list[str]:
     if not os.path.exists(f"{folder}/{names.DELETED}"):
         return []
     found: list[str] = _document(folder, names.DELETED, list[str])
+    split = []
     for path in found:
-        parts = [part for part in path.split("/") if part not in ("", ".")]
-        if ".." in parts or not parts or "\0" in path:
+        parts = _parts(path)
+        if ".." in parts or not parts or "\0" in path or len(os.fsencode(path)) > PATH_MAX:
             raise InvalidArgument(f"the checkpoint's {names.DELETED} names {path[:200]!r}")
+        split.append(parts)
+    if _count_folders(split) > MOST_FOLDERS:
+        raise InvalidArgument(f"the checkpoint's {names.DELETED} names more than {MOST_FOLDERS} folders")
     return found
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _count_folders(paths: list[list[str]]) -> int:
+    """The number of different folders that the paths have above their last names."""
+    count, above = 0, list[str]()
+    for path in sorted(paths):
+        shared = len(posixpath.commonprefix([above, path[:-1]]))
+        above = path[:-1]
+        count += len(above) - shared
+    return count
 
 
 def _white_out(root: int, path: str) -> None:
     """Hide what the image has at `path`; what the layer has there stays."""
-    *parents, name = [os.fsencode(part) for part in path.split("/") if part not in ("", ".")]
+    *parents, name = [os.fsencode(part) for part in _parts(path)]
     folder = open_folder(root, b"")
     try:
         for parent in parents:

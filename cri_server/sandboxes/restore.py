@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,19 +50,26 @@ async def restore(services: Services, request: api.RestorePodRequest) -> api.Res
 def _read(folder: str) -> pods.Options:
     if not folder.startswith("/") or "\0" in folder:
         raise InvalidArgument(f"checkpoint_path {folder!r} is not an absolute path")
+    number = _open_regular(f"{folder}/{pods.OPTIONS}")
+    if number is None:
+        raise NotFound(f"checkpoint_path {folder!r} holds no pod's checkpoint: there is no {pods.OPTIONS}")
+    with open(number, "rb") as file:
+        return pods.decode(file.read(pods.LIMIT_BYTES))
+
+
+def _open_regular(path: str) -> int | None:
+    """A file of the checkpoint; None when it is not there. Raises InvalidArgument for a link, a pipe,
+    a device, a folder: reading those may not end."""
     try:
-        with open(f"{folder}/{pods.OPTIONS}", "rb", opener=_open_regular) as file:
-            return pods.decode(file.read(pods.LIMIT_BYTES))
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(
-            f"checkpoint_path {folder!r} holds no pod's checkpoint: there is no {pods.OPTIONS}"
-        ) from None
+        return None
     except OSError as error:
-        raise InvalidArgument(f"checkpoint_path {folder!r}: {error.strerror}") from None
-
-
-def _open_regular(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        raise InvalidArgument(f"{path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise InvalidArgument(f"{path} is no regular file")
+    return number
 
 
 def _compare(found: pods.Options, configs: Sequence[api.ContainerConfig]) -> None:
@@ -96,12 +104,9 @@ async def _restore(
 
 
 async def _fill_shm(services: Services, sandbox_id: str, archive: str) -> None:
-    try:
-        content = os.open(archive, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+    content = _open_regular(archive)
+    if content is None:
         return
-    except OSError as error:
-        raise InvalidArgument(f"{archive}: {error.strerror}") from None
     folder = Path(services.paths.sandbox_root(sandbox_id), "shm")
     try:
         await asyncio.to_thread(_make, folder)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import stat
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from tests.cri.without_criu import (
     programs,
 )
 
+EMPTY_TAR = bytes(10240)
 __all__ = ["criu", "module_server", "programs"]
 
 
@@ -116,3 +121,45 @@ def test_hostile_options(server: Server, criu: Path, tmp_path: Path, content: st
     (folder / pods.OPTIONS).unlink()
     (folder / pods.OPTIONS).symlink_to("/etc/passwd")
     assert refused(server, request(server, folder, "one"))[0] == Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link"])
+@pytest.mark.parametrize("name", [pods.OPTIONS, pods.SHM, f"{0:064x}.tar"])
+def test_a_hostile_folder(server: Server, criu: Path, tmp_path: Path, name: str, kind: str) -> None:
+    """A file of a pod's checkpoint is a pipe with a writer that writes nothing, an endless device, a
+    folder, a link to a file of the host. Proof: refused in time, by name, and nothing is left."""
+    folder = saved(tmp_path / "saved", "one")
+    place = folder / name
+    place.unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        if kind == "pipe":
+            os.mkfifo(place)
+            stack.callback(os.close, os.open(place, os.O_RDWR))
+        elif kind == "device":
+            os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+        elif kind == "folder":
+            place.mkdir()
+        else:
+            place.symlink_to("/etc/passwd")
+        begin = time.monotonic()
+        code, said = refused(server, request(server, folder, "one"))
+        assert code == Code.INVALID_ARGUMENT and (str(folder) in said or "archive" in said), (code, said)
+        assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [["d/" * 300_000 + "x"], [f"{n}/" + "d/" * 2000 + "x" for n in range(1000)]],
+    ids=["one path", "many paths"],
+)
+def test_removals_that_make_folders_without_end(
+    server: Server, criu: Path, tmp_path: Path, paths: list[str]
+) -> None:
+    """`deleted.files` names paths of a million folders, which hiding them would make. Proof: refused
+    by name, before a folder is made."""
+    folder = saved(tmp_path / "saved", "one")
+    removed = json.dumps(paths).encode()
+    members = (*IMAGES, ("deleted.files", removed), ("rootfs-diff.tar", EMPTY_TAR))
+    archive(folder / f"{0:064x}.tar", *members, name="one")
+    code, said = refused(server, request(server, folder, "one"))
+    assert code == Code.INVALID_ARGUMENT and "deleted.files" in said, said
