@@ -8,6 +8,7 @@ from typing import Any
 from cri_server.api import api_pb2 as cri
 from cri_server.api import nri_pb2 as api
 from cri_server.store.model import Container, Sandbox
+from pyrunc.errors import InvalidArgument
 
 STATES = {
     cri.CONTAINER_CREATED: api.CONTAINER_CREATED,
@@ -227,7 +228,17 @@ def from_cri(given: cri.LinuxContainerResources) -> api.LinuxResources:
 
 
 def to_cri(given: api.LinuxResources) -> cri.LinuxContainerResources:
-    """What CRI has words for; class names and limits of cgroup v1 have none."""
+    """What CRI has words for; class names and limits of cgroup v1 have none.
+
+    Raises InvalidArgument for a number that CRI cannot hold: some are unsigned only in NRI.
+    """
+    try:
+        return _to_cri(given)
+    except ValueError as error:
+        raise InvalidArgument(f"NRI: resources: {error}") from None
+
+
+def _to_cri(given: api.LinuxResources) -> cri.LinuxContainerResources:
     return cri.LinuxContainerResources(
         cpu_period=given.cpu.period.value,
         cpu_quota=given.cpu.quota.value,

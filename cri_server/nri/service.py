@@ -25,10 +25,10 @@ from cri_server.nri.merge import Merge
 from cri_server.nri.plugin import Plugin, Timeouts
 from cri_server.rpc.server import unlink_stale
 from cri_server.services import Services
-from cri_server.spec import block_io, cdi, rdt, resources, sources
+from cri_server.spec import block_io, cdi, groups, rdt, resources, sources
 from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
-from pyrunc.errors import Error, PeerError, Unavailable, WrongState
+from pyrunc.errors import Error, InvalidArgument, PeerError, Unavailable, WrongState
 
 log = logging.getLogger(__name__)
 
@@ -296,12 +296,23 @@ class Nri:
                 settings.foreign_path_timeout_s, "CDI files", cdi.resolve, names, settings.cdi_dirs
             )
             cdi.apply(spec, edits)
-        container.cgroups_path = spec["linux"]["cgroupsPath"]
         merged = resources.merge(container.resources, convert.to_cri(adjustment.linux.resources))
         if adjustment.linux.HasField("oom_score_adj"):
             merged.oom_score_adj = spec["process"]["oomScoreAdj"]
         resources.check(merged)
+        if adjustment.linux.cgroups_path:
+            self._require_own_group(container.id, adjustment.linux.cgroups_path)
+            container.cgroups_path = adjustment.linux.cgroups_path
         container.resources = merged
+
+    def _require_own_group(self, identifier: str, path: str) -> None:
+        """Raises InvalidArgument for a cgroup that is there, or will be another container's: what
+        is in the cgroup of a container is killed with it."""
+        in_making = {i: message.linux.cgroups_path for i, message in self._containers_in_making.items()}
+        listed = {other.id: other.cgroups_path for other in self._services.index.containers}
+        others = [taken for i, taken in (listed | in_making).items() if i != identifier]
+        if path in others or groups.place(path, identifier).exists():
+            raise InvalidArgument(f"NRI: linux.cgroups_path {path[:200]!r} is a cgroup that is not new")
 
     async def created_container(self, sandbox: Sandbox, container: Container) -> None:
         """It is listed now."""
