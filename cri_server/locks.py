@@ -7,6 +7,7 @@ own), and the repetition gets its outcome.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar, cast
 
@@ -21,6 +22,8 @@ class SingleFlight:
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Task[Any]] = {}
         self._requests: dict[Hashable, object] = {}
+        self._callers: dict[Hashable, int] = {}
+        self._left_at: dict[Hashable, float] = {}
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._running
@@ -47,7 +50,19 @@ class SingleFlight:
             task = asyncio.get_running_loop().create_task(start(), name=str(key))
             self._running[key] = task
             task.add_done_callback(lambda done: self._finished(key, done))
-        return cast(Outcome, await asyncio.shield(task))
+        self._callers[key] = self._callers.get(key, 0) + 1
+        try:
+            return cast(Outcome, await asyncio.shield(task))
+        finally:
+            if key in self._callers:
+                self._callers[key] -= 1
+                self._left_at[key] = time.monotonic()
+
+    def seconds_without_caller(self, key: Hashable) -> float:
+        """How long nothing has waited for the running operation `key`; 0 while a caller does. Thread-safe."""
+        if self._callers.get(key, 0) or key not in self._left_at:
+            return 0.0
+        return time.monotonic() - self._left_at[key]
 
     async def settle(self, timeout_s: float) -> list[str]:
         """Wait until nothing runs, at most `timeout_s`; the names of what is still running."""
@@ -58,6 +73,8 @@ class SingleFlight:
     def _finished(self, key: Hashable, task: asyncio.Task[Any]) -> None:
         self._running.pop(key, None)
         self._requests.pop(key, None)
+        self._callers.pop(key, None)
+        self._left_at.pop(key, None)
         if not task.cancelled():
             task.exception()  # somebody has seen it: the caller that waited, or the log of the edge
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.merged import merged
+from cri_server.images.reserve import Reserve
+from cri_server.images.waiting import Abandoned
 from cri_server.spec.mounts import OWN_PLACES, Asked
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel import path as paths
@@ -48,21 +51,39 @@ def declared(
     return list(found.values())
 
 
-def fill(volumes: Sequence[Asked], layers: Sequence[Path]) -> None:
-    """Make the folders, with what the image of these layers has. Blocking.
+def fill(volumes: Sequence[Asked], layers: Sequence[Path], given_up: Callable[[], bool]) -> None:
+    """Make the folders, with what the image of these layers has. Blocking, until `given_up` says so.
 
-    Raises InvalidArgument for what is no folder in the image, OSError, KernelError.
+    The image decides how much is copied: holes are not, and the disk's reserve for the node stays. Raises InvalidArgument for what
+    is no folder in the image, ResourceExhausted, Abandoned, OSError, KernelError.
     """
     if not volumes:
         return
-    os.mkdir(posixpath.dirname(volumes[0].source), 0o700)
-    with merged(layers) as image:
+    folder = posixpath.dirname(volumes[0].source)
+    os.mkdir(folder, 0o700)
+    with merged(layers) as image, _opened(folder) as fd:
+        reserve = Reserve(fd, folder)
+
+        def tick(size: int) -> None:
+            if given_up():
+                raise Abandoned
+            reserve.charge(size)
+
         for volume in volumes:
             os.mkdir(volume.source, 0o755)
-            _fill(volume, image)
+            _fill(volume, image, tick)
 
 
-def _fill(volume: Asked, image: int) -> None:
+@contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    fd = os.open(folder, _DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _fill(volume: Asked, image: int, tick: Callable[[int], None]) -> None:
     """The name is the image's, and so are the links in it: resolved inside the image (CVE-2022-23648)."""
     try:
         source = paths.open_in_root(image, volume.destination, _DIRECTORY)
@@ -76,7 +97,7 @@ def _fill(volume: Asked, image: int) -> None:
     try:
         target = os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)
         try:
-            copy_tree(source, target)
+            copy_tree(source, target, tick)
         finally:
             os.close(target)
     finally:
@@ -111,7 +132,7 @@ def _take(volume: Asked, parent: int, name: str) -> None:
         os.mkdir(volume.source, 0o755)
         target = os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)
         try:
-            copy_tree(source, target)
+            copy_tree(source, target, Reserve(target, volume.source).charge)
         finally:
             os.close(target)
     finally:

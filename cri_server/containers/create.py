@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from cri_server.config.model import Containers, Runtime
 from cri_server.containers import anonymous_volumes, image_volumes, launch, restore, stand_ins
 from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
+from cri_server.images.waiting import Abandoned, in_thread
 from cri_server.node import effective_capabilities
 from cri_server.selinux import labels, relabel
 from cri_server.services import Services
@@ -38,6 +40,7 @@ from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported,
 from pyrunc.kernel.tree import remove_path
 
 RELABEL_TIMEOUT_S = 100.0  # kubelet gives a call two minutes
+CALLER_GRACE_S = 45.0  # kubelet repeats a call that took too long within half a minute
 
 
 @dataclass(slots=True)
@@ -82,15 +85,19 @@ async def create(
     """
     sandbox = services.index.sandboxes.get(reference)
     build.check(config, sandbox.config)
-    name = (sandbox.id, config.metadata.name, config.metadata.attempt)
-    found = services.index.containers.named(name)
+    key = _key(sandbox, config)
+    found = services.index.containers.named(key[1])
     if found is not None:
         return _again(found, config)
     if sandbox.state != api.SANDBOX_READY:
         raise WrongState(f"sandbox {sandbox.id} is not ready")
     return await services.running.join(
-        ("create", name), lambda: _create(services, sandbox, config, archive), request=config
+        key, lambda: _create(services, sandbox, config, archive), request=config
     )
+
+
+def _key(sandbox: Sandbox, config: api.ContainerConfig) -> tuple[str, tuple[str, str, int]]:
+    return "create", (sandbox.id, config.metadata.name, config.metadata.attempt)
 
 
 def _again(found: Container, config: api.ContainerConfig) -> str:
@@ -352,9 +359,7 @@ async def make_folders(work: Work) -> None:
     paths = work.services.paths
     try:
         paths.container_state(work.id).mkdir(mode=0o700)
-        await asyncio.to_thread(
-            _make_on_disk, str(paths.container_root(work.id)), work.rootfs.lower_dirs, work.volumes
-        )
+        await _make_on_disk(work, str(paths.container_root(work.id)), work.rootfs.lower_dirs)
         if work.checkpoint is not None:
             await restore.fill_layer(work.services, work.id, work.volumes)
             await asyncio.to_thread(stand_ins.make, work.stand_ins)
@@ -369,9 +374,28 @@ def _label(volumes: list[mounts.Asked], label: str) -> None:
         relabel.relabel_tree(volume.source, label.encode())
 
 
-def _make_on_disk(root: str, lower_dirs: Sequence[Path], volumes: list[mounts.Asked]) -> None:
-    make_layer(root, lower_dirs[0])
-    anonymous_volumes.fill(volumes, lower_dirs)
+async def _make_on_disk(work: Work, root: str, lower_dirs: Sequence[Path]) -> None:
+    """Raises WrongState when the copying of volumes was ended because nothing needs it any more."""
+    await asyncio.to_thread(make_layer, root, lower_dirs[0])
+    if not work.volumes:
+        return
+    ended = threading.Event()
+
+    def is_given_up() -> bool:
+        return ended.is_set() or _is_given_up(work)
+
+    try:
+        await in_thread(lambda: anonymous_volumes.fill(work.volumes, lower_dirs, is_given_up), ended.set)
+    except Abandoned:
+        raise WrongState(
+            f"copying the volumes of the image was ended: sandbox {work.sandbox.id} is being stopped, or the caller is gone"
+        ) from None
+
+
+def _is_given_up(work: Work) -> bool:
+    """From any thread."""
+    key = _key(work.sandbox, work.config)
+    return work.sandbox.phase != "ready" or work.services.running.seconds_without_caller(key) > CALLER_GRACE_S
 
 
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:

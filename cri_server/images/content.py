@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cri_server.images.reserve import Reserve
 from pyrunc import atomic_file
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
@@ -107,6 +108,7 @@ class Ingest(Incoming):
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise node_error(error, "a blob", blobs.root) from None
+        self._reserve = Reserve(self._fd, str(blobs.root))
 
     def __enter__(self) -> Ingest:
         return self
@@ -117,6 +119,7 @@ class Ingest(Incoming):
     def _put(self, data: bytes) -> None:
         view = memoryview(data)
         try:
+            self._reserve.charge(len(view))
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:

@@ -17,9 +17,11 @@ from typing import TypeVar
 
 from cri_server.images import tar_headers
 from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.reserve import BLOCK_BYTES, Reserve
 from cri_server.images.tar_headers import Entry, members, shown
 from cri_server.images.trees import Folders, in_depth, open_folder
 from cri_server.images.walk_budget import DIRECTORY_STEPS, WalkBudget
+from cri_server.images.zeros import is_hole
 from pyrunc.errors import KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
@@ -102,6 +104,7 @@ class _Extractor:
         self._hidden: set[Path] = set()  # what `.wh.` entries named
         self._result = Extracted(implicit={b""}, inodes=1)
         self._budget = WalkBudget()
+        self._reserve = Reserve(root_fd, limits.folder)
         self._ticked_bytes = 0
         self._names_bytes = 0
         self.now = b""
@@ -139,6 +142,7 @@ class _Extractor:
         self._close_stale()
 
     def _count(self) -> None:
+        self._reserve.charge(BLOCK_BYTES)
         self._budget.entries += 1
         self._check_count(self._budget.entries)
         if self._budget.entries % _TICK_ENTRIES == 0:
@@ -168,18 +172,27 @@ class _Extractor:
         self._result.size_bytes += entry.stored
 
     def _content(self, entry: Entry, fd: int) -> None:
+        holes = entry.sparse is not None
         for offset, length in [(0, entry.stored)] if entry.sparse is None else entry.sparse:
             left = length
             for piece in self._stream.pieces(length):
                 left -= len(piece)
-                while piece:
-                    written = os.pwrite(fd, piece, offset)
-                    piece, offset = piece[written:], offset + written
+                if is_hole(piece):
+                    offset, holes = offset + len(piece), True
+                else:
+                    offset = self._write(fd, piece, offset)
                 self._wrote()
             if left:
                 raise BadLayer(f"{shown(entry.name)}: the tar is truncated in the file's data")
-        if entry.sparse is not None:
+        if holes:
             os.ftruncate(fd, entry.size)
+
+    def _write(self, fd: int, piece: memoryview, offset: int) -> int:
+        self._reserve.charge(len(piece))
+        while piece:
+            written = os.pwrite(fd, piece, offset)
+            piece, offset = piece[written:], offset + written
+        return offset
 
     def _wrote(self) -> None:
         if self._stream.size_bytes - self._ticked_bytes >= _TICK_BYTES:
@@ -426,6 +439,7 @@ class _Extractor:
 
     def _make_implicit(self, path: Path, parent: int, name: bytes) -> None:
         self._budget.charge(DIRECTORY_STEPS)
+        self._reserve.charge(BLOCK_BYTES)
         os.mkdir(name, 0o755, dir_fd=parent)
         os.chmod(name, 0o755, dir_fd=parent)  # whatever the umask is
         self._result.inodes += 1

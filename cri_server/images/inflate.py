@@ -1,8 +1,8 @@
 """A layer's blob as the tar stream inside it: gzip, zstd or plain by its first bytes, hashed and bounded while it is read.
 
 What the media type claims is not asked: the diff id in the image's configuration decides whether this is the right content.
-The bounds stop bombs early: bytes in all, the ratio to what was read once that much came out, the zstd window, and members
-that give nothing.
+The bounds: bytes in all, which are no more than the disk has room for, the zstd window, and members that give nothing. How well a
+layer compresses is no bound: a preallocated file of zeros is honest, and becomes a hole (`zeros`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ _ZSTD_MAGICS = {
     *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)),
 }  # the latter: skippable frames
 WINDOW_LOG_LIMIT = 27  # 128 MiB, what `zstd --ultra` may use without --long
-RATIO_LIMIT = 500
-RATIO_FREE_BYTES = 64 << 20
 EMPTY_MEMBERS_LIMIT = 10_000
 _INPUT_BYTES = 256 << 10
 _OUTPUT_BYTES = 256 << 10  # fits the cache: a megabyte at once takes a fifth longer
@@ -59,7 +57,6 @@ class Limits(Record):
 
     size_bytes: int = 64 << 30
     entries: int = 8_000_000
-    ratio: int = RATIO_LIMIT
     reason: str = "the limit of a layer"
     subject: str = "the layer"
     folder: AbsolutePath = "/"
@@ -160,10 +157,6 @@ class Stream:
         if self.size_bytes > self._limits.size_bytes:
             raise ResourceExhausted(
                 f"{self._limits.subject} unpacks to more than {self._limits.size_bytes} bytes: {self._limits.reason}"
-            )
-        if self.size_bytes > RATIO_FREE_BYTES and self.size_bytes > self.read_bytes * self._limits.ratio:
-            raise BadLayer(
-                f"{self._limits.subject} unpacks {self._limits.ratio} times its size ({self.size_bytes} bytes so far)"
             )
 
     def _as_it_is(self) -> Iterator[memoryview]:

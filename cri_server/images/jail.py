@@ -15,9 +15,11 @@ root may do to root's processes without a capability: limits, signals by a pipe'
 from __future__ import annotations
 
 import os
+import signal
 import stat
 
 from pyrunc.abi.file import F_SETOWN, F_SETOWN_EX
+from pyrunc.errors import ResourceExhausted
 from pyrunc.kernel import limit, restrict
 
 KEPT = (
@@ -49,6 +51,7 @@ _DECODERS = """
 _FILTER = restrict.refusing(_REFUSED.split(), _REFUSED_COMMANDS)
 _DECODERS_FILTER = restrict.allowing(_DECODERS.split())
 MEMORY_LIMIT_BYTES = 768 << 20  # a zstd window is 128 MiB
+CPU_LIMIT_S = 1200  # 64 GiB, the most that a layer may have, are hashed and written in less
 
 
 def enter(folder: str) -> str:
@@ -83,6 +86,13 @@ def enter_decoder() -> None:
 def _limit() -> None:
     limit.prlimit(0, "RLIMIT_CORE", 0, 0)
     limit.prlimit(0, "RLIMIT_DATA", MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES)
+    signal.signal(signal.SIGXCPU, _refuse_more_time)
+    limit.prlimit(0, "RLIMIT_CPU", CPU_LIMIT_S, CPU_LIMIT_S + 5)
+
+
+def _refuse_more_time(*_: object) -> None:
+    """The soft limit; at the hard one the kernel kills."""
+    raise ResourceExhausted(f"the layers need more than {CPU_LIMIT_S} s of processor time")
 
 
 def _close_directories() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 from cri_server.images.inflate import Limits
+from cri_server.images.reserve import describe_full, reserve_bytes
 from pyrunc.errors import ResourceExhausted
-from pyrunc.kernel.full import reason
-
-RESERVE_LIMIT_BYTES = 512 << 20
 
 
 class Room:
@@ -22,16 +19,11 @@ class Room:
     def free_bytes(self) -> int:
         """What may still be written, with a reserve left for the node to go on."""
         found = os.statvfs(self._root)
-        return max(0, found.f_bavail * found.f_frsize - self._reserve_bytes())
+        return max(0, found.f_bavail * found.f_frsize - reserve_bytes(found))
 
     def full(self) -> str:
         """Why no more than `free_bytes` can be written."""
-        kept = f"{self._reserve_bytes()} bytes are kept for the node"
-        return f"{reason(errno.ENOSPC, str(self._root))} ({kept})"
-
-    def _reserve_bytes(self) -> int:
-        found = os.statvfs(self._root)
-        return min(RESERVE_LIMIT_BYTES, found.f_blocks * found.f_frsize // 50)
+        return describe_full(os.statvfs(self._root), str(self._root))
 
     def limits_of_archive(self) -> Limits:
         """What an archive may unpack to: as much as there is room for. Raises ResourceExhausted when there is none."""

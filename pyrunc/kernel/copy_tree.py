@@ -15,11 +15,14 @@ from pyrunc.kernel.tree import FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     Copied = dict[tuple[int, int], str]  # files of several links: device and inode -> where the first copy is
 
-_CHUNK_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 20
+_LOOK_BYTES = 16  # if they are zeros, the others are looked at
+_ZEROS = bytes(_CHUNK_BYTES)
+_FILE_BYTES = 4096  # what a file takes besides its data, at least
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTRIBUTES = ("security.capability", "system.posix_acl_access", "system.posix_acl_default")
 
@@ -43,10 +46,15 @@ class _Folder:
         os.close(self.copy)
 
 
-def copy_tree(source: int, target: int) -> None:
+def _ignore(_: int) -> None:
+    pass
+
+
+def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -> None:
     """Give the empty folder `target` what the folder `source` is and holds; the descriptors stay the caller's.
 
-    Raises OSError, KernelError.
+    `tick` is called before every MiB at the latest, with as many bytes as the disk will need, and with none while holes are passed
+    over; it may raise. Raises OSError, KernelError.
     """
     copied: Copied = {}
     way = [_Folder(source, target, ".", ".")]
@@ -57,17 +65,19 @@ def copy_tree(source: int, target: int) -> None:
             if name is None:
                 _take_over_by_fd(os.fstat(folder.source), folder.source, folder.copy)
                 way.pop().close()
-            elif S_ISDIR(os.lstat(name, dir_fd=folder.source).st_mode):
+                continue
+            tick(_FILE_BYTES)
+            if S_ISDIR(os.lstat(name, dir_fd=folder.source).st_mode):
                 os.mkdir(name, 0o700, dir_fd=folder.copy)
                 way.append(_Folder(folder.source, folder.copy, name, f"{folder.path}/{name}"))
             else:
-                _copy(folder, name, target, copied)
+                _copy(folder, name, target, copied, tick)
     finally:
         for folder in way:
             folder.close()
 
 
-def _copy(folder: _Folder, name: str, target: int, copied: Copied) -> None:
+def _copy(folder: _Folder, name: str, target: int, copied: Copied, tick: Callable[[int], None]) -> None:
     """What is no folder."""
     status = os.lstat(name, dir_fd=folder.source)
     identity = (status.st_dev, status.st_ino)
@@ -75,7 +85,7 @@ def _copy(folder: _Folder, name: str, target: int, copied: Copied) -> None:
         _link(target, copied[identity], folder.copy, name)
         return
     if S_ISREG(status.st_mode):
-        _copy_file(status, folder, name)
+        _copy_file(status, folder, name, tick)
     else:
         if S_ISLNK(status.st_mode):
             os.symlink(os.readlink(name, dir_fd=folder.source), name, dir_fd=folder.copy)
@@ -95,12 +105,12 @@ def _link(target: int, first: str, folder: int, name: str) -> None:
         os.close(holder)
 
 
-def _copy_file(status: os.stat_result, folder: _Folder, name: str) -> None:
+def _copy_file(status: os.stat_result, folder: _Folder, name: str, tick: Callable[[int], None]) -> None:
     reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.source)
     try:
         writing = os.open(name, _NEW, 0o600, dir_fd=folder.copy)
         try:
-            copy_data(reading, writing, status.st_size)
+            copy_data(reading, writing, status.st_size, tick)
             _take_over_by_fd(status, reading, writing)
         finally:
             os.close(writing)
@@ -108,9 +118,9 @@ def _copy_file(status: os.stat_result, folder: _Folder, name: str) -> None:
         os.close(reading)
 
 
-def copy_data(reading: int, writing: int, size: int) -> None:
-    """The content of a file of `size` bytes into an empty one. Holes stay holes: a file of many gigabytes may have taken none. Raises
-    OSError."""
+def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None] = _ignore) -> None:
+    """The content of a file of `size` bytes into an empty one. Holes stay holes, and long runs of zeros become some: a file of many
+    gigabytes may have taken none, and not every file system tells where they are. `tick` as for `copy_tree`. Raises OSError."""
     at = 0
     while at < size:
         try:
@@ -121,10 +131,22 @@ def copy_data(reading: int, writing: int, size: int) -> None:
             break  # only a hole is left
         end = os.lseek(reading, at, os.SEEK_HOLE)
         os.lseek(writing, at, os.SEEK_SET)
-        while at < end and (sent := os.sendfile(writing, reading, at, min(end - at, _CHUNK_BYTES))):
-            at += sent
+        while at < end and (done := _copy_part(reading, writing, at, min(end - at, _CHUNK_BYTES), tick)):
+            at += done
         at = end
     os.ftruncate(writing, size)
+
+
+def _copy_part(reading: int, writing: int, at: int, length: int, tick: Callable[[int], None]) -> int:
+    """At most `length` bytes from the writer's position `at` on; how many, 0 at the end of the file."""
+    if not any(os.pread(reading, _LOOK_BYTES, at)):
+        content = os.pread(reading, length, at)
+        if content == _ZEROS[: len(content)]:
+            tick(0)
+            os.lseek(writing, len(content), os.SEEK_CUR)
+            return len(content)
+    tick(length)
+    return os.sendfile(writing, reading, at, length)
 
 
 def _take_over_by_fd(status: os.stat_result, source: int, copy: int) -> None:

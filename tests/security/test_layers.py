@@ -6,17 +6,26 @@ Each attack is a small input of a kind that grows. Proof is a count (steps, dire
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from cri_server.images import inherit, walk_budget
+from cri_server.api import api_pb2 as api
+from cri_server.containers import anonymous_volumes
+from cri_server.images import build, inherit, jail, walk_budget
 from cri_server.images.build import Node, directory, symlink
 from cri_server.images.erofs import merge
-from cri_server.images.inflate import BadLayer, Limits
+from cri_server.images.erofs.layer_tar import write_tar
+from cri_server.images.inflate import BadLayer, Limits, Stream
 from cri_server.images.layers import Layers
+from cri_server.images.waiting import Abandoned
+from cri_server.spec.mounts import Asked
 from pyrunc.errors import ResourceExhausted
+from pyrunc.kernel.mount import open_mount
 from tests.cri.images.conftest import unpack_bytes
 from tests.cri.images.indexes import mounted, write_index
 from tests.cri.images.test_hostile import hardlink
@@ -188,3 +197,154 @@ def test_undescribed_directories_over_many_layers(tmp_path: Path, monkeypatch: p
         chain.add(("many", directory()))
     with pytest.raises(BadLayer, match="steps over directories and links"):
         chain.add(*((f"many/{n}/f", Node()) for n in range(100)))
+
+
+# ---- disks
+
+
+@contextmanager
+def small_disk(size_bytes: int) -> Iterator[Path]:
+    """A file system of this size, mounted nowhere."""
+    fd = open_mount("tmpfs", [("size", str(size_bytes))])
+    try:
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def kept(disk: Path) -> bool:
+    """Whether the reserve of a fiftieth is left, but for what may be written between two looks."""
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize > found.f_blocks * found.f_frsize // 50
+
+
+@pytest.mark.parametrize("store", ["unpacked", "mounted"])
+def test_one_byte_in_each_block(store: str) -> None:
+    """CWE-409. A sparse file with a byte in each block takes 4,096 times its data: 1,100 times the blob, below a limit of 500 for
+    bytes, and the disk was full, the reserve for the node too. Proof: refused while the reserve is still there.
+    """
+    count = 20_000
+    pairs = ",".join(f"{n * 4096},1" for n in range(count))
+    sparse = Node(bytes([7]) * count, pax={"GNU.sparse.map": pairs, "GNU.sparse.size": str(count * 4096)})
+    tar = raw_tar(("sparse", sparse))
+    with small_disk(64 << 20) as disk:
+        assert count * 4096 > 64 << 20
+        with pytest.raises(ResourceExhausted, match="bytes are kept for the node"):
+            if store == "unpacked":
+                unpack_bytes(tar, disk)
+            else:
+                write_index(disk, [tar])
+        assert kept(disk)
+
+
+def test_a_disk_that_others_fill_meanwhile(tmp_path: Path) -> None:
+    """CWE-400. Layers that are written at the same time each had all that was free when they began. Proof: a layer whose limit is far
+    above what is left now, as a tar and unpacked, ends with the reserve still there.
+    """
+    content = random.Random(1).randbytes(20 << 20)
+    tar = raw_tar(*((str(n), Node(content)) for n in range(4)))
+    (tmp_path / "blob").write_bytes(tar)
+    for number in range(2):
+        with small_disk(64 << 20) as disk, open(tmp_path / "blob", "rb") as blob:
+            with pytest.raises(ResourceExhausted, match="bytes are kept for the node"):
+                if number:
+                    unpack_bytes(tar, disk)
+                else:
+                    write_tar(Stream(blob.fileno()), str(disk), build._digest(tar))
+            assert kept(disk)
+
+
+def test_inodes_that_run_out(tmp_path: Path) -> None:
+    """CWE-400. Empty files take no bytes, and the last inode of a node's disk. Proof: refused while a fiftieth of them is left."""
+    fd = open_mount("tmpfs", [("size", "256m"), ("nr_inodes", "4000")])
+    try:
+        disk = Path(f"/proc/self/fd/{fd}")
+        with pytest.raises(ResourceExhausted, match=r"no inodes left on .*80 are kept for the node"):
+            unpack_bytes(raw_tar(*((str(n), Node()) for n in range(4500))), disk)
+        assert os.fstatvfs(fd).f_favail > 4000 // 50
+    finally:
+        os.close(fd)
+
+
+SPARSE_BYTES = 64 << 30
+
+
+@contextmanager
+def image_with_a_sparse_file(folder: Path, store: str) -> Iterator[Path]:
+    """The files of an image of 64 GiB, five bytes of which are none of a hole."""
+    pairs = f"0,1,{SPARSE_BYTES // 2},2,{SPARSE_BYTES - 2},2"
+    pax = {"GNU.sparse.map": pairs, "GNU.sparse.size": str(SPARSE_BYTES)}
+    tar = raw_tar(("data", directory()), ("data/sparse", Node(b"abcde", pax=pax)))
+    if store == "unpacked":
+        folder.mkdir()
+        unpack_bytes(tar, folder)
+        yield folder / "tree"
+    else:
+        with mounted(folder, [tar]) as root:
+            yield root
+
+
+@pytest.mark.parametrize("store", ["unpacked", "mounted"])
+def test_a_sparse_file_under_a_volume(tmp_path: Path, store: str) -> None:
+    """CWE-409. An image of 427 bytes with a sparse file of 64 GiB below a VOLUME had CreateContainer write all of it. Proof: the copy
+    has its size and its data, and takes less than a MiB.
+    """
+    volume = Asked(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
+    with image_with_a_sparse_file(tmp_path / "image", store) as root:
+        anonymous_volumes.fill([volume], [root], lambda: False)
+    copy = tmp_path / "volumes/0/sparse"
+    assert copy.stat().st_size == SPARSE_BYTES and copy.stat().st_blocks * 512 < 4 << 20
+    with open(copy, "rb") as file:
+        found = [os.pread(file.fileno(), 3, at) for at in (0, SPARSE_BYTES // 2 - 1, SPARSE_BYTES - 3)]
+    assert found == [b"a\0\0", b"\0bc", b"\0de"]
+
+
+def test_a_volume_that_is_copied_for_a_caller_that_gave_up(tmp_path: Path) -> None:
+    """CWE-400. CreateContainer went on to copy volumes when its caller was gone and the pod was to be removed. Proof: the copying asks
+    with each file and MiB, and ends there.
+    """
+    (tmp_path / "image/data").mkdir(parents=True)
+    (tmp_path / "image/data/large").write_bytes(b"x" * (8 << 20))
+    volume = Asked(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
+    asked = itertools.count()
+    with pytest.raises(Abandoned):
+        anonymous_volumes.fill([volume], [tmp_path / "image"], lambda: next(asked) >= 4)
+    assert (tmp_path / "volumes/0/large").stat().st_size <= 3 << 20
+
+
+def test_a_volume_larger_than_the_disk(tmp_path: Path) -> None:
+    """CWE-400. What the image has at a VOLUME is copied for each container. Proof: refused while the node's reserve is still there."""
+    (tmp_path / "image/data").mkdir(parents=True)
+    (tmp_path / "image/data/large").write_bytes(b"x" * (80 << 20))
+    with small_disk(64 << 20) as disk:
+        volume = Asked(api.Mount(container_path="/data"), "/data", str(disk / "volumes/0"))
+        with pytest.raises(ResourceExhausted, match="bytes are kept for the node"):
+            anonymous_volumes.fill([volume], [tmp_path / "image"], lambda: False)
+        assert kept(disk)
+
+
+# ---- processes
+
+
+def test_processor_time_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CWE-400. Whatever makes the work on a layer long: each process for it has a limit of processor time. Proof: one that would not
+    end says so after as many seconds.
+    """
+    monkeypatch.setattr(jail, "CPU_LIMIT_S", 1)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            jail.enter_decoder()
+            while True:
+                pass
+        except ResourceExhausted as error:
+            os.write(writing, error.message.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        assert os.read(reading, 1000) == b"the layers need more than 1 s of processor time"
+        assert os.waitpid(pid, 0) == (pid, 0)
+    finally:
+        os.close(reading)

@@ -15,6 +15,7 @@ from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.erofs.write import Device, iterate_pieces
 from cri_server.images.erofs.write import index as make_index
 from cri_server.images.inflate import Limits
+from cri_server.images.reserve import Reserve
 from pyrunc.errors import ResourceExhausted
 from pyrunc.records import Record
 
@@ -56,9 +57,14 @@ def build(
             for diff_id, tar in zip(diff_ids, tars, strict=True)
         ]
     )
-    _write(out_fd, 0, made.content)
+    reserve = Reserve(out_fd, limits.folder)
+    for at in range(0, len(made.content), _COPIED_AT_ONCE):
+        part = made.content[at : at + _COPIED_AT_ONCE]
+        reserve.charge(len(part))
+        _write(out_fd, at, part)
     for file in made.sparse:
         for target, source, length in iterate_pieces(file):
+            reserve.charge(length)
             _copy(tars[file.device - 1], source, out_fd, target, length)
             tick()
     os.ftruncate(out_fd, made.size_bytes)

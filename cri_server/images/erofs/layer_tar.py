@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from cri_server.images import jail, layer_errand
 from cri_server.images.inflate import LayerWork, Stream
+from cri_server.images.reserve import Reserve
 from cri_server.images.ring import Receiver
+from cri_server.images.zeros import is_hole
 from pyrunc.kernel.allocator import keep_freed_memory
 from pyrunc.kernel.fd import start_writeback
 
@@ -22,26 +24,38 @@ _WRITEBACK_BYTES = (
 )  # the disk works while the next are decoded, so that the sync at the end finds little to do
 
 
-def write_tar(stream: Stream, folder: str, diff_id: str, tick: Callable[[], None] = lambda: None) -> None:
+def write_tar(
+    stream: Stream,
+    folder: str,
+    diff_id: str,
+    tick: Callable[[], None] = lambda: None,
+    store: str = "",
+) -> None:
     """Write the stream's content to FILE in `folder`, which is empty if it is there. `tick` is called every few MiB and at the end, and
-    may raise.
+    may raise. `store`: what an error names the file system by, if not by the folder.
 
     Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(os.path.join(folder, FILE), flags, 0o600)
-    ticked = begun = 0
+    ticked = begun = at = 0
+    reserve = Reserve(fd, store or folder)
     try:
         for block in stream.blocks():
-            while block:
-                block = block[os.write(fd, block) :]
             size = stream.size_bytes
+            if not is_hole(block):
+                reserve.charge(len(block))
+                while block:
+                    written = os.pwrite(fd, block, at)
+                    block, at = block[written:], at + written
+            at = size
             if size - begun >= _WRITEBACK_BYTES:
                 start_writeback(fd, begun, size - begun)
                 begun = size
             if size - ticked >= _TICK_BYTES:
                 ticked = size
                 tick()
+        os.ftruncate(fd, at)
     finally:
         os.close(fd)
     tick()  # the index can be made from here on
@@ -63,5 +77,5 @@ def errand(arguments: Message, fds: list[int]) -> int:
     keep_freed_memory()
     tick = layer_errand.begin(progress_fd)
     with layer_errand.writing(asked.folder, "writing a layer's tar"):
-        write_tar(stream, jail.enter(asked.folder), asked.diff_id, tick)
+        write_tar(stream, jail.enter(asked.folder), asked.diff_id, tick, asked.limits.folder)
     return 0

@@ -1,11 +1,13 @@
 """A tree of files as an EROFS image whose data lies elsewhere: superblock, device table, inodes, directories.
 
 Pure: the tree in, bytes out. Regular files are one chunk on the device that their tar is, so the tars are used as they are. Only
-sparse files have their data here, because a tar stores it without the holes and at no multiple of a block.
+sparse files have their data here, because a tar stores it without the holes and at no multiple of a block. Their chunks without
+data are holes, for readers too (lseek(2), SEEK_DATA): to copy such a file is not to write all of it.
 """
 
 from __future__ import annotations
 
+import math
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +17,14 @@ from cri_server.images.erofs.node import Node, walk
 from cri_server.images.inflate import BadLayer
 from pyrunc.errors import ResourceExhausted
 
-SPARSE_LIMIT_BYTES = 1 << 40  # of all sparse files, holes included: blocks are numbered with 32 bits
+SPARSE_LIMIT_BYTES = 1 << 40  # of the chunks of all sparse files: blocks are numbered with 32 bits
+CHUNKS_LIMIT = (
+    1 << 21
+)  # of all sparse files, 16 MiB of the index; beyond it holes are found in large chunks only
 _DIRECTORY = 2
 _DOT, _DOTDOT = b".", b".."
+_HOLE = erofs.CHUNK_INDEX.pack(0, 0, erofs.NO_BLOCK)
+_PAGE_BITS = 3  # of 4 KiB: Linux reads whole pages
 # Of the device table, which follows the superblock.
 _FIRST_SLOT = (erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size) // erofs.DEVICE_SLOT.size
 
@@ -32,10 +39,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class SparseFile:
-    """Data to be copied: the `pieces` (offset, length) of a file that begins at `offset` in the index come one after the other
-    on `device`, from `source` on."""
+    """Data to be copied: the `pieces` (offset in the index, length) come one after the other on `device`, from `source` on."""
 
-    offset: int
     pieces: list[tuple[int, int]]
     device: int
     source: int
@@ -73,7 +78,59 @@ class _Inode:
     layout: int = erofs.FLAT_PLAIN
     links: int = 0
     size: int = 0
+    chunks: _Chunks | None = None
     xattrs: bytes = b""
+
+
+class _Chunks:
+    """A sparse file in chunks of 2^`bits` blocks; those `with_data`, in order, lie one after the other in the index."""
+
+    def __init__(self, node: Node, limit: int) -> None:
+        """At most `limit` chunks, but at least one."""
+        self._pieces = [piece for piece in node.sparse or () if piece[1]]
+        self.bits = _sparse_chunk_bits(node.size, len(self._pieces))
+        while self.bits < _chunk_bits(node.size) and _ceil(node.size, self._bytes) > limit:
+            self.bits += 1
+        self.count = _ceil(node.size, self._bytes)
+        self.with_data = self._find()
+        # The last chunk of the file has no blocks behind the file's end.
+        end = node.size if self.with_data[-1:] == [self.count - 1] else self.count * self._bytes
+        self.blocks = _blocks(len(self.with_data) * self._bytes - (self.count * self._bytes - end))
+
+    @property
+    def _bytes(self) -> int:
+        return erofs.BLOCK << self.bits
+
+    def _find(self) -> list[int]:
+        found: list[int] = []
+        for offset, length in self._pieces:
+            first, last = offset // self._bytes, (offset + length - 1) // self._bytes
+            if found and found[-1] >= first:
+                first = found[-1] + 1
+            found.extend(range(first, last + 1))
+        return found
+
+    def places(self, start: int) -> list[tuple[int, int]]:
+        """The pieces (offset in the index, length), when the first chunk with data begins at the offset `start`."""
+        places, rank = [], -1
+        remaining = iter(self.with_data)
+        chunk = -1
+        for offset, length in self._pieces:
+            while chunk < offset // self._bytes:
+                chunk, rank = next(remaining), rank + 1
+            places.append((start + rank * self._bytes + offset % self._bytes, length))
+            while chunk < (offset + length - 1) // self._bytes:
+                chunk, rank = next(remaining), rank + 1
+        return places
+
+    def encoded(self, block: int) -> bytes:
+        """The list of chunks, when the first one with data begins at `block` of the index."""
+        content, done = bytearray(), 0
+        for number in self.with_data:
+            content += _HOLE * (number - done) + erofs.CHUNK_INDEX.pack(0, 0, block)
+            block += 1 << self.bits
+            done = number + 1
+        return bytes(content + _HOLE * (self.count - done))
 
 
 def index(root: Node, devices: int, uuid: bytes) -> Index:
@@ -87,6 +144,7 @@ class _Writer:
         self._devices, self._uuid = devices, uuid
         self._inodes: dict[int, _Inode] = {}  # by id() of the node
         self._directories: list[tuple[_Inode, list[list[tuple[bytes, _Inode]]]]] = []
+        self._chunks_left = CHUNKS_LIMIT
         self._meta = _blocks((_FIRST_SLOT + devices) * erofs.DEVICE_SLOT.size)
 
     def write(self, root: Node) -> Index:
@@ -138,7 +196,11 @@ class _Writer:
                 inode.size = node.size
                 if node.size:
                     inode.layout = erofs.CHUNK_BASED
-                    length += -length % erofs.CHUNK_INDEX.size + erofs.CHUNK_INDEX.size
+                    if node.sparse is not None:
+                        inode.chunks = _Chunks(node, self._chunks_left)
+                        self._chunks_left -= inode.chunks.count
+                    count = inode.chunks.count if inode.chunks else 1
+                    length += -length % erofs.CHUNK_INDEX.size + count * erofs.CHUNK_INDEX.size
             elif node.link:
                 inode.size = len(node.link)
                 tail = length + inode.size
@@ -153,19 +215,19 @@ class _Writer:
         return at, data
 
     def _sparse_files(self, result: Index, end: int) -> dict[int, int]:
-        """Where the sparse files' data begins, by inode number; they lie after everything else, with holes as they have."""
+        """The first block of each sparse file's data, by inode number. The data lies after everything else."""
         places = {}
         first = end
         for inode in self._inodes.values():
+            if inode.chunks is None:
+                continue
             node = inode.node
-            if node.sparse is not None and node.size:
-                places[inode.number] = end
-                result.sparse.append(
-                    SparseFile(end * erofs.BLOCK, node.sparse, node.device, node.block * erofs.BLOCK)
-                )
-                end += _blocks(node.size)
-                if (end - first) * erofs.BLOCK > SPARSE_LIMIT_BYTES:
-                    raise ResourceExhausted(f"sparse files of more than {SPARSE_LIMIT_BYTES} bytes")
+            places[inode.number] = end
+            pieces = inode.chunks.places(end * erofs.BLOCK)
+            result.sparse.append(SparseFile(pieces, node.device, node.block * erofs.BLOCK))
+            end += inode.chunks.blocks
+            if (end - first) * erofs.BLOCK > SPARSE_LIMIT_BYTES:
+                raise ResourceExhausted(f"sparse files of more than {SPARSE_LIMIT_BYTES} bytes")
         result.size_bytes = end * erofs.BLOCK
         return places
 
@@ -174,12 +236,15 @@ class _Writer:
         after = place + erofs.INODE.size + len(inode.xattrs)
         union = 0
         if inode.layout == erofs.CHUNK_BASED:
-            bits = _chunk_bits(node.size)
-            union = bits | erofs.CHUNK_INDEXES
-            block = sparse.get(inode.number)
-            device, block = (node.device, node.block) if block is None else (0, block)
             after += -after % erofs.CHUNK_INDEX.size
-            erofs.CHUNK_INDEX.pack_into(content, after, 0, device, block)
+            if inode.chunks is None:
+                bits = _chunk_bits(node.size)
+                erofs.CHUNK_INDEX.pack_into(content, after, 0, node.device, node.block)
+            else:
+                bits = inode.chunks.bits
+                chunks = inode.chunks.encoded(sparse[inode.number])
+                content[after : after + len(chunks)] = chunks
+            union = bits | erofs.CHUNK_INDEXES
         elif inode.layout == erofs.FLAT_INLINE:
             union = erofs.NO_BLOCK
             content[after : after + len(node.link)] = node.link
@@ -213,7 +278,11 @@ class _Writer:
 
 
 def _blocks(size: int) -> int:
-    return -(-size // erofs.BLOCK)
+    return _ceil(size, erofs.BLOCK)
+
+
+def _ceil(size: int, unit: int) -> int:
+    return -(-size // unit)
 
 
 def _name(entry: tuple[bytes, _Inode]) -> bytes:
@@ -223,6 +292,16 @@ def _name(entry: tuple[bytes, _Inode]) -> bytes:
 def _chunk_bits(size: int) -> int:
     """The power of two of blocks that a file of one chunk needs."""
     return (_blocks(size) - 1).bit_length()
+
+
+def _sparse_chunk_bits(size: int, pieces: int) -> int:
+    """As many blocks to a chunk, as a power of two, as make the list of chunks about as long as what chunks have besides data; at
+    least a page, at most the whole file. All of a file without data is one chunk."""
+    largest = _chunk_bits(size)
+    if not pieces:
+        return largest
+    chunk = math.isqrt(erofs.CHUNK_INDEX.size * size // pieces)
+    return min(max(_PAGE_BITS, (chunk // erofs.BLOCK).bit_length() - 1), largest)
 
 
 def _split(entries: list[tuple[bytes, _Inode]]) -> tuple[list[list[tuple[bytes, _Inode]]], int]:
@@ -278,5 +357,5 @@ def iterate_pieces(file: SparseFile) -> Iterator[tuple[int, int, int]]:
     """(offset in the index, offset on the device, length) of each piece of a sparse file."""
     source = file.source
     for offset, length in file.pieces:
-        yield file.offset + offset, source, length
+        yield offset, source, length
         source += length

@@ -289,7 +289,7 @@ def test_a_huge_sparse_file_takes_no_room(tmp_path: Path) -> None:
         with open(root / "huge", "rb") as file:
             file.seek((5 << 30) - 2)
             assert file.read(8) == b"\0\0data\0\0"
-    assert (tmp_path / "mounted" / "index").stat().st_blocks < 100
+    assert (tmp_path / "mounted" / "index").stat().st_blocks * 512 < 1 << 20  # a list of its chunks
 
 
 def test_an_end_without_padding(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ else:
 
 from cri_server.images import build
 from cri_server.images.build import Node, directory, layer, symlink
+from cri_server.images.erofs.layer_tar import write_tar
 from cri_server.images.inflate import WINDOW_LOG_LIMIT, BadLayer, Limits, Stream
 from cri_server.images.layers import Layers, chain_ids
 from pyrunc.errors import ResourceExhausted
@@ -333,13 +334,32 @@ def test_many_layers_give_what_gnu_tar_gives_one_over_the_other(stack: Stack, tm
 
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
-def test_a_bomb_is_stopped_early(tmp_path: Path, compress: str) -> None:
-    tar = layer({"zeros": bytes(120 << 20)})
-    data = gzip.compress(tar, 9) if compress == "gzip" else build._compressed(tar, compress)
+def test_a_bomb_is_stopped_where_the_disk_is_full(tmp_path: Path, compress: str) -> None:
+    """By the bytes that come out, however few went in, and before they are written."""
+    data = build._compressed(layer({"zeros": bytes(60 << 20), "more": bytes(60 << 20)}), compress)
     (tmp_path / "layer").mkdir()
-    with pytest.raises(BadLayer, match="times its size"):
-        unpack_bytes(data, tmp_path / "layer")
-    assert sum(p.stat().st_size for p in (tmp_path / "layer").rglob("*")) <= 70 << 20
+    with pytest.raises(ResourceExhausted, match="unpacks to more than 67108864 bytes"):
+        unpack_bytes(data, tmp_path / "layer", Limits(size_bytes=64 << 20))
+
+
+@pytest.mark.parametrize("compress", ["gzip", "zstd"])
+def test_layers_that_compress_well_are_taken_and_take_no_blocks(tmp_path: Path, compress: str) -> None:
+    """A preallocated file, or a lastlog, compresses to a thousandth."""
+    size = 120 << 20
+    tar = layer({"preallocated": bytes(size), "var/log/lastlog": bytes(5000) + b"login" + bytes(300_000)})
+    data = gzip.compress(tar, 9) if compress == "gzip" else build._compressed(tar, compress)
+    assert len(tar) > 500 * len(data)
+    (tmp_path / "layer").mkdir()
+    unpack_bytes(data, tmp_path / "layer")
+    tree = tmp_path / "layer/tree"
+    assert (tree / "preallocated").stat().st_size == size
+    assert (tree / "preallocated").stat().st_blocks * 512 < 1 << 20
+    assert (tree / "var/log/lastlog").read_bytes() == bytes(5000) + b"login" + bytes(300_000)
+    (tmp_path / "blob").write_bytes(data)
+    with open(tmp_path / "blob", "rb") as blob:
+        write_tar(Stream(blob.fileno()), str(tmp_path), build._digest(tar))
+    assert (tmp_path / "tar").read_bytes() == tar
+    assert (tmp_path / "tar").stat().st_blocks * 512 < 2 << 20
 
 
 def test_a_layer_may_not_exceed_its_size_nor_its_entries(tmp_path: Path) -> None:

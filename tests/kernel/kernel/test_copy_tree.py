@@ -105,7 +105,7 @@ def test_a_tree_that_is_deeper_than_a_stack(tmp_path: Path) -> None:
 
 def test_a_copy_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "source/below").mkdir(parents=True)
-    (tmp_path / "source/below/big").write_bytes(bytes(1 << 20))
+    (tmp_path / "source/below/big").write_bytes(os.urandom(1 << 20))
     small = mount.open_mount("tmpfs", [("size", "64k")])
     source, target = os.open(tmp_path / "source", FOLDER), os.open(".", FOLDER, dir_fd=small)
     before = len(os.listdir("/proc/self/fd"))

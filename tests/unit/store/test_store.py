@@ -140,11 +140,16 @@ async def test_equal_calls_join_and_outlive_their_callers() -> None:
 
     caller = asyncio.create_task(joined.join("k", work))
     await begun(1)
+    assert joined.seconds_without_caller("k") == 0
     caller.cancel()
+    await asyncio.wait([caller])
+    assert joined.seconds_without_caller("k") > 0
     callers = asyncio.gather(*(joined.join("k", work) for _ in range(20)))
     await asyncio.sleep(0)
+    assert joined.seconds_without_caller("k") == 0
     end.set()
     assert await callers == [7] * 20
+    assert joined.seconds_without_caller("k") == 0
     assert runs == [1] and "k" not in joined
     end.clear()
     first = asyncio.create_task(joined.join("k", work, request="a"))
