@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from cri_server.api import api_pb2 as api
@@ -191,14 +191,23 @@ class Client:
         raise NotFound(f"no such pod or container: {reference!r}")
 
     def container(self, reference: str, *, prefix: bool = True) -> api.Container:
-        """One container by id, NAME, POD/NAME, the name of a pod with a single one, or a prefix of its id. Raises NotFound,
-        ServerError."""
-        everything, pods = self.containers(), {p.id: p.metadata.name for p in self.pods()}
-        pod, _, name = reference.rpartition("/")
+        """One container by id, NAME, POD/NAME, NAMESPACE/POD/NAME, the pod that it is alone in, or a prefix of its id.
+
+        Raises NotFound, ServerError.
+        """
+        everything, pods = self.containers(), {p.id: p for p in self.pods()}
+
+        def names(container: api.Container) -> tuple[str, ...]:
+            return container_names(container, pods.get(container.pod_sandbox_id))
+
+        def pod(container: api.Container) -> tuple[str, ...]:
+            found = pods.get(container.pod_sandbox_id)
+            return pod_names(found) if found else ()
+
         ways: list[Callable[[api.Container], bool]] = [
             lambda c: c.id == reference,
-            lambda c: c.metadata.name == name and (not pod or pods.get(c.pod_sandbox_id) == pod),
-            lambda c: not pod and pods.get(c.pod_sandbox_id) == reference,
+            lambda c: reference in names(c),
+            lambda c: reference in pod(c),
             lambda c: prefix and bool(reference) and c.id.startswith(reference),
         ]
         for way in ways:
@@ -206,22 +215,21 @@ class Client:
             if len(found) > 1:
                 found = [c for c in found if c.state == api.CONTAINER_RUNNING] or found
             if len(found) > 1:
-                named = ", ".join(
-                    sorted({f"{pods.get(c.pod_sandbox_id, '?')}/{c.metadata.name}" for c in found})
-                )
+                named = ", ".join(sorted({names(c)[-1] for c in found}))
                 raise ServerError(
-                    f"{reference!r} means {len(found)} containers: {named}; use POD/NAME or an id"
+                    f"{reference!r} means {len(found)} containers: {named};"
+                    " use NAMESPACE/POD/NAME, POD/NAME or an id"
                 )
             if found:
                 return found[0]
         raise NotFound(f"no such container: {reference!r}")
 
     def pod(self, reference: str, *, prefix: bool = True) -> api.PodSandbox:
-        """One pod by id, name, or a prefix of its id. Raises NotFound, ServerError."""
+        """One pod by id, NAME, NAMESPACE/NAME, or a prefix of its id. Raises NotFound, ServerError."""
         everything = self.pods()
         ways: list[Callable[[api.PodSandbox], bool]] = [
             lambda p: p.id == reference,
-            lambda p: reference in (p.metadata.name, f"{p.metadata.namespace}/{p.metadata.name}"),
+            lambda p: reference in pod_names(p),
             lambda p: prefix and bool(reference) and p.id.startswith(reference),
         ]
         for way in ways:
@@ -229,10 +237,34 @@ class Client:
             if len(found) > 1:
                 found = [p for p in found if p.state == api.SANDBOX_READY] or found
             if len(found) > 1:
-                raise ServerError(f"{reference!r} means {len(found)} pods; use an id")
+                named = ", ".join(sorted(f"{pod_names(p)[-1]} ({p.id[:12]})" for p in found))
+                raise ServerError(
+                    f"{reference!r} means {len(found)} pods: {named}; use NAMESPACE/NAME or an id"
+                )
             if found:
                 return found[0]
         raise NotFound(f"no such pod: {reference!r}")
+
+
+def pod_names(pod: api.PodSandbox) -> tuple[str, str]:
+    """NAME, NAMESPACE/NAME."""
+    return pod.metadata.name, f"{pod.metadata.namespace}/{pod.metadata.name}"
+
+
+def container_names(
+    container: api.Container | api.ContainerAttributes, pod: api.PodSandbox | None
+) -> tuple[str, ...]:
+    """NAME, POD/NAME, NAMESPACE/POD/NAME; only the first where the pod is gone."""
+    name = container.metadata.name
+    return (name, *(f"{each}/{name}" for each in (pod_names(pod) if pod else ())))
+
+
+def shared_names(pods: Iterable[api.PodSandbox]) -> frozenset[str]:
+    """The names that pods of more than one namespace have."""
+    seen: dict[str, set[str]] = {}
+    for pod in pods:
+        seen.setdefault(pod.metadata.name, set()).add(pod.metadata.namespace)
+    return frozenset(name for name, namespaces in seen.items() if len(namespaces) > 1)
 
 
 def _method(service: str, call: str) -> tuple[str, Callable[[bytes], Any]]:

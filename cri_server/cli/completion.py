@@ -5,7 +5,7 @@ Completion never fails and never waits long: without a server there is nothing t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +15,7 @@ from pyrunc.errors import Error
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from cri_server.api import api_pb2 as api
     from cri_server.cli.client import Client
 
     Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -30,12 +31,10 @@ def containers(context: click.Context, parameter: click.Parameter, incomplete: s
     found: list[tuple[str, str]] = []
     try:
         with _client(context) as client:
-            pods = {
-                p.id: p.metadata.name
-                for p in client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
-            }
+            pods = client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
+            names = _shortest(pods)
             for c in client.runtime("ListContainers", api.ListContainersRequest(), TIMEOUT_S).containers:
-                pod = pods.get(c.pod_sandbox_id, "")
+                pod = names.get(c.pod_sandbox_id, "")
                 found += [(c.metadata.name, f"in pod {pod}"), (f"{pod}/{c.metadata.name}", c.image.user_specified_image or c.image.image), (c.id[:SHORT], f"{pod}/{c.metadata.name}")]  # fmt: skip
     except Error:
         pass
@@ -49,14 +48,25 @@ def pods(context: click.Context, parameter: click.Parameter, incomplete: str) ->
     found: list[tuple[str, str]] = []
     try:
         with _client(context) as client:
-            for p in client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items:
+            pods = client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
+            names = _shortest(pods)
+            for p in pods:
                 found += [
-                    (p.metadata.name, f"pod in {p.metadata.namespace}"),
+                    (names[p.id], f"pod in {p.metadata.namespace}"),
                     (p.id[:SHORT], p.metadata.name),
                 ]
     except Error:
         pass
     return _offer(found, incomplete)
+
+
+def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
+    """id -> NAME, or NAMESPACE/NAME of pods of several namespaces that share a name."""
+    from cri_server.cli.client import pod_names, shared_names
+
+    pods = list(pods)
+    shared = shared_names(pods)
+    return {p.id: pod_names(p)[p.metadata.name in shared] for p in pods}
 
 
 def both(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -9,7 +9,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import output, ownership, selection
-from cri_server.cli.client import Client
+from cri_server.cli.client import Client, container_names, shared_names
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.selection import Selection
 from cri_server.cli.show import PAUSED, POD_STATES, STATES, age
@@ -35,10 +35,19 @@ def ps(address: str, everything: bool, selection: Selection, how: Output, watchi
 def _containers(client: Client, how: Output) -> Listing[api.Container]:
     pods = {p.id: p for p in client.pods()}
     paused = functools.cache(client.paused)
+    shared = shared_names(pods.values())
 
     def pod(container: api.Container) -> str:
         found = pods.get(container.pod_sandbox_id)
         return found.metadata.name if found else how.short(container.pod_sandbox_id)
+
+    def namespace(container: api.Container) -> str:
+        found = pods.get(container.pod_sandbox_id)
+        return found.metadata.namespace if found else ""
+
+    def name(container: api.Container) -> str:
+        names = container_names(container, pods.get(container.pod_sandbox_id))
+        return names[-1] if pod(container) in shared else names[min(1, len(names) - 1)]
 
     def state(container: api.Container) -> str:
         name = STATES.get(container.state, "?")
@@ -53,6 +62,7 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
         "containers",
         (
             Column("CONTAINER", lambda c: how.short(c.id)),
+            Column("NAMESPACE", namespace, wide=not shared),
             Column("POD", pod),
             Column("NAME", lambda c: c.metadata.name),
             Column("STATE", state),
@@ -65,7 +75,7 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
         ),
         output.plain,
         lambda c: c.id,
-        lambda c: f"{pod(c)}/{c.metadata.name}",
+        name,
     )
 
 

@@ -118,7 +118,8 @@ class Selection:
         """Whether this is the pod, or one of the namespace, that is asked for."""
         if self.namespace and not _pattern(self.namespace).search(pod.metadata.namespace):
             return False
-        return not self.pod or pod.id.startswith(self.pod) or pod.metadata.name == self.pod
+        names = (pod.metadata.name, f"{pod.metadata.namespace}/{pod.metadata.name}")
+        return not self.pod or pod.id.startswith(self.pod) or self.pod in names
 
     def _newest(self, found: list[Item]) -> list[Item]:
         ordered = sorted(found, key=lambda each: -each.created_at)
@@ -176,7 +177,7 @@ def options(*kinds: str) -> Callable[[Any], Any]:
     ]  # fmt: skip
     if "container" in kinds:
         own += [
-            click.option("-p", "--pod", default="", metavar="POD", help="Those of a pod (id, prefix or name).", shell_complete=completion.pods),
+            click.option("-p", "--pod", default="", metavar="POD", help="Those of a pod (id, prefix, NAME or NAMESPACE/NAME).", shell_complete=completion.pods),
             click.option("--image", default="", metavar="IMAGE", help="Those of an image.", shell_complete=completion.images),
         ]  # fmt: skip
 

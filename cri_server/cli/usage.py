@@ -11,7 +11,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, output, selection
-from cri_server.cli.client import Client
+from cri_server.cli.client import Client, container_names, shared_names
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.selection import Selection
 from cri_server.cli.show import size
@@ -91,13 +91,24 @@ def stats(
 
 
 def _containers(client: Client, how: Output, processor: Processor) -> Listing[api.ContainerStats]:
-    pods = {p.id: p.metadata.name for p in client.pods()}
-    of = {c.id: pods.get(c.pod_sandbox_id, "") for c in client.containers()}
+    pods = {p.id: p for p in client.pods()}
+    of = {c.id: pods[c.pod_sandbox_id] for c in client.containers() if c.pod_sandbox_id in pods}
+    shared = shared_names(pods.values())
+
+    def pod(stats: api.ContainerStats, field: str = "name") -> str:
+        found = of.get(stats.attributes.id)
+        return str(getattr(found.metadata, field)) if found else ""
+
+    def name(stats: api.ContainerStats) -> str:
+        names = container_names(stats.attributes, of.get(stats.attributes.id))
+        return names[-1] if pod(stats) in shared else names[min(1, len(names) - 1)]
+
     return Listing(
         "stats",
         (
             Column("CONTAINER", lambda s: how.short(s.attributes.id)),
-            Column("POD", lambda s: of.get(s.attributes.id, "")),
+            Column("NAMESPACE", lambda s: pod(s, "namespace"), wide=not shared),
+            Column("POD", pod),
             Column("NAME", lambda s: s.attributes.metadata.name),
             Column("CPU %", lambda s: processor.percent(s.attributes.id)),
             Column("MEM", lambda s: size(s.memory.working_set_bytes.value)),
@@ -109,7 +120,7 @@ def _containers(client: Client, how: Output, processor: Processor) -> Listing[ap
         ),
         output.plain,
         lambda s: s.attributes.id,
-        lambda s: f"{of.get(s.attributes.id, '')}/{s.attributes.metadata.name}",
+        name,
     )
 
 
