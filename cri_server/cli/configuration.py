@@ -50,16 +50,15 @@ def dump(config: Path | None, origin: bool, **flags: Any) -> None:
 @click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 def check(file: Path | None) -> None:
     """Whether FILE and its drop-ins can be used [/etc/pyrunc/config.toml]: all unknown keys, wrong types and values."""
-    from cri_server.config import DEFAULT_PATH
-    from cri_server.config.loader import problems
-    from cri_server.config.sources import read as read_files
+    from cri_server import node_check
+    from cri_server.config.loader import all_problems
 
-    found = [
-        error for source in read_files(file or DEFAULT_PATH, required=True) for error in problems(source)
-    ]
+    found = all_problems(file, node_check.problems)
+    if len(found) == 1:
+        raise found[0]
     for error in found:
         click.echo(str(error), err=True)
     if found:
-        raise Error(f"{len(found)} {'is' if len(found) == 1 else 'are'} wrong")
+        raise Error(f"{len(found)} values and keys are wrong")
     for path in read(file, {}).files:
         click.echo(f"{path}: fine")

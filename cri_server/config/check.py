@@ -1,4 +1,7 @@
-"""What types cannot say of values: forms of addresses and paths. Pure: looks at no file."""
+"""What types cannot say of values: forms of addresses and paths. Pure: looks at no file.
+
+Each part yields all that is wrong, as InvalidSpec whose path is `table.key`.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +19,40 @@ SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 
 
 def check(config: Config) -> None:
-    """Raises InvalidSpec whose path is `table.key`."""
+    """Raises the first of `problems`."""
+    for problem in problems(config):
+        raise problem
+
+
+def problems(config: Config) -> Iterator[InvalidSpec]:
+    """All that is wrong."""
     if not config.server.listen.startswith("unix:///"):
-        raise InvalidSpec("server.listen", f"{config.server.listen!r} is not unix:///PATH")
-    if len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:
-        raise InvalidSpec("server.listen", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
+        yield InvalidSpec("server.listen", f"{config.server.listen!r} is not unix:///PATH")
+    elif len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:
+        yield InvalidSpec("server.listen", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
     if len(config.nri.socket.encode()) > SOCKET_PATH_LIMIT:
-        raise InvalidSpec("nri.socket", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
-    _check_metrics(config.metrics.address)
-    _check_endpoint(config.tracing.endpoint)
-    _check_network(config)
-    _check_pinned(config)
-    _check_capabilities("containers", config.containers.default_capabilities)
-    _check_runtimes(config)
-    _check_tls(config)
+        yield InvalidSpec("nri.socket", f"the path is longer than {SOCKET_PATH_LIMIT} bytes")
+    yield from _check_metrics(config.metrics.address)
+    yield from _check_endpoint(config.tracing.endpoint)
+    yield from _check_network(config)
+    yield from _check_pinned(config)
+    yield from _check_capabilities("containers", config.containers.default_capabilities)
+    yield from _check_runtimes(config)
+    yield from _check_tls(config)
     for key, path in _absolute(config):
         if not Path(path).is_absolute():
-            raise InvalidSpec(key, f"{path!r} is not an absolute path")
+            yield InvalidSpec(key, f"{path!r} is not an absolute path")
 
 
-def _check_network(config: Config) -> None:
+def _check_network(config: Config) -> Iterator[InvalidSpec]:
     for place, subnet in enumerate(config.network.builtin):
         try:
             ipaddress.ip_network(subnet)
         except ValueError as error:
-            raise InvalidSpec(f"network.builtin[{place}]", str(error)) from None
+            yield InvalidSpec(f"network.builtin[{place}]", str(error))
 
 
-def _check_tls(config: Config) -> None:
+def _check_tls(config: Config) -> Iterator[InvalidSpec]:
     given = config.streaming
     for key, other in (
         ("tls_certificate", "tls_key"),
@@ -51,29 +60,29 @@ def _check_tls(config: Config) -> None:
         ("tls_client_ca", "tls_key"),
     ):
         if getattr(given, key) and not getattr(given, other):
-            raise InvalidSpec(f"streaming.{key}", f"needs {other}")
+            yield InvalidSpec(f"streaming.{key}", f"needs {other}")
 
 
-def _check_runtimes(config: Config) -> None:
+def _check_runtimes(config: Config) -> Iterator[InvalidSpec]:
     for name, runtime in config.runtimes.items():
         table = f"runtimes.{name}"
         if not handlers.NAME.fullmatch(name):
-            raise InvalidSpec(table, "a handler's name is a DNS label, such as runc or my-class")
+            yield InvalidSpec(table, "a handler's name is a DNS label, such as runc or my-class")
         if name in handlers.OURS and runtime.binary:
-            raise InvalidSpec(f"{table}.binary", f"{name} is the name of our own runtime")
+            yield InvalidSpec(f"{table}.binary", f"{name} is the name of our own runtime")
         if runtime.arguments and not runtime.binary:
-            raise InvalidSpec(f"{table}.arguments", "needs binary")
-        _check_capabilities(table, runtime.default_capabilities or [])
+            yield InvalidSpec(f"{table}.arguments", "needs binary")
+        yield from _check_capabilities(table, runtime.default_capabilities or [])
 
 
-def _check_capabilities(table: str, names: list[str]) -> None:
+def _check_capabilities(table: str, names: list[str]) -> Iterator[InvalidSpec]:
     for place, name in enumerate(names):
         if name not in CAPABILITIES:
             key = f"{table}.default_capabilities[{place}]"
-            raise InvalidSpec(key, f"{name!r} is no capability such as CAP_CHOWN")
+            yield InvalidSpec(key, f"{name!r} is no capability such as CAP_CHOWN")
 
 
-def _check_pinned(config: Config) -> None:
+def _check_pinned(config: Config) -> Iterator[InvalidSpec]:
     if not config.images.pinned:
         return
     from cri_server.images.catalog import pin
@@ -82,7 +91,7 @@ def _check_pinned(config: Config) -> None:
         try:
             pin(reference)
         except InvalidArgument as error:
-            raise InvalidSpec(f"images.pinned[{place}]", error.message) from None
+            yield InvalidSpec(f"images.pinned[{place}]", error.message)
 
 
 def _absolute(config: Config) -> Iterator[tuple[str, str]]:
@@ -117,7 +126,7 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
     )
 
 
-def _check_endpoint(endpoint: str) -> None:
+def _check_endpoint(endpoint: str) -> Iterator[InvalidSpec]:
     try:
         parts = urlsplit(endpoint)
         wrong = bool(endpoint) and (
@@ -126,10 +135,10 @@ def _check_endpoint(endpoint: str) -> None:
     except ValueError:
         wrong = True
     if wrong:
-        raise InvalidSpec("tracing.endpoint", f"{endpoint!r} is not http[s]://HOST:PORT[/PATH]")
+        yield InvalidSpec("tracing.endpoint", f"{endpoint!r} is not http[s]://HOST:PORT[/PATH]")
 
 
-def _check_metrics(address: str) -> None:
+def _check_metrics(address: str) -> Iterator[InvalidSpec]:
     if address.startswith("unix://"):
         path = address.removeprefix("unix://")
         wrong = not path.startswith("/") or len(path.encode()) > SOCKET_PATH_LIMIT
@@ -140,4 +149,4 @@ def _check_metrics(address: str) -> None:
             host and colon and not bare and port.isdecimal() and int(port) <= 65535
         )
     if wrong:
-        raise InvalidSpec("metrics.address", f"{address!r} is not unix:///PATH or HOST:PORT")
+        yield InvalidSpec("metrics.address", f"{address!r} is not unix:///PATH or HOST:PORT")

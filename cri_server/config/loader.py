@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 
 from cri_server.config import sources
 from cri_server.config.check import check
+from cri_server.config.check import problems as check_values
 from cri_server.config.model import Config
 from cri_server.config.sources import Key, Source
 from pyrunc.errors import InvalidSpec
@@ -70,22 +71,74 @@ def load_with_origins(
     return Loaded(config, tuple(source.path for source in found), origins)
 
 
+Problems = Callable[[Config], Iterable[InvalidSpec]]
+
+
+def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[InvalidSpec]:
+    """All that is wrong with the files of `load`, values too; of each key the first. `also` looks at the whole, as in
+    `load_with_origins`. Raises InvalidSpec for a file that cannot be read."""
+    found: dict[str, InvalidSpec] = {}
+    values: dict[str, Any] = {}
+    origins: dict[Key, Source | None] = {}
+    for source in sources.read(path or DEFAULT_PATH, required=path is not None):
+        wrong = dict(_problems(source))
+        found |= {f"{source.path}: {'.'.join(key)}": error for key, error in wrong.items()}
+        sources.merge(values, _without(source.values, wrong), source, origins)
+    config = msgspec.convert(values, Config)
+    for check_all in (check_values, also):
+        for error in check_all(config):
+            found.setdefault(error.path, _placed(error, origins))
+    return list(found.values())
+
+
 def problems(source: Source) -> Iterator[InvalidSpec]:
-    """All unknown keys of a file; without any, the first value that has another type than its key."""
+    """All unknown keys of a file, and all values that have another type than their keys."""
+    for _, error in _problems(source):
+        yield error
+
+
+def _problems(source: Source) -> Iterator[tuple[Key, InvalidSpec]]:
     from cri_server.config.unknown import unknown_keys
 
-    known = True
-    for key, text in unknown_keys(source.values, Config):
-        known = False
-        yield InvalidSpec(f"{source.place(key)}: {'.'.join(key)}", text)
-    if not known:
-        return
+    unknown = dict(unknown_keys(source.values, Config))
+    for key, text in unknown.items():
+        yield key, InvalidSpec(f"{source.place(key)}: {'.'.join(key)}", text)
     try:
-        msgspec.convert(source.values, Config)
-    except msgspec.ValidationError as error:
-        name, text = _parsed(error)
-        key = tuple(re.sub(r"\[.*", "", name).split("."))
-        yield InvalidSpec(f"{source.place(key)}: {name}", text)
+        msgspec.convert(_without(source.values, unknown), Config)
+        return
+    except msgspec.ValidationError:
+        pass  # the first only; each key by itself tells about each
+    for key, value in _values(_without(source.values, unknown)):
+        try:
+            msgspec.convert(_nested(key, value), Config)
+        except msgspec.ValidationError as error:
+            name, text = _parsed(error)
+            yield key, InvalidSpec(f"{source.place(key)}: {name}", text)
+
+
+def _values(values: dict[str, Any], before: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Each key with its value; a table that is empty is one."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _values(value, (*before, name))
+        else:
+            yield (*before, name), value
+
+
+def _nested(key: Key, value: Any) -> dict[str, Any]:
+    for name in reversed(key):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _without(values: dict[str, Any], keys: Collection[Key], before: Key = ()) -> dict[str, Any]:
+    """The values but those of `keys`."""
+    return {
+        name: _without(value, keys, (*before, name)) if isinstance(value, dict) else value
+        for name, value in values.items()
+        if (*before, name) not in keys
+    }
 
 
 def _tree(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +154,34 @@ def _parsed(error: msgspec.ValidationError) -> tuple[str, str]:
     """msgspec says "Expected … - at `$.table.key`"; the key and what is expected."""
     text, _, place = str(error).partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".")
+    chosen = re.fullmatch(r"Invalid enum value (.*)", text)
+    if chosen:
+        return key, f"{chosen[1]} is none of {', '.join(_choices(key))}"
     return key, text[:1].lower() + text[1:]
+
+
+def _choices(key: str) -> list[str]:
+    """What a key of a Literal may be."""
+    kind: Any = msgspec.inspect.type_info(Config)
+    for name in re.sub(r"\[.*?\]", "", key).split("."):
+        while not isinstance(kind, msgspec.inspect.StructType | msgspec.inspect.DictType):
+            kind = _inner(kind)
+        if isinstance(kind, msgspec.inspect.DictType):
+            kind = kind.value_type
+        else:
+            kind = next(field.type for field in kind.fields if field.encode_name == name)
+    while not isinstance(kind, msgspec.inspect.LiteralType):
+        kind = _inner(kind)
+    return [str(value) for value in kind.values]
+
+
+def _inner(kind: Any) -> Any:
+    """The type that is annotated, the one beside None, or that of a list's items."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return kind.type
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return next(each for each in kind.types if not isinstance(each, msgspec.inspect.NoneType))
+    return kind.item_type
 
 
 def _placed(error: InvalidSpec, origins: Mapping[Key, Source | None]) -> InvalidSpec:

@@ -38,7 +38,7 @@ def test_every_flag_has_a_key() -> None:
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("[cgroup]\ndriver = 'lxc'", "cgroup.driver", "invalid enum value"),
+        ("[cgroup]\ndriver = 'lxc'", "cgroup.driver", "'lxc' is none of auto, cgroupfs, systemd"),
         ("[cgroup]\ndirver = 'systemd'", "cgroup.dirver", "no such key"),
         ("[nope]\nx = 1", "nope", "no such table"),
         ("[network]\nbuiltin = ['10.0.0.0/8', '10.0.0.1/8']", "network.builtin[1]", "has host bits set"),

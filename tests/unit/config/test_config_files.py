@@ -143,6 +143,34 @@ def test_check_tells_about_each_problem(tmp_path: Path) -> None:
     assert shown.output == f"{path}: fine\n{tmp_path}/config.toml.d/a.toml: fine\n"
 
 
+def test_check_finds_all_that_is_wrong_at_once(tmp_path: Path) -> None:
+    """Unknown keys, types, choices, forms of values, and what this machine says, in one go and with their lines."""
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[server]\nlog_level = "loud"\nlisten = "tcp://1"\nroot = 3\n[cgroup]\ndrivr = "x"\n[metrics]\naddress = "nope"\n'
+        '[network]\nbuiltin = ["x", "y"]\n[containers]\nrlimits = ["NOFILE"]\n[runtimes.x]\nbinary = "rel"\n'
+    )
+    (tmp_path / "config.toml.d").mkdir()
+    (tmp_path / "config.toml.d" / "a.toml").write_text('[images]\nstore = "zip"\n')
+    shown = CliRunner().invoke(command, ["check", str(path)])
+    told = [line.replace(f"{tmp_path}/", "").split(": ")[:2] for line in shown.output.splitlines()]
+    assert told == [
+        ["config.toml:6", "cgroup.drivr"],
+        ["config.toml:2", "server.log_level"],
+        ["config.toml:4", "server.root"],
+        ["config.toml.d/a.toml:2", "images.store"],
+        ["config.toml:3", "server.listen"],
+        ["config.toml:8", "metrics.address"],
+        ["config.toml:10", "network.builtin[0]"],
+        ["config.toml:10", "network.builtin[1]"],
+        ["config.toml:14", "runtimes.x.binary"],
+        ["config.toml:12", "containers.rlimits[0]"],
+    ]
+    assert "'loud' is none of debug, error, info, warning" in shown.output
+    assert "'zip' is none of auto, erofs, unpacked" in shown.output
+    assert str(shown.exception) == "10 values and keys are wrong"
+
+
 def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
     path = write(tmp_path, a='[containers]\nrlimits = ["nofile=unlimited"]\n')
     shown = CliRunner().invoke(command, ["check", str(path)])
