@@ -197,7 +197,7 @@ async def find_sources(work: Work) -> None:
     if work.checkpoint is not None:
         root = services.paths.container_root(work.id)
         work.stand_ins = stand_ins.declared(work.checkpoint.binds, [*work.wanted, *work.volumes], root)
-    if any(not m.source and not m.overlay_lower for m in work.wanted):
+    if any(not m.source for m in work.wanted):
         paths = ", ".join(m.request.host_path for m in work.wanted if m.request.host_path)
         await sources.in_time(timeout_s, paths, sources.find, work.wanted)
     named = cdi.names([device.name for device in config.CDI_devices], config.annotations)
@@ -441,6 +441,11 @@ async def write_bundle(work: Work) -> None:
             mount.source.removeprefix(mounts.OUR_MOUNTS): mount.image
             for mount in work.wanted
             if mount.image is not None
+        },
+        layer_volumes={
+            mount.source.removeprefix(mounts.OUR_MOUNTS): Overlay(mount.layers)
+            for mount in work.wanted
+            if mount.layers
         },
         settled=[mount.source for mount in work.wanted if mount.request.host_path],
         runtime=runtime,

@@ -38,17 +38,16 @@ async def _resolve(services: Services, mount: Asked) -> Rootfs:
     rootfs = await services.images.rootfs(image.id)
     layers = [str(p) for p in rootfs.lower_dirs]
     sub_path = mount.request.image_sub_path
+    mount.source = f"{OUR_MOUNTS}image:{mount.destination}"
     if rootfs.mount is not None:
         folder = await asyncio.to_thread(_folder, rootfs.mount.fd, sub_path)
         mount.image = rootfs.mount.image.replace(folder=folder)
-        mount.source = f"{OUR_MOUNTS}image:{mount.destination}"
         return rootfs
     if sub_path:
         layers = await asyncio.to_thread(_folders, layers, sub_path)
-    if len(layers) == 1:
-        mount.source = layers[0]
-    else:
-        mount.overlay_lower = layers
+    if len(layers) == 1:  # a bind of it could be remounted writable: an overlay without `upperdir` cannot
+        layers.append(services.images.lowest_layer)
+    mount.layers = layers
     return rootfs
 
 

@@ -47,6 +47,7 @@ class Layers:
         self._ingest = root / "ingest"
         self._trash = root / "trash"
         self._empty = root / "empty"
+        self.lowest = root / "lowest"  # empty too: the second layer that overlayfs needs below a single one
         self._known: dict[str, Layer] = {}
         self._unsynced: set[str] = set()  # chain ids of layers that a crash may take
 
@@ -56,8 +57,9 @@ class Layers:
         for folder in (self._folder, self._ingest, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)
-        self._empty.mkdir(exist_ok=True)
-        self._empty.chmod(0o755)
+        for folder in (self._empty, self.lowest):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)
         for name in os.listdir(self._ingest):
             self._throw_away(self._ingest / name)
         for name in os.listdir(self._folder):

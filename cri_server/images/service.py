@@ -207,6 +207,11 @@ class ImageService:
         self._roots.add(found)
         return found
 
+    @property
+    def lowest_layer(self) -> str:
+        """An empty folder, to be the last layer of an overlay that has only one other."""
+        return str(self._store.layers.lowest)
+
     def annotations(
         self, image_id: str, references: Sequence[str] = ()
     ) -> builtins.list[Mapping[str, object]]:

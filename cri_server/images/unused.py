@@ -21,6 +21,7 @@ KNOWN = {
     "ingest",
     "trash",
     "empty",
+    "lowest",
 }
 
 

@@ -10,12 +10,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cri_server.spec.mounts import OUR_MOUNTS, POD_SHM, Asked, bind
+from cri_server.spec.mounts import OUR_MOUNTS, POD_SHM, Asked
 from pyrunc.compiler.files import Place
 
 ROOT, MOUNTS = "rootfs", "mounts"
 OCI_VERSION = "1.0.2"  # all accept it; crun 1.8 refuses 1.1 and later
-OVERLAY_LAYER = "lowerdir+="
 
 
 def bundle(spec: dict[str, Any], wanted: Iterable[Asked], folder: str) -> tuple[dict[str, Any], list[Place]]:
@@ -36,13 +35,7 @@ def with_paths(
         content = _content(mount, place, by_source)
         if content is not None:
             places.append(content)
-        if content is not None and content.source:
-            mount = {**mount, "source": f"{folder}/{place}"}
-        elif content is not None:
-            options = [o for o in mount["options"] if not o.startswith(OVERLAY_LAYER)]
-            kind = [] if "bind" in options else ["bind", "rprivate"]
-            mount = bind(f"{folder}/{place}", mount["destination"], [*kind, *options])
-        mounts.append(mount)
+        mounts.append(mount if content is None else {**mount, "source": f"{folder}/{place}"})
     # What is at a source, a file or a folder, is for the compiler to find out: its storage may not answer.
     for place in (ROOT, MOUNTS, *(each.place for each in places if not each.source)):
         os.makedirs(f"{folder}/{place}", mode=0o700, exist_ok=True)
@@ -57,9 +50,8 @@ def _content(mount: dict[str, Any], place: str, by_source: Mapping[str, Asked]) 
     asked = by_source.get(source)
     if asked is not None and asked.image is not None:
         return Place(place, image=asked.image)
+    if asked is not None and asked.layers:
+        return Place(place, lower=asked.layers)
     if asked is not None and asked.request.host_path:
         return Place(place, source=source)
-    if mount.get("type") == "overlay":
-        layers = [o.removeprefix(OVERLAY_LAYER) for o in mount["options"] if o.startswith(OVERLAY_LAYER)]
-        return Place(place, lower=layers)
     return None

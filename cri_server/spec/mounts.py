@@ -21,6 +21,11 @@ SHM_SIZE_BYTES = 64 << 20
 OUR_MOUNTS = "pyrunc:"  # sources that the compiler and the shim know by name
 POD_SHM = f"{OUR_MOUNTS}shm"  # the shim holds the pod's detached tmpfs under this name
 MOUNT_OPTIONS = ("noexec", "nodev", "nosuid")
+QUIET = (
+    "nosuid",
+    "nodev",
+    "noexec",
+)  # files of the node's disk that containers write to are data (as CRI-O has them)
 
 PROPAGATION = {
     api.PROPAGATION_PRIVATE: "rprivate",
@@ -45,7 +50,7 @@ class Asked:
     request: api.Mount
     destination: str
     source: str = ""
-    overlay_lower: list[str] = field(default_factory=list)  # an image volume of several layers, top first
+    layers: list[str] = field(default_factory=list)  # of an unpacked image, top first; `source` is its name
     image: Image | None = None  # one that is mounted; `source` is its name
 
 
@@ -116,7 +121,7 @@ def defaults(
         ("/etc/hostname", files.hostname),
         ("/etc/resolv.conf", files.resolv_conf),
     ):
-        result.append(bind(source, destination, ["rbind", "rprivate", file_access]))
+        result.append(bind(source, destination, ["rbind", "rprivate", *QUIET, file_access]))
     return result
 
 
@@ -152,12 +157,7 @@ def to_oci(wanted: Asked) -> Mount:
     """The OCI mount for a checked and looked-up request."""
     request = wanted.request
     extra = sorted(set(request.mount_options))
-    if wanted.overlay_lower:
-        layers = [
-            f"lowerdir+={path}" for path in wanted.overlay_lower
-        ]  # an image chooses its names: never joined
-        return _fs(wanted.destination, "overlay", [*layers, "ro", "nosuid", "nodev", *extra])
-    if wanted.image is not None:
+    if wanted.image is not None or wanted.layers:
         return bind(wanted.source, wanted.destination, ["bind", "rprivate", "ro", "nosuid", "nodev", *extra])
     access = "ro" if request.readonly else "rw"
     options = [

@@ -69,7 +69,7 @@ def find(wanted: list[Asked]) -> None:
     """
     table: list[MountPoint] | None = None
     for mount in wanted:
-        if mount.source or mount.overlay_lower:
+        if mount.source:
             continue
         mount.source = real_path(mount.request.host_path)
         if mount.request.propagation != api.PROPAGATION_PRIVATE:

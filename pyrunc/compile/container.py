@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 _NO_MOUNTS: Mapping[str, int] = {}
-_NO_IMAGES: Mapping[str, Image] = {}
+_NO_IMAGES: Mapping[str, Image | Overlay] = {}
 
 
 class CreateRequest(Value):
@@ -80,7 +80,7 @@ class CreateRequest(Value):
     pinned: tuple[str, ...] = ()
     mount_namespace: str = ""
     images: Mapping[str, int] = _NO_MOUNTS
-    image_volumes: Mapping[str, Image] = _NO_IMAGES
+    image_volumes: Mapping[str, Image | Overlay] = _NO_IMAGES
     settled: tuple[str, ...] = ()
     start_immediately: bool = True
     record: Callable[[ChildProcess], object] | None = None

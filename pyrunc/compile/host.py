@@ -15,6 +15,7 @@ from pyrunc.errors import KernelError, Unsupported
 from pyrunc.kernel import cgroup
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import in_user_namespace
+from pyrunc.kernel.mountinfo import mount_points
 from pyrunc.plan.model import Host
 
 DETACHED_SINCE = (6, 15)
@@ -38,6 +39,7 @@ def host() -> Host:
             in_user_namespace(),
             _read("/proc/self/setgroups").strip() != b"deny",
             _cgroup_root(),
+            _cgroup_options(),
         )
     if _host.capabilities >> CAP_SYS_RESOURCE & 1:
         return _host  # may lower the score, so its own is of no interest
@@ -60,6 +62,11 @@ def _cgroup_root() -> str:
         return cgroup.root()
     except Unsupported:
         return ""
+
+
+def _cgroup_options() -> tuple[str, ...]:
+    found = [mount.superblock for mount in mount_points() if mount.kind == "cgroup2"]
+    return tuple(word for word in found[0] if word not in ("rw", "ro")) if found else ()
 
 
 def _read(path: str) -> bytes:

@@ -33,7 +33,7 @@ from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pyrunc.compile.container import CreateRequest
     from pyrunc.compile.descriptors import Descriptors
@@ -116,6 +116,28 @@ def _open_overlay_of_image(
         return open_overlay_of(lower, image.place, rootfs.upper, rootfs.work, options)
     finally:
         os.close(lower)
+
+
+def open_image_volume(image: Image, linux: Linux, images: Mapping[str, int], descriptors: Descriptors) -> int:
+    """A detached, read-only mount of a mounted image (`images`: as `image_mount.open_image` has them), which the
+    container cannot change for others.
+
+    CAP_SYS_ADMIN in the superblock's user namespace may remount it, even if it is read-only: with `noacl`,
+    the image's files lose their ACLs for every container that shares it. So such a container gets an overlay, a
+    superblock of its own. One with its own user namespace may not remount. Raises KernelError, OSError.
+    """
+    tree = open_image(image, images)
+    try:
+        if linux.namespace("user") is not None:
+            owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
+            _map(tree, owner, image.index, recursive=False)
+            return os.dup(tree)
+        if not facts.host().clones_detached:  # then no mount of an image is shared
+            return os.dup(tree)
+        options = _options(Overlay(), linux)
+        return kernel_mount.open_overlay([tree, image.place], options=options)
+    finally:
+        os.close(tree)
 
 
 def open_layers(
@@ -248,16 +270,17 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Colle
             if _pinned_name(mount) in request.pinned:
                 continue
             volume = request.image_volumes.get(_pinned_name(mount))
-            if volume is not None:
-                number = open_image(volume, request.images)
+            if isinstance(volume, Overlay):
+                number = open_overlay(volume, linux, descriptors)
+            elif volume is not None:
+                number = open_image_volume(volume, linux, request.images, descriptors)
             else:
                 number = _open_clone(mount.source, request, f"mounts[{i}].source")
         else:
             number = open_bind(mount, os.path.join(request.bundle, mount.source), request.settled)
         descriptors.take(f"tree:{i}", number)
-        # Overlays of layers are mapped already, each of their layers.
-        of_image = _pinned_name(mount) in request.image_volumes and linux.namespace("user") is not None
-        if of_image or mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
+        # Overlays of layers and image volumes are mapped already.
+        if mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
             uids = mount.uid_mappings or linux.uid_mappings
             gids = mount.gid_mappings or linux.gid_mappings
             owner = _user_namespace(uids, gids, linux, descriptors)

@@ -39,7 +39,8 @@ class RestoreFolders(Record):
 
 
 class LaunchFile(RecordFile):
-    """How a container is launched, beside its specification. `image_volumes`: by the names that its binds have as sources; `settled`:
+    """How a container is launched, beside its specification. `image_volumes`, `layer_volumes`: mounted and unpacked images by
+    the names that binds have as sources; `settled`:
     sources that the server has looked up, over no link; `runtime` or `restore`: who does it in place of us, with `places`."""
 
     name = "launch.json"
@@ -52,6 +53,7 @@ class LaunchFile(RecordFile):
     log_path: str | None = None
     log_directory: str | None = None
     image_volumes: dict[str, Image] | None = None
+    layer_volumes: dict[str, Overlay] | None = None
     settled: Sequence[str] = ()
     runtime: OtherRuntime | None = None
     restore: RestoreFolders | None = None

@@ -23,9 +23,8 @@ from pyrunc.cgroups.group import Cgroup
 from pyrunc.compile.container import CreateRequest, compile_container
 from pyrunc.compile.descriptors import Descriptors
 from pyrunc.compile.exec import ExecRequest, compile_exec, merged
-from pyrunc.compile.image_mount import open_image
 from pyrunc.compile.pause import PauseRequest, compile_pause
-from pyrunc.compile.sources import Overlay, open_bind, open_overlay, open_root
+from pyrunc.compile.sources import Overlay, open_bind, open_image_volume, open_overlay, open_root
 from pyrunc.compiler.files import HolderFile, LaunchFile
 from pyrunc.compiler.messages import (
     CompileContainer,
@@ -151,7 +150,7 @@ def _container(request: CompileContainer, given: Sequence[int]) -> Answer:
                 settled=tuple(asked.settled),
                 timed=request.timed,
                 images=dict(zip(request.images, given, strict=False)),
-                image_volumes=asked.image_volumes or {},
+                image_volumes={**(asked.image_volumes or {}), **(asked.layer_volumes or {})},
             ),
             descriptors,
             undo,
@@ -204,7 +203,7 @@ def _with_places(
                 if place.source:
                     fds.append(_open_source(place, directory, spec))
                 elif place.image is not None:
-                    fds.append(open_image(place.image, images))
+                    fds.append(open_image_volume(place.image, spec.linux, images, descriptors))
                 else:
                     fds.append(open_overlay(Overlay(place.lower), spec.linux, descriptors))
     except BaseException:

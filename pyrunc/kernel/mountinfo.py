@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
 
 class MountPoint:
-    """One mount: the folder of the file system that it shows, where, its propagation (`shared`, `master`, …), its type."""
+    """One mount: the folder of the file system that it shows, where, its propagation (`shared`, `master`, …), its type,
+    the options of its superblock."""
 
-    __slots__ = ("kind", "path", "propagation", "root")
+    __slots__ = ("kind", "path", "propagation", "root", "superblock")
 
     def __init__(self, line: bytes) -> None:
         left, _, right = line.partition(b" - ")
         fields = left.split(b" ")
         self.root, self.path = _unescaped(fields[3]), _unescaped(fields[4])
         self.propagation = {os.fsdecode(tag.partition(b":")[0]) for tag in fields[6:]}
-        self.kind = os.fsdecode(right.partition(b" ")[0])
+        kind, _, others = right.partition(b" ")
+        self.kind = os.fsdecode(kind)
+        self.superblock = os.fsdecode(others.rpartition(b" ")[2]).split(",")
 
 
 def mount_points() -> Iterator[MountPoint]:

@@ -550,7 +550,7 @@ class Host(Value):
 
     `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run on all CPUs;
     `in_user_namespace`: our root is not the machine's; `setgroups`: it may change groups;
-    `cgroup_root`: where the v2 tree is.
+    `cgroup_root`: where the v2 tree is; `cgroup_options`: of its superblock, such as `nsdelegate`.
     """
 
     capabilities: int
@@ -564,6 +564,7 @@ class Host(Value):
     in_user_namespace: bool = False
     setgroups: bool = True
     cgroup_root: str = "/sys/fs/cgroup"
+    cgroup_options: tuple[str, ...] = ()
 
 
 class Findings(Value):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pyrunc.plan.model import Findings, Host, Op
     from pyrunc.spec.model import Linux, Mount
 
+    Data = tuple[tuple[str, str | None], ...]
+
 _RO, _NOSUID, _NODEV, _NOEXEC = (
     abi.MOUNT_ATTR_RDONLY,
     abi.MOUNT_ATTR_NOSUID,
@@ -129,6 +131,8 @@ def operations(
         peer = _keeps_peers(options, linux)
         return (_tree(mount, index, destination, findings, options, peer, warnings),)
     made = _filesystem(mount, destination, findings.modes.get(index), options, linux.mount_label, path)
+    if made.type == "cgroup2":
+        made = made.replace(options=_cgroup_options(made.options, linux, host))
     if linux.namespace("user") is not None or host.in_user_namespace:
         made = made.replace(instead=_instead(made.type, linux, host))
     if linux.mount_label and mount.type == "mqueue":
@@ -272,6 +276,16 @@ def _filesystem(
         options.rset,
         options.rclear,
     )
+
+
+def _cgroup_options(options: Data, linux: Linux, host: Host) -> Data:
+    """Outside a cgroup namespace of its own a container mounts the machine's superblock, whose options a mount replaces: they
+    are given again, or all lose `nsdelegate` and `memory_recursiveprot` (Linux, cgroup_get_tree, apply_cgroup_root_flags)."""
+    namespace = linux.namespace("cgroup")
+    if namespace is not None and not namespace.path:
+        return options
+    names = [key for key, _ in options]
+    return (*options, *((word, None) for word in host.cgroup_options if word not in names))
 
 
 def _instead(kind: str, linux: Linux, host: Host) -> str:

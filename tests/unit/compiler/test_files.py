@@ -56,6 +56,7 @@ def test_a_launch_is_read_as_it_was_written(tmp_path: Path) -> None:
     for written in (
         LAUNCH,
         LAUNCH.replace(rootfs=Overlay([], "/c/upper", "/c/work", False, IMAGE), image_volumes={"v": IMAGE}),
+        LAUNCH.replace(layer_volumes={"v": Overlay(["/top", "/bottom"])}),
         LAUNCH.replace(
             runtime=OtherRuntime("/bin/runc", ["--debug"]),
             places=[

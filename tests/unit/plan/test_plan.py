@@ -43,6 +43,28 @@ def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
     return plans.build(plan_spec(change), HOST, findings, plans.StartOptions(**more))
 
 
+@pytest.mark.parametrize(
+    ("namespaces", "options"),
+    [
+        ([{"type": "mount"}, {"type": "cgroup"}], ()),
+        ([{"type": "mount"}], (("nsdelegate", None), ("memory_recursiveprot", None))),
+        (
+            [{"type": "mount"}, {"type": "cgroup", "path": "/proc/1/ns/cgroup"}],
+            (("nsdelegate", None), ("memory_recursiveprot", None)),
+        ),
+    ],
+)
+def test_a_cgroup_mount_of_the_machines_superblock_has_its_options(
+    namespaces: list[dict[str, str]], options: tuple[tuple[str, None], ...]
+) -> None:
+    """A mount of cgroup2 in the first cgroup namespace replaces the options of the one superblock that there is."""
+    host = HOST.replace(cgroup_options=("nsdelegate", "memory_recursiveprot"))
+    spec = plan_spec({"linux.namespaces": namespaces})
+    ops = plans.build(spec, host, Findings(), plans.StartOptions()).ops
+    (mount,) = [op for op in ops if isinstance(op, model.MountFs) and op.type == "cgroup2"]
+    assert mount.options == options
+
+
 def operations() -> set[type]:
     return {kind for kind in Op.__subclasses__() if kind.__module__ == model.__name__}
 

@@ -82,22 +82,22 @@ def test_a_running_server_takes_handlers(tmp_path: Path) -> None:
 
 def test_what_ours_gets_as_descriptors_has_a_path(tmp_path: Path) -> None:
     shm = {"destination": "/dev/shm", "type": "bind", "source": "pyrunc:shm", "options": ["bind", "rprivate"]}
-    layers = ["lowerdir+=/a:b", "lowerdir+=/c", "ro", "nodev"]
-    merged = {"destination": "/i", "type": "overlay", "source": "overlay", "options": layers}
+    layers = {"destination": "/i", "type": "bind", "source": "pyrunc:image:/i", "options": ["bind", "ro"]}
     image = {"destination": "/j", "type": "bind", "source": "pyrunc:image:/j", "options": ["bind", "ro"]}
     proc = {"destination": "/proc", "type": "proc", "source": "proc", "options": []}
     maps = {"uidMappings": [{"containerID": 0, "hostID": 1, "size": 1}]}
     path = {"destination": "/k", "type": "bind", "source": "/s", "options": ["rbind", "ro"], **maps}
-    spec: dict[str, Any] = {"ociVersion": "1.2.0", "mounts": [proc, shm, merged, image, path]}
+    spec: dict[str, Any] = {"ociVersion": "1.2.0", "mounts": [proc, shm, layers, image, path]}
     index = Image("/x", ["/y"], "/z")
+    unpacked = Asked(api.Mount(), "/i", source="pyrunc:image:/i", layers=["/a:b", "/c"])
     asked = Asked(api.Mount(), "/j", source="pyrunc:image:/j", image=index)
     of_host = Asked(api.Mount(host_path="/link"), "/k", source="/s")
-    changed, places = external_runtime.bundle(spec, [asked, of_host], str(tmp_path))
+    changed, places = external_runtime.bundle(spec, [unpacked, asked, of_host], str(tmp_path))
     assert changed["ociVersion"] == external_runtime.OCI_VERSION
     assert changed["mounts"] == [
         proc,
         {**shm, "source": f"{tmp_path}/mounts/1"},
-        {"destination": "/i", "type": "bind", "source": f"{tmp_path}/mounts/2", "options": ["bind", "rprivate", "ro", "nodev"]},
+        {**layers, "source": f"{tmp_path}/mounts/2"},
         {**image, "source": f"{tmp_path}/mounts/3"},
         {**path, "source": f"{tmp_path}/mounts/4"},
     ]  # fmt: skip
