@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from pyrunc.atomic_file import ENDING
 from pyrunc.errors import Error
 from pyrunc.kernel.tree import remove_path
 
+PLAIN_ID = re.compile(r"[0-9a-f]{64}")
 PATIENCE_S, INTERVAL_S = 10.0, 0.05
 KNOWN = {
     "server.lock",
@@ -43,7 +45,10 @@ KNOWN = {
     "timeline",
     "trash",
     "installed.json",
+    "pods",
 }
+RUN_FOLDERS, RUN_OWNER = "pods", "pod"
+"""Where `pyrunc-cri run` makes folders with the logs and volumes of its pods, and the file there with the pod's id."""
 DOCTOR, DOCTOR_AGE_S = ".doctor-", 3600.0  # the folder that a doctor tries an overlay in
 BUSY = "operations are under way: it may be one's of theirs"
 NAMES_SHOWN = 3
@@ -160,6 +165,11 @@ class _Collector:
             metadata = sandbox.config.metadata
             ready = sandbox.state == api.SANDBOX_READY
             why = "it is ready" if ready else "it is stopped: kubelet, or `pyrunc-cri rm`, removes it"
+            if not ready and sandbox.phase != "ready" and sandbox.network == "attached":
+                why = (
+                    "it is stopped, but its network is not detached: kubelet, or `pyrunc-cri rm`, tries that again; "
+                    "`pyrunc-cri rm --force` gives the network up"
+                )
             self._keep("pod", f"{metadata.namespace}/{metadata.name} {sandbox.id[:12]}", why)
         for container in services.index.containers:
             state = api.ContainerState.Name(container.state).removeprefix("CONTAINER_").lower()  # type: ignore[arg-type]
@@ -179,6 +189,8 @@ class _Collector:
         for folder in (paths.root, paths.state):
             for name in sorted(set(entries(folder)) - KNOWN):
                 await self._stranger(folder / name)
+            for name in sorted(entries(folder / RUN_FOLDERS)):
+                await self._run_folder(folder / RUN_FOLDERS / name)
 
     def _list(self) -> tuple[list[str], list[str], list[Path]]:
         paths = self._services.paths
@@ -230,6 +242,22 @@ class _Collector:
                 self._keep("file", str(path), BUSY, size)
         else:
             self._unknown(Entry("unknown", path, size))
+
+    async def _run_folder(self, path: Path) -> None:
+        """Always kept: the pod may be another server's, and what a container wrote there is its user's."""
+        try:
+            owner = (path / RUN_OWNER).read_text()
+        except (OSError, UnicodeDecodeError):
+            owner = ""
+        sandbox = self._services.index.sandboxes.find(owner) if PLAIN_ID.fullmatch(owner) else None
+        if sandbox is not None:
+            metadata = sandbox.config.metadata
+            why = f"logs and volumes of pod {metadata.namespace}/{metadata.name}, whose `pyrunc-cri rm` removes them"
+        elif owner:
+            why = "logs and volumes of a pod that this server does not know: another server's, or one that was removed without `pyrunc-cri rm`"
+        else:
+            why = "of a `pyrunc-cri run` that is under way, or was killed"
+        self._keep("pod's files", str(path), why, await asyncio.to_thread(size_of, path))
 
     async def _stranger(self, path: Path) -> None:
         """Beside our folders: sockets that the configuration names are ours, too."""

@@ -13,10 +13,11 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, folders, ownership, show
-from cri_server.cli.client import Client
+from cri_server.cli.client import Client, ServerError
 from cri_server.cli.complaint import each
 from cri_server.cli.selection import Selection
-from pyrunc.errors import InvalidArgument, WrongState
+from cri_server.rpc import private
+from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.kernel import process
 
 GRACE_S = 10
@@ -169,7 +170,7 @@ def _rm(address: str, choice: Choice, grace_s: int | None, folder: Path, *, only
 
         def act(target: Target) -> None:
             if target.is_pod:
-                remove_pod(client, target.id, grace_s)
+                remove_pod(client, target.id, grace_s, force=choice.force)
                 folders.remove(folder, target.id)
             else:
                 for container in target.running:
@@ -187,7 +188,10 @@ def _rm(address: str, choice: Choice, grace_s: int | None, folder: Path, *, only
 @folders.option("Where `run` made the pod's folder.")
 @click.pass_obj
 def rm(address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any) -> None:
-    """Remove pods with their containers, or single containers; what runs is stopped when you say so."""
+    """Remove pods with their containers, or single containers; what runs is stopped when you say so.
+
+    With --force a pod goes also when its network plugins refuse to detach it, or are not there any more, with a warning.
+    """
     _rm(address, Choice(names, **flags), grace_s, folder, only_pods=False)
 
 
@@ -198,7 +202,10 @@ def rm(address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **fl
 @folders.option("Where `run` made the pod's folder.")
 @click.pass_obj
 def rmp(address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any) -> None:
-    """Remove pods with their containers; what runs is stopped when you say so."""
+    """Remove pods with their containers; what runs is stopped when you say so.
+
+    With --force a pod goes also when its network plugins refuse to detach it, or are not there any more, with a warning.
+    """
     _rm(address, Choice(names, **flags), grace_s, folder, only_pods=True)
 
 
@@ -273,10 +280,27 @@ def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
     client.runtime("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=pod))
 
 
-def remove_pod(client: Client, pod: str, grace_s: int | None) -> None:
-    """Stop and remove a pod with its containers."""
-    stop_pod(client, pod, grace_s)
-    client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
+def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = False) -> None:
+    """Stop and remove a pod with its containers. `force`: a network plugin that refuses to detach it is only a warning."""
+    try:
+        stop_pod(client, pod, grace_s)
+        client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
+    except ServerError:
+        if not force or not _release_network(client, pod):
+            raise
+        stop_pod(client, pod, grace_s)
+        client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
+
+
+def _release_network(client: Client, pod: str) -> bool:
+    """Whether the network was what kept the pod; it is given up with a warning then."""
+    try:
+        lines = client.admin(private.ReleaseNetwork(pod), private.Refusals, None).lines
+    except (ServerError, Unsupported):
+        return False
+    for line in lines:
+        click.echo(f"pyrunc-cri: warning: the pod's network is given up: {show.printable(line)}", err=True)
+    return bool(lines)
 
 
 def stop_container(client: Client, container: api.Container, grace_s: int | None) -> None:

@@ -24,7 +24,10 @@ _ENDING = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A pod and its network as of the ADD. `netns_id` is the namespace's device and inode; `result` None while ADD runs."""
+    """A pod and its network as of the ADD. `netns_id` is the namespace's device and inode; `result` None while ADD runs.
+
+    begun: how many of the network's plugins ADD was begun for, of an ADD that failed; None: of all, or it is not known.
+    """
 
     sandbox_id: str
     network: NetworkList
@@ -33,6 +36,7 @@ class Attachment:
     arguments: tuple[tuple[str, str], ...]
     capabilities: dict[str, Any]
     result: Result | None = None
+    begun: int | None = None
 
     def with_result(self, result: Result) -> Attachment:
         return replace(self, result=result)
@@ -74,6 +78,7 @@ class Attachments:
                 "arguments": [list(pair) for pair in attachment.arguments],
                 "capabilities": attachment.capabilities,
                 "result": None if result is None else result.to_json(attachment.network.cni_version),
+                "begun": attachment.begun,
             },
             durable=durable,
         )
@@ -96,7 +101,7 @@ class Attachments:
             return None
         try:
             network = parse_list_object(record["network"])
-            result = record["result"]
+            result, begun = record["result"], record.get("begun")
             return Attachment(
                 sandbox_id=str(record["sandbox_id"]),
                 network=network,
@@ -107,6 +112,7 @@ class Attachments:
                 result=None
                 if result is None
                 else Result.from_json(result, default_version=network.cni_version),
+                begun=None if begun is None else int(begun),
             )
         except (CniError, KeyError, TypeError, ValueError) as error:
             raise DamagedRecord(f"{path}: {error}") from None

@@ -59,6 +59,13 @@ class _Step:
     input: dict[str, Any]
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far an ADD has come: for how many of the network's plugins it was begun."""
+
+    begun: int = 0
+
+
 class PluginRunner:
     """Runs plugins for one server. `bin_dirs` are searched in order; `own_dir` is for executables of ours, made here;
     `scope` is a word that is this server's alone.
@@ -105,7 +112,7 @@ class PluginRunner:
         kinds |= {str(ipam["type"]) for ipam in ipams if isinstance(ipam, dict) and ipam.get("type")}
         return all(map(self.runs_ours, kinds))
 
-    async def add(self, attachment: Attachment) -> Result:
+    async def add(self, attachment: Attachment, progress: Progress) -> Result:
         """Loopback and ADD of every plugin. Raises PeerError, ResourceExhausted, DeadlineExceeded."""
         call = self._call("ADD", attachment, attachment.netns_path)
         steps = self._steps(attachment, None)
@@ -113,26 +120,46 @@ class PluginRunner:
         loopback = True
         for ours, group in _groups(steps):
             if ours or loopback:
+                if ours:
+                    self._require(group)
+                    progress.begun += len(group)
                 result = (
                     await self._ours(call, group if ours else [], result, attachment.network, loopback)
                     or result
                 )
                 loopback = False
             for step in () if ours else group:
+                progress.begun += 1
                 result = await self._add_foreign(call, step, result, attachment.network)
         if result is None:
             raise PeerError(f"the plugins of network {attachment.network.name} gave no result")
         return result
 
     async def delete(self, attachment: Attachment, netns_path: str) -> None:
-        """DEL of every plugin in reverse, each with the whole chain's result; the first refusal ends it."""
+        """DEL in reverse of every plugin that ADD was begun for, each with the whole chain's result; the first refusal ends it."""
         call = self._call("DEL", attachment, netns_path)
-        steps = [_in_background(step) for step in reversed(self._steps(attachment, _for_delete(attachment)))]
-        for ours, group in _groups(steps):
+        for ours, group in _groups(self._delete_steps(attachment)):
             if ours:
                 await self._ours(call, group, None, attachment.network, loopback=False)
             for step in () if ours else group:
                 await self._run_foreign(call, step)
+
+    async def delete_what_can_be(self, attachment: Attachment, netns_path: str) -> list[Error]:
+        """As `delete`, but a plugin that refuses, or is not there any more, does not keep the others; what they refused with."""
+        call, refused = self._call("DEL", attachment, netns_path), list[Error]()
+        for step in self._delete_steps(attachment):
+            try:
+                if step.program:
+                    await self._run_foreign(call, step)
+                else:
+                    await self._ours(call, [step], None, attachment.network, loopback=False)
+            except Error as error:
+                refused.append(error)
+        return refused
+
+    def _delete_steps(self, attachment: Attachment) -> list[_Step]:
+        begun = self._steps(attachment, _for_delete(attachment))[: attachment.begun]
+        return [_in_background(step) for step in reversed(begun)]
 
     async def check(self, attachment: Attachment) -> None:
         """CHECK of every plugin, where the configuration wants it. Raises PeerError for the first damage."""
@@ -236,9 +263,7 @@ class PluginRunner:
         timeout_s: float | None = None,
     ) -> Result | None:
         """Run consecutive plugins of ours in one request; the last result of an ADD."""
-        unknown = [step.kind for step in steps if step.kind not in MODULES]
-        if unknown:
-            raise PeerError(f"there is no CNI plugin {unknown[0]!r} in {self.folders}")
+        self._require(steps)
         asked = Chain(
             environment=_environment(call),
             inputs=[step.input for step in steps],
@@ -249,6 +274,12 @@ class PluginRunner:
         with span(f"plugin {names}"):
             answer = await self._ask(asked, call.command, self._timeout_s if timeout_s is None else timeout_s)
         return None if answer.result is None else _judge(answer.result, names, network)
+
+    def _require(self, steps: list[_Step]) -> None:
+        """Raises PeerError unless `steps`, which have no program, are plugins of ours."""
+        unknown = [step.kind for step in steps if step.kind not in MODULES]
+        if unknown:
+            raise PeerError(f"there is no CNI plugin {unknown[0]!r} in {self.folders}")
 
     async def _ask(self, asked: Chain | Restore, command: str, timeout_s: float) -> Answer:
         """A worker's answer; raises what it refuses with."""

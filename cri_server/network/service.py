@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 from cni_plugins.protocol.call import check_identifier
@@ -25,7 +26,7 @@ from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import capability_arguments, cni_arguments, node_capabilities
-from cri_server.network.chain import IFNAME, PluginRunner
+from cri_server.network.chain import IFNAME, PluginRunner, Progress
 from cri_server.network.configuration import Configuration, Found
 from cri_server.network.leases import Usage, usage
 from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readiness
@@ -34,6 +35,7 @@ from cri_server.network.names import remove as remove_name
 from cri_server.network.pod_ranges import PodRanges
 from cri_server.store.disk import worded
 from cri_server.together import together
+from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
 
 log = logging.getLogger(__name__)
@@ -146,8 +148,9 @@ class Network:
             if self._attachments.has(pod.sandbox_id):
                 raise AlreadyExists(f"sandbox {pod.sandbox_id} is attached to the network already")
             self._names.make(pod.sandbox_id, pod.netns_path)
+            progress = Progress()
             try:
-                result = await self._add(attachment)
+                result = await self._add(attachment, progress)
                 answer = _result(attachment.with_result(result))
                 writing = asyncio.create_task(self._remember(attachment.with_result(result)))
                 if settled:
@@ -155,7 +158,7 @@ class Network:
                 else:
                     self._writing[pod.sandbox_id] = writing
             except BaseException as error:
-                await _unless_cancelled(self._roll_back(attachment, error))
+                await _unless_cancelled(self._roll_back(replace(attachment, begun=progress.begun), error))
                 raise
             return answer
 
@@ -184,6 +187,38 @@ class Network:
                 return
             await self._plugins.delete(attachment, _namespace_of(attachment, netns_path))
             await asyncio.to_thread(self._forget, attachment)
+
+    async def release(self, sandbox_id: str, netns_path: str | None = None) -> list[str]:
+        """As `detach`, but nothing keeps the attachment: what plugins refused is returned, a line each.
+
+        For a pod that could not be removed else: a plugin that is not there any more, or a record that is damaged. What such a
+        plugin keeps, an address for example, stays with it until its GC.
+        """
+        _check_id(sandbox_id)
+        async with self._turns.of(sandbox_id):
+            with contextlib.suppress(Error):
+                await self.settle(sandbox_id)
+            try:
+                attachment = await self._recalled(sandbox_id)
+            except DamagedRecord as error:
+                remove_name(self._names.path_of(sandbox_id))
+                self._attachments.forget(sandbox_id)
+                return [error.message]
+            if attachment is None:
+                remove_name(self._names.path_of(sandbox_id))
+                return []
+            namespace = _namespace_of(attachment, netns_path)
+            refused = await self._plugins.delete_what_can_be(attachment, namespace)
+            await asyncio.to_thread(self._forget, attachment)
+            self._must_collect = True
+        lines = [error.message for error in refused]
+        for line in lines:
+            log.warning("network of sandbox %s is given up: %s", sandbox_id, line)
+        return lines
+
+    def remembers(self, sandbox_id: str) -> bool:
+        """Whether an attachment is recorded, be its record damaged: `detach` has something to do."""
+        return self._attachments.has(sandbox_id)
 
     async def _recalled(self, sandbox_id: str) -> Attachment | None:
         found = self._attachments.at_hand(sandbox_id)
@@ -279,15 +314,16 @@ class Network:
             capabilities=capability_arguments(pod, self._pod_ranges.subnets),
         )
 
-    async def _add(self, attachment: Attachment) -> Result:
+    async def _add(self, attachment: Attachment, progress: Progress) -> Result:
         """Remember the attachment, then ADD; both at once where only plugins of ours run, see `Attachments`.
 
         What those leave when the server is killed before the record is there, the GC at the next start collects.
         """
         if not self._plugins.runs_only_ours(attachment.network):
             await self._remember(attachment)
-            return await self._plugins.add(attachment)
-        remembering, adding = self._remember(attachment, durable=False), self._plugins.add(attachment)
+            return await self._plugins.add(attachment, progress)
+        remembering = self._remember(attachment, durable=False)
+        adding = self._plugins.add(attachment, progress)
         _, result = await together(remembering, adding)
         return cast(Result, result)
 
@@ -307,12 +343,15 @@ class Network:
             raise worded(error, "write", "the network's record") from None
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
+        """DEL of what was ADDed. Where that fails the attachment stays, with how far ADD had come, for `detach`."""
         try:
             await self._plugins.delete(attachment, attachment.netns_path)
             await asyncio.to_thread(self._forget, attachment)
         except (Error, OSError) as second:
             self._must_collect = True
             error.add_note(f"the roll-back failed too: {second}")
+            with contextlib.suppress(Error):  # then the first record is there
+                await self._remember(attachment)
 
     async def _collect(self) -> list[str]:
         """GC for every network that pods are or would be attached to, while no plugin runs."""

@@ -12,6 +12,7 @@ from cri_server import debug
 from cri_server.containers import pause
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
+from cri_server.sandboxes import stop
 from cri_server.services import Services
 from cri_server.status.paused import is_paused
 from cri_server.timeline.choose import choose
@@ -65,6 +66,10 @@ class Admin:
             if choose([entry], asked.pod):
                 yield entry
 
+    async def release_network(self, asked: private.ReleaseNetwork) -> private.Refusals:
+        """Raises NotFound, WrongState."""
+        return private.Refusals(await stop.release_network(self._services, asked.id))
+
     async def collect_garbage(self, asked: private.CollectGarbage) -> private.Items:
         from cri_server import garbage  # which is seldom asked for
 
@@ -102,6 +107,7 @@ class Admin:
             (private.PausedContainers, self.paused_containers, private.encode_record),
             (private.Timeline, self.timeline, private.encode_record),
             (private.FollowTimeline, self.follow_timeline, private.encode),
+            (private.ReleaseNetwork, self.release_network, private.encode_record),
             (private.CollectGarbage, self.collect_garbage, private.encode_record),
             (private.DebugStacks, self.debug_stacks, private.encode_record),
             (private.DebugProfile, self.debug_profile, private.encode_record),

@@ -212,6 +212,19 @@ class FollowTimeline(Request):
     after_ns: int = 0
 
 
+class ReleaseNetwork(Request):
+    """Give up the network of a stopped pod whose plugins refuse to detach it. Answered with `Refusals`."""
+
+    call = "ReleaseNetwork"
+    id: str
+
+
+class Refusals(Record):
+    """What plugins refused with, a line each."""
+
+    lines: Sequence[str]
+
+
 class CollectGarbage(Request):
     """`dry_run`: only tell; `images`: also those that nobody uses. Answered with an `Items`."""
 

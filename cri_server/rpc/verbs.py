@@ -198,6 +198,12 @@ def _pod(services: Services, request: Any) -> Described:
     return of_sandbox(sandbox), True
 
 
+def _released(services: Services, request: Any) -> Described:
+    """Of the private call that gives up a pod's network."""
+    sandbox = services.index.sandboxes.find(request.id)
+    return ({"pod_id": request.id[:64]}, False) if sandbox is None else (of_sandbox(sandbox), True)
+
+
 def _stop_pod(services: Services, request: Any) -> Described:
     sandbox = services.index.sandboxes.find(request.pod_sandbox_id)
     idle = sandbox is None or (sandbox.phase == "stopped" and sandbox.network != "attached")
@@ -277,6 +283,7 @@ DESCRIBE: dict[str, Describe] = {
     "UpdateRuntimeConfig": _ranges,
     private.PauseContainer.call: _named,
     private.UnpauseContainer.call: _named,
+    private.ReleaseNetwork.call: _released,
     private.LoadImage.call: _archive,
     private.CollectGarbage.call: _garbage,
 }

@@ -383,6 +383,8 @@ async def leave_for_removal(work: Work) -> None:
     """The roll-back did not succeed: show the sandbox as not ready, so that the caller can stop and remove it."""
     sandbox = work.sandbox
     sandbox.phase = "stopped"
+    if work.services.network.remembers(sandbox.id):
+        sandbox.network = "attached"  # DEL is still to be done
     work.services.index.sandboxes.add(sandbox)
     try:
         await disk.save_sandbox(work.services.paths, sandbox)

@@ -18,9 +18,25 @@ from cri_server.status import sandbox as status
 from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Sandbox
-from pyrunc.errors import Error, PeerError
+from pyrunc.errors import Error, PeerError, WrongState
 
 log = logging.getLogger(__name__)
+
+
+async def release_network(services: Services, reference: str) -> list[str]:
+    """Give up the network of a pod that StopPodSandbox could not detach; what its plugins refused, a line each.
+
+    Raises NotFound, WrongState while the pod runs.
+    """
+    sandbox = services.index.sandboxes.get(reference)
+    if sandbox.holder_alive:
+        raise WrongState(f"sandbox {sandbox.id} runs: stop it first")
+    if sandbox.host_network:
+        return []
+    refused = await services.network.release(sandbox.id, sandbox.netns_path or None)
+    if sandbox.network == "attached":
+        sandbox.network = "released"
+    return refused
 
 
 @dataclass(slots=True)

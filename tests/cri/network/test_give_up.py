@@ -1,0 +1,69 @@
+"""An ADD that fails half-way, a DEL that cannot succeed: what is asked again, what is given up, and what stays of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyrunc.atomic_file import DamagedRecord
+from pyrunc.errors import PeerError
+from tests.cri.network.conftest import ADD_ONLY, RESULT, Node, clean, until
+
+HAND_ON = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
+
+
+async def test_only_what_add_was_begun_for_is_deleted(node: Node) -> None:
+    """Plugins behind the one that failed have never heard of the pod, also when the roll-back has to be repeated."""
+    note = 'echo "$CNI_COMMAND $(basename $0)" >>$LOG'
+    node.plugin("first", f"{note}; {ADD_ONLY}; echo '{RESULT}'")
+    node.plugin("later", f"{note}; exit 1")
+    node.plugin("fails", f"{note}; exit 1")
+    node.configure({"type": "first"}, {"type": "fails"}, {"type": "later"})
+    pod = node.host.pod()
+    with pytest.raises(PeerError, match="CNI plugin fails ended ADD") as failed:
+        await node.attach(pod)
+    assert "the roll-back failed too: CNI plugin fails ended DEL" in failed.value.__notes__[0]
+    node.restart()
+    node.plugin("fails", note)
+    await node.network.detach(pod.id)
+    called = node.log().splitlines()
+    assert called[:3] == ["ADD first", "ADD fails", "DEL fails"] and called[3:] == ["DEL fails", "DEL first"]
+    assert clean(node)
+
+
+async def test_a_network_that_cannot_be_detached_is_given_up_with_what_was_refused(node: Node) -> None:
+    """Each plugin is asked, whatever the others say: one is not there any more, one refuses, ours gives everything back."""
+    node.plugin("leaves", f"{ADD_ONLY}; {HAND_ON}")
+    node.plugin("refuses", f"[ $CNI_COMMAND = ADD ] || exit 3; {HAND_ON}")
+    node.configure(node.bridge(), {"type": "leaves"}, {"type": "refuses"})
+    pod = node.host.pod()
+    await node.attach(pod)
+    (node.folder / "bin/leaves").unlink()
+    node.restart()
+    node.configure(node.bridge())  # the file is mended, but DEL is that of the ADD
+    for _ in range(2):
+        with pytest.raises(PeerError, match="refuses"):
+            await node.network.detach(pod.id)
+    assert node.network.remembers(pod.id) and not clean(node)
+    refused = await node.network.release(pod.id)
+    assert [line.partition(":")[0] for line in refused] == [
+        "CNI plugin refuses ended DEL with 3",
+        f"there is no CNI plugin 'leaves' in {node.folder}/bin",
+    ]
+    pod.close()
+    await until(lambda: clean(node))
+    assert await node.network.release(pod.id) == []
+
+
+async def test_a_pod_whose_record_is_damaged_can_be_given_up(node: Node) -> None:
+    node.configure(node.bridge())
+    pod = node.host.pod()
+    await node.attach(pod)
+    node.restart()
+    (node.folder / "state" / f"{pod.id}.json").write_text("{")
+    with pytest.raises(DamagedRecord):
+        await node.network.detach(pod.id)
+    (refused,) = await node.network.release(pod.id)
+    assert f"{pod.id}.json" in refused and not node.remembered() and not node.names()
+    assert await node.network.reconcile([]) == []  # GC gives back what our plugins have
+    pod.close()
+    await until(lambda: clean(node))

@@ -1,0 +1,142 @@
+"""A pod whose network add-on has gone: nothing half-made stays, and what cannot be detached any more can be removed by force."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cri.client_verbs import cli
+from tests.cri.server_harness import IMAGE, Server
+from tests.cri.test_recovery import nothing_left
+
+MANIFEST = f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: web}}
+spec: {{containers: [{{name: c, image: '{IMAGE}', imagePullPolicy: Never, command: [sleep, '1000']}}]}}
+"""
+PLUGIN = """#!/bin/sh
+[ $CNI_COMMAND = ADD ] || exit 0
+echo '{"cniVersion": "1.0.0", "ips": [{"address": "10.9.9.9/24"}]}'
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(network=False) as made:
+        (made.folder / "bin").mkdir()
+        made.load_image()
+        (tmp_path / "pod.yaml").write_text(MANIFEST)
+        yield made
+
+
+def configure(server: Server, *kinds: str) -> None:
+    conflist = {"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": kind} for kind in kinds]}
+    (server.folder / "net.d/10-net.conflist").write_text(json.dumps(conflist))
+
+
+def install(server: Server, kind: str, script: str = PLUGIN) -> Path:
+    plugin = server.folder / "bin" / kind
+    plugin.write_text(script)
+    plugin.chmod(0o755)
+    return plugin
+
+
+def run(server: Server, tmp_path: Path, code: int = 0) -> str:
+    done = cli(server, "run", "--folder", str(tmp_path / "pods"), str(tmp_path / "pod.yaml"), code=code)
+    return done.stderr.decode()
+
+
+def gc(server: Server, *words: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(cli(server, "gc", "--json", *words).stdout)
+    return found
+
+
+def test_a_plugin_that_is_not_there_leaves_no_pod(server: Server, tmp_path: Path) -> None:
+    configure(server, "nowhere")
+    refused = run(server, tmp_path, code=1)
+    path = f"{server.folder}/net.d/10-net.conflist"
+    assert (
+        f"the network is not ready: {path}: there is no CNI plugin 'nowhere' in {server.folder}/bin"
+        in refused
+    )
+    assert not server.pods() and not [i for i in gc(server) if i["kind"] in ("pod", "address")]
+    nothing_left(server)
+    configure(server, "add-on")
+    install(server, "add-on")
+    run(server, tmp_path)
+    cli(server, "rm", "--force", "web")
+    nothing_left(server)
+
+
+def test_a_plugin_that_has_gone_keeps_its_pod_until_it_is_forced(server: Server, tmp_path: Path) -> None:
+    configure(server, "add-on")
+    plugin = install(server, "add-on")
+    run(server, tmp_path)
+    (pod,) = [p.id for p in server.pods()]
+    plugin.unlink()
+    configure(server, "loopback")  # another add-on: it knows nothing of the pods of the one before
+    gone = f"there is no CNI plugin 'add-on' in {server.folder}/bin"
+    assert gone in cli(server, "stop", "-t", "0", "web", code=1).stderr.decode()
+    (kept,) = [i for i in gc(server) if i["kind"] == "pod"]
+    assert kept["action"] == "keep" and "rm --force` gives the network up" in kept["why"]
+    assert not [i for i in gc(server) if i["kind"] == "address"], (
+        "the pod is there, and its address is its own"
+    )
+    done = cli(server, "rm", "--force", "--folder", str(tmp_path / "pods"), "web")
+    assert done.stdout == b"web\n"
+    assert f"pyrunc-cri: warning: the pod's network is given up: {gone}" in done.stderr.decode()
+    assert re.search(rf"network of sandbox {pod} is given up: {re.escape(gone)}", server.log.read_text())
+    nothing_left(server)
+
+
+def test_a_roll_back_that_fails_shows_the_pod_and_force_removes_it(server: Server, tmp_path: Path) -> None:
+    configure(server, "broken")
+    install(server, "broken", "#!/bin/sh\necho no >&2\nexit 7\n")
+    assert "CNI plugin broken ended ADD with 7: no" in run(server, tmp_path, code=1)
+    (pod,) = server.pods()
+    assert [i["action"] for i in gc(server) if i["kind"] == "address"] == []
+    assert "ended DEL with 7" in cli(server, "rm", pod.id, code=1).stderr.decode()
+    server.restart()
+    assert "ended DEL with 7" in cli(server, "rm", "--force", pod.id).stderr.decode()
+    nothing_left(server)
+
+
+def test_the_network_of_a_pod_that_runs_is_not_given_up(server: Server, tmp_path: Path) -> None:
+    configure(server, "add-on")
+    install(server, "add-on")
+    run(server, tmp_path)
+    container = server.containers()[0].id
+    from cri_server.cli.client import Client, ServerError
+    from cri_server.rpc import private
+
+    with Client(f"unix://{server.socket}") as client, pytest.raises(ServerError, match="stop it first"):
+        client.admin(private.ReleaseNetwork(server.pods()[0].id), private.Refusals)
+    assert server.output(container, "echo", "here") == "here\n"
+    cli(server, "rm", "--force", "web")
+
+
+def test_gc_knows_the_folders_of_run(server: Server) -> None:
+    """The default of `run --folder` lies in the state directory: it is neither unknown nor rubbish."""
+    configure(server, "add-on")
+    install(server, "add-on")
+    folder = server.state / "pods"
+    manifest = server.folder / "pod.yaml"
+    manifest.write_text(MANIFEST)
+    cli(server, "run", "--folder", str(folder), str(manifest))
+    (folder / "default_other_1").mkdir()
+    (folder / "default_other_1/pod").write_text("0" * 64)
+    (folder / "default_killed_1").mkdir()
+    found = {Path(i["name"]).name.rsplit("_", 1)[0]: i for i in gc(server) if str(folder) in i["name"]}
+    assert {i["action"] for i in found.values()} == {"keep"} and {i["kind"] for i in found.values()} == {
+        "pod's files"
+    }
+    assert "of pod default/web" in found["default_web"]["why"]
+    assert "does not know" in found["default_other"]["why"] and "was killed" in found["default_killed"]["why"]
+    assert not [i for i in gc(server) if i["kind"] == "unknown"]
+    cli(server, "rm", "--force", "--folder", str(folder), "web")
+    assert sorted(p.name for p in folder.iterdir()) == ["default_killed_1", "default_other_1"]
