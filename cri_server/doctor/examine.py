@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from cri_server.doctor import cgroups, file_systems, kernel, kubelet, leftovers, limits, network
+from cri_server.doctor import cgroups, file_systems, kernel, kubelet, leftovers, limits, network, registries
 from cri_server.doctor.model import Check, Finding, Host, Level
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ PASSIVE: tuple[Check, ...] = (
 )  # fmt: skip
 # Those that try something out, start a program, or look for what only a server that runs can tell.
 ACTIVE: tuple[Check, ...] = (
-    limits.privilege, file_systems.overlay, file_systems.images, network.firewall, leftovers.server, leftovers.pods, leftovers.mounts,
+    limits.privilege, file_systems.overlay, file_systems.images, network.firewall, registries.registries, leftovers.server, leftovers.pods, leftovers.mounts,
     leftovers.names, leftovers.groups, leftovers.records,
 )  # fmt: skip
 

@@ -32,6 +32,7 @@ _TEXTS = {
     "netns-dir": ("The folder of the names of network namespaces", "Add-ons mount [network] netns_dir into their pods with HostToContainer, which needs a shared mount."),
     "nft": ("The program nft", "The plugins bridge and portmap write their table with it."),
     "overlay-on-root": ("An overlay on the root directory", "Tried for real: whiteouts, opaque folders, d_type. Another overlay, NFS, FAT cannot."),
+    "registries": ("Files of hosts.toml", "Those below [registry] config_path are read with their certificates, as a pull reads them. One that is wrong concerns the images of its registry only."),
     "root": ("Who looked", "Some checks are root's."),
     "root-ext4": ("ext4 and inodes that were just deleted", "Its allocator goes around them for minutes, which costs CPU where pods come and go."),
     "root-noexec": ("noexec on the root directory", "Plugins of others execute ours from <root>/network/bin."),

@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -155,8 +156,10 @@ class Session:
             forbidden = _cause(error, Forbidden)
             if isinstance(forbidden, Forbidden):
                 raise forbidden from None
+            proxy = host.proxy or proxy_for(url)
+            through = f" through the proxy {proxy.url}" if proxy else ""
             raise Unavailable(
-                f"{netloc}: {worded(error, urlsplit(url).hostname or '')}",
+                f"{netloc}{through}: {worded(error, urlsplit(url).hostname or '')}",
                 refused=isinstance(error, NewConnectionError | NameResolutionError),
             ) from None
         self._touch()
@@ -179,7 +182,7 @@ class Session:
 
     def _pool(self, host: Host, url: str, foreign: bool) -> urllib3.PoolManager:
         """Connections to a configured host with its TLS settings; anything else with the system's."""
-        parts, proxy = urlsplit(url), proxy_for(url)
+        parts, proxy = urlsplit(url), host.proxy or proxy_for(url)
         ours = parts.netloc == host.netloc
         # The system's authorities take 20 ms to read, for which a plain connection does not wait.
         secure = parts.scheme == "https" or (proxy is not None and proxy.url.startswith("https:"))
@@ -199,25 +202,28 @@ class Session:
             options["ssl_context"] = tls_context(host)
         if host is not None and host.skip_verify:
             options |= {"cert_reqs": "CERT_NONE", "assert_hostname": False}
+        socks = proxy if proxy and proxy.is_socks else None
         manager = (
             urllib3.ProxyManager(proxy.url, proxy_headers=proxy.headers, **options)
-            if proxy
+            if proxy and not socks
             else urllib3.PoolManager(**options)
         )
-        manager.pool_classes_by_scheme = self._pool_classes(None if proxy else sent_by)
+        manager.pool_classes_by_scheme = self._pool_classes(None if proxy else sent_by, socks)
         return manager
 
-    def _pool_classes(self, sent_by: Host | None) -> dict[str, Any]:
-        """urllib3's pools with connections that this session knows and checks."""
+    def _pool_classes(self, sent_by: Host | None, socks: Proxy | None) -> dict[str, Any]:
+        """urllib3's pools with connections that this session knows and checks. `socks`: they go through it."""
         session = self
 
         class Http(HTTPConnection):
             def _new_conn(self) -> socket.socket:
-                return session._opened(super()._new_conn(), sent_by)
+                sock = _through_socks(self, socks) if socks else super()._new_conn()
+                return session._opened(sock, sent_by)
 
         class Https(HTTPSConnection):
             def _new_conn(self) -> socket.socket:
-                return session._opened(super()._new_conn(), sent_by)
+                sock = _through_socks(self, socks) if socks else super()._new_conn()
+                return session._opened(sock, sent_by)
 
             def connect(self) -> None:
                 super().connect()
@@ -254,21 +260,50 @@ def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
 
 
 def tls_context(host: Host | None) -> ssl.SSLContext:
-    """The system's authorities and what hosts.toml adds. Raises InvalidSpec for files that cannot be used."""
+    """The system's authorities and what hosts.toml adds. Raises InvalidSpec naming a file that cannot be used."""
     context = ssl.create_default_context()
     if host is None:
         return context
-    try:
-        for path in host.ca:
-            context.load_verify_locations(path)
-        for certificate, key in host.client:
-            context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidSpec(f"hosts.toml of {host.netloc}", f"a certificate cannot be used: {error}") from None
+    for path in host.ca:
+        _load(host, path, partial(context.load_verify_locations, path))
+    for certificate, key in host.client:
+        if key is not None:
+            _load(host, key, partial(_check_readable, key))
+        names = f"{certificate} and {key}" if key else certificate
+        _load(host, names, partial(context.load_cert_chain, certificate, key))
     if host.skip_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _check_readable(path: str) -> None:
+    with open(path, "rb"):
+        pass
+
+
+def _load(host: Host, name: str, load: Callable[[], object]) -> None:
+    try:
+        load()
+    except (OSError, ssl.SSLError) as error:  # OpenSSL names no file
+        reason = getattr(error, "reason", None) or error.strerror or str(error)
+        raise InvalidSpec(f"{host.source} of {host.netloc}", f"{name} cannot be used: {reason}") from None
+
+
+def _through_socks(connection: HTTPConnection, proxy: Proxy) -> socket.socket:
+    """A connection that a SOCKS 5 proxy made, which also resolves the name."""
+    from python_socks import ProxyError, ProxyType
+    from python_socks.sync import Proxy as Socks
+
+    parts = urlsplit(proxy.url)
+    username, password = proxy.login or (None, None)
+    socks = Socks(ProxyType.SOCKS5, str(parts.hostname), parts.port or 1080, username, password, rdns=True)
+    host = connection.host.strip("[]")
+    try:
+        return socks.connect(host, connection.port, timeout=connection.timeout)
+    except (ProxyError, OSError) as error:
+        text = f"the proxy {proxy.url} does not connect to {host}:{connection.port}: {error}"
+        raise NewConnectionError(connection, text) from error
 
 
 def _is_local(address: str) -> bool:

@@ -7,26 +7,34 @@ file may hold docker's `*.crt` (authorities) and `*.cert` with `*.key` (client c
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
 from cri_server import typed
 from cri_server.images.model import Auth
 from cri_server.images.reference import DOCKER, is_loopback, normal_registry, split_port
+from cri_server.images.rewrite import Rewrite
 from pyrunc.errors import InvalidSpec
 
+if TYPE_CHECKING:
+    from cri_server.images.proxy import Proxy
+
+log = logging.getLogger(__name__)
+AnyTable = TypeVar("AnyTable", bound="_Table")
 RESOLVE, PULL = "resolve", "pull"
 DIAL_TIMEOUT_S = 30.0
 DEFAULT_FOLDER = "_default"
 SIZE_LIMIT_BYTES, LINE_LIMIT_BYTES = 64 << 10, 1024
 _FOLDER_PORT = re.compile(r"_([0-9]+)_\Z")
+_logged: set[str] = set()  # warnings, each of which is logged once
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -37,7 +45,7 @@ class Host:
     `upstream`: the registry itself, which pull secrets are for. `trusted`: a mirror that the registry's own file names, which gets
     them, too (of the registry itself: that its own file names it). `auth`: what the administrator wants to log in with there.
     `rewrites`: regular expressions for the repository and what takes their place. `headers` may hold secrets, which the repr does
-    not show.
+    not show. `proxy`: in place of those that the environment names.
     """
 
     url: str
@@ -51,14 +59,16 @@ class Host:
     dial_timeout_s: float = DIAL_TIMEOUT_S
     trusted: bool = False
     auth: Auth | None = field(default=None, hash=False)
-    rewrites: tuple[tuple[re.Pattern[str], str], ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+    proxy: Proxy | None = None
     source: str = ""
 
     def repository(self, path: str) -> str:
         """What the host calls the repository `path`: the first rewrite that matches it counts."""
-        for pattern, replacement in self.rewrites:
-            if pattern.search(path):
-                return pattern.sub(replacement, path)
+        for rewrite in self.rewrites:
+            rewritten = rewrite.apply(path)
+            if rewritten is not None:
+                return rewritten
         return path
 
     @property
@@ -71,7 +81,7 @@ class Host:
         return capability in self.capabilities
 
 
-class _Auth(msgspec.Struct, forbid_unknown_fields=True):
+class _Auth(msgspec.Struct):
     username: str = ""
     password: str = ""
     auth: str = ""
@@ -79,7 +89,7 @@ class _Auth(msgspec.Struct, forbid_unknown_fields=True):
     registrytoken: str = ""
 
 
-class _Table(msgspec.Struct, forbid_unknown_fields=True):
+class _Table(msgspec.Struct):
     """What a host has; the top of the file has the same for the server."""
 
     capabilities: list[str] | None = None
@@ -89,14 +99,22 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     override_path: bool = False
     header: dict[str, str | list[str]] | None = None
     dial_timeout: str | None = None
+    proxy: str = ""
     auth: _Auth | None = None
     rewrite: dict[str, str] | None = None
     pull_secrets: bool = True
 
 
-class _File(_Table):
+class _Server(_Table):
     server: str = ""
-    host: dict[str, _Table] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostsFile:
+    """A hosts.toml that was read. `warnings`: what was ignored in it, each with its key."""
+
+    hosts: list[Host]
+    warnings: list[str]
 
 
 def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
@@ -136,6 +154,11 @@ def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
     return next(filter(Path.is_dir, defaults), None)
 
 
+def registry_of(folder: str) -> str:
+    """The registry, in its normal form, that a folder of `certs.d` is for."""
+    return normal_registry(_FOLDER_PORT.sub(r":\1", folder))
+
+
 def _spellings(normal: str, certs_dir: Path) -> Iterator[tuple[int, str]]:
     """The folders for a registry, each with its place in the order."""
     host, port = split_port(normal)
@@ -147,24 +170,62 @@ def _spellings(normal: str, certs_dir: Path) -> Iterator[tuple[int, str]]:
     for name in names:
         if name in preferred:
             yield preferred.index(name), name
-        elif normal_registry(_FOLDER_PORT.sub(r":\1", name)) == normal:
+        elif registry_of(name) == normal:
             yield len(preferred), name
 
 
 def _read(path: Path, domain: str, *, own: bool) -> list[Host]:
-    """`own`: the file is the registry's, not the one for all that have none."""
+    file = read_file(path, domain, own=own)
+    for warning in file.warnings:
+        if (text := f"{path}: {warning}") not in _logged:
+            _logged.add(text)
+            log.warning("%s", text)
+    return file.hosts
+
+
+def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
+    """Read a hosts.toml. `own`: it is the registry's, not the one for all that have none.
+
+    Unknown keys are ignored with a warning, because the files of other programs and of later versions of
+    containerd have more of them. Raises InvalidSpec naming the file and the key.
+    """
     try:
-        file = typed.convert(tomllib.loads(_text(path)), _File)
-    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        content = tomllib.loads(_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidSpec(str(path), str(error)) from None
+    tables = content.pop("host", {})
+    if not isinstance(tables, dict):
+        raise InvalidSpec(f"{path}:host", "not tables such as [host.'https://mirror.example']")
+    warnings: list[str] = []
     hosts = []
-    for url, table in (file.host or {}).items():
-        hosts.append(_host(path, f"host.{url!r}", url, table, trusted=own and table.pull_secrets))
-    server = _host(path, "server", file.server or default_url(domain), file, upstream=True, trusted=own)
+    for url, fields in tables.items():
+        key = f"host.{url!r}"
+        table = _table(path, key, fields, _Table, warnings)
+        hosts.append(_host(path, key, url, table, warnings, trusted=own and table.pull_secrets))
+    top = _table(path, "", content, _Server, warnings)
+    url = top.server or default_url(domain)
+    server = _host(path, "server", url, top, warnings, upstream=True, trusted=own)
     for number, host in enumerate(hosts):  # a table for the server itself says how to talk to it
         if host.url == server.url and host.prefix == server.prefix:
-            return [*hosts[:number], *hosts[number + 1 :], replace(host, upstream=True, trusted=own)]
-    return [*hosts, server]
+            rest = [*hosts[:number], *hosts[number + 1 :]]
+            return HostsFile([*rest, replace(host, upstream=True, trusted=own)], warnings)
+    return HostsFile([*hosts, server], warnings)
+
+
+def _table(path: Path, key: str, fields: Any, kind: type[AnyTable], warnings: list[str]) -> AnyTable:
+    """A table of the file, without the keys that are not known. Raises InvalidSpec naming the table."""
+    place = f"{path}:{key}" if key else str(path)
+    if not isinstance(fields, dict):
+        raise InvalidSpec(place, "not a table")
+    auth = fields.get("auth")
+    unknown = [name for name in fields if name not in kind.__struct_fields__]
+    if isinstance(auth, dict):
+        unknown += [f"auth.{name}" for name in auth if name not in _Auth.__struct_fields__]
+    warnings += [f"{key}.{name} is unknown and ignored".removeprefix(".") for name in unknown]
+    try:
+        return typed.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidSpec(place, str(error)) from None
 
 
 def _text(path: Path) -> str:
@@ -180,22 +241,26 @@ def _text(path: Path) -> str:
 
 
 def _host(
-    path: Path, key: str, url: str, table: _Table, *, upstream: bool = False, trusted: bool = False
+    path: Path,
+    key: str,
+    url: str,
+    table: _Table,
+    warnings: list[str],
+    *,
+    upstream: bool = False,
+    trusted: bool = False,
 ) -> Host:
-    text = url if "://" in url else f"https://{url}"
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-        raise InvalidSpec(f"{path}:{key}", "not an http or https URL")
-    prefix = parts.path.rstrip("/")
+    parts = _split(path, key, url)
+    prefix = re.sub("/{2,}", "/", parts.path).rstrip("/")
     if not table.override_path and not prefix.endswith("/v2"):
         prefix += "/v2"
-    unknown = set(table.capabilities or ()) - {RESOLVE, PULL, "push", "referrers"}
-    if unknown:
-        raise InvalidSpec(f"{path}:{key}.capabilities", f"{sorted(unknown)} is unknown")
+    netloc = parts.netloc
+    if not parts.port and parts.hostname == DOCKER:  # docker.io is a web site; containerd's documents name it
+        netloc = "registry-1.docker.io"
     return Host(
-        url=f"{parts.scheme}://{parts.netloc}",
+        url=f"{parts.scheme}://{netloc}",
         prefix=prefix,
-        capabilities=frozenset(table.capabilities if table.capabilities is not None else (RESOLVE, PULL)),
+        capabilities=_capabilities(path, key, table.capabilities),
         upstream=upstream,
         skip_verify=table.skip_verify,
         ca=tuple(_file(path, name) for name in _listed(table.ca)),
@@ -204,9 +269,44 @@ def _host(
         dial_timeout_s=_duration(path, key, table.dial_timeout),
         trusted=trusted,
         auth=_auth(table.auth),
-        rewrites=_rewrites(path, key, table.rewrite or {}),
+        rewrites=_rewrites(path, key, table.rewrite or {}, warnings),
+        proxy=_proxy(path, key, table.proxy),
         source=str(path),
     )
+
+
+def _split(path: Path, key: str, url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url if "://" in url else f"https://{url}")
+        if parts.port == 0:
+            raise ValueError
+    except ValueError:
+        parts = urlsplit("")
+    is_bare = not (parts.username or parts.password or parts.query or parts.fragment)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_bare:
+        raise InvalidSpec(f"{path}:{key}", "not an http or https URL")
+    return parts
+
+
+def _capabilities(path: Path, key: str, names: list[str] | None) -> frozenset[str]:
+    """An empty list is the same as none, as in containerd."""
+    known = {RESOLVE, PULL, "push", "referrers"}
+    lower = frozenset(name.lower() for name in names or (RESOLVE, PULL))
+    if lower - known:
+        text = f"{sorted(lower - known)} is unknown; there are {', '.join(sorted(known))}"
+        raise InvalidSpec(f"{path}:{key}.capabilities", text)
+    return lower
+
+
+def _proxy(path: Path, key: str, url: str) -> Proxy | None:
+    if not url:
+        return None
+    from cri_server.images.proxy import parse
+
+    parts = urlsplit(url)
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise InvalidSpec(f"{path}:{key}.proxy", "a proxy's URL has no path")
+    return parse(f"{path}:{key}.proxy", url)
 
 
 def _auth(given: _Auth | None) -> Auth | None:
@@ -218,19 +318,18 @@ def _auth(given: _Auth | None) -> Auth | None:
     )  # fmt: skip
 
 
-def _rewrites(path: Path, key: str, table: dict[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Go writes $1 and ${1} where Python writes a backslash."""
-    found = []
+def _rewrites(path: Path, key: str, table: dict[str, str], warnings: list[str]) -> tuple[Rewrite, ...]:
+    rewrites = []
     for pattern, replacement in table.items():
-        template = re.sub(r"\$(?:\{(\d+)\}|(\d+))", r"\\g<\1\2>", replacement.replace("\\", r"\\"))
+        place = f"{key}.rewrite.{pattern!r}"
         try:
-            compiled = re.compile(pattern)
-            if any(int(group) > compiled.groups for group in re.findall(r"\\g<(\d+)>", template)):
-                raise re.error("there is no such group")
-        except re.error as error:
-            raise InvalidSpec(f"{path}:{key}.rewrite.{pattern!r}", str(error)) from None
-        found.append((compiled, template))
-    return tuple(found)
+            rewrite = Rewrite(pattern, replacement)
+        except ValueError as error:
+            raise InvalidSpec(f"{path}:{place}", str(error)) from None
+        for name in rewrite.unknown_groups():
+            warnings.append(f"{place} has no group {name!r}, which stands for nothing; ${{1}}x is $1 and x")
+        rewrites.append(rewrite)
+    return tuple(rewrites)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -245,9 +344,10 @@ def _file(path: Path, name: str) -> str:
 def _pair(path: Path, key: str, item: str | list[str]) -> tuple[str, str | None]:
     if isinstance(item, str):
         return _file(path, item), None
-    if not 1 <= len(item) <= 2:
+    if not 1 <= len(item) <= 2 or not item[0]:
         raise InvalidSpec(f"{path}:{key}.client", "not a file or a pair of certificate and key")
-    return _file(path, item[0]), _file(path, item[1]) if len(item) == 2 else None
+    certificate, *keys = item
+    return _file(path, certificate), _file(path, keys[0]) if any(keys) else None
 
 
 def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[str, list[str]]:
@@ -259,15 +359,14 @@ def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[st
 
 
 def _duration(path: Path, key: str, text: str | None) -> float:
-    """Go's way to write a time: `1m30s`, `500ms`."""
-    if text is None:
+    """Go's way to write a time: `1m30s`, `500ms`, `.5s`. Nothing and 0 are the default."""
+    if not text or text == "0":
         return DIAL_TIMEOUT_S
-    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
-    seconds = sum(float(number) * units[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or not seconds:
+    units = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    parts = re.findall(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", text)
+    if "".join(number + unit for number, unit in parts) != text:
         raise InvalidSpec(f"{path}:{key}.dial_timeout", f"{text!r} is not a time such as 30s")
-    return seconds
+    return sum(float(number) * units[unit] for number, unit in parts) or DIAL_TIMEOUT_S
 
 
 def _with_docker_files(host: Host, folder: Path) -> Host:

@@ -19,15 +19,22 @@ from cri_server.images.reference import is_loopback
 from pyrunc.errors import InvalidSpec
 
 PORTS = {"http": 80, "https": 443}
+SOCKS = ("socks5", "socks5h")  # in Go both have the proxy resolve names
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy's address without its login, which is in `headers`; the repr shows none."""
+    """A proxy's address without its login, which is in `headers` or for SOCKS in `login`; the repr shows none."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
+    login: tuple[str, str] | None = field(default=None, repr=False)
+
+    @property
+    def is_socks(self) -> bool:
+        """Whether it is a SOCKS 5 proxy (RFC 1928)."""
+        return urlsplit(self.url).scheme in SOCKS
 
 
 def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
@@ -37,24 +44,32 @@ def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | 
     value = _variable(name, environment)
     if not value or _bypasses(_variable("NO_PROXY", environment), parts):
         return None
-    return _parse(name, value)
+    return parse(name, value)
 
 
 def _variable(name: str, environment: Mapping[str, str]) -> str:
     return environment.get(name) or environment.get(name.lower()) or ""
 
 
-def _parse(name: str, value: str) -> Proxy:
+def parse(name: str, value: str) -> Proxy:
+    """The proxy that a setting names. Raises InvalidSpec naming the setting."""
     try:
         parts = urlsplit(value if "://" in value else f"http://{value}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
-    if not host or parts.scheme not in PORTS:
-        raise InvalidSpec(name, "not the address of an HTTP proxy, such as http://proxy.example:3128")
-    login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    if not host or parts.scheme not in (*PORTS, *SOCKS):
+        raise InvalidSpec(
+            name, "not the address of an HTTP or SOCKS 5 proxy, such as http://proxy.example:3128"
+        )
+    login = (unquote(parts.username or ""), unquote(parts.password or ""))
     netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
-    return Proxy(f"{parts.scheme}://{netloc}", make_headers(proxy_basic_auth=login) if login != ":" else {})
+    url = f"{parts.scheme}://{netloc}"
+    if not any(login):
+        return Proxy(url)
+    if parts.scheme in SOCKS:
+        return Proxy(url, login=login)
+    return Proxy(url, make_headers(proxy_basic_auth=":".join(login)))
 
 
 def _bypasses(no_proxy: str, parts: SplitResult) -> bool:

@@ -23,8 +23,8 @@ from cri_server.images.content import DigestMismatch, Incoming
 from cri_server.images.hosts import PULL, RESOLVE, Host
 from cri_server.images.manifest import Descriptor
 from cri_server.images.model import Auth
-from cri_server.images.reference import Reference, is_digest
-from pyrunc.errors import Error, NotFound, PeerError
+from cri_server.images.reference import Reference, is_digest, normal_registry
+from pyrunc.errors import Error, InvalidSpec, NotFound, PeerError
 
 Got = TypeVar("Got")
 
@@ -157,10 +157,12 @@ class Registry:
                 continue
             try:
                 return fetch(host)
-            except (PeerError, NotFound) as error:
+            except (PeerError, NotFound, InvalidSpec) as error:  # InvalidSpec: a certificate of this host
                 failures.append(error)
         if not failures:
             raise PeerError(f"no host of {self._reference.domain} may be asked to {capability}")
+        if isinstance(failures[-1], InvalidSpec):
+            raise failures[-1]
         message = "; ".join(dict.fromkeys(error.message for error in failures))
         last = failures[-1]
         if isinstance(last, Unavailable):
@@ -329,8 +331,9 @@ class Registry:
             response.close()
 
     def _namespace(self, host: Host) -> str:
-        """Tells a mirror which registry is meant, as containerd does."""
-        return "" if host.upstream else f"?ns={quote(self._reference.registry)}"
+        """Tells a host that is not the registry itself which registry is meant, as containerd does."""
+        registry = self._reference.registry
+        return "" if normal_registry(host.netloc) == registry else f"?ns={quote(registry)}"
 
     def _authorization(self, host: Host) -> dict[str, str]:
         with self._lock:

@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
@@ -25,6 +26,7 @@ from tests.cri.images.test_hostile import device, hardlink
 from tests.cri.images.test_unpack import make_everything, raw_tar
 from tests.cri.images.trees import names, snapshot
 from tests.support.registry import Registry, wait_for
+from tests.support.socks import SocksProxy
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -619,7 +621,8 @@ async def test_mirrors_are_asked_in_order(tmp_path: Path, registry: Registry, se
         assert await service.pull("registry.example/app:v1") == built.id
         assert empty.asked("manifests") and half.asked("manifests") and not no.asked("manifests/v1")
         assert all("ns=registry.example" in r.path for r in half.requests)
-        assert not any("ns=" in r.path for r in registry.requests) and registry.asked("/blobs/")
+        # `server` is a place other than registry.example, so that it hears the registry's name, too.
+        assert all("ns=registry.example" in r.path for r in registry.requests) and registry.asked("/blobs/")
         assert any(r.headers.get("range") for r in registry.requests), "what a mirror sent is kept"
 
 
@@ -655,9 +658,38 @@ async def test_what_hosts_toml_says_about_a_host(
 
 
 async def test_a_broken_hosts_toml_is_named(tmp_path: Path, service: ImageService) -> None:
-    hosts_toml(tmp_path, "registry.example", '[host."https://a"]\ncapabilites = ["pull"]\n')
-    with pytest.raises(Error, match=r"hosts\.toml: .*capabilites"):
+    hosts_toml(tmp_path, "registry.example", '[host."https://a"]\ncapabilities = "pull"\n')
+    with pytest.raises(Error, match=r"hosts\.toml:host\.'https://a': .*capabilities"):
         await service.pull("registry.example/app:v1")
+
+
+async def test_a_registry_of_the_default_file_hears_which_registry_is_meant(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    """`server` alone in `_default` sends everything to one place, which has to know the registry."""
+    registry.push("app:v1", make())
+    hosts_toml(tmp_path, "_default", f'server = "{registry.url}"\n')
+    await service.pull("Registry.example:443/app:v1")
+    assert {parse_qs(urlsplit(r.path).query)["ns"][0] for r in registry.requests} == {"registry.example"}
+    registry.requests.clear()
+    await service.pull(f"{registry.host}/app:v1")
+    assert registry.requests and not any("ns=" in r.path for r in registry.requests)
+
+
+async def test_a_mirror_whose_certificate_cannot_be_read_is_passed_over(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    built = make()
+    registry.push("app:v1", built)
+    mirror = '[host."https://mirror.example"]\nca = "absent.pem"\n'
+    hosts_toml(tmp_path, "registry.example", f'server = "{registry.url}"\n{mirror}')
+    assert await service.pull("registry.example/app:v1") == built.id
+    for key, name in (("ca", "absent.pem"), ("client", "absent.crt"), ("client", "empty.pem")):
+        folder = tmp_path / "certs.d" / "registry.example"
+        (folder / "empty.pem").touch()
+        hosts_toml(tmp_path, "registry.example", f'server = "https://registry.example"\n{key} = "{name}"\n')
+        with pytest.raises(Error, match=rf"hosts\.toml of registry\.example: {folder / name} cannot be used"):
+            await service.pull("registry.example/app:v1")
 
 
 # ---- logins
@@ -838,6 +870,48 @@ async def test_https(
 
 
 # ---- proxies
+
+
+async def test_a_proxy_of_hosts_toml(
+    tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts in place of the environment's, and of NO_PROXY."""
+    registry.push("app:v1", make())
+    text = f'server = "http://registry.example"\nproxy = "{registry.url}"\n'
+    hosts_toml(tmp_path, "registry.example", text)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "registry.example")
+    registry.answers_for = "http://registry.example"
+    await service.pull("registry.example/app:v1")
+    hosts_toml(
+        tmp_path, "registry.example", 'server = "http://registry.example"\nproxy = "http://127.0.0.1:9"\n'
+    )
+    with pytest.raises(PeerError, match=r"registry\.example through the proxy http://127\.0\.0\.1:9: "):
+        await service.pull("registry.example/app:v1")
+
+
+@pytest.mark.parametrize("login", [None, ("me", "p@ss")])
+async def test_a_socks_proxy(
+    tmp_path: Path,
+    registry: Registry,
+    service: ImageService,
+    monkeypatch: pytest.MonkeyPatch,
+    login: tuple[str, str] | None,
+) -> None:
+    """The proxy resolves the name, also for socks5:// as in Go; one that wants another login is named."""
+    registry.push("app:v1", make())
+    hosts_toml(tmp_path, "registry.example", 'server = "http://registry.example"\n')
+    host, _, port = registry.host.rpartition(":")
+    with SocksProxy((host, int(port)), login) as proxy:
+        user = f"{login[0]}:{quote(login[1])}@" if login else ""
+        monkeypatch.setenv("http_proxy", f"socks5://{user}{proxy.host}")
+        await service.pull("registry.example/app:v1")
+        assert set(proxy.targets) == {("registry.example", 80)}
+        if login:
+            monkeypatch.setenv("http_proxy", f"socks5h://me:wrong@{proxy.host}")
+            with pytest.raises(PeerError, match=rf"through the proxy socks5h://{proxy.host}: ") as caught:
+                await service.pull("registry.example/app:v1")
+            assert "wrong" not in caught.value.message
 
 
 @pytest.mark.parametrize("bypass", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cri_server.config import Config
-from cri_server.doctor import cgroups, examine, file_systems, kernel, kubelet, limits, network
+from cri_server.doctor import cgroups, examine, file_systems, kernel, kubelet, limits, network, registries
 from cri_server.doctor.model import Check, Finding, Host, Level
 
 FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""
@@ -215,3 +215,27 @@ def test_a_policy_for_containers_is_fine(tmp_path: Path) -> None:
         Level.FINE,
         "permissive, containers are system_u:system_r:container_t",
     )
+
+
+def test_files_of_hosts_toml(tmp_path: Path) -> None:
+    """Each finding has the file's path on the machine, its registry, and for a certificate the certificate's path."""
+    folder = "/etc/pyrunc/certs.d"
+    files: dict[str, str | None] = {
+        f"{folder}/good.example/hosts.toml": "server = 'https://m.example'",
+        f"{folder}/wrong.example_5000_/hosts.toml": "server = 5",
+        f"{folder}/odd.example/hosts.toml": "sever = 'x'",
+        f"{folder}/_default/hosts.toml": "server = 'https://m.example'\nca = 'absent.pem'",
+    }
+    host = machine(tmp_path, files, registry__config_path=folder)
+    default, odd, wrong = registries.registries(host)
+    assert default.level == Level.WARNING and f"{folder}/_default/absent.pem cannot be used" in default.found
+    assert (
+        odd.level == Level.NOTE
+        and odd.found == f"{folder}/odd.example/hosts.toml: sever is unknown and ignored"
+    )
+    assert wrong.level == Level.WARNING and wrong.found.startswith(f"{folder}/wrong.example_5000_/hosts.toml")
+    assert "wrong.example:5000" in wrong.follows
+    for name in ("wrong.example_5000_", "odd.example", "_default"):
+        (tmp_path / f"{folder}/{name}/hosts.toml".lstrip("/")).unlink()
+    [fine] = registries.registries(host)
+    assert fine.level == Level.FINE

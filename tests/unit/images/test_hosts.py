@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cri_server.images.hosts import PULL, RESOLVE, Host, hosts_for
+from cri_server.images.hosts import PULL, RESOLVE, Host, hosts_for, read_file
 from cri_server.images.model import Auth
 from pyrunc.errors import InvalidSpec
 
@@ -139,8 +141,13 @@ def test_a_folder_with_certificates_only(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("server = 5", "server"),
-        ("sever = 'https://a'", "sever"),
-        ("[host.'https://a']\nskip_verfy = true", "skip_verfy"),
+        ("[host.'https://a']\nskip_verify = 'yes'", "host.'https://a'"),
+        ("[host.'https://a']\nauth = 'u:p'", "host.'https://a'"),
+        ("host = 'https://a'", "host"),
+        ("[host.'https://a:port']", "not an http or https URL"),
+        ("[host.'https://a']\nproxy = 'ftp://p'", "host.'https://a'.proxy"),
+        ("[host.'https://a']\nproxy = 'http://p/path'", "has no path"),
+        ("[host.'https://a']\nclient = [['', 'k.pem']]", "pair"),
         ("[host.'ftp://a']", "not an http or https URL"),
         ("[host.'https://u:p@a']", "not an http or https URL"),
         ("[host.'https://a?x=1']", "not an http or https URL"),
@@ -158,6 +165,79 @@ def test_refused_with_the_files_name(tmp_path: Path, text: str, words: str) -> N
     with pytest.raises(InvalidSpec) as caught:
         hosts_for("r.example", [tmp_path])
     assert str(path) in caught.value.message and words in caught.value.message
+
+
+# What documents of programs have in hosts.toml, and what it means: (where from, the text, what is known of the first host).
+FIELD = [
+    ("containerd's hosts.md: client certificate and key in one file", 'client = [["c.crt", "c.key"], ["c.pem", ""]]',
+     lambda h: [Path(k).name if k else None for _, k in h.client] == ["c.key", None]),
+    ("containerd: capabilities in any case", 'capabilities = ["Pull", "RESOLVE"]', lambda h: h.can(PULL) and h.can(RESOLVE)),
+    ("containerd: no capabilities are all", "capabilities = []", lambda h: h.can(PULL) and h.can(RESOLVE)),
+    ("containerd: a proxy of its own", 'proxy = "http://u:p@proxy.example:3128/"',
+     lambda h: h.proxy.url == "http://proxy.example:3128" and h.proxy.headers),
+    ("containerd: SOCKS", 'proxy = "socks5h://u:p@proxy.example"', lambda h: h.proxy.is_socks and h.proxy.login == ("u", "p")),
+    ("containerd: the default time", 'dial_timeout = ""', lambda h: h.dial_timeout_s == 30),
+    ("Go's ParseDuration", 'dial_timeout = "1.5s250ms.5s"', lambda h: h.dial_timeout_s == 2.25),
+    ("k3s's and RKE2's private-registry page", 'rewrite = { "^rancher/(.*)" = "mirrorproject/rancher-images/$1" }',
+     lambda h: h.repository("rancher/pause") == "mirrorproject/rancher-images/pause"),
+    ("k3s: everything below a project (Harbor, Nexus, Artifactory)", 'rewrite = { "(.*)" = "docker-hub/$1" }',
+     lambda h: h.repository("library/busybox") == "docker-hub/library/busybox"),
+    ("the same without a group", 'rewrite = { ".*" = "all" }', lambda h: h.repository("library/busybox") == "all"),
+    ("ECR's pull-through cache", 'rewrite = { "^(?P<path>.+)$" = "docker-hub/${path}" }',
+     lambda h: h.repository("library/busybox") == "docker-hub/library/busybox"),
+    ("RE2's classes", "rewrite = { '^([[:alnum:]]+)/(.*)\\z' = '${2}-$1' }", lambda h: h.repository("a1/b") == "b-a1"),
+    ("Go's longest name", 'rewrite = { "^(a)" = "$1x/" }', lambda h: h.repository("ab") == "/b"),
+    ("Go's dollar", 'rewrite = { "^a" = "b$$c$" }', lambda h: h.repository("a") == "b$c$"),
+    ("Go's empty matches", 'rewrite = { "x*" = "-" }', lambda h: h.repository("axxb") == "-a-b-"),
+    ("nydus-snapshotter's keys", 'failure_limit = 5\nping_url = "http://x"\nhealth_check_interval = 5', lambda h: h.can(PULL)),
+    ("keys of others", "plain_http = true\nauth = { realm = 'x', username = 'u' }", lambda h: h.auth.username == "u"),
+    ("spegel", 'dial_timeout = "200ms"\ncapabilities = ["pull", "resolve"]', lambda h: h.dial_timeout_s == 0.2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "text", "holds"), FIELD, ids=[source for source, *_ in FIELD])
+def test_what_other_programs_write(
+    tmp_path: Path, source: str, text: str, holds: Callable[[Host], object]
+) -> None:
+    write(tmp_path, "r.example", f'[host."https://m.example"]\n{text}\n')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        [first, _] = hosts_for("r.example", [tmp_path])
+        assert holds(first), source
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("sever = 'https://a'", "sever is unknown and ignored"),
+        ("[host.'https://a']\nplain_http = true", "host.'https://a'.plain_http is unknown and ignored"),
+        ("[host.'https://a'.auth]\nuser = 'u'", "host.'https://a'.auth.user is unknown and ignored"),
+        ("[host.'https://a'.rewrite]\n'^(a)' = '$1x'", "host.'https://a'.rewrite.'^(a)' has no group '1x'"),
+    ],
+)
+def test_what_is_ignored_is_logged_once(
+    tmp_path: Path, text: str, warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, "r.example", text)
+    for _ in range(2):
+        hosts_for("r.example", [tmp_path])
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"{path}: {warning}")
+    [found] = read_file(path, "r.example", own=True).warnings
+    assert found.startswith(warning)
+
+
+def test_a_file_that_is_wrong_concerns_its_registry_only(tmp_path: Path) -> None:
+    write(tmp_path, "r.example", "server = 5")
+    write(tmp_path, "_default", 'server = "https://mirror.example"')
+    assert hosts_for("other.example", [tmp_path])[0].url == "https://mirror.example"
+
+
+def test_docker_io_is_the_registry_not_the_web_site(tmp_path: Path) -> None:
+    """containerd's hosts.md has `server = "https://docker.io"`."""
+    write(tmp_path, "docker.io", 'server = "https://docker.io"\n[host."https://registry-1.docker.io"]\n')
+    [only] = hosts_for("docker.io", [tmp_path])
+    assert (only.url, only.prefix, only.upstream) == ("https://registry-1.docker.io", "/v2", True)
 
 
 def test_rewrites_and_logins(tmp_path: Path) -> None:
@@ -186,7 +266,7 @@ def test_the_default_file_trusts_nobody(tmp_path: Path) -> None:
     assert [host.trusted for host in hosts_for("r.example", [tmp_path])] == [False, False]
 
 
-@pytest.mark.parametrize("table", ['{ "(" = "x" }', '{ "a" = "$1" }'])
+@pytest.mark.parametrize("table", ['{ "(" = "x" }', '{ "(?=a)" = "x" }'])
 def test_a_rewrite_that_cannot_be_is_named(tmp_path: Path, table: str) -> None:
     path = write(tmp_path, "r.example", f'[host."https://m.example"]\nrewrite = {table}')
     with pytest.raises(InvalidSpec) as caught:

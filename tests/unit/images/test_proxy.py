@@ -66,8 +66,15 @@ def test_a_proxy_with_a_login() -> None:
     assert found.headers == {"proxy-authorization": "Basic " + base64.b64encode(b"me:p@ss").decode()}
 
 
+@pytest.mark.parametrize("scheme", ["socks5", "socks5h"])
+def test_a_socks_proxy(scheme: str) -> None:
+    found = proxy_for("https://a.example", {"HTTPS_PROXY": f"{scheme}://me:p%40ss@proxy.example"})
+    assert found is not None and found.is_socks and found.url == f"{scheme}://proxy.example"
+    assert found.login == ("me", "p@ss") and not found.headers and "p@ss" not in repr(found)
+
+
 @pytest.mark.parametrize(
-    "value", ["socks5://u:secret@proxy.example:1080", "http://", "http://p:port/", "http://["]
+    "value", ["socks4://u:secret@proxy.example:1080", "http://", "http://p:port/", "http://["]
 )
 def test_a_proxy_that_cannot_be_used_is_named(value: str) -> None:
     with pytest.raises(InvalidSpec, match=r"^HTTPS_PROXY") as caught:

@@ -1,0 +1,73 @@
+"""The `rewrite` of hosts.toml: regular expressions and replacements as Go has them.
+
+k3s and RKE2 write these tables, and their containerd applies Go's regexp.ReplaceAllString. RE2 has the
+syntax of Go's expressions, which Python's re has not (`[[:alnum:]]`, `\\z`). Sources: pkg.go.dev/regexp,
+github.com/google/re2/wiki/Syntax.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+# `$$`, `$name`, `${name}`; the longest name counts, so `$1x` is the group `1x`.
+_REFERENCE = re.compile(r"\$(?:\$|([A-Za-z0-9_]+)|\{([A-Za-z0-9_]+)\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One line of the table. Raises ValueError for an expression that Go refuses, too."""
+
+    pattern: str
+    replacement: str
+    _compiled: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        import re2
+
+        options = re2.Options()
+        options.log_errors = False  # to stderr
+        try:
+            compiled = re2.compile(self.pattern, options)
+        except re2.error as error:
+            [text] = error.args
+            raise ValueError(text.decode(errors="replace") if isinstance(text, bytes) else text) from None
+        object.__setattr__(self, "_compiled", compiled)
+
+    def apply(self, text: str) -> str | None:
+        """The text with each match replaced; None when nothing matches."""
+        parts, end, is_first = [], 0, True
+        for match in self._compiled.finditer(text):
+            if match.start() == match.end() == end and not is_first:
+                continue  # Go takes no empty match at the end of another one
+            parts += [text[end : match.start()], self._expanded(match)]
+            end, is_first = match.end(), False
+        return None if is_first else "".join([*parts, text[end:]])
+
+    def unknown_groups(self) -> list[str]:
+        """The names in the replacement that no group has. Go takes the empty text for them."""
+        names = [name for match in _REFERENCE.finditer(self.replacement) if (name := _name(match))]
+        return [name for name in dict.fromkeys(names) if self._number(name) is None]
+
+    def _expanded(self, match: Any) -> str:
+        def group(reference: re.Match[str]) -> str:
+            name = _name(reference)
+            number = self._number(name) if name else None
+            return (match.group(number) or "") if number is not None else "" if name else "$"
+
+        expand: Callable[[re.Match[str]], str] = group
+        return _REFERENCE.sub(expand, self.replacement)
+
+    def _number(self, name: str) -> int | None:
+        """The number of the group that a name or number means."""
+        if name.isdecimal():
+            return int(name) if len(name) < 4 and int(name) <= self._compiled.groups else None
+        number: int | None = dict(self._compiled.groupindex).get(name)
+        return number
+
+
+def _name(reference: re.Match[str]) -> str:
+    """The group that is named; empty for `$$`."""
+    return reference[1] or reference[2] or ""
