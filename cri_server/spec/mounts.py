@@ -20,6 +20,7 @@ Mount = dict[str, Any]
 SHM_SIZE_BYTES = 64 << 20
 OUR_MOUNTS = "pyrunc:"  # sources that the compiler and the shim know by name
 POD_SHM = f"{OUR_MOUNTS}shm"  # the shim holds the pod's detached tmpfs under this name
+POD_FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 MOUNT_OPTIONS = ("noexec", "nodev", "nosuid")
 QUIET = (
     "nosuid",
@@ -116,11 +117,8 @@ def defaults(
         _shm(ipc, shared_shm),
     ]
     file_access = "ro" if readonly_root else "rw"
-    for destination, source in (
-        ("/etc/hosts", files.hosts),
-        ("/etc/hostname", files.hostname),
-        ("/etc/resolv.conf", files.resolv_conf),
-    ):
+    sources = (files.hosts, files.hostname, files.resolv_conf)
+    for destination, source in zip(POD_FILES, sources, strict=True):
         result.append(bind(source, destination, ["rbind", "rprivate", *QUIET, file_access]))
     return result
 
@@ -141,13 +139,16 @@ def _shm(ipc: int, shared: bool) -> Mount:
 
 
 def merged(default: Sequence[Mount], wanted: Sequence[Asked]) -> list[Mount]:
-    """Defaults and the caller's, ordered by the depth of their destination; the caller's replaces a default at the same
-    place, and one over /dev also takes the defaults beneath it away."""
+    """Defaults and the caller's, ordered by the depth of their destination. A default at the place of a mount is left out,
+    and below a mount that the pod requests, which it would cover: with the host's /sys a container reads the host's cgroups,
+    as under containerd. The pod's own files stay, also over the host's /etc."""
     taken = {a.destination for a in wanted}
+    requested = tuple(f"{a.destination}/" for a in wanted if a.request.host_path or a.image or a.layers)
     kept = [
-        m
-        for m in default
-        if m["destination"] not in taken and not ("/dev" in taken and m["destination"].startswith("/dev/"))
+        mount
+        for mount in default
+        if mount["destination"] not in taken
+        and (mount["destination"] in POD_FILES or not mount["destination"].startswith(requested))
     ]
     listed = kept + [to_oci(a) for a in wanted]
     return sorted(listed, key=lambda m: len([p for p in m["destination"].split("/") if p]))

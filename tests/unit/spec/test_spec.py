@@ -300,6 +300,37 @@ def test_a_mount_over_dev_takes_what_lies_beneath_it_away() -> None:
     assert found.count("/dev") == 1 and not [d for d in found if d.startswith("/dev/")]
 
 
+@pytest.mark.requirement("6.15")
+@pytest.mark.parametrize(
+    ("place", "hidden", "kept"),
+    [
+        # containerd lists defaults first, so that a request covers what is below it; CRI-O leaves out those of /dev
+        ("/sys", {"/sys", "/sys/fs/cgroup"}, {"/proc", "/dev"}),
+        ("/sys/fs", {"/sys/fs/cgroup"}, {"/sys"}),
+        ("/sys/fs/cgroup", set(), {"/sys", "/sys/fs/cgroup"}),
+        ("/dev", {"/dev/pts", "/dev/shm", "/dev/mqueue"}, {"/proc", "/sys"}),
+        ("/proc", set(), {"/proc", "/sys"}),
+        ("/run", set(), {"/proc", "/sys", "/sys/fs/cgroup", "/dev/shm"}),
+        ("/sysfs", set(), {"/sys", "/sys/fs/cgroup"}),
+        # its name service is the pod's, as under containerd
+        ("/etc", set(), {"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}),
+    ],
+)
+def test_what_a_request_covers_is_left_out(place: str, hidden: set[str], kept: set[str]) -> None:
+    found = merged(api.Mount(container_path=place, host_path="/host"))
+    places = [m["destination"] for m in found]
+    assert not (hidden - {place}) & set(places) and kept <= set(places)
+    (own,) = [m for m in found if m["destination"] == place]
+    assert own["source"] == "/host"
+    assert all(places.index(place) < places.index(p) for p in places if p.startswith(f"{place}/"))
+
+
+def test_a_volume_of_an_image_covers_no_default() -> None:
+    """The pod asks for none of its images' volumes."""
+    volume = mounts.Asked(api.Mount(container_path="/sys/fs"), "/sys/fs", source="/c/volumes/0")
+    assert "/sys/fs/cgroup" in [m["destination"] for m in mounts.merged(default(), [volume])]
+
+
 @pytest.mark.requirement("6.10", "6.14")
 def test_options_of_a_mount() -> None:
     found = merged(
