@@ -1,6 +1,7 @@
 """Who the process is: names and groups resolved in the image's own /etc/passwd and /etc/group.
 
-Both files are hostile input: lines that do not parse are skipped, ids out of range are refused (CVE-2024-40635), and the
+Both files are hostile input and are read as runc reads them (moby/sys/user): blanks around a line and comments do not count,
+a gid that is missing is 0. Other lines that do not parse are skipped, where runc takes any wrong number for 0, root's; ids out of range are refused (CVE-2024-40635), and the
 host's name service is never asked. A number is an id and never a name: an account called `1000` with uid 0 would make root
 of what the caller, and kubelet's runAsNonRoot, take for an ordinary user (CVE-2026-46680).
 """
@@ -101,14 +102,15 @@ def _primary(
 def _supplemental(
     context: api.LinuxContainerSecurityContext, account: Account, gid: int, accounts: Accounts
 ) -> tuple[int, ...]:
-    """The primary group is always a member; Merge adds those that the image gives the user."""
-    asked = [_checked(g, "supplemental_groups") for g in context.supplemental_groups]
-    merged = [gid, *asked]
+    """The primary group is always a member; Merge adds those that the image gives the user, before the request's, as
+    containerd, CRI-O and Kubernetes' tests have them (test/e2e_node, "SupplementalGroupsPolicy")."""
+    requested = [_checked(g, "supplemental_groups") for g in context.supplemental_groups]
+    of_image = []
     if context.supplemental_groups_policy == api.Merge and account.name:
-        merged += [g.gid for g in accounts.groups if account.name in g.members]
+        of_image = [group.gid for group in accounts.groups if account.name in group.members]
     elif context.supplemental_groups_policy not in (api.Merge, api.Strict):
         raise InvalidArgument(f"supplemental_groups_policy {context.supplemental_groups_policy}")
-    return tuple(dict.fromkeys(merged))
+    return tuple(dict.fromkeys([gid, *of_image, *requested]))
 
 
 def _checked(value: int, what: str) -> int:
@@ -134,17 +136,22 @@ def _id(text: str) -> int | None:
     return int(text) if len(text) <= 20 and _is_number(text) and int(text) <= HIGHEST_ID else None
 
 
+def _gid(fields: list[str], position: int) -> int | None:
+    """The group at that position, 0 where it is empty or the line ends before it; None if it is no id."""
+    return _id((fields[position] if len(fields) > position else "") or "0")
+
+
 def _fields(content: bytes, count: int) -> Iterator[list[str]]:
-    for line in io.BytesIO(content):
-        fields = line.rstrip(b"\n").decode("utf-8", "surrogateescape").split(":", FIELDS)
-        if len(fields) >= count:
+    for line in map(bytes.strip, io.BytesIO(content)):
+        fields = line.decode("utf-8", "surrogateescape").split(":", FIELDS)
+        if len(fields) >= count and not line.startswith(b"#"):
             yield fields
 
 
 def _passwd(content: bytes) -> list[Account]:
     accounts = []
-    for fields in _fields(content, 4):
-        uid, gid = _id(fields[2]), _id(fields[3])
+    for fields in _fields(content, 3):
+        uid, gid = _id(fields[2]), _gid(fields, 3)
         if fields[0] and uid is not None and gid is not None:
             home = fields[5] if len(fields) > 5 else ""
             safe = home.startswith("/") and "\0" not in home and "\r" not in home
@@ -154,8 +161,8 @@ def _passwd(content: bytes) -> list[Account]:
 
 def _group(content: bytes) -> list[Group]:
     groups = []
-    for fields in _fields(content, 3):
-        gid = _id(fields[2])
+    for fields in _fields(content, 2):
+        gid = _gid(fields, 2)
         if fields[0] and gid is not None:
             members = tuple(m for m in fields[3].split(",") if m) if len(fields) > 3 else ()
             groups.append(Group(fields[0], gid, members))

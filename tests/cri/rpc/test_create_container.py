@@ -134,7 +134,7 @@ def test_users_and_groups(server: Server) -> None:
     assert server.output(container, "id") == "uid=33(www) gid=33(www) groups=33(www),50(extra),1234\n"
     assert server.output(container, "sh", "-c", "echo $HOME") == "/home/www\n"
     status = server.status(container).user.linux
-    assert (status.uid, status.gid, list(status.supplemental_groups)) == (33, 33, [33, 1234, 50])
+    assert (status.uid, status.gid, list(status.supplemental_groups)) == (33, 33, [33, 50, 1234])
 
 
 @pytest.mark.requirement("8.2", "8.6", "8.8", "14.3")
@@ -235,6 +235,17 @@ def test_cdi_devices(server: Server) -> None:
         assert "unresolvable CDI device" in message_of(lambda: server.create(pod, absent))
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.requirement("6.15")
+@pytest.mark.parametrize(("place", "below"), [("/sys", "/sys/fs/cgroup"), ("/dev", "/dev/shm")])
+def test_the_hosts_folder_at_its_own_place(server: Server, place: str, below: str) -> None:
+    """As cAdvisor, node-exporter and device plugins mount them: what is mounted below is the host's, too."""
+    mount = api.Mount(container_path=place, host_path=place, readonly=True)
+    container = server.launch(server.run_pod(), server.container_config(mounts=[mount]))
+    host = os.stat(below)
+    inside = server.output(container, "stat", "-c", "%d %i", below)
+    assert inside.split() == [str(host.st_dev), str(host.st_ino)]
 
 
 @pytest.mark.requirement("4.1.8", "4.6.3", "6.13", "12.1")

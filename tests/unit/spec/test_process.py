@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from cri_server.api import api_pb2 as api
@@ -124,7 +128,7 @@ def context(**fields: object) -> api.LinuxContainerSecurityContext:
             "",
             33,
             34,
-            (34, 1234, 50),
+            (34, 50, 1234),
             "/home/www",
         ),
         (
@@ -164,3 +168,92 @@ def test_users(
 def test_users_that_are_refused(fields: dict[str, object], image: str) -> None:
     with pytest.raises(InvalidArgument):
         user.resolve(context(**fields), image, ACCOUNTS)
+
+
+SKIPPED = None
+PASSWD_LINES = [
+    # the line, and uid and gid as glibc (nss/nss_files/files-parse.c), musl (src/passwd/getpwent_a.c), runc
+    # (moby/sys/user, parseLine) and this program read them
+    ("www:x:33:34::/:/bin/sh", (33, 34), (33, 34), (33, 34), (33, 34)),
+    ("www:x:33:::/:/bin/sh", SKIPPED, (33, 0), (33, 0), (33, 0)),
+    ("www:x:33:", SKIPPED, SKIPPED, (33, 0), (33, 0)),
+    ("www:x:33", SKIPPED, SKIPPED, (33, 0), (33, 0)),
+    (" \twww:x:33:34::/:/bin/sh", (33, 34), SKIPPED, (33, 34), (33, 34)),
+    ("www:x:33:34\r", SKIPPED, SKIPPED, (33, 34), (33, 34)),
+    ("www:x:33:34:::/bin/sh  ", (33, 34), (33, 34), (33, 34), (33, 34)),
+    # A wrong uid is 0 for runc, and an empty one for musl too: it would make root of an account that says no such thing.
+    ("www:x::34::/:/bin/sh", SKIPPED, (0, 34), (0, 34), SKIPPED),
+    ("www:x:abc:34::/:/bin/sh", SKIPPED, SKIPPED, (0, 34), SKIPPED),
+    ("www:x:33x:34::/:/bin/sh", SKIPPED, SKIPPED, (0, 34), SKIPPED),
+    ("www:x: 33:34::/:/bin/sh", (33, 34), SKIPPED, (0, 34), SKIPPED),
+    ("www:x:33:abc::/:/bin/sh", SKIPPED, SKIPPED, (33, 0), SKIPPED),
+    ("www:x", SKIPPED, SKIPPED, (0, 0), SKIPPED),
+    ("www", SKIPPED, SKIPPED, (0, 0), SKIPPED),
+    ("#www:x:33:34::/:/bin/sh", SKIPPED, SKIPPED, SKIPPED, SKIPPED),
+    ("www:x:-1:34::/:/bin/sh", SKIPPED, SKIPPED, (-1, 34), SKIPPED),
+]
+GROUP_LINES = [
+    ("extra:x:50:www", 50, 50, 50, 50),
+    ("extra:x::www", SKIPPED, 0, 0, 0),
+    ("  extra:x:50:www", 50, SKIPPED, 50, 50),
+    ("extra:x", SKIPPED, SKIPPED, 0, 0),
+    ("extra:x:abc:www", SKIPPED, SKIPPED, 0, SKIPPED),
+    ("#extra:x:50:www", SKIPPED, SKIPPED, SKIPPED, SKIPPED),
+]
+Ids = tuple[int, int] | None
+
+
+class _Passwd(ctypes.Structure):
+    """struct passwd of pwd.h."""
+
+    _fields_ = [(name, ctypes.c_char_p) for name in ("name", "password")] + [
+        ("uid", ctypes.c_uint32),
+        ("gid", ctypes.c_uint32),
+    ]
+
+
+class _Group(ctypes.Structure):
+    """struct group of grp.h."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("password", ctypes.c_char_p), ("gid", ctypes.c_uint32)]
+
+
+def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> Any:
+    """What fgetpwent(3) or fgetgrent(3) reads of a file of one line; None for nothing."""
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]
+    libc.fclose.argtypes = [ctypes.c_void_p]
+    read = getattr(libc, function)
+    read.restype, read.argtypes = ctypes.POINTER(result), [ctypes.c_void_p]
+    file = libc.fopen(bytes(path), b"r")
+    try:
+        found = read(file)
+        return found.contents if found else None
+    finally:
+        libc.fclose(file)
+
+
+@pytest.mark.parametrize(("line", "glibc", "musl", "runc", "ours"), PASSWD_LINES)
+def test_a_line_of_passwd(tmp_path: Path, line: str, glibc: Ids, musl: Ids, runc: Ids, ours: Ids) -> None:
+    """As runc reads it, but for what would be root by mistake. What glibc reads is asked of it."""
+    file = tmp_path / "passwd"
+    file.write_bytes(f"{line}\n".encode())
+    found = glibc_reads("fgetpwent", _Passwd, file)
+    assert (found and (found.uid, found.gid)) == glibc
+    accounts = user.Accounts.parse(file.read_bytes(), b"").users
+    assert [(a.name, a.uid, a.gid) for a in accounts] == ([] if ours is None else [("www", *ours)])
+    assert ours in (runc, SKIPPED) and (runc == ours or glibc != runc)
+
+
+@pytest.mark.parametrize(("line", "glibc", "musl", "runc", "ours"), GROUP_LINES)
+def test_a_line_of_group(
+    tmp_path: Path, line: str, glibc: int | None, musl: int | None, runc: int | None, ours: int | None
+) -> None:
+    """As runc reads it, but for a number that is none."""
+    file = tmp_path / "group"
+    file.write_bytes(f"{line}\n".encode())
+    found = glibc_reads("fgetgrent", _Group, file)
+    assert (found and found.gid) == glibc
+    groups = user.Accounts.parse(b"", file.read_bytes()).groups
+    assert [(g.name, g.gid) for g in groups] == ([] if ours is None else [("extra", ours)])
+    assert ours in (runc, SKIPPED)
