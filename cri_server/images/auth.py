@@ -4,7 +4,7 @@ Whose secret goes where: a pull secret is for the registry that the reference na
 the mirrors that the registry's own `hosts.toml` names, unless the way there is in clear text and the registry's is not; another
 host gets one only if the secret's server address is that host's. Without one the `auth` of `hosts.toml` counts. A token server is
 chosen by the registry's challenge; it gets the secret that is meant for this registry, and only over https when the registry itself
-is on https.
+is on https. Without a secret it may be on http.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ def token_request(challenge: Challenge, who: Credential, host: Host, scope: str)
     parts = _split(challenge.parameters.get("realm", ""))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise PeerError(f"{host.netloc}: the challenge names no token server")
-    if parts.scheme == "http" and host.url.startswith("https://"):
-        raise PeerError(f"{host.netloc}: its token server {parts.netloc} is not on https")
+    if parts.scheme == "http" and host.url.startswith("https://") and who != ANONYMOUS:
+        text = "is not on https, and would get a secret"
+        raise PeerError(f"{host.netloc}: its token server {parts.netloc} {text}")
     asked = {
         "service": challenge.parameters.get("service", ""),
         "scope": challenge.parameters.get("scope") or scope,

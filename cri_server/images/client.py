@@ -121,9 +121,25 @@ class Session:
         return self._send(method, host, url, sent, body, foreign=False)
 
     def token(self, host: Host, url: str, headers: dict[str, str], body: bytes | None) -> BaseHTTPResponse:
-        """The answer of a token server that `host` named; redirects are not followed, they would carry the secret."""
+        """The answer of a token server that `host` named. Redirects are followed within that server, because
+        they carry the secret; a redirect of a POST with 301, 302 or 303 becomes a GET (RFC 9110 section 15.4).
+
+        Raises Unavailable, Forbidden, Abandoned.
+        """
         foreign = origin_of(urlsplit(url)) != origin_of(urlsplit(host.url))
-        return self._send("GET" if body is None else "POST", host, url, headers, body, foreign)
+        for _ in range(REDIRECTS_LIMIT + 1):
+            response = self._send("GET" if body is None else "POST", host, url, headers, body, foreign)
+            location = response.headers.get("Location")
+            if response.status not in _REDIRECTS or not location:
+                return response
+            response.close()
+            here = urlsplit(url)
+            url, target = self._redirected(url, location)
+            if not _is_same_server(here, target):
+                raise Forbidden(f"{here.netloc}: a redirect of a token server to {target.netloc}")
+            if response.status in (301, 302, 303):
+                body = None
+        raise Forbidden(f"{urlsplit(url).netloc}: more than {REDIRECTS_LIMIT} redirects")
 
     def read(self, response: BaseHTTPResponse, size: int) -> bytes:
         """What is there of the body, at most `size` bytes; empty at the end. Raises Unavailable, Abandoned."""
@@ -257,6 +273,12 @@ class Session:
 def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
     """Scheme, host and port: what a secret is bound to (RFC 6454 section 4)."""
     return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _is_same_server(here: SplitResult, target: SplitResult) -> bool:
+    """Whether the target has the same origin, or the one that the host has on https."""
+    upgraded = ("https", here.hostname or "", 443)
+    return origin_of(target) in (origin_of(here), upgraded if here.scheme == "http" else None)
 
 
 def tls_context(host: Host | None) -> ssl.SSLContext:

@@ -7,9 +7,12 @@ slow. A blob that broke off goes on where it stopped (Range), at the next host i
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -32,10 +35,12 @@ ATTEMPTS = 4
 BLOB_ATTEMPTS = 5  # that brought less than PROGRESS_BYTES
 PROGRESS_BYTES = 256 << 10
 BACKOFF_S = (0.2, 0.6, 1.5, 3.0)
-RETRY_AFTER_LIMIT_S = 10.0
+RETRY_AFTER_LIMIT_S = 60.0  # a longer wait fails the pull at once: kubelet comes again by itself
+MIRROR_RETRY_AFTER_LIMIT_S = 3.0  # there is another host
 CHUNK_BYTES = 256 << 10
 _CODE = re.compile(r'"code"\s*:\s*"([A-Z_]{1,40})"')
 _RETRIED = {408, 429, 500, 502, 503, 504}
+_OLDEST_TIME_S = 1e9  # a larger number is a time, not a duration
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -180,14 +185,19 @@ class Registry:
             try:
                 return attempt()
             except Unavailable as error:
-                if number + 1 == self._tries(host) or (error.refused and host is not self._hosts[-1]):
+                if number + 1 == self._tries(host):
                     raise
-                self._pause(number, error)
+                self._pause(host, number, error)
         raise AssertionError("unreachable")
 
-    def _pause(self, number: int, error: Unavailable) -> None:
-        wanted = error.retry_after_s or 0.0
-        self._session.sleep(max(BACKOFF_S[min(number, len(BACKOFF_S) - 1)], min(wanted, RETRY_AFTER_LIMIT_S)))
+    def _pause(self, host: Host, number: int, error: Unavailable) -> None:
+        """Wait before the next attempt, as long as the host says. Raises `error` when that is too long."""
+        is_last = host is self._hosts[-1]
+        retry_after_s = error.retry_after_s or 0.0
+        limit_s = RETRY_AFTER_LIMIT_S if is_last else MIRROR_RETRY_AFTER_LIMIT_S
+        if retry_after_s > limit_s or (error.refused and not is_last):
+            raise error
+        self._session.sleep(max(BACKOFF_S[min(number, len(BACKOFF_S) - 1)], retry_after_s))
 
     # ---- manifests
 
@@ -248,9 +258,9 @@ class Registry:
             except Unavailable as error:
                 failures = 1 if ingest.size - before >= PROGRESS_BYTES else failures + 1
                 limit = BLOB_ATTEMPTS if host is self._hosts[-1] else 2
-                if failures >= limit or (error.refused and host is not self._hosts[-1]):
+                if failures >= limit:
                     raise
-                self._pause(failures - 1, error)
+                self._pause(host, failures - 1, error)
 
     def _blob_part(
         self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
@@ -365,9 +375,7 @@ class Registry:
 
         with self._session.token(host, request.url, request.headers, request.body) as response:
             if response.status in _RETRIED:
-                raise Unavailable(
-                    f"{host.netloc}: its token server answered {response.status}", _retry_after(response)
-                )
+                raise _overloaded(f"{host.netloc}: its token server answered {response.status}", response)
             if response.status != 200:
                 raise Unauthorized(f"{host.netloc}: its token server answered {response.status}")
             return logins.read_token(
@@ -387,7 +395,7 @@ class Registry:
         if response.status == 404:
             return _NoSuch(f"{subject}: not found")
         if response.status in _RETRIED:
-            return Unavailable(f"{host.netloc}: {status}", _retry_after(response))
+            return _overloaded(f"{host.netloc}: {status}", response)
         if response.status == 416:  # we asked for what should be left
             return DigestMismatch(f"{subject}: the blob is shorter than promised")
         return PeerError(f"{subject}: unexpected status {status}")
@@ -407,6 +415,22 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
     return response.status == 206 and found is not None and int(found[1]) == at
 
 
-def _retry_after(response: BaseHTTPResponse) -> float | None:
-    text = response.headers.get("Retry-After", "")
-    return float(text) if text.isdigit() and len(text) < 6 else None
+def _overloaded(message: str, response: BaseHTTPResponse) -> Unavailable:
+    """The error for an answer that may be another one later, with the time that the host asks for."""
+    retry_after_s = retry_after(response.headers.get("Retry-After", ""), time.time())
+    if retry_after_s is not None and retry_after_s > RETRY_AFTER_LIMIT_S:
+        message += f", and no more requests for {math.ceil(retry_after_s)} s"
+    return Unavailable(message, retry_after_s)
+
+
+def retry_after(value: str, now: float) -> float | None:
+    """Seconds that a Retry-After header asks for: a number, a date (RFC 9110 section 10.2.3), or as Docker Hub
+    sends it the time in seconds since 1970. None for anything else."""
+    value = value.strip()
+    if value.isascii() and value.isdecimal() and len(value) < 12:
+        seconds = float(value)
+        return max(0.0, seconds - now) if seconds > _OLDEST_TIME_S else seconds
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None

@@ -226,3 +226,31 @@ def test_any_answer_is_a_token_or_our_error(data: bytes) -> None:
     except Error:
         return
     assert token.isprintable() and " " not in token
+
+
+# (whose, its WWW-Authenticate, the scheme that counts, where the token comes from)
+FIELD = [
+    ("Docker Hub", 'Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:a/b:pull"',
+     "bearer", "https://auth.docker.io/token?service=registry.docker.io&scope=repository%3Aa%2Fb%3Apull"),
+    ("quay", 'Bearer realm="https://quay.io/v2/auth",service="quay.io",scope="repository:a/b:pull"',
+     "bearer", "https://quay.io/v2/auth?service=quay.io&scope=repository%3Aa%2Fb%3Apull"),
+    ("GitLab", 'Bearer realm="https://gitlab.example/jwt/auth",service="container_registry",scope="repository:a/b:pull",error="invalid_token"',
+     "bearer", "https://gitlab.example/jwt/auth?service=container_registry&scope=repository%3Aa%2Fb%3Apull"),
+    ("Harbor", 'Bearer realm="https://harbor.example/service/token",service="harbor-registry"',
+     "bearer", "https://harbor.example/service/token?service=harbor-registry&scope=s"),
+    ("Artifactory", 'Bearer realm="https://a.example/artifactory/api/docker/r/v2/token",service="a.example"',
+     "bearer", "https://a.example/artifactory/api/docker/r/v2/token?service=a.example&scope=s"),
+    ("ACR", 'Basic realm="r.azurecr.io", Bearer realm="https://r.azurecr.io/oauth2/token",service="r.azurecr.io"',
+     "bearer", "https://r.azurecr.io/oauth2/token?service=r.azurecr.io&scope=s"),
+    ("ECR", 'Basic realm="https://1.dkr.ecr.us-east-1.amazonaws.com/",service="ecr.amazonaws.com"', "basic", ""),
+    ("Nexus", 'BASIC realm="Sonatype Nexus Repository Manager"', "basic", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("whose", "header", "scheme", "url"), FIELD, ids=[whose for whose, *_ in FIELD])
+def test_challenges_of_real_registries(whose: str, header: str, scheme: str, url: str) -> None:
+    offered = challenges(header)
+    chosen = next((c for c in offered if c.scheme == "bearer"), offered[0])
+    assert chosen.scheme == scheme, whose
+    if url:
+        assert token_request(chosen, ANONYMOUS, UPSTREAM, "s").url == url

@@ -183,7 +183,7 @@ FIELD = [
     ("k3s: everything below a project (Harbor, Nexus, Artifactory)", 'rewrite = { "(.*)" = "docker-hub/$1" }',
      lambda h: h.repository("library/busybox") == "docker-hub/library/busybox"),
     ("the same without a group", 'rewrite = { ".*" = "all" }', lambda h: h.repository("library/busybox") == "all"),
-    ("ECR's pull-through cache", 'rewrite = { "^(?P<path>.+)$" = "docker-hub/${path}" }',
+    ("Go's named groups", 'rewrite = { "^(?P<path>.+)$" = "docker-hub/${path}" }',
      lambda h: h.repository("library/busybox") == "docker-hub/library/busybox"),
     ("RE2's classes", "rewrite = { '^([[:alnum:]]+)/(.*)\\z' = '${2}-$1' }", lambda h: h.repository("a1/b") == "b-a1"),
     ("Go's longest name", 'rewrite = { "^(a)" = "$1x/" }', lambda h: h.repository("ab") == "/b"),
