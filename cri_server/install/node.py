@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from cni_plugins.protocol import builtin
 from cri_server import config
 from cri_server.install import files, kubelet
 from cri_server.install.actions import Action, Folder, Keep, Link, Remove, Run, Write, beneath
+from cri_server.store import claim
 from cri_server.store.paths import Paths
 from pyrunc.errors import Error, WrongState
 
@@ -90,8 +92,9 @@ def install_actions(request: Request) -> list[Action]:
 
 def uninstall_actions(request: Request, purge: bool) -> list[Action]:
     """What takes an installation back; with `purge` also images, records and a changed configuration. Raises WrongState while
-    there are pods, OSError, Error."""
+    there are pods or a server that systemd does not stop, OSError, Error."""
     refuse_with_pods(request.root)
+    refuse_with_server(request)
     record = _read_record(request.root)
     actions: list[Action] = []
     if request.is_live and request.scripts is not None:
@@ -118,6 +121,22 @@ def refuse_with_pods(root: Path) -> None:
         raise WrongState(
             f"{count} pod{'s are' if count > 1 else ' is'} still there: stop kubelet, then remove what `pyrunc-cri pods` lists"
         )
+
+
+def refuse_with_server(request: Request) -> None:
+    """Raises WrongState while a server runs that is not the unit's, which is stopped: its folders would go from under it."""
+    settings = _settings(request.root)
+    for folder in (settings.server.root, settings.server.state):
+        if claim.is_locked(beneath(request.root, folder)) and not (request.is_live and _unit_runs()):
+            raise WrongState(
+                f"a server that systemd has not started uses {folder}: stop `pyrunc-cri serve` first"
+            )
+
+
+def _unit_runs() -> bool:
+    command = ["systemctl", "show", "--property=ActiveState", "--value", files.UNIT]
+    state = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return state not in ("", "inactive", "failed")
 
 
 def carry_out(root: Path, actions: Iterable[Action], dry_run: bool) -> Iterator[tuple[Action, bool]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,21 @@ def test_nothing_is_taken_back_while_there_are_pods(root: Path) -> None:
     installed = listing(root)
     assert "1 pod is still there: stop kubelet" in run(root, "--uninstall", "--purge", code=1)
     assert listing(root) == installed
+
+
+@pytest.mark.parametrize("folder", ["var/lib/pyrunc", "run/pyrunc-cri"])
+def test_nothing_is_taken_back_while_a_server_runs(root: Path, folder: str) -> None:
+    run(root)
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    installed = listing(root)
+    with open(root / folder / "server.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        message = f"uses /{folder}: stop `pyrunc-cri serve` first"
+        assert message in run(root, "--uninstall", "--purge", code=1)
+    (root / folder / "server.lock").unlink()
+    assert listing(root) == installed
+    run(root, "--uninstall", "--purge")
+    assert not (root / "var/lib/pyrunc").exists()
 
 
 class TestKubelet:

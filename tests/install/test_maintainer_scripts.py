@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +29,24 @@ class Installed:
         return self.root / "usr/lib/pyrunc/pyrunc/native"
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a maintainer script with all paths below the folder."""
+        """Run a maintainer script with all paths below the folder, and without what changes the machine."""
         text = (DEBIAN / script).read_text()
-        for top in ("usr", "run", "etc", "var"):
-            text = text.replace(f" /{top}/", f" {self.root}/{top}/").replace(
-                f"=/{top}/", f"={self.root}/{top}/"
-            )
+        text = "nft() { :; }\n" + re.sub(r"(?<![\w/.-])/(usr|run|etc|var)/", rf"{self.root}/\1/", text)
         return subprocess.run(
             ["sh", "-c", text, script, *arguments], capture_output=True, text=True, check=False
         )
+
+    def write(self, path: str, text: str = "") -> Path:
+        """A file below the folder."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        return target
+
+    def files(self, *tops: str) -> list[str]:
+        """The files below these folders."""
+        found = (path for top in tops for path in (self.root / top).rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.root)) for path in found)
 
 
 @pytest.fixture
@@ -94,3 +105,62 @@ def test_a_program_that_the_kernel_cannot_run_gives_way_to_the_script(installed:
     installed.program.chmod(0o755)
     assert installed.run("postinst", "triggered").returncode == 0
     assert starts(installed)
+
+
+DATA = ("var/lib/pyrunc/server.lock", "var/lib/pyrunc/images/a", "run/pyrunc-cri/server.lock")
+REGISTRIES = ("etc/pyrunc/certs.d/docker.io/hosts.toml", "etc/pyrunc/credential-providers.d/a.yaml")
+# debconf's functions for a shell, with an administrator who answers at once.
+CONFMODULE = 'db_input() { echo "asked $2" >&2; }\ndb_go() { :; }\ndb_get() { RET=%s; }\n'
+# What debconf says, and which of the files in /etc/pyrunc remain.
+ANSWERS = {
+    "no debconf": (None, ()),
+    "yes": ("true", ()),
+    "no": ("false", REGISTRIES),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_purge_takes_the_settings_of_registries_unless_the_administrator_says_no(
+    installed: Installed, answer: str
+) -> None:
+    said, remaining = ANSWERS[answer]
+    for path in (*DATA, *REGISTRIES):
+        installed.write(path)
+    if said is not None:
+        installed.write("usr/share/debconf/confmodule", CONFMODULE % said)
+    done = installed.run("postrm", "purge")
+    assert done.returncode == 0, done.stderr
+    assert ("asked pyrunc/purge_registries" in done.stderr) == (said is not None)
+    assert installed.files("var", "run", "etc") == sorted(remaining)
+
+
+def test_a_purge_asks_nothing_when_there_is_nothing_to_ask_about(installed: Installed) -> None:
+    for path in DATA:
+        installed.write(path)
+    (installed.root / "etc/pyrunc").mkdir(parents=True)
+    installed.write("usr/share/debconf/confmodule", CONFMODULE % "false")
+    done = installed.run("postrm", "purge")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert installed.files("var", "run") == [] and not (installed.root / "etc/pyrunc").exists()
+
+
+@pytest.mark.parametrize("folder", ["var/lib/pyrunc", "run/pyrunc-cri"])
+def test_a_purge_deletes_nothing_under_a_server_that_runs(installed: Installed, folder: str) -> None:
+    for path in (*DATA, *REGISTRIES):
+        installed.write(path)
+    before = installed.files("var", "run", "etc")
+    with open(installed.root / folder / "server.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = installed.run("postrm", "purge")
+    assert done.returncode == 1 and f"a server uses {installed.root / folder}: stop" in done.stderr
+    assert installed.files("var", "run", "etc") == before
+    assert installed.run("postrm", "purge").returncode == 0
+    assert installed.files("var", "run", "etc") == []
+
+
+def test_a_removal_keeps_data_and_settings(installed: Installed) -> None:
+    for path in (*DATA, *REGISTRIES):
+        installed.write(path)
+    before = installed.files("var", "run", "etc")
+    assert installed.run("postrm", "remove").returncode == 0
+    assert installed.files("var", "run", "etc") == before

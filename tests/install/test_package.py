@@ -14,7 +14,7 @@ import yaml
 
 from cri_server.images import build
 from tests.install.server import Server
-from tests.support import chroot, images, package
+from tests.support import chroot, documents, images, package
 from tests.support.debian import suite
 from tests.support.groups import own_group
 from tests.support.processes import wait_until
@@ -99,6 +99,26 @@ def test_purge_leaves_nothing(installed: Path) -> None:
         machine.run("apt-get purge -y pyrunc")
         assert "pyrunc" not in machine.run("ls /run").stdout
     assert listing(installed, RECORDS_OF_DPKG) == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_readmes_commands_start_the_server_where_no_systemd_runs(installed: Path) -> None:
+    """And the package is not removed under it."""
+    (block,) = documents.blocks("../README.md", "Install, run, look")
+    network, server = block.splitlines()[1:3]
+    assert "10-pyrunc.conflist" in network and "pyrunc-cri serve" in server
+    with chroot.entered(installed, own_network=True) as machine:
+        machine.run("apt-get install -y --no-install-recommends /root/pyrunc.deb")
+        machine.run(f"{network}\n{server} </dev/null")
+        assert wait_until(lambda: machine.run("pyrunc-cri pods", check=False).returncode == 0, 60)
+        for verb in ("remove", "purge"):
+            refused = machine.run(f"apt-get {verb} -y pyrunc", check=False)
+            assert refused.returncode and "stop `pyrunc-cri serve` first" in refused.stdout + refused.stderr
+        machine.run("pyrunc-cri pods && pkill -f 'pyrunc-cri serve'")
+        assert wait_until(lambda: machine.run("apt-get purge -y pyrunc", check=False).returncode == 0, 60)
+        machine.run("rm -rf /etc/cni/net.d/* /var/log/pyrunc-cri.log")
+    assert not (installed / "var/lib/pyrunc").exists()
 
 
 @pytest.mark.slow

@@ -61,6 +61,12 @@ def test_all_that_a_node_needs_is_there(tree: Path) -> None:
         "usr/share/fish/vendor_completions.d/pyrunc.fish",
         "usr/share/doc/pyrunc/examples/10-pyrunc.conflist",
         "usr/share/doc/pyrunc/copyright",
+        "usr/share/doc/pyrunc/README.md",
+        "usr/share/doc/pyrunc/docs/install.md",
+        "usr/share/doc/pyrunc/examples/pod.yaml",
+        "usr/share/doc/pyrunc/examples/grafana/pyrunc.json",
+        "usr/share/doc/pyrunc/examples/prometheus/rules.yml",
+        "DEBIAN/templates",
     ]
     assert [path for path in expected if not (tree / path).is_file()] == []
     (unit,) = tree.glob("*/**/systemd/system/pyrunc-cri.service")
