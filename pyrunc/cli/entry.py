@@ -19,7 +19,6 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyrunc
 from pyrunc.atomic_file import write_bytes
@@ -104,7 +103,7 @@ class Target:
     and the root directory that holds Python's headers and libraries, or an empty text."""
 
     compiler: tuple[str, ...]
-    variables: Mapping[str, Any]
+    variables: Mapping[str, str]
     root: str = ""
 
     def path(self, *names: str) -> str:
@@ -129,8 +128,8 @@ def compile_program(path: str, place: Place, target: Target | None = None) -> bo
     target = target or native()
     if target is None:
         return False
-    variables = (target.variables.get(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS"))
-    names = " ".join(variables).split()
+    options = (target.variables.get(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS"))
+    names = " ".join(options).split()
     # Debian 13's library asks for an archive of Python's build folder, which no package has: hashlib's own SHA-2.
     absent = [name for name in names if name.endswith("libHacl_Hash_SHA2.a") and not os.path.exists(name)]
     names = [name for name in dict.fromkeys(names) if name not in absent]
