@@ -82,7 +82,7 @@ def images(context: click.Context, parameter: click.Parameter, incomplete: str) 
     try:
         with _client(context) as client:
             for image in client.image("ListImages", api.ListImagesRequest(), TIMEOUT_S).images:
-                identifier = image.id.removeprefix("sha256:")[:SHORT]
+                identifier = image.id.rpartition(":")[2][:SHORT]
                 found += [(tag, identifier) for tag in image.repo_tags]
                 found.append((identifier, " ".join(image.repo_tags)))
     except Error:

@@ -92,7 +92,7 @@ def _listing(how: Output) -> Listing[api.Image]:
 def _is_named(each: api.Image, reference: str) -> bool:
     """Whether an image has this name: with or without its tag, as a pattern, or an id's prefix."""
     names = [*each.repo_tags, *each.repo_digests]
-    if each.id.removeprefix("sha256:").startswith(reference.removeprefix("sha256:")):
+    if (each.id if ":" in reference else each.id.rpartition(":")[2]).startswith(reference):
         return True
     bare = {
         name.partition("@")[0].rpartition(":")[0] if "@" not in name else name.partition("@")[0]

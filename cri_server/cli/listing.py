@@ -14,7 +14,7 @@ from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.selection import Selection
 from cri_server.cli.show import PAUSED, POD_STATES, STATES, age
 
-ID = "(sha256:)?[0-9a-f]{64}"
+ID = "(sha256:)?[0-9a-f]{64}|(sha512:)?[0-9a-f]{128}"
 
 
 @click.command()

@@ -75,7 +75,7 @@ class Output:
 
     def short(self, identifier: str) -> str:
         """An id as a table shows it."""
-        identifier = identifier.removeprefix("sha256:")
+        identifier = identifier.rpartition(":")[2]
         return identifier if self.no_trunc else identifier[:SHORT]
 
     def listed(self, listing: Listing[Item], items: Sequence[Item]) -> str:

@@ -20,6 +20,7 @@ from cri_server.checkpoints.options import OPTIONS
 from cri_server.checkpoints.read import TAKE, UNPACK, Checkpoint, Take, Unpack
 from cri_server.containers import anonymous_volumes
 from cri_server.containers.checkpoint import require_criu, run
+from cri_server.images.digests import HEX_LENGTHS, hex_of
 from cri_server.images.merged import merged
 from cri_server.images.reference import is_id
 from cri_server.images.service import Image
@@ -34,7 +35,6 @@ from pyrunc.errors import InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.kernel.tree import remove_path
 
 ARCHIVE, LAYER = "archive", "layer"
-ID_DIGITS = 64
 SEPARATE = ("network", "pid", "ipc")
 """CRIU restores processes of the host's namespaces in the host's, whatever pod they are to be in, and finds no place there for those
 of a pod's."""
@@ -143,7 +143,7 @@ async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
 
 def _is_whole_id(reference: str) -> bool:
     """Of an image, which no registry knows by it: CRI-O's are without `sha256:`."""
-    return is_id(reference) and len(reference.removeprefix("sha256:")) == ID_DIGITS
+    return is_id(reference) and len(hex_of(reference)) in HEX_LENGTHS
 
 
 def check(checkpoint: Checkpoint, spec: Mapping[str, Any], wanted: Sequence[Asked]) -> None:

@@ -19,11 +19,12 @@ from typing import Any
 
 from cri_server.images import manifest as manifests
 from cri_server.images.content import Blobs
+from cri_server.images.digests import digest_from_hex, hex_of, is_digest
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.model import Image
-from cri_server.images.reference import Reference, is_digest, is_id
+from cri_server.images.reference import Reference, is_id
 from pyrunc import atomic_file
 from pyrunc.errors import Error, NotFound
 
@@ -129,12 +130,12 @@ class Catalog:
 
     def find(self, reference: str) -> Image | None:
         """By id, unique prefix of one, tag or digest. A malformed reference means nothing, hence None."""
-        wanted = reference if reference.startswith("sha256:") else f"sha256:{reference}"
-        if wanted in self._images:
-            return self._images[wanted]
+        for wanted in (reference, digest_from_hex(reference)):
+            if wanted in self._images:
+                return self._images[wanted]
         if name := self.name(reference):
             return self._images[self._contents[name.target.digest].image_id]
-        found = [i for id, i in self._images.items() if id.startswith(wanted)] if is_id(reference) else []
+        found = [i for i in self._images.values() if is_id(reference) and begins(i.id, reference)]
         return found[0] if len(found) == 1 else None
 
     def name(self, reference: str) -> Name | None:
@@ -435,6 +436,11 @@ class Catalog:
         return [n for n in found if n.target.digest in indexed] or found
 
 
+def begins(image_id: str, text: str) -> bool:
+    """Whether the id begins with this text, which may lack the algorithm."""
+    return (image_id if ":" in text else hex_of(image_id)).startswith(text)
+
+
 def repository_of(reference: str) -> str:
     """`HOST/PATH`; empty for an id and for what is no reference."""
     try:
@@ -463,7 +469,7 @@ def _demoted(name: Name, new: Name) -> Name | None:
 def pin(text: str) -> str:
     """What a configured reference or id pins: an id, or a name with tag or digest. Raises InvalidArgument."""
     if is_id(text):
-        return text if text.startswith("sha256:") else f"sha256:{text}"
+        return text if ":" in text else digest_from_hex(text)
     return str(Reference.parse(text))
 
 

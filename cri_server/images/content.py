@@ -1,4 +1,4 @@
-"""Blobs on disk in an OCI image layout: `blobs/sha256/<hex>`, there whole and durable or not at all.
+"""Blobs on disk in an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`, there whole and durable or not at all.
 
 A blob grows in `ingest/` under a name of its own, is hashed while it is written, synced, and renamed; one that goes to its decoder (see
 `streamed`) never is here. What lies in `ingest/` when the server starts is rubbish of an earlier life.
@@ -6,7 +6,6 @@ A blob grows in `ingest/` under a name of its own, is hashed while it is written
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import uuid
@@ -15,6 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cri_server.images.digests import (
+    ALGORITHMS,
+    SHA256,
+    algorithm_of,
+    digest_of,
+    hasher,
+    hex_of,
+    is_content,
+)
 from cri_server.images.reserve import Reserve
 from pyrunc import atomic_file
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, ResourceExhausted
@@ -47,8 +55,10 @@ def store_errors(root: Path) -> Iterator[None]:
 class Incoming(ABC):
     """Content that arrives in pieces, hashed on the way. Use from one thread at a time."""
 
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+    def __init__(self, algorithm: str = SHA256) -> None:
+        """`algorithm`: of its digest."""
+        self._algorithm = algorithm
+        self._hash = hasher(algorithm)
         self.size = 0
 
     def write(self, data: bytes) -> None:
@@ -62,12 +72,12 @@ class Incoming(ABC):
 
     def restart(self) -> None:
         """Forget what was written."""
-        self._hash, self.size = hashlib.sha256(), 0
+        self._hash, self.size = hasher(self._algorithm), 0
 
     @property
     def digest(self) -> str:
         """Of what was written so far."""
-        return f"sha256:{self._hash.hexdigest()}"
+        return f"{self._algorithm}:{self._hash.hexdigest()}"
 
     def check(self, digest: str, size: int | None = None) -> None:
         """Raises DigestMismatch unless this is the promised content."""
@@ -80,8 +90,8 @@ class Incoming(ABC):
 class InMemory(Incoming):
     """Content that is kept in memory, whose size the caller has limited."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, algorithm: str) -> None:
+        super().__init__(algorithm)
         self._data = bytearray()
 
     def _put(self, data: bytes) -> None:
@@ -100,8 +110,8 @@ class InMemory(Incoming):
 class Ingest(Incoming):
     """A blob that is being written; ends with `commit` or `abandon` (or as a `with`). `write` raises ResourceExhausted, KernelError."""
 
-    def __init__(self, blobs: Blobs) -> None:
-        super().__init__()
+    def __init__(self, blobs: Blobs, algorithm: str = SHA256) -> None:
+        super().__init__(algorithm)
         self._blobs = blobs
         self._path = blobs.new_temporary("blob")
         try:
@@ -134,6 +144,7 @@ class Ingest(Incoming):
         """Make it a blob; its digest. Raises ResourceExhausted, KernelError."""
         try:
             os.fsync(self._fd)
+            self._blobs.make_folder(self.digest)
             os.rename(self._path, self._blobs.path(self.digest))
         except OSError as error:
             raise node_error(error, "a blob", self._blobs.root) from None
@@ -155,15 +166,13 @@ class Blobs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._folder = root / "blobs" / "sha256"
+        self._folders = {algorithm: root / "blobs" / algorithm for algorithm in ALGORITHMS}
         self._ingest = root / "ingest"
 
     def prepare(self) -> None:
         """Make the layout's folders and files, durably."""
-        for folder in (self.root, self.root / "blobs", self._folder, self._ingest):
-            if not folder.is_dir():
-                folder.mkdir(mode=FOLDER_MODE, parents=True)
-                atomic_file.sync_folder(str(folder.parent))
+        for folder in (self.root, self.root / "blobs", self._folders[SHA256], self._ingest):
+            _make_folder(folder)
             folder.chmod(FOLDER_MODE)
         atomic_file.remove_leftovers(str(self.root))
         layout = self.root / "oci-layout"
@@ -176,7 +185,11 @@ class Blobs:
 
     def path(self, digest: str) -> str:
         """Where the blob is or will be."""
-        return str(self._folder / digest.removeprefix("sha256:"))
+        return str(self._folders[algorithm_of(digest)] / hex_of(digest))
+
+    def make_folder(self, digest: str) -> None:
+        """The one that the blob goes to: that of sha512 is there only when it is needed, as other programs do it. Raises OSError."""
+        _make_folder(self._folders[algorithm_of(digest)])
 
     def size(self, digest: str) -> int | None:
         """The blob's size; None if it is not here."""
@@ -192,7 +205,7 @@ class Blobs:
                 data = file.read(limit_bytes + 1)
         except FileNotFoundError:
             raise NotFound(f"no blob {digest}") from None
-        if len(data) > limit_bytes or f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+        if len(data) > limit_bytes or not is_content(data, digest):
             raise DigestMismatch(f"blob {digest} is damaged on disk")
         return data
 
@@ -203,12 +216,12 @@ class Blobs:
         except FileNotFoundError:
             raise NotFound(f"no blob {digest}") from None
 
-    def put(self, data: bytes) -> str:
+    def put(self, data: bytes, algorithm: str = SHA256) -> str:
         """Store content; its digest."""
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        digest = digest_of(data, algorithm)
         if self.size(digest) == len(data):
             return digest
-        with Ingest(self) as ingest:
+        with Ingest(self, algorithm) as ingest:
             ingest.write(data)
             return ingest.commit()
 
@@ -218,12 +231,21 @@ class Blobs:
 
     def digests(self) -> list[str]:
         """All blobs."""
-        return [f"sha256:{name}" for name in os.listdir(self._folder)]
+        return [
+            f"{algorithm}:{name}"
+            for algorithm, folder in self._folders.items()
+            if folder.is_dir()
+            for name in os.listdir(folder)
+        ]
 
     def sync_folder(self) -> None:
         """Make the names of committed blobs durable."""
-        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        for folder in self._folders.values():
+            if folder.is_dir():
+                atomic_file.sync_folder(str(folder))
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        atomic_file.sync_folder(str(folder.parent))

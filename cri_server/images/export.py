@@ -82,7 +82,7 @@ def _place(digest: str) -> str:
 def _head(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o644
-    return info.tobuf(tarfile.USTAR_FORMAT)
+    return info.tobuf(tarfile.PAX_FORMAT)  # the same but for names of 128 digits
 
 
 def _padding(size: int) -> bytes:

@@ -7,7 +7,6 @@ layer compresses is no bound: a preallocated file of zeros is honest, and become
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 from isal import igzip_lib
 
+from cri_server.images.digests import SHA256, hasher
 from cri_server.images.ring import Receiver
 from pyrunc.errors import PeerError, ResourceExhausted
 from pyrunc.records import Record
@@ -90,11 +90,13 @@ class Stream:
         *,
         hashed: bool = True,
         decoded: bool = False,
+        algorithm: str = SHA256,
     ) -> None:
-        """Unless it is `hashed`, `drain` has no digest; one that is `decoded` already is taken as it is, whatever it begins with."""
+        """Unless it is `hashed`, `drain` has no digest; `algorithm` is that of the digest; one that is `decoded` already is taken as it is, whatever it begins with."""
         self._read = blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
         self._limits = limits or Limits()
-        self._hash = hashlib.sha256() if hashed else None
+        self._algorithm = algorithm
+        self._hash = hasher(algorithm) if hashed else None
         self._input = memoryview(b"")
         self._used = 0
         self._block = memoryview(b"")
@@ -130,10 +132,10 @@ class Stream:
         return sum(len(piece) for piece in self.pieces(size))
 
     def drain(self) -> str:
-        """Read to the end; the diff id, `sha256:…` of the whole uncompressed stream."""
+        """Read to the end; the diff id, `sha256:…` or `sha512:…` of the whole uncompressed stream."""
         for _ in self.blocks():
             pass
-        return f"sha256:{self._hash.hexdigest()}" if self._hash else ""
+        return f"{self._algorithm}:{self._hash.hexdigest()}" if self._hash else ""
 
     def expect(self, diff_id: str | None) -> str:
         """`drain`; None takes what comes. Raises BadLayer when the content is another."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from isal import isal_zlib
 
 from cri_server.images import manifest as manifests
 from cri_server.images.content import Blobs, DigestMismatch, Ingest
+from cri_server.images.digests import algorithm_of, digest_of, hasher, hex_of
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.manifest import Descriptor, Manifest
 
@@ -46,7 +46,7 @@ class PlainLayers:
         if layers == manifest.layers and not manifest.others:
             return target
         data = manifests.encoded(manifests.with_layers(manifest, layers))
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        digest = digest_of(data)
         self._documents[digest] = data
         return Descriptor(manifests.OCI_MANIFEST, digest, len(data))
 
@@ -75,13 +75,13 @@ class PlainLayers:
 def compressed(blobs: Blobs, files: LayerFiles, diff_id: str, tick: Callable[[], None]) -> Descriptor:
     """The layer as a gzip blob in the layout, which the caller holds. Raises NotFound, DigestMismatch (a tar that has changed),
     ResourceExhausted, OSError."""
-    compressor, content = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP), hashlib.sha256()
+    compressor, content = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP), hasher(algorithm_of(diff_id))
     with Ingest(blobs) as ingest, io.FileIO(files.open_tar(diff_id)) as tar:
         while part := tar.read(_READ_BYTES):
             content.update(part)
             ingest.write(compressor.compress(part))
             tick()
         ingest.write(compressor.flush())
-        if f"sha256:{content.hexdigest()}" != diff_id:
+        if content.hexdigest() != hex_of(diff_id):
             raise DigestMismatch(f"the tar of layer {diff_id} is damaged on disk")
         return Descriptor(f"{manifests.OCI_LAYER}+gzip", ingest.commit(), ingest.size)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from cri_server.images import ring
+from cri_server.images.digests import algorithm_of
 from cri_server.images.inflate import LayerWork, Limits, Stream
 from cri_server.images.layers import Layers
 from cri_server.images.ring import Receiver
@@ -68,7 +69,7 @@ class LayerJobs:
         """`perform` with the content of the blob, which another errand decodes: `function` gets a ring's descriptors, or without errands
         `here` the stream."""
         if self._errands is None:
-            stream = Stream(blob, arguments.limits)
+            stream = Stream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
             await _in_thread_with_ticks(lambda tick: here(stream, tick), ticked)
             return
         async with self._decoding(self._errands, blob, arguments.limits) as receiver:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from cri_server.images import unpack
 from cri_server.images.catalog import Catalog, Content, Policy
 from cri_server.images.content import Blobs
+from cri_server.images.digests import algorithm_of
 from cri_server.images.erofs import build as index_builder
 from cri_server.images.erofs import layer_tar
 from cri_server.images.erofs.early import GrowingTars
@@ -252,7 +253,10 @@ class LayerMaker:
                 async def opened() -> AsyncIterator[StreamedBlob]:
                     async with (
                         self._jobs.stream(watch),
-                        streamed(lambda end: self._write_tar(diff_id, end, folder, ticked)) as blob,
+                        streamed(
+                            lambda end: self._write_tar(diff_id, end, folder, ticked),
+                            algorithm_of(descriptor.digest),
+                        ) as blob,
                     ):
                         yield blob
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cri_server.images.content import FOLDER_MODE, node_error
+from cri_server.images.digests import digest_from_hex, hex_of
 from cri_server.images.inherit import inherit_attributes
 from cri_server.images.trees import open_folder
 from cri_server.images.unpack import RECORD, TREE, Layer
@@ -64,7 +65,7 @@ class Layers:
             self._throw_away(self._ingest / name)
         for name in os.listdir(self._folder):
             try:
-                self._known[f"sha256:{name}"] = Layer.read(str(self._folder / name))
+                self._known[digest_from_hex(name)] = Layer.read(str(self._folder / name))
             except (NotFound, DamagedRecord, NotADirectoryError):
                 self._throw_away(self._folder / name)
 
@@ -154,7 +155,7 @@ class Layers:
             self._delete(self._trash, name)
 
     def _path(self, chain_id: str) -> Path:
-        return self._folder / chain_id.removeprefix("sha256:")
+        return self._folder / hex_of(chain_id)
 
     def _throw_away(self, path: Path) -> None:
         try:

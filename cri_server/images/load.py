@@ -18,9 +18,10 @@ from typing import Any
 from cri_server.images import manifest as manifests
 from cri_server.images import tar_headers
 from cri_server.images.content import Blobs, Ingest
+from cri_server.images.digests import ALGORITHMS, algorithm_of, is_digest
 from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Stream
 from cri_server.images.manifest import Descriptor, Index, Manifest
-from cri_server.images.reference import Reference, is_digest
+from cri_server.images.reference import Reference
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, Unavailable
 
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 FILES_LIMIT = 20_000
 IMAGES_LIMIT = 1000
-_BLOBS = "blobs/sha256/"
 _CONTAINERD_NAME = "io.containerd.image.name"
 _OCI_NAME = "org.opencontainers.image.ref.name"
 
@@ -163,18 +163,24 @@ def _blob(
 ) -> str:
     if entry.sparse is not None:
         raise BadLayer(f"{tar_headers.shown(entry.name)}: a sparse file in an archive of images")
-    with Ingest(blobs) as ingest:
+    digest = _digest_in_layout(name)
+    with Ingest(blobs, algorithm_of(digest)) as ingest:
         for piece in stream.pieces(entry.stored):
             ingest.write(bytes(piece))
             if given_up():
                 raise Abandoned
         if ingest.size < entry.stored:
             raise BadLayer("the archive is truncated")
-        if name.startswith(_BLOBS):
-            promised = f"sha256:{name.removeprefix(_BLOBS)}"
-            if ingest.digest != promised:
-                raise BadLayer(f"{name} has the content of {ingest.digest}")
+        if digest is not None and ingest.digest != digest:
+            raise BadLayer(f"{name} has the content of {ingest.digest}")
         return ingest.commit()
+
+
+def _digest_in_layout(name: str) -> str | None:
+    """What a file of an OCI layout is named by; None for other files."""
+    folder, algorithm, digits = (*name.split("/"), "", "")[:3]
+    is_blob = folder == "blobs" and algorithm in ALGORITHMS and name.count("/") == 2
+    return f"{algorithm}:{digits}" if is_blob else None
 
 
 def _clean(name: bytes) -> str:

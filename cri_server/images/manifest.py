@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from cri_server import typed
+from cri_server.images.digests import is_digest
 from cri_server.images.model import ImageConfig
 from cri_server.images.platforms import Platform as Platform
 from cri_server.images.platforms import host_platform as host_platform
 from cri_server.images.platforms import host_processors, rank
-from cri_server.images.reference import is_digest
 from pyrunc.errors import NotFound, PeerError, Unsupported
 
 LIMIT_BYTES = 4 << 20
@@ -71,9 +71,11 @@ class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}
     annotations: dict[str, str] | None = None
 
     def check(self, what: str) -> None:
-        """Raises BadManifest (Unsupported for another digest algorithm)."""
+        """Raises BadManifest."""
         if not is_digest(self.digest):
-            raise BadManifest(f"{what}: digest {self.digest[:100]!r} is not a sha256 digest in lower case")
+            raise BadManifest(
+                f"{what}: digest {self.digest[:100]!r} is not a sha256 or sha512 digest in lower case"
+            )
         if not 0 <= self.size <= BLOB_LIMIT_BYTES:
             raise BadManifest(f"{what}: size {self.size} is out of range")
 
@@ -200,7 +202,7 @@ def parse_config(data: bytes) -> Config:
     run = raw.config or _RawRun()
     diff_ids = raw.rootfs.diff_ids or []
     if raw.rootfs.type != "layers" or not all(is_digest(d) for d in diff_ids):
-        raise BadManifest("image configuration: rootfs is not a list of sha256 layers")
+        raise BadManifest("image configuration: rootfs is not a list of layers by sha256 or sha512")
     image = ImageConfig(
         user=run.user or "",
         env=run.env or [],

@@ -17,6 +17,7 @@ from cri_server.images import manifest as manifests
 from cri_server.images.catalog import Name
 from cri_server.images.client import Session
 from cri_server.images.content import DigestMismatch, Incoming, Ingest, InMemory, store_errors
+from cri_server.images.digests import algorithm_of
 from cri_server.images.hosts import hosts_for
 from cri_server.images.layer_maker import BlobSource
 from cri_server.images.layers import chain_ids
@@ -168,7 +169,7 @@ class Pull:
 
     async def _config(self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]) -> Config:
         """Fetched also when it is here, which proves the right to the image: see `verified`. It is added to `blobs`."""
-        content = InMemory()
+        content = InMemory(algorithm_of(manifest.config.digest))
         await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
         blobs[manifest.config.digest] = content.data
         config = manifests.parse_config(content.data)
@@ -178,8 +179,8 @@ class Pull:
         return config
 
     async def _keep(self, blobs: dict[str, bytes]) -> None:
-        for data in blobs.values():
-            await self._thread(partial(self._store.blobs.put, data))
+        for digest, data in blobs.items():
+            await self._thread(partial(self._store.blobs.put, data, algorithm_of(digest)))
 
     async def _layers(self, registry: Registry, manifest: Manifest, config: Config) -> None:
         missing = {
@@ -210,7 +211,7 @@ class Pull:
             self._downloaded.add(descriptor.digest)
 
     def _download(self, registry: Registry, descriptor: Descriptor) -> None:
-        with Ingest(self._store.blobs) as ingest:
+        with Ingest(self._store.blobs, algorithm_of(descriptor.digest)) as ingest:
             self._receive(registry, descriptor, ingest)
             if ingest.digest != descriptor.digest:
                 raise DigestMismatch(f"blob {descriptor.digest} has the content of {ingest.digest}")

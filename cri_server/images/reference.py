@@ -14,6 +14,7 @@ import re
 import socket
 from dataclasses import dataclass
 
+from cri_server.images.digests import is_digest
 from pyrunc.errors import InvalidArgument, Unsupported
 
 DOCKER = "docker.io"
@@ -24,22 +25,16 @@ _DOMAIN = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]{{
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _PATH = re.compile(rf"{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _FOREIGN_DIGEST = re.compile(r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-fA-F]{32,}")
-_OURS = re.compile(r"sha256:[0-9a-f]*")
-_ID = re.compile(r"(?:sha256:)?[0-9a-f]{1,64}")
+_OURS = re.compile(r"sha(?:256|512):[0-9a-f]*")
+_ID = re.compile(r"(?:sha256:)?[0-9a-f]{1,64}|(?:sha512:)?[0-9a-f]{1,128}")
 _DOCKER_REGISTRIES = {"docker.io", "index.docker.io", "registry-1.docker.io"}
 _NUMERIC = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)(?:\.(?:0x[0-9a-f]*|[0-9]+)){0,3}")
 _PORTS_LIMIT = 1 << 16
 
 
-def is_digest(text: object) -> bool:
-    """Whether it is a digest that we can verify: `sha256:` and 64 lower-case hex digits."""
-    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
-
-
 def is_id(text: str) -> bool:
-    """Whether it can be an image id or the beginning of one, `sha256:` or not."""
+    """Whether it can be an image id or the beginning of one, with its algorithm or not."""
     return _ID.fullmatch(text) is not None
 
 
@@ -54,13 +49,15 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Raises InvalidArgument, and Unsupported for a digest of another algorithm than sha256."""
+        """Raises InvalidArgument, and Unsupported for a digest of another algorithm than sha256 and sha512."""
         if len(text) > TEXT_LIMIT:
             raise InvalidArgument(f"image {_shown(text)}: longer than {TEXT_LIMIT} characters")
         rest, at, digest = text.partition("@")
-        if at and not _DIGEST.fullmatch(digest):
+        if at and not is_digest(digest):
             if _FOREIGN_DIGEST.fullmatch(digest) and not _OURS.fullmatch(digest):
-                raise Unsupported(f"image {_shown(text)}: only sha256 digests in lower case are supported")
+                raise Unsupported(
+                    f"image {_shown(text)}: only sha256 and sha512 digests in lower case are supported"
+                )
             raise InvalidArgument(f"image {_shown(text)}: malformed digest")
         rest, tag = _split_tag(rest)
         if tag is not None and not _TAG.fullmatch(tag):

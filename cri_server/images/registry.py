@@ -6,7 +6,6 @@ slow. A blob that broke off goes on where it stopped (Range), at the next host i
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import threading
@@ -23,10 +22,11 @@ from cri_server.images import manifest as manifests
 from cri_server.images.auth import Credential
 from cri_server.images.client import Body, Session, Unavailable
 from cri_server.images.content import DigestMismatch, Incoming
+from cri_server.images.digests import algorithm_of, digest_of, is_content, is_digest
 from cri_server.images.hosts import PULL, RESOLVE, Host
 from cri_server.images.manifest import Descriptor
 from cri_server.images.model import Auth
-from cri_server.images.reference import Reference, is_digest, normal_registry
+from cri_server.images.reference import Reference, normal_registry
 from pyrunc.errors import Error, InvalidSpec, NotFound, PeerError
 
 Got = TypeVar("Got")
@@ -142,7 +142,7 @@ class Registry:
         def fetch(host: Host) -> bytes:
             with self._open(host, f"blobs/{digest}", {}) as response:
                 data = self._all(host, response, limit_bytes, "a blob")
-            if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+            if not is_content(data, digest):
                 raise DigestMismatch(f"{host.netloc}: blob {digest} has other content")
             return data
 
@@ -223,9 +223,10 @@ class Registry:
             data = self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
             sent = response.headers.get("Content-Type", "").partition(";")[0].strip()
             promised = response.headers.get("Docker-Content-Digest", "")
-        found = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        named = digest or (promised if is_digest(promised) else None)
+        found = digest_of(data, algorithm_of(named))
         for expected in (digest, promised if is_digest(promised) else None):
-            if expected and found != expected:
+            if expected and not is_content(data, expected):
                 raise DigestMismatch(
                     f"{host.netloc}: manifest {target} has the digest {found}, not {expected}"
                 )

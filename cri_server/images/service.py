@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cri_server.descriptor_store import DescriptorStore
 from cri_server.images import export as exports
 from cri_server.images import load as archives
-from cri_server.images.catalog import Content, Name
+from cri_server.images.catalog import Content, Name, begins
 from cri_server.images.content import store_errors
+from cri_server.images.digests import hex_of
 from cri_server.images.erofs.mounts import ImageMount
 from cri_server.images.inflate import Limits
 from cri_server.images.layer_blobs import PlainLayers
@@ -176,7 +177,7 @@ class ImageService:
             return []
         names = catalog.names_of(image.id)
         chosen = catalog.name(reference)
-        if chosen is not None and reference not in (image.id, image.id.removeprefix("sha256:")):
+        if chosen is not None and reference not in (image.id, hex_of(image.id)):
             same = [n for n in names if n.repository == chosen.repository and n.target == chosen.target]
             names_chosen = same if "@" in reference else [chosen]
             if set(names_chosen) != set(names):
@@ -303,7 +304,7 @@ class ImageService:
         names: dict[str, Name] = {}
         for reference in references:
             image, name = self._named(reference)
-            is_id = image.id.removeprefix("sha256:").startswith(reference.removeprefix("sha256:"))
+            is_id = begins(image.id, reference)
             tags = image.repo_tags if is_id else [name.tagged] if name.tagged else []
             wanted.setdefault(image.id, []).extend(tag for tag in tags if tag not in wanted.get(image.id, []))
             names.setdefault(image.id, name)

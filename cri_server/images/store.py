@@ -13,6 +13,7 @@ from pathlib import Path
 from cri_server.descriptor_store import DescriptorStore
 from cri_server.images.catalog import Catalog, Content, Name, Policy
 from cri_server.images.content import Blobs
+from cri_server.images.digests import digest_from_hex
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.erofs.mounts import ImageMount, Mounts
 from cri_server.images.erofs.probe import why_not, why_not_shared
@@ -241,7 +242,7 @@ class Store:
         """Remove one of `unused`; whether it is gone: not when a pull needs it or may need it. Raises OSError."""
         with self._collecting:
             held = self._holds.current()
-            digest = f"sha256:{entry.path.name}"
+            digest = digest_from_hex(entry.path.name)
             used = held | set(self.catalog.used_blobs()) | self.catalog.used_chain_ids()
             used |= self.catalog.used_tars() | self.catalog.used_indexes()
             if EVERYTHING in held or digest in used or (held and entry.kind == "download"):

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from cri_server.images.content import Incoming
+from cri_server.images.digests import SHA256
 from cri_server.images.ring import Interrupted, Receiver, Sender, open_ring
 from pyrunc.errors import PeerError
 
@@ -19,9 +20,9 @@ from pyrunc.errors import PeerError
 class StreamedBlob(Incoming):
     """What is written goes into a ring. `write` and `restart` raise Interrupted."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, algorithm: str) -> None:
         """Takes it over."""
-        super().__init__()
+        super().__init__(algorithm)
         self._sender = sender
 
     def _put(self, data: bytes) -> None:
@@ -42,14 +43,16 @@ OpenStream = Callable[[], AbstractAsyncContextManager[StreamedBlob]]
 
 
 @asynccontextmanager
-async def streamed(read: Callable[[Receiver], Coroutine[Any, Any, None]]) -> AsyncIterator[StreamedBlob]:
+async def streamed(
+    read: Callable[[Receiver], Coroutine[Any, Any, None]], algorithm: str = SHA256
+) -> AsyncIterator[StreamedBlob]:
     """Run `read`, which gets one end of a ring, beside the block, which writes to the other one. The end of the block is the end of
-    the blob, and `read` is waited for; when the block fails it is cancelled.
+    the blob, and `read` is waited for; when the block fails it is cancelled. `algorithm`: of the blob's digest.
 
     Raises what the block or `read` raises; Interrupted when `read` failed before all was written, unless that was this node's fault.
     """
     sender, receiver = open_ring()
-    blob = StreamedBlob(sender)
+    blob = StreamedBlob(sender, algorithm)
     reader = asyncio.create_task(read(receiver))
     reader.add_done_callback(lambda _: receiver.close())  # a writer that waits is interrupted
     try:

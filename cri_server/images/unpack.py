@@ -17,6 +17,7 @@ import msgspec
 
 from cri_server import typed
 from cri_server.images import jail, layer_errand
+from cri_server.images.digests import algorithm_of
 from cri_server.images.extract import extract
 from cri_server.images.inflate import LayerWork, Limits, Stream
 from cri_server.images.ring import Receiver
@@ -91,7 +92,9 @@ def errand(arguments: Message, fds: list[int]) -> int:
     `LayerWork`'s."""
     *ends, progress_fd = fds
     asked = LayerWork.of(arguments)
-    stream = Stream(Receiver(*ends, copying=True), asked.limits, decoded=True)
+    stream = Stream(
+        Receiver(*ends, copying=True), asked.limits, decoded=True, algorithm=algorithm_of(asked.diff_id)
+    )
     keep_freed_memory()
     tick = layer_errand.begin(progress_fd)
     with layer_errand.writing(asked.folder, "unpacking a layer"):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cri_server.images.digests import hex_of
 from pyrunc.kernel.usage import usage
 
 KNOWN = {
@@ -34,13 +35,19 @@ class Entry:
     size_bytes: int
 
 
-FOLDERS = {"blob": "blobs/sha256", "layer": "layers", "tar": "tars", "index": "indexes"}
+FOLDERS = (
+    ("blob", "blobs/sha256"),
+    ("blob", "blobs/sha512"),
+    ("layer", "layers"),
+    ("tar", "tars"),
+    ("index", "indexes"),
+)
 
 
 def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[Entry]:
     """Everything below `root` but what images use, given as digests by kind. Slow: run it in a thread."""
-    for kind, folder in FOLDERS.items():
-        yield from _entries(kind, root / folder, {digest.removeprefix("sha256:") for digest in used[kind]})
+    for kind, folder in FOLDERS:
+        yield from _entries(kind, root / folder, {hex_of(digest) for digest in used[kind]})
     yield from _entries("download", root / "ingest", ())
     yield from _entries("trash", root / "trash", ())
     yield from _entries("unknown", root, KNOWN)

@@ -85,6 +85,7 @@ class Registry:
         self.requests: list[Request] = []
         self.tokens: set[str] = set()
         self.realm = ""
+        self.algorithm = "sha256"  # of the digests of manifests
         self.answers_for = ""  # as a proxy: the start of the URLs that it is asked for
         self.stopping = threading.Event()
         self._lock = threading.Lock()
@@ -121,16 +122,16 @@ class Registry:
 
     # ---- content
 
-    def put_blob(self, data: bytes) -> str:
+    def put_blob(self, data: bytes, algorithm: str = "sha256") -> str:
         """Store a blob; its digest."""
-        digest = hashlib.sha256(data).hexdigest()
+        digest = hashlib.new(algorithm, data).hexdigest()
         (self.root / "blobs" / digest).write_bytes(data)
-        return f"sha256:{digest}"
+        return f"{algorithm}:{digest}"
 
     def put_manifest(self, name: str, data: bytes, media_type: str) -> str:
         """Store a manifest or an index as `repository:tag` (or only by digest: `repository`); its digest."""
         repository, _, tag = name.partition(":")
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        digest = f"{self.algorithm}:{hashlib.new(self.algorithm, data).hexdigest()}"
         for reference in filter(None, (tag, digest)):
             self.manifests[repository, reference] = (data, media_type)
         return digest
@@ -345,12 +346,12 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.owner.manifests.get((name, reference))
         if found is None:
             return self._missing("MANIFEST_UNKNOWN")
-        digest = f"sha256:{hashlib.sha256(found[0]).hexdigest()}"
+        digest = f"{self.owner.algorithm}:{hashlib.new(self.owner.algorithm, found[0]).hexdigest()}"
         data = found[0] if fault.content is None else fault.content
         return self._send(200, data, found[1], {"Docker-Content-Digest": digest}, fault)
 
     def _blob(self, digest: str, fault: Fault) -> None:
-        path = self.owner.root / "blobs" / digest.removeprefix("sha256:")
+        path = self.owner.root / "blobs" / digest.rpartition(":")[2]
         if not path.is_file():
             return self._missing("BLOB_UNKNOWN")
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from cri_server.images import jail, layer_errand
+from cri_server.images.digests import hex_of
+from cri_server.images.erofs.format import TAG_BYTES
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged, without_repetitions
 from cri_server.images.erofs.tar_file import Growth, TarFile
@@ -53,7 +55,7 @@ def build(
         tar.complete()
     made.put_devices(
         [
-            Device(diff_id.removeprefix("sha256:").encode(), tar.size_bytes)
+            Device(hex_of(diff_id)[:TAG_BYTES].encode(), tar.size_bytes)
             for diff_id, tar in zip(diff_ids, tars, strict=True)
         ]
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cri_server.images.content import FOLDER_MODE, DigestMismatch
+from cri_server.images.digests import HEX_LENGTHS, hex_of
 from cri_server.images.erofs import build, layer_tar
 from pyrunc import atomic_file
 from pyrunc.compile.image_mount import Image
@@ -42,7 +43,7 @@ class LayerFiles:
             folder.chmod(FOLDER_MODE)
             for entry in os.scandir(folder):
                 if (
-                    len(entry.name) == 64
+                    len(entry.name) in HEX_LENGTHS
                     and set(entry.name) <= _DIGITS
                     and entry.is_file(follow_symlinks=False)
                 ):
@@ -71,11 +72,11 @@ class LayerFiles:
 
     def tar(self, diff_id: str) -> Path:
         """Where the layer's tar is or will be."""
-        return self._tars / diff_id.removeprefix("sha256:")
+        return self._tars / hex_of(diff_id)
 
     def index(self, chain_id: str) -> Path:
         """Where the index is or will be of the image whose top layer has that chain id."""
-        return self._indexes / chain_id.removeprefix("sha256:")
+        return self._indexes / hex_of(chain_id)
 
     def has_tar(self, diff_id: str) -> bool:
         return self.tar(diff_id) in self._sizes

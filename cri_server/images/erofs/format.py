@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from struct import Struct
 
+from cri_server.images.digests import hex_of
+
 BLOCK_BITS = 9
 BLOCK = 1 << BLOCK_BITS
 MAGIC = 0xE0F5E1E2
 SUPERBLOCK_OFFSET = 1024
 UUID_BYTES = 16
+TAG_BYTES = 64  # of a device: a sha256 in hex, or half of a sha512
 
 COMPAT_MTIME = 0x2  # inodes have times of modification
 INCOMPAT_CHUNKED_FILE = 0x4
@@ -67,4 +70,4 @@ def encoded_device(major: int, minor: int) -> int:
 
 def uuid_of(chain_id: str) -> bytes:
     """Of the index of an image with that top chain id: the beginning of its digest."""
-    return bytes.fromhex(chain_id.removeprefix("sha256:"))[:UUID_BYTES]
+    return bytes.fromhex(hex_of(chain_id))[:UUID_BYTES]

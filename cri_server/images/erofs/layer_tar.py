@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from cri_server.images import jail, layer_errand
+from cri_server.images.digests import algorithm_of
 from cri_server.images.inflate import LayerWork, Stream
 from cri_server.images.reserve import Reserve
 from cri_server.images.ring import Receiver
@@ -73,7 +74,9 @@ def errand(arguments: Message, fds: list[int]) -> int:
     `LayerWork`'s."""
     *ends, progress_fd = fds
     asked = LayerWork.of(arguments)
-    stream = Stream(Receiver(*ends, copying=True), asked.limits, decoded=True)
+    stream = Stream(
+        Receiver(*ends, copying=True), asked.limits, decoded=True, algorithm=algorithm_of(asked.diff_id)
+    )
     keep_freed_memory()
     tick = layer_errand.begin(progress_fd)
     with layer_errand.writing(asked.folder, "writing a layer's tar"):

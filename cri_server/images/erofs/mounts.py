@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cri_server.descriptor_store import DescriptorStore
+from cri_server.images.digests import hex_of
 from cri_server.images.erofs import format as erofs
 from cri_server.images.erofs.files import LayerFiles
 from pyrunc.abi.mount import EROFS_SUPER_MAGIC_V1
@@ -142,7 +143,7 @@ def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
     numbers."""
     found = [os.fstat(fd) for fd in fds]
     files = repr(([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in found], list(image.digests)))
-    return f"image-{chain_id.removeprefix('sha256:')}-{hashlib.sha256(files.encode()).hexdigest()}"
+    return f"image-{hex_of(chain_id)}-{hashlib.sha256(files.encode()).hexdigest()}"
 
 
 def shows(fd: int, chain_id: str) -> bool:
@@ -185,7 +186,7 @@ def check(index_fd: int, device_fds: Sequence[int], image: Image) -> None:
     count, first = fields[16], fields[17]
     slots = os.pread(index_fd, count * erofs.DEVICE_SLOT.size, first * erofs.DEVICE_SLOT.size)
     wanted = [
-        (Path(path).name.encode(), -(-os.fstat(fd).st_size // erofs.BLOCK))
+        (Path(path).name[: erofs.TAG_BYTES].encode(), -(-os.fstat(fd).st_size // erofs.BLOCK))
         for path, fd in zip(image.devices, device_fds, strict=True)
     ]
     if [slot[:2] for slot in erofs.DEVICE_SLOT.iter_unpack(slots)] != wanted:

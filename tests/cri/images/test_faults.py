@@ -417,16 +417,26 @@ def manifest_with(
             PeerError,
             "calls itself",
         ),
-        (lambda m: m["layers"][0].update(digest="sha512:" + "a" * 128), PeerError, "not a sha256 digest"),
+        (
+            lambda m: m["layers"][0].update(digest="sha384:" + "a" * 96),
+            PeerError,
+            "not a sha256 or sha512 digest",
+        ),
+        (
+            lambda m: m["layers"][0].update(digest="sha512:" + "a" * 64),
+            PeerError,
+            "not a sha256 or sha512 digest",
+        ),
+        (lambda m: m["layers"][0].update(digest="sha512:" + "a" * 128), NotFound, "not found"),
         (
             lambda m: m["layers"][0].update(digest=m["layers"][0]["digest"].upper()),
             PeerError,
-            "not a sha256 digest",
+            "not a sha256 or sha512 digest",
         ),
         (
             lambda m: m["layers"][0].update(digest="sha256:../../../etc/passwd"),
             PeerError,
-            "not a sha256 digest",
+            "not a sha256 or sha512 digest",
         ),
         (lambda m: m["layers"][0].update(digest="sha256:" + "0" * 64), NotFound, "not found"),
         (lambda m: m["layers"][0].update(size=-1), PeerError, "out of range"),
@@ -509,8 +519,8 @@ async def test_nested_indexes(registry: Registry, service: ImageService) -> None
 @pytest.mark.parametrize(
     ("top", "words"),
     [
-        ({"rootfs": {"type": "layers", "diff_ids": ["md5:1"]}}, "not a list of sha256 layers"),
-        ({"rootfs": {"type": "other", "diff_ids": []}}, "not a list of sha256 layers"),
+        ({"rootfs": {"type": "layers", "diff_ids": ["md5:1"]}}, "not a list of layers by sha256 or sha512"),
+        ({"rootfs": {"type": "other", "diff_ids": []}}, "not a list of layers by sha256 or sha512"),
         (
             {"rootfs": {"type": "layers", "diff_ids": ["sha256:" + "1" * 64]}},
             "as the image's configuration says",
@@ -559,7 +569,7 @@ async def test_a_digest_that_the_registry_does_not_keep(registry: Registry, serv
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", "a/UPPER", "a//b", "a:b:c", "name:", "name@", "name@sha256:abc", "a" * 300, "-a", "a/../b", "host:99999999/a", "a\nb", "a b", "http://a/b", "x@sha512:" + "a" * 128],
+    ["", " ", "a/UPPER", "a//b", "a:b:c", "name:", "name@", "name@sha256:abc", "a" * 300, "-a", "a/../b", "host:99999999/a", "a\nb", "a b", "http://a/b", "x@sha384:" + "a" * 96],
 )  # fmt: skip
 async def test_a_malformed_reference(service: ImageService, name: str) -> None:
     with pytest.raises(Error) as caught:

@@ -1,0 +1,55 @@
+"""Digests of content: `sha256:` or `sha512:` and the hash in lower-case hex, the registered algorithms of the image specification.
+
+Files are named by the hex alone: its length tells the algorithm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+SHA256, SHA512 = "sha256", "sha512"
+ALGORITHMS = (SHA256, SHA512)
+HEX_LENGTHS = {64: SHA256, 128: SHA512}
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+
+
+def is_digest(text: object) -> bool:
+    """Whether it is a digest that we can verify."""
+    return isinstance(text, str) and DIGEST.fullmatch(text) is not None
+
+
+def algorithm_of(digest: str | None) -> str:
+    """The algorithm of a digest; sha256 for None, for which no digest is known before."""
+    return SHA512 if digest is not None and digest.startswith("sha512:") else SHA256
+
+
+def hasher(algorithm: str) -> _Hash:
+    """A new hash of one of ALGORITHMS."""
+    return hashlib.sha512() if algorithm == SHA512 else hashlib.sha256()
+
+
+def digest_of(data: bytes, algorithm: str = SHA256) -> str:
+    """The digest of content."""
+    found = hasher(algorithm)
+    found.update(data)
+    return f"{algorithm}:{found.hexdigest()}"
+
+
+def is_content(data: bytes, digest: str) -> bool:
+    """Whether the digest is that of this content."""
+    return digest_of(data, algorithm_of(digest)) == digest
+
+
+def hex_of(digest: str) -> str:
+    """The hash without its algorithm: the name of a file. Text without an algorithm stays as it is."""
+    return digest.rpartition(":")[2]
+
+
+def digest_from_hex(name: str) -> str:
+    """The digest whose `hex_of` is a file's name."""
+    return f"{HEX_LENGTHS.get(len(name), SHA256)}:{name}"

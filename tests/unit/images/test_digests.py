@@ -1,0 +1,43 @@
+"""Digests: which are ours, what their files are called, and which content they are of."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from cri_server.images import digests
+from cri_server.images.catalog import begins
+
+
+@pytest.mark.parametrize("algorithm", digests.ALGORITHMS)
+def test_a_digest_names_a_file_and_content(algorithm: str) -> None:
+    digest = digests.digest_of(b"content", algorithm)
+    assert digest == f"{algorithm}:{hashlib.new(algorithm, b'content').hexdigest()}"
+    assert digests.is_digest(digest) and digests.algorithm_of(digest) == algorithm
+    assert digests.digest_from_hex(digests.hex_of(digest)) == digest
+    assert digests.is_content(b"content", digest) and not digests.is_content(b"contents", digest)
+    for text in (digest, digest[:12], digests.hex_of(digest), digests.hex_of(digest)[:7], ""):
+        assert begins(digest, text), text
+    assert not begins(digest, "sha")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "0" * 64,
+        "sha256:" + "0" * 63,
+        "sha256:" + "0" * 128,
+        "sha256:" + "A" * 64,
+        "sha512:" + "0" * 64,
+        "sha512:" + "0" * 127,
+        "sha384:" + "0" * 96,
+        "md5:" + "0" * 32,
+        "sha256:../../../etc/passwd",
+        "sha512:" + "0" * 128 + "\n",
+    ],
+)
+def test_what_is_no_digest_of_ours(text: str | None) -> None:
+    assert not digests.is_digest(text)
