@@ -129,6 +129,12 @@ ERRORS = (
         "the peer's owner", "UNKNOWN", ("cri_server.images.manifest.BadManifest",),
     ),
     Page(
+        "artifact", "errors", "An OCI artifact is not an image",
+        "What the reference names is a chart, a signature, an attestation, a model or another artifact: nothing in its manifest is a file system that could run or be mounted. The text has its type.",
+        "Name the image; files that are to be mounted as an image volume go into an image (`FROM scratch`, `COPY`). A tag `sha256-DIGEST.sig` or `.att` belongs to another image.",
+        "the caller", "UNIMPLEMENTED", ("cri_server.images.manifest.Artifact",),
+    ),
+    Page(
         "bad-layer", "errors", "A layer of an image cannot be unpacked",
         "No tar, cut off, of an unknown compression, larger than permitted, or with names that lead out of it.",
         "Build the image again; an image that does this on purpose is an attack.",
