@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from errno import EINVAL, EPERM
 
-from pyrunc.abi.capability import CAP_SYS_ADMIN, CAP_SYS_RESOURCE
+from pyrunc.abi.capability import CAP_SYS_ADMIN
 from pyrunc.abi.file import AT_EMPTY_PATH
 from pyrunc.abi.mount import OPEN_TREE_CLONE
 from pyrunc.errors import KernelError, Unsupported
@@ -41,8 +41,8 @@ def host() -> Host:
             _cgroup_root(),
             _cgroup_options(),
         )
-    if _host.capabilities >> CAP_SYS_RESOURCE & 1:
-        return _host  # may lower the score, so its own is of no interest
+    if _host.lowers_oom_score:
+        return _host  # so its own score is of no interest
     return _host.replace(oom_score_adj=int(_read("/proc/self/oom_score_adj")))
 
 

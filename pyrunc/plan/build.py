@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 ENDING = (1, 2, 3, 6, 15)
 
 
+OOM_SCORE_ADJ_MIN = -1000
+
+
 class StartOptions(Value):
     """How a container is started, beyond its configuration.
 
@@ -157,11 +160,10 @@ def build_exec(linux: Linux, process: Process, host: Host, options: ExecOptions 
 def build_holder(linux: Linux, host: Host, options: HolderOptions = HolderOptions()) -> Plan:
     """The plan of a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
     steps = steps_of_holder(linux)
-    wanted = options.oom_score_adj
-    score = None if wanted is None else max(wanted, host.oom_score_adj)
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
-    if score is not None and score != host.oom_score_adj:
-        ops.append(model.SetOomScore(score))
+    if options.oom_score_adj is not None:
+        floor = OOM_SCORE_ADJ_MIN if host.lowers_oom_score else host.oom_score_adj
+        ops.append(model.SetOomScore(max(options.oom_score_adj, floor)))
     if options.selinux_label:
         ops.append(model.SetExecLabel("selinux", options.selinux_label))
     ops += _birth(linux, options.cgroup, steps, host.pinned)

@@ -24,10 +24,10 @@ def before(process: Process, host: Host, restrict_oom_score_adj: bool) -> list[O
     ops: list[Op] = []
     score = process.oom_score_adj
     if score is not None:
-        if restrict_oom_score_adj and not host.capabilities >> CAPABILITIES["CAP_SYS_RESOURCE"] & 1:
+        if restrict_oom_score_adj and not host.lowers_oom_score:
             score = max(score, host.oom_score_adj)
-        if score != host.oom_score_adj:
-            ops.append(model.SetOomScore(score))
+        # Also where it is ours already: the process that carries out the plan, a shim, may have a lower one.
+        ops.append(model.SetOomScore(score))
     for name, label, on in (
         ("apparmorProfile", process.apparmor_profile, host.apparmor),
         ("selinuxLabel", process.selinux_label, host.selinux),

@@ -9,6 +9,7 @@ Paths of the container are absolute and are resolved beneath its root when the o
 
 from __future__ import annotations
 
+from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
@@ -550,7 +551,7 @@ class Host(Value):
 
     `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run on all CPUs;
     `in_user_namespace`: our root is not the machine's; `setgroups`: it may change groups;
-    `cgroup_root`: where the v2 tree is; `cgroup_options`: of its superblock, such as `nsdelegate`.
+    `lowers_oom_score`: it may set an oom_score_adj below its own, `oom_score_adj`; `cgroup_root`: where the v2 tree is; `cgroup_options`: of its superblock, such as `nsdelegate`.
     """
 
     capabilities: int
@@ -565,6 +566,11 @@ class Host(Value):
     setgroups: bool = True
     cgroup_root: str = "/sys/fs/cgroup"
     cgroup_options: tuple[str, ...] = ()
+
+    @property
+    def lowers_oom_score(self) -> bool:
+        """CAP_SYS_RESOURCE counts in the machine's user namespace only (proc_pid_oom_score_adj(5))."""
+        return not self.in_user_namespace and bool(self.capabilities >> CAPABILITIES["CAP_SYS_RESOURCE"] & 1)
 
 
 class Findings(Value):

@@ -18,6 +18,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from pyrunc.abi.arch import arch
 from tests.cri.server_harness import Server
+from tests.support.capabilities import holds
 from tests.support.processes import wait_until
 
 INFINITY = resource.RLIM_INFINITY
@@ -29,7 +30,6 @@ LIMITS = {
     "MEMLOCK": (8 * MIB, 8 * MIB), "AS": (INFINITY, INFINITY), "MSGQUEUE": (819200, 819200), "NICE": (0, 0),
     "RTPRIO": (0, 0), "RTTIME": (INFINITY, INFINITY),
 }  # fmt: skip
-CAP_SYS_RESOURCE = 24
 # Before the server: a unit's Nice=, IOSchedulingClass=, CPUSchedulingPolicy=, CPUAffinity=, TimerSlackNSec=, Personality=, UMask=,
 # IgnoreSIGPIPE=, OOMScoreAdjust=, KeyringMode=, CoredumpFilter=, NUMAPolicy=, Limit…=, and what only prctl(2) sets.
 CHANGED = """
@@ -90,14 +90,10 @@ def expected_limits() -> dict[str, tuple[int, int]]:
     found = {}
     for name, (soft, hard) in LIMITS.items():
         own = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
-        if not may_raise():
+        if not holds("CAP_SYS_RESOURCE"):
             hard = lower(hard, own)
         found[name] = (lower(soft, hard), hard)
     return found
-
-
-def may_raise() -> bool:
-    return bool(int(field("CapEff", os.getpid()), 16) >> CAP_SYS_RESOURCE & 1)
 
 
 def lower(one: int, other: int) -> int:
@@ -159,7 +155,7 @@ def test_what_processes_inherit(server: Server) -> None:
         assert wait_until(lambda: sorted(sleepers().values()) == ["sleep\x001001\0", "sleep\x003600\0"], 30)
         here = {
             "CPUs": os.sched_getaffinity(0),
-            "out of memory": 0 if may_raise() else 77,  # not below the server's own
+            "out of memory": 0 if holds("CAP_SYS_RESOURCE") else 77,  # not below the server's own
             "core dumps": int(Path("/proc/1/coredump_filter").read_text(), 16),
         }
         for pid in sleepers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.capabilities import in_the_guest
 from tests.support.guest import Guest
 from tests.vm import remote
 
@@ -16,12 +17,12 @@ CONTAINERS = " ".join(
         *("compile/test_user_namespace", "plan/test_old_kernels", "plan/test_mounts", "plan/test_identity"),
     )
 )
-INSIDE = ("-m 'not slow' tests/vm/inside", CONTAINERS)
+INSIDE = ("-m 'not slow' tests/vm/inside", CONTAINERS, in_the_guest())
 
 
 @pytest.mark.guest
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("what", INSIDE, ids=("limits", "plan"))
+@pytest.mark.parametrize("what", INSIDE, ids=("limits", "plan", "capabilities"))
 def test_in_the_guest(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     remote.run(guest, what, capsys, ledger="machine")
 

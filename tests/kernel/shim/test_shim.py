@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pyrunc.abi.capability import CAP_SYS_RESOURCE
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
 from pyrunc.peer import answered
 from pyrunc.shim import tree
 from pyrunc.shim.client import ShimClient
 from tests.kernel.shim.pod import TestPod, children, descriptors, gone, name_of, open_gate, settled, until
+from tests.support.capabilities import holds
 
 # Where the alternative is to wait for minutes or for ever: "at once" on a machine that is busy with something else, too.
 AT_ONCE_S = 19  # what is waited for otherwise takes 20 at least
@@ -437,11 +437,9 @@ async def test_the_shim_says_who_it_is(pod: TestPod) -> None:
 
 async def test_the_oom_killer_spares_the_shim_where_we_may_say_so(pod: TestPod) -> None:
     await pod.client.state()
-    effective = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("CapEff"))
-    allowed = int(effective.split()[1], 16) >> CAP_SYS_RESOURCE & 1
     own = Path("/proc/self/oom_score_adj").read_text()
     found = Path(f"/proc/{pod.pid}/oom_score_adj").read_text()
-    assert found.strip() == ("-999" if allowed else own.strip())
+    assert found.strip() == ("-999" if holds("CAP_SYS_RESOURCE") else own.strip())
 
 
 async def _ready(pod: TestPod, name: str, script: str) -> None:

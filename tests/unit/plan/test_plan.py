@@ -305,7 +305,31 @@ def test_oom_score_is_clamped_only_where_allowed() -> None:
          if isinstance(op, model.SetOomScore)]
         for host, restrict in ((low, False), (low, True), (HOST, True))
     ]  # fmt: skip
-    assert scores == [[-5], [], [-5]]
+    assert scores == [[-5], [100], [-5]]
+
+
+def test_the_oom_score_is_written_whatever_ours_is() -> None:
+    """The process that carries out the plan, a shim, may have another than the one that makes it."""
+    document = default()
+    document["process"]["oomScoreAdj"] = 0
+    for host in (HOST, HOST.replace(capabilities=0), HOST.replace(in_user_namespace=True)):
+        ops = plans.build(parse(document), host, Findings(), plans.StartOptions()).ops
+        assert [op.value for op in ops if isinstance(op, model.SetOomScore)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("change", "score"),
+    [
+        ({}, -998),
+        ({"capabilities": 0, "oom_score_adj": 0}, 0),
+        ({"capabilities": 0, "oom_score_adj": -999}, -998),
+        ({"in_user_namespace": True, "oom_score_adj": 77}, 77),
+    ],
+)
+def test_the_pause_process_has_a_low_score_where_we_may_lower_it(change: dict[str, Any], score: int) -> None:
+    options = plans.HolderOptions(oom_score_adj=-998)
+    ops = plans.build_holder(plan_spec().linux, HOST.replace(**change), options).ops
+    assert [op.value for op in ops if isinstance(op, model.SetOomScore)] == [score]
 
 
 def test_exec_joins_what_the_container_has() -> None:
