@@ -6,15 +6,34 @@ one that is lost with this server, or does not fit any more since the limits wer
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from cri_server import orphans
 from cri_server.services import Services
 from cri_server.store.model import Container
 from cri_server.timeline.trace import graft, span
+from pyrunc.cgroups.limits import CANNOT_SET, NOT_ON_THE_TREE
 from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.compiler.messages import CompiledContainer
+from pyrunc.errors import Unsupported
 from pyrunc.launch.sealed import cgroup_of
 
 TIMEOUT_S = 60.0
+
+
+@contextlib.contextmanager
+def limits_named(container: Container) -> Iterator[None]:
+    """While inside, a limit that cannot be set is an error that names the container, and the setting that lets it go on without."""
+    try:
+        yield
+    except Unsupported as error:
+        if not error.message.startswith(CANNOT_SET):
+            raise
+        text = f"container {container.config.metadata.name}: {error.message}"
+        if NOT_ON_THE_TREE in error.message:
+            text += '; with [cgroup] missing_controllers = "warn" it runs without that limit'
+        raise Unsupported(text) from None
 
 
 async def prepare(services: Services, container: Container) -> None:
@@ -22,7 +41,7 @@ async def prepare(services: Services, container: Container) -> None:
     folder = str(services.paths.container_state(container.id))
     mounts = await services.images.mounts([container.image_id, *container.mounted_images.values()])
     images = {mount.index: mount.fd for mount in mounts}
-    with span("compile"):
+    with span("compile"), limits_named(container):
         container.launch = await services.compilers.container(container.id, folder, TIMEOUT_S, images)
         graft(container.launch.parts)
 

@@ -74,7 +74,8 @@ def _write(work: Work, whole: api.LinuxContainerResources, changed: api.LinuxCon
     if "memory" in limits:
         limits["memory"] = resources.to_oci(whole)["memory"]
         _refuse_less_than_used(group.directory, limits["memory"].get("limit", 0))
-    group.update(limits, settings.missing_controllers)
+    with launch.limits_named(work.container):
+        group.update(limits, settings.missing_controllers)
 
 
 def _refuse_less_than_used(directory: str, limit_bytes: int) -> None:

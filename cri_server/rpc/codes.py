@@ -48,6 +48,15 @@ BY_KIND = {
     "deadline": Code.DEADLINE_EXCEEDED,
     "internal": Code.INTERNAL,
 }
+NODE_IS_TO_BLAME = {
+    Code.INTERNAL,
+    Code.UNKNOWN,
+    Code.UNAVAILABLE,
+    Code.RESOURCE_EXHAUSTED,
+    Code.DEADLINE_EXCEEDED,
+    Code.UNIMPLEMENTED,
+}
+"""What its owner, or a peer's, must hear of: the request may be right. UNIMPLEMENTED is said of what this node or kernel lacks."""
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
@@ -57,6 +66,13 @@ class CallFailed(Exception):
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(code, message)
         self.code, self.message = code, message
+
+
+class UnknownCall(CallFailed):
+    """A call of CRI that this server has not. Clients try such calls to find out, again and again."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Code.UNIMPLEMENTED, f"{name} is not supported")
 
 
 def code_of(error: BaseException) -> Code:
@@ -80,13 +96,19 @@ def message_of(error: BaseException) -> str:
 
 
 def report(call: str, error: BaseException) -> None:
-    """Log that `call` failed."""
+    """Log that `call` failed, unless it has a line already (`has_line`). What the caller did wrong in a call that only reads goes to
+    debug, for kubelet asks for things that are gone all the time.
+    """
     import logging  # not for our own client, which takes the codes from here
 
     log = logging.getLogger(__name__)
-    if isinstance(error, CallFailed):
+    if isinstance(error, UnknownCall):
+        log.debug("%s: %s", call, error.message)
+    elif isinstance(error, CallFailed):
         log.info("%s: %s: %s", call, error.code.name, error.message)
-    elif isinstance(error, Error):  # an answer; a verb has its own line about it (`verbs`)
-        log.debug("%s: %s: %s", call, error.kind, message_of(error))
+    elif isinstance(error, Error):
+        told = getattr(error, "has_line", False)
+        level = logging.WARNING if code_of(error) in NODE_IS_TO_BLAME and not told else logging.DEBUG
+        log.log(level, "%s: %s: %s", call, error.kind, message_of(error))
     else:
         log.exception("%s: not expected", call, exc_info=error)

@@ -13,7 +13,7 @@ from operator import methodcaller
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from pyrunc.errors import Unsupported
+from cri_server.rpc.codes import UnknownCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,6 @@ def table(**services: object) -> Table:
 
 def _refusal(name: str) -> Callable[[Any], Any]:
     def refuse(request: Any) -> Any:
-        raise Unsupported(f"{name} is not supported")
+        raise UnknownCall(name)
 
     return refuse

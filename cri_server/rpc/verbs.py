@@ -3,7 +3,7 @@
 The line has the verb, the pod as NAMESPACE/NAME, the container's name, ids, the duration and the outcome as gRPC's code; a
 failure also its error and the step that failed. It goes to `info`; to `warning` when the node or a peer is to blame; to
 `debug` when there was nothing to do, as for a kubelet that stops a pod again, and for ExecSync, which probes call all the
-time. Calls that only read log nothing.
+time, unless the node failed it. Calls that only read log nothing, unless the node failed them (`codes.report`).
 
 Nothing secret is written: no environment, no annotations, no credentials of registries, and of a command that is executed
 neither its name nor its arguments, which hold passwords often enough.
@@ -37,13 +37,6 @@ Described = tuple[Fields, bool]
 Describe = Callable[[Services, Any], Described]
 
 STOPPABLE = (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN)
-NODE_IS_TO_BLAME = {
-    Code.INTERNAL,
-    Code.UNKNOWN,
-    Code.UNAVAILABLE,
-    Code.RESOURCE_EXHAUSTED,
-    Code.DEADLINE_EXCEEDED,
-}
 
 
 def observed(services: Services, table: Table) -> Table:
@@ -145,8 +138,10 @@ def _succeeded(services: Services, verb: str, described: Described, reply: Any, 
 def _failed(verb: str, described: Described, error: BaseException, seconds: float) -> Fields:
     code = _code(error)
     VERBS.add(verb, code.name, seconds)
-    level = logging.WARNING if code in NODE_IS_TO_BLAME else logging.INFO
-    level = logging.DEBUG if code == Code.UNIMPLEMENTED or verb in QUIET else level
+    level = logging.WARNING if code in codes.NODE_IS_TO_BLAME else logging.INFO
+    if verb in QUIET and code in QUIET_FAILURES:
+        level = logging.DEBUG
+    error.has_line = True  # type: ignore[attr-defined]
     from cri_server.explain.pages import (
         name_of,
     )  # texts for people, which a server without failures can do without
@@ -288,6 +283,8 @@ DESCRIBE: dict[str, Describe] = {
     private.CollectGarbage.call: _garbage,
 }
 QUIET = {"ExecSync"}
+QUIET_FAILURES = set(Code) - codes.NODE_IS_TO_BLAME | {Code.DEADLINE_EXCEEDED}
+"""Of such a verb: a probe's program that is not there, or that takes too long, is the pod's own affair."""
 
 
 def _made(services: Services, reply: Any) -> Fields:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.convert import Setting
 
+# How errors about a missing controller begin, and what they say where `missing_controllers` decides.
+CANNOT_SET, NOT_ON_THE_TREE = "cannot set", "is not on the cgroup v2 tree"
+
 # What the kernel says about a value: not one of this file's, out of its range, a device that is not there.
 NOT_A_VALUE = (errno.EINVAL, errno.ERANGE, errno.EDOM, errno.E2BIG, errno.EOVERFLOW, errno.ENODEV)
 
@@ -99,10 +102,10 @@ def _missing(directory: str, setting: Setting, missing_controllers: str) -> list
     if setting.dispensable:
         return []
     if setting.controller in tree.controllers(directory):
-        raise Unsupported(f"cannot set {setting.file}: this kernel does not offer it")
+        raise Unsupported(f"{CANNOT_SET} {setting.file}: this kernel does not offer it")
     here = setting.controller in tree.controllers(tree.root())
-    reason = "is not handed down to this cgroup" if here else "is not on the cgroup v2 tree"
-    text = f"cannot set {setting.file} to {setting.content}: the {setting.controller} controller {reason}"
+    reason = "is not handed down to this cgroup" if here else NOT_ON_THE_TREE
+    text = f"{CANNOT_SET} {setting.file} to {setting.content}: the {setting.controller} controller {reason}"
     if here or missing_controllers == "error":
         raise Unsupported(text)
     return [text]

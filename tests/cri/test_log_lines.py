@@ -6,13 +6,14 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import IMAGE, Server
+from tests.cri.server_harness import IMAGE, Server, code_of, message_of
 
 SECRET = "s3cret-w0rd"
 
@@ -151,3 +152,67 @@ def test_text_on_stderr_is_the_default() -> None:
         (line,) = [line for line in server.tail().splitlines() if "RunPodSandbox" in line]
         assert f" INFO cri_server.rpc.verbs: RunPodSandbox pod=default/pod1 pod_id={pod} duration_ms=" in line
         assert line.endswith(" outcome=OK")
+
+
+def failures(log: Log, verb: str) -> list[dict[str, Any]]:
+    return [r for r in log.records() if r["message"] == f"{verb} failed"]
+
+
+def test_what_the_node_cannot_do_is_a_warning(server: Server) -> None:
+    """UNIMPLEMENTED is the answer to a request that is right: whoever owns the node finds it in the log."""
+    pod = server.run_pod(server.pod_config("unable"))
+    config = server.container_config()
+    config.linux.security_context.apparmor.CopyFrom(
+        api.SecurityProfile(profile_type=api.SecurityProfile.Localhost, localhost_ref="none")
+    )
+    log = Log(server)
+    with pytest.raises(grpc.RpcError) as refused:
+        server.create(pod, config)
+    enabled = Path("/sys/kernel/security/apparmor").exists()
+    (line,) = failures(log, "CreateContainer")
+    assert line["outcome"] == refused.value.code().name  # type: ignore[attr-defined]
+    assert (line["level"], line["outcome"]) == (
+        ("info", "INVALID_ARGUMENT") if enabled else ("warning", "UNIMPLEMENTED")
+    )
+    assert "apparmor profile" in line["error"] and line["pod"] == "default/unable"
+    server.remove_all()
+
+
+def test_a_missing_controller_names_the_container_and_the_setting() -> None:
+    """Also when a running container is updated."""
+    with Server(settings={"cgroup": {"driver": "cgroupfs", "missing_controllers": "error"}}) as server:
+        server.load_image()
+        pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig()))
+        roots = (Path("/sys/fs/cgroup/unified/cgroup.controllers"), Path("/sys/fs/cgroup/cgroup.controllers"))
+        there = next(root for root in roots if root.exists()).read_text().split()
+        limits = api.LinuxContainerResources(cpu_shares=2048)
+        config = server.container_config(linux=api.LinuxContainerConfig(resources=limits))
+        if "cpu" in there:
+            server.create(pod, config)
+            return
+        hint = 'with [cgroup] missing_controllers = "warn" it runs without that limit'
+        for verb, call in (
+            ("CreateContainer", lambda: server.create(pod, config)),
+            ("UpdateContainerResources", lambda: update(server, server.launch(pod), limits)),
+        ):
+            error = message_of(call)
+            assert error.startswith(f"container {config.metadata.name}: cannot set cpu.weight to ")
+            assert "the cpu controller is not on the cgroup v2 tree" in error and error.endswith(hint)
+            lines = [line for line in server.log.read_text().splitlines() if f"{verb} failed" in line]
+            assert len(lines) == 1 and " WARNING " in lines[0] and hint in lines[0].replace('\\"', '"')
+        server.remove_all()
+
+
+def update(server: Server, container: str, limits: api.LinuxContainerResources) -> None:
+    request = api.UpdateContainerResourcesRequest(container_id=container, linux=limits)
+    server.runtime.UpdateContainerResources(request, timeout=30)
+
+
+def test_a_call_that_the_server_has_not_is_quiet(server: Server) -> None:
+    log = Log(server)
+    call = server.channel.unary_unary(
+        "/runtime.v1.RuntimeService/NoSuchCall", request_serializer=bytes, response_deserializer=bytes
+    )
+    assert code_of(lambda: call(b"", timeout=10)) == grpc.StatusCode.UNIMPLEMENTED
+    assert code_of(lambda: server.status("nowhere")) == grpc.StatusCode.NOT_FOUND
+    assert log.records() == []

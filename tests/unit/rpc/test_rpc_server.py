@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import gzip
 import logging
@@ -26,12 +27,13 @@ import pytest
 from cri_server.http2 import frames
 from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
 from cri_server.http2.limits import Limits
-from cri_server.rpc import grpc_framing
+from cri_server.rpc import codes, grpc_framing
 from cri_server.rpc import server as server_module
+from cri_server.rpc.codes import UnknownCall
 from cri_server.rpc.link import BACKLOG_BYTES
 from cri_server.rpc.methods import Method, Parts
 from cri_server.rpc.server import Server
-from pyrunc.errors import NotFound, WrongState
+from pyrunc.errors import Error, KernelError, NotFound, PeerError, Unsupported, WrongState
 
 LARGE = ("large", "large_later", "large_parts")
 HELLO = frames.PREFACE + frames.settings({})
@@ -224,6 +226,32 @@ async def test_errors(world: World, caplog: pytest.LogCaptureFixture) -> None:
     stream = world.stream("fail_midway", b"")
     assert await stream.read() == b"one"
     assert await code_of(stream.read()) == (grpc.StatusCode.NOT_FOUND, "gone")
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (Unsupported("cannot set cpu.weight"), True),
+        (KernelError("mount", "'x'", errno.EPERM), True),
+        (PeerError("a plugin said no"), True),
+        (NotFound("no such container"), False),
+        (WrongState("it has exited"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_the_node_failed_is_in_the_log_once(
+    caplog: pytest.LogCaptureFixture, error: Error, logged: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    codes.report("ContainerStatus", error)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == (
+        [("WARNING", f"ContainerStatus: {error.kind}: {error.message}")] if logged else []
+    )
+    caplog.clear()
+    error.has_line = True  # type: ignore[attr-defined]
+    codes.report("ContainerStatus", error)
+    codes.report("NewCall", UnknownCall("NewCall"))
+    assert not caplog.records
 
 
 async def test_gzip(world: World) -> None:
