@@ -11,6 +11,7 @@ import pytest
 
 from cni_plugins.net import host_rules
 from cni_plugins.protocol import builtin
+from cri_server.config import Config
 from cri_server.install import config_file, node
 from tests.support.tree import listing
 
@@ -138,6 +139,10 @@ def test_the_table_that_a_purge_removes_is_that_of_our_plugins() -> None:
     script = (Path(__file__).parents[2] / "debian/postrm").read_text()
     assert node.FIREWALL == host_rules.TABLE
     assert f"nft delete table inet {host_rules.TABLE} " in script and f" {node.FILTERS}\n" in script
+    names = Path(Config().network.netns_dir)
+    assert names == Path("/var/run/netns") and " /run/netns " in script, (
+        "the empty folder of names goes as well"
+    )
 
 
 def test_nothing_is_taken_back_while_there_are_pods(root: Path) -> None:
