@@ -71,7 +71,9 @@ def _volumes(spec: Spec) -> None:
         path = f"spec.volumes[{i}]"
         _name(volume.name, f"{path}.name", "a volume's name", LABEL, LABEL_LIMIT)
         if [volume.host_path, volume.empty_dir, volume.files].count(None) != 2:
-            raise InvalidSpec(path, "one of hostPath, emptyDir, configMap and secret is supported")
+            raise InvalidSpec(
+                path, "one of hostPath, emptyDir, configMap, secret, downwardAPI and projected is supported"
+            )
         if volume.host_path is not None:
             _host_path(volume.host_path.path, f"{path}.hostPath.path")
     _once(((f"spec.volumes[{i}].name", v.name) for i, v in enumerate(spec.volumes)), "is used twice")
@@ -217,6 +219,10 @@ def _profile(profile: Profile | None, path: str) -> None:
 def _host_and_dns(spec: Spec) -> None:
     if spec.hostname:
         _name(spec.hostname, "spec.hostname", "a host's name", LABEL, LABEL_LIMIT)
+    for i, alias in enumerate(spec.host_aliases):
+        _address(alias.ip, f"spec.hostAliases[{i}].ip")
+        for n, name in enumerate(alias.hostnames):
+            _name(name, f"spec.hostAliases[{i}].hostnames[{n}]", "a host's name", SUBDOMAIN, SUBDOMAIN_LIMIT)
     _ids({"terminationGracePeriodSeconds": spec.termination_grace_period_seconds}, "spec")
     _dns(spec, spec.dns_config or manifest.Dns())
 

@@ -72,6 +72,19 @@ def rmi(address: str, references: tuple[str, ...], everything: bool, prune: bool
 @click.pass_obj
 def prune(address: str, everything: bool, force: bool, only_images: bool) -> None:
     """Remove pods and containers that have ended, and images that nobody uses and that have no name. Kubelet's pods stay."""
+    _prune(address, everything, force, only_images)
+
+
+@click.command("prune")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also images that have a name.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def image_prune(address: str, everything: bool, force: bool) -> None:
+    """Remove images that no container uses and that have no name."""
+    _prune(address, everything, force, only_images=True)
+
+
+def _prune(address: str, everything: bool, force: bool, only_images: bool) -> None:
     with Client(address) as client:
         pods, containers = ([], []) if only_images else _ended(client)
         gone = {c.id for c in containers} | {

@@ -33,23 +33,23 @@ _METADATA: dict[str, Harmless] = {
 }
 
 _SPEC: dict[str, Harmless] = {
+    # whose job is the scheduler's, the API server's or a controller's: a pod that is run here is placed already
+    **dict.fromkeys(
+        ("affinity", "nodeName", "nodeSelector", "overhead", "priority", "priorityClassName"), ANY
+    ),
+    **dict.fromkeys(("preemptionPolicy", "readinessGates", "schedulerName", "schedulingGates"), ANY),
+    **dict.fromkeys(("schedulingGroup", "tolerations", "topologySpreadConstraints"), ANY),
+    # no token is mounted, with or without an account
+    **dict.fromkeys(("serviceAccount", "serviceAccountName"), ANY),
     "activeDeadlineSeconds": NONE,
     "automountServiceAccountToken": ANY,
     "enableServiceLinks": ANY,
     "hostUsers": (True,),
     "os": ({"name": "linux"}, {}),
-    "preemptionPolicy": ("PreemptLowerPriority",),
-    "priority": (0,),
     "restartPolicy": ("Always", "Never"),
-    "schedulerName": ("default-scheduler", ""),
-    "serviceAccount": ("default", ""),
-    "serviceAccountName": ("default", ""),
     "setHostnameAsFQDN": (False,),
-    **dict.fromkeys(("affinity", "ephemeralContainers", "hostAliases", "hostnameOverride"), EMPTY),
-    **dict.fromkeys(("imagePullSecrets", "nodeName", "nodeSelector", "overhead", "priorityClassName"), EMPTY),
-    **dict.fromkeys(("readinessGates", "resourceClaims", "resources", "runtimeClassName"), EMPTY),
-    **dict.fromkeys(("schedulingGates", "schedulingGroup", "subdomain", "tolerations"), EMPTY),
-    "topologySpreadConstraints": EMPTY,
+    **dict.fromkeys(("ephemeralContainers", "hostnameOverride", "imagePullSecrets"), EMPTY),
+    **dict.fromkeys(("resourceClaims", "resources", "runtimeClassName", "subdomain"), EMPTY),
 }
 
 _CONTAINER: dict[str, Harmless] = {

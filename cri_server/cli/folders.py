@@ -15,10 +15,11 @@ from pathlib import Path
 
 import click
 
-from cri_server.store.paths import DEFAULT_STATE
 from pyrunc.kernel.tree import remove_tree
 
-DEFAULT = Path(DEFAULT_STATE) / "pods"
+DEFAULT = Path(
+    "/var/lib/pyrunc-pods"
+)  # a disk: logs and volumes grow; not the server's root, whose garbage it collects
 OWNER = "pod"  # the file with the id of the pod that the folder belongs to
 
 

@@ -7,7 +7,7 @@ import fnmatch
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import clean, completion, image_mount, output, transfer
+from cri_server.cli import clean, completion, image_mount, inspect, output, transfer
 from cri_server.cli.client import Client
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.show import size
@@ -132,7 +132,10 @@ for _name, _command in (
     ("mount", image_mount.mount),
     ("umount", image_mount.umount),
     ("remove", clean.rmi),
-    ("prune", clean.prune),
+    ("prune", clean.image_prune),
+    ("ls", images),
+    ("rm", clean.rmi),
+    ("inspect", inspect.inspecti),
     ("history", clean.history),
 ):
     image.add_command(_command, _name)

@@ -20,6 +20,8 @@ class Object(msgspec.Struct, rename="camel", kw_only=True):
 class Env(Object):
     name: str
     value: str = ""
+    # podIP or podIPs, which are known when the sandbox runs; `objects` sets it
+    status: Literal["", "podIP", "podIPs"] = msgspec.field(default="", name="@status")
 
 
 class ContainerPort(Object):
@@ -142,6 +144,11 @@ class DnsOption(Object):
     value: str = ""
 
 
+class HostAlias(Object):
+    ip: str
+    hostnames: list[str] = []
+
+
 class Dns(Object):
     nameservers: list[str] = []
     searches: list[str] = []
@@ -159,6 +166,7 @@ class Spec(Object):
     share_process_namespace: bool = False
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] = "ClusterFirst"
     dns_config: Dns | None = None
+    host_aliases: list[HostAlias] = []
     security_context: PodSecurity = msgspec.field(default_factory=PodSecurity)
     termination_grace_period_seconds: int = 30
 

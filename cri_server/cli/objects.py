@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
 
 from cri_server.cli.check import VARIABLE
+from cri_server.cli.manifest import quantity
 from pyrunc.errors import InvalidSpec
 
 FILES = "@files"  # a volume's files as `manifest.Volume` takes them; no field of Kubernetes begins so
+STATUS = ("status.podIP", "status.podIPs")  # of variables only: `run` writes volumes before the sandbox runs
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 SIZE_LIMIT_BYTES = 1 << 20  # of a ConfigMap or a Secret
 Strict = TypeVar("Strict", bound=msgspec.Struct)
@@ -48,6 +54,12 @@ class Item(_Object):
     mode: int | None = None
 
 
+class ResourceRef(_Object):
+    resource: str
+    container_name: str = ""
+    divisor: str | int = "1"
+
+
 class MapVolume(_Object):
     name: str
     items: list[Item] | None = None
@@ -60,6 +72,23 @@ class SecretVolume(_Object):
     items: list[Item] | None = None
     default_mode: int = 0o644
     optional: bool = False
+
+
+class DownwardItem(_Object):
+    path: str
+    field_ref: FieldRef | None = None
+    resource_field_ref: ResourceRef | None = None
+    mode: int | None = None
+
+
+class DownwardVolume(_Object):
+    items: list[DownwardItem] = []
+    default_mode: int = 0o644
+
+
+class ProjectedVolume(_Object):
+    sources: list[dict[str, Any]] = []
+    default_mode: int = 0o644
 
 
 class Objects:
@@ -126,18 +155,31 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
     return found
 
 
-def resolve(pod: dict[str, Any], objects: Objects) -> list[str]:
-    """Change the Pod's document; a line for each thing that is told and left out. Raises InvalidSpec."""
+class Unsupported(InvalidSpec):
+    """Kubernetes has this, `run` has not."""
+
+
+def resolve(pod: dict[str, Any], objects: Objects, *, lenient: bool = False) -> list[str]:
+    """Change the Pod's document; a line for each thing that is told and left out, with `lenient` also what is not supported.
+
+    Raises InvalidSpec.
+    """
     told: list[str] = []
     spec = pod.get("spec")
     if not isinstance(spec, dict):
         return told
     for i, volume in enumerate(_dicts(spec.get("volumes"))):
-        _volume(volume, objects, f"spec.volumes[{i}]")
+        try:
+            _volume(volume, pod, objects, f"spec.volumes[{i}]")
+        except Unsupported as error:
+            if not lenient:
+                raise
+            told.append(str(error))
+            volume["emptyDir"] = {}
     for group in ("initContainers", "containers"):
         for i, container in enumerate(_dicts(spec.get(group))):
             path = f"spec.{group}[{i}]"
-            told += _environment(container, pod, objects, path)
+            told += _environment(container, pod, objects, path, lenient=lenient)
             told += _probes(container, path)
     return told
 
@@ -166,7 +208,7 @@ def _literal(content: bytes, path: str) -> str:
 
 
 def _environment(
-    container: dict[str, Any], pod: dict[str, Any], objects: Objects, path: str
+    container: dict[str, Any], pod: dict[str, Any], objects: Objects, path: str, *, lenient: bool
 ) -> Iterator[str]:
     added: list[Any] = []
     for i, source in enumerate(_dicts(container.pop("envFrom", None))):
@@ -184,7 +226,13 @@ def _environment(
     own = container.get("env") or []
     for i, entry in enumerate(_dicts(own)):
         if "valueFrom" in entry:
-            added_value = _value_from(entry, container, pod, objects, f"{path}.env[{i}]")
+            try:
+                added_value = _value_from(entry, container, pod, objects, f"{path}.env[{i}]")
+            except Unsupported as error:
+                if not lenient:
+                    raise
+                yield str(error)
+                added_value, entry["@absent"] = None, True
             if added_value is not None:
                 entry["value"] = added_value
     if isinstance(own, list) and (added or "env" in container):
@@ -198,7 +246,7 @@ def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> l
     found = [(kinds[key], key) for key in source if key in kinds]
     unknown = [key for key in source if key not in kinds]
     if unknown:
-        raise InvalidSpec(f"{path}.{unknown[0]}", f"is not supported; there are: {', '.join(kinds)}")
+        raise Unsupported(f"{path}.{unknown[0]}", f"is not supported; there are: {', '.join(kinds)}")
     if len(found) != 1:
         raise InvalidSpec(path, f"needs one of {', '.join(kinds)}")
     return found
@@ -213,11 +261,17 @@ def _value_from(
         raise InvalidSpec(f"{path}.valueFrom", "expected an object")
     if entry.get("value"):
         raise InvalidSpec(path, "has both value and valueFrom")
-    kinds = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret", "fieldRef": ""}
+    kinds = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret", "fieldRef": "", "resourceFieldRef": ""}
     ((kind, key),) = _one_of(source, kinds, f"{path}.valueFrom")
     where = f"{path}.valueFrom.{key}"
     if key == "fieldRef":
-        return _field(_typed(source[key], FieldRef, where).field_path, pod, where)
+        field = _typed(source[key], FieldRef, where).field_path
+        if field in STATUS and not (pod.get("spec") or {}).get("hostNetwork"):
+            entry["@status"] = field.removeprefix("status.")
+            return ""
+        return _field(field, pod, where).replace("$", "$$")
+    if key == "resourceFieldRef":
+        return _resource(_typed(source[key], ResourceRef, where), container, pod, where)
     reference = _typed(source[key], KeyRef, where)
     content = objects.get(kind, reference.name, where, optional=reference.optional)
     if content is not None and reference.key in content:
@@ -235,50 +289,129 @@ def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
         "metadata.name": lambda: metadata.get("name", ""),
         "metadata.namespace": lambda: metadata.get("namespace", "default"),
         "metadata.uid": lambda: metadata.get("uid", ""),
+        "metadata.labels": lambda: _pairs(metadata.get("labels") or {}),
+        "metadata.annotations": lambda: _pairs(metadata.get("annotations") or {}),
+        "spec.nodeName": lambda: (pod.get("spec") or {}).get("nodeName") or os.uname().nodename,
         "spec.serviceAccountName": lambda: (pod.get("spec") or {}).get("serviceAccountName", "default"),
     }
     if field in plain:
-        return str(plain[field]()).replace("$", "$$")
+        return str(plain[field]())
     for group in ("labels", "annotations"):
         if field.startswith(f"metadata.{group}['") and field.endswith("']"):
-            return str((metadata.get(group) or {}).get(field[len(group) + 11 : -2], "")).replace("$", "$$")
-    there = ", ".join([*plain, "metadata.labels['KEY']", "metadata.annotations['KEY']"])
-    raise InvalidSpec(f"{path}.fieldPath", f"{field!r} is not supported; there are: {there}")
+            return str((metadata.get(group) or {}).get(field[len(group) + 11 : -2], ""))
+    there = ", ".join([*plain, "metadata.labels['KEY']", "metadata.annotations['KEY']", *STATUS])
+    raise Unsupported(f"{path}.fieldPath", f"{field!r} is not supported; there are: {there}")
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    """As kubelet writes labels and annotations: sorted lines of KEY="VALUE"."""
+    return "\n".join(f"{key}={json.dumps(str(values[key]), ensure_ascii=False)}" for key in sorted(values))
+
+
+def _resource(
+    reference: ResourceRef, container: Mapping[str, Any] | None, pod: Mapping[str, Any], path: str
+) -> str:
+    """`limits.cpu` and the like in units of the divisor, rounded up. Without a limit what the node has, as kubelet tells it."""
+    if reference.container_name:
+        groups = ((pod.get("spec") or {}).get(group) for group in ("initContainers", "containers"))
+        named = [c for group in groups for c in _dicts(group) if c.get("name") == reference.container_name]
+        container = named[0] if named else None
+    if container is None:
+        raise InvalidSpec(f"{path}.containerName", "there is no such container")
+    group, _, name = reference.resource.partition(".")
+    if group not in ("limits", "requests") or name not in ("cpu", "memory"):
+        there = "limits.cpu, limits.memory, requests.cpu, requests.memory"
+        raise Unsupported(f"{path}.resource", f"{reference.resource!r} is not supported; there are: {there}")
+    resources = container.get("resources") or {}
+    value = (resources.get(group) or {}).get(name)
+    if value is None and group == "requests":
+        value = (resources.get("limits") or {}).get(name, 0)
+    if value is None:
+        value = os.cpu_count() if name == "cpu" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    divisor = quantity(reference.divisor, f"{path}.divisor") or Decimal(1)
+    return str(math.ceil(quantity(value or 0, f"{path}.resource") / divisor))
 
 
 # -- volumes
 
 
-def _volume(volume: dict[str, Any], objects: Objects, path: str) -> None:
+def _volume(volume: dict[str, Any], pod: Mapping[str, Any], objects: Objects, path: str) -> None:
     if FILES in volume:
         raise InvalidSpec(f"{path}.{FILES}", "no such field")
-    if "configMap" in volume:
-        where, kind = f"{path}.configMap", "ConfigMap"
-        asked: MapVolume | SecretVolume = _typed(volume.pop("configMap"), MapVolume, where)
-    elif "secret" in volume:
-        where, kind = f"{path}.secret", "Secret"
-        asked = _typed(volume.pop("secret"), SecretVolume, where)
+    for key in ("configMap", "secret", "downwardAPI", "projected"):
+        if key in volume:
+            source = volume.pop(key)
+            volume[FILES] = _files(key, source, pod, objects, f"{path}.{key}")
+            return
+
+
+def _files(
+    key: str, source: Any, pod: Mapping[str, Any], objects: Objects, path: str, mode: int = 0o644
+) -> list[dict[str, Any]]:
+    """The files of a volume's source; `mode` of those that say none."""
+    if key == "projected":
+        projected = _typed(source, ProjectedVolume, path)
+        found = []
+        for i, each in enumerate(projected.sources):
+            kinds = dict.fromkeys(("configMap", "secret", "downwardAPI"), "")
+            ((_, kind),) = _one_of(each, kinds, f"{path}.sources[{i}]")
+            own = each[kind]
+            if kind == "secret" and isinstance(own, dict) and "name" in own:
+                own = {**{k: v for k, v in own.items() if k != "name"}, "secretName": own["name"]}
+            found += _files(kind, own, pod, objects, f"{path}.sources[{i}].{kind}", projected.default_mode)
+        return found
+    if key == "downwardAPI":
+        volume = _typed(
+            {"defaultMode": mode, **source} if isinstance(source, dict) else source, DownwardVolume, path
+        )
+        return [
+            _file(item.path, _downward(item, pod, f"{path}.items[{i}]"), item.mode, volume.default_mode, f"{path}.items[{i}]")
+            for i, item in enumerate(volume.items)
+        ]  # fmt: skip
+    asked: MapVolume | SecretVolume
+    source = {"defaultMode": mode, **source} if isinstance(source, dict) else source
+    if key == "configMap":
+        asked, kind = _typed(source, MapVolume, path), "ConfigMap"
+        name = asked.name
     else:
-        return
-    name = asked.name if isinstance(asked, MapVolume) else asked.secret_name
-    content = objects.get(kind, name, where, optional=asked.optional) or {}
+        asked, kind = _typed(source, SecretVolume, path), "Secret"
+        name = asked.secret_name
+    content = objects.get(kind, name, path, optional=asked.optional) or {}
     items = asked.items if asked.items is not None else [Item(key, key) for key in content]
-    volume[FILES] = [
-        {"path": item.path, "content": base64.b64encode(content[item.key]).decode(), "mode": asked.default_mode if item.mode is None else item.mode}
+    return [
+        _file(item.path, content[item.key], item.mode, asked.default_mode, f"{path}.items[{i}]")
         for i, item in enumerate(items)
-        if _is_there(item, content, asked.optional, kind, name, f"{where}.items[{i}]")
-    ]  # fmt: skip
+        if _is_there(item, content, asked.optional, kind, name, f"{path}.items[{i}]")
+    ]
+
+
+def _file(place: str, content: bytes, mode: int | None, default_mode: int, path: str) -> dict[str, Any]:
+    _check_place(place, path)
+    coded = base64.b64encode(content).decode()
+    return {"path": place, "content": coded, "mode": default_mode if mode is None else mode}
+
+
+def _downward(item: DownwardItem, pod: Mapping[str, Any], path: str) -> bytes:
+    if (item.field_ref is None) == (item.resource_field_ref is None):
+        raise InvalidSpec(path, "needs one of fieldRef, resourceFieldRef")
+    if item.field_ref is not None:
+        return _field(item.field_ref.field_path, pod, f"{path}.fieldRef").encode()
+    assert item.resource_field_ref is not None
+    return _resource(item.resource_field_ref, None, pod, f"{path}.resourceFieldRef").encode()
 
 
 def _is_there(
     item: Item, content: Mapping[str, bytes], optional: bool, kind: str, name: str, path: str
 ) -> bool:
-    parts = item.path.split("/")
-    if item.path.startswith("/") or not item.path or ".." in parts:
-        raise InvalidSpec(f"{path}.path", f"{item.path!r} is not a path in the volume")
+    _check_place(item.path, path)
     if item.key not in content and not optional:
         raise InvalidSpec(f"{path}.key", f"{kind} {name!r} has no key {item.key!r}")
     return item.key in content
+
+
+def _check_place(place: str, path: str) -> None:
+    if place.startswith("/") or not place or ".." in place.split("/"):
+        raise InvalidSpec(f"{path}.path", f"{place!r} is not a path in the volume")
 
 
 # -- probes

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,8 +15,14 @@ from pyrunc.errors import InvalidSpec
 
 
 def read(*paths: Path, lenient: bool = False) -> tuple[manifest.Pod, list[str]]:
-    """As `parse`, from files together; `-` is stdin."""
-    return parse("\n---\n".join(map(_text, paths)), lenient=lenient)
+    """As `parse`, from files together; `-` is stdin. Errors name the files."""
+    text = "\n---\n".join(map(_text, paths))
+    try:
+        return parse(text, lenient=lenient)
+    except InvalidSpec as error:
+        files = ", ".join("stdin" if str(path) == "-" else str(path) for path in paths)
+        path = f"{files}: {error.path}" if error.path else files
+        raise InvalidSpec(path, error.detail) from None
 
 
 def _text(path: Path) -> str:
@@ -33,10 +40,12 @@ def parse(text: str, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]
     found, others = document.parse(text)
     metadata = found.get("metadata")
     namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
-    told = objects.resolve(found, objects.Objects(others, namespace))
+    told = objects.resolve(found, objects.Objects(others, namespace), lenient=lenient)
     ignored = list(fields.problems(found))
     if ignored and not lenient:
         raise InvalidSpec("", "\n".join(ignored) + " (--lenient ignores it)")
+    if lenient:
+        _empty_volumes(found)
     ignored = told + ignored
     try:
         pod = msgspec.convert(found, manifest.Pod)
@@ -44,6 +53,15 @@ def parse(text: str, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]
         raise _worded(error) from None
     check.pod(pod)
     return pod, ignored
+
+
+def _empty_volumes(pod: dict[str, Any]) -> None:
+    """A volume whose source is ignored is an empty one: what mounts it has a place then."""
+    known = {"hostPath", "emptyDir", objects.FILES}
+    spec = pod.get("spec")
+    for volume in (spec.get("volumes") or []) if isinstance(spec, dict) else []:
+        if isinstance(volume, dict) and not known & volume.keys():
+            volume["emptyDir"] = {}
 
 
 def _worded(error: msgspec.ValidationError) -> InvalidSpec:

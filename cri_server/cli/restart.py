@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, folders, logs, ownership, sources, stop
+from cri_server.cli import completion, folders, host_names, logs, ownership, run, sources, stop
 from cri_server.cli.client import Client, ServerError
 from cri_server.cli.complaint import complain, each
 from pyrunc.errors import Error, WrongState
@@ -138,9 +138,13 @@ def pod_again(client: Client, pod: api.PodSandbox, folder: Path) -> str:
     request = api.RunPodSandboxRequest(config=config, runtime_handler=pod.runtime_handler)
     made = str(client.runtime("RunPodSandbox", request).pod_sandbox_id)
     try:
+        now = run.addresses(client, made)
+        for own_folder in folders.owned(folder, pod.id):
+            host_names.renew(own_folder, config.hostname, now)
         for container in containers:
             attempt = container.metadata.attempt + 1
             own = made_from[container.id]
+            _readdress(own, now)
             identifier = _make(client, made, config, own, attempt, plain[container.id])
             if ownership.INIT in container.labels:
                 _finish(client, identifier, container.metadata.name)
@@ -150,6 +154,19 @@ def pod_again(client: Client, pod: api.PodSandbox, folder: Path) -> str:
         raise
     stop.remove_pod(client, pod.id, 0)
     return made
+
+
+def _readdress(config: api.ContainerConfig, addresses: Sequence[str]) -> None:
+    """Where its manifest uses status.podIP, the new attempt of the pod has other addresses."""
+    before = config.annotations.get(ownership.ADDRESSES, "").split(",")
+    if before == [""]:
+        return
+    for variable in config.envs:
+        text = variable.value.decode(errors="surrogateescape")
+        variable.value = host_names.replaced(text, before, addresses).encode(errors="surrogateescape")
+    for words in (config.command, config.args):
+        words[:] = [host_names.replaced(word, before, addresses) for word in words]
+    config.annotations[ownership.ADDRESSES] = ",".join(addresses)
 
 
 def _make(

@@ -18,6 +18,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli import (
     credentials,
     folders,
+    host_names,
     image,
     log_lines,
     logs,
@@ -46,6 +47,7 @@ class Running:
     folder: Path
     id: str = ""
     containers: dict[str, str] = field(default_factory=dict)
+    addresses: list[str] = field(default_factory=list)
     sidecars: set[str] = field(default_factory=set)  # names of init containers that go on beside the others
     times: list[tuple[str, float]] = field(default_factory=list)
 
@@ -62,7 +64,9 @@ class Running:
     "files", type=click.Path(path_type=Path, readable=False), nargs=-1, required=True, metavar="POD.YAML..."
 )
 @click.option("--rm", "remove", is_flag=True, help="Follow the output, and remove the pod when it has ended.")
-@click.option("--lenient", is_flag=True, help="Ignore what is unknown or not supported, with a warning.")
+@click.option(
+    "--lenient", is_flag=True, help="Ignore fields that are unknown or not supported, with a warning."
+)
 @folders.option("For logs and volumes.")
 @click.pass_obj
 def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, folder: Path) -> None:
@@ -105,6 +109,9 @@ def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
         volumes.prepare(pod, running.folder)
         images = find_images(client, pod, running)
         config = run_sandbox(client, pod, running)
+        running.addresses = addresses(client, running.id)
+        if pod.spec.host_aliases or not pod.spec.host_network:
+            host_names.write(pod.spec, config.hostname, running.addresses, running.folder)
         for each in pod.spec.init_containers:
             launch(client, pod, each, images[each.image], config, running)
             if each.restart_policy:
@@ -142,6 +149,13 @@ def run_sandbox(client: Client, pod: manifest.Pod, running: Running) -> api.PodS
     return config
 
 
+def addresses(client: Client, pod: str) -> list[str]:
+    """The pod's addresses; none with the host's network."""
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod)
+    network = client.runtime("PodSandboxStatus", request).status.network
+    return [ip for ip in (network.ip, *(a.ip for a in network.additional_ips)) if ip]
+
+
 def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str, api.Image]:
     """Each image by its name; the local one is preferred unless the manifest says Always. A path is an archive's."""
     found: dict[str, api.Image] = {}
@@ -172,8 +186,23 @@ def launch(
     sandbox: api.PodSandboxConfig,
     running: Running,
 ) -> None:
-    """Create and start one container."""
-    config = translate.container(pod, asked, found, running.folder)
+    """Create and start one container. Errors name it."""
+    try:
+        _launch(client, pod, asked, found, sandbox, running)
+    except ServerError as error:
+        named = f"container {asked.name}"
+        raise ServerError(error.message if named in error.message else f"{named}: {error.message}") from None
+
+
+def _launch(
+    client: Client,
+    pod: manifest.Pod,
+    asked: manifest.Container,
+    found: api.Image,
+    sandbox: api.PodSandboxConfig,
+    running: Running,
+) -> None:
+    config = translate.container(pod, asked, found, running.folder, running.addresses)
     request = api.CreateContainerRequest(pod_sandbox_id=running.id, config=config, sandbox_config=sandbox)
     with running.timed(f"create {asked.name}"):
         identifier = client.runtime("CreateContainer", request).container_id
@@ -197,12 +226,9 @@ def finish(client: Client, name: str, running: Running) -> None:
 
 def describe(client: Client, running: Running) -> None:
     """Print what came to be."""
-    status = client.runtime("PodSandboxStatus", api.PodSandboxStatusRequest(pod_sandbox_id=running.id)).status
     info = show.pod_info(client, running.id)
-    ips = [status.network.ip, *(a.ip for a in status.network.additional_ips)]
-    click.echo(
-        f"pod {running.name}  {running.id[: show.SHORT]}  {' '.join(filter(None, ips)) or 'host network'}"
-    )
+    ips = " ".join(running.addresses)
+    click.echo(f"pod {running.name}  {running.id[: show.SHORT]}  {ips or 'host network'}")
     time.sleep(FIRST_OUTPUT_S)
     found = [("shim", info.get("shimPid", 0)), ("pause", info.get("pid", 0))]
     pids = {n: show.container_info(client, i).get("pid", 0) for n, i in running.containers.items()}

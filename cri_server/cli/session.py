@@ -11,6 +11,7 @@ import struct
 import sys
 import termios
 import threading
+import time
 import tty as terminal
 from collections.abc import Iterator
 from socket import SHUT_RDWR
@@ -31,8 +32,9 @@ class Detached(Exception):
     """The user has typed the keys to leave."""
 
 
-def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"") -> int:
-    """Connect our stdio to the session behind `url` until it ends; its exit code. Raises ServerError, Detached."""
+def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"", timeout_s: float = 0) -> int:
+    """Connect our stdio to the session behind `url` until it ends; its exit code. After `timeout_s`, unless 0, it is left, and
+    the server ends its command. Raises ServerError, Detached."""
     socket = connect(url, PROTOCOL, OLDER)
     if stdin and not tty and socket.subprotocol == OLDER and not sys.stdin.isatty():
         click.echo(
@@ -46,7 +48,7 @@ def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"") -> int:
         if stdin:
             threading.Thread(target=feeder.run, daemon=True).start()
         try:
-            return _receive(socket)
+            return _receive(socket, timeout_s)
         except ServerError:
             if feeder.detached:
                 raise Detached from None
@@ -128,10 +130,10 @@ def parse_keys(text: str) -> bytes:
     return bytes(found)
 
 
-def _receive(socket: Any) -> int:
+def _receive(socket: Any, timeout_s: float) -> int:
     """Write what comes to our stdout and stderr; the exit code. Raises ServerError, OSError when ours cannot be written."""
     code = None
-    for channel, content in _messages(socket):
+    for channel, content in _messages(socket, timeout_s):
         if channel in (STDOUT, STDERR):
             target = sys.stdout.buffer if channel == STDOUT else sys.stderr.buffer
             target.write(content)
@@ -143,13 +145,17 @@ def _receive(socket: Any) -> int:
     return code
 
 
-def _messages(socket: Any) -> Iterator[tuple[int, bytes]]:
-    """(channel, content) of each message that has content. Raises ServerError when the connection breaks."""
+def _messages(socket: Any, timeout_s: float) -> Iterator[tuple[int, bytes]]:
+    """(channel, content) of each message that has content. Raises ServerError when the connection breaks, or time is up."""
     from websockets.exceptions import ConnectionClosedOK, WebSocketException
 
+    deadline = time.monotonic() + timeout_s if timeout_s else None
     while True:
         try:
-            message = socket.recv()
+            message = socket.recv(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            socket.socket.shutdown(SHUT_RDWR)  # a closing handshake would wait for the command
+            raise ServerError(f"the command took longer than {timeout_s:g} s") from None
         except ConnectionClosedOK:
             return
         except (OSError, WebSocketException) as error:

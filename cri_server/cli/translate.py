@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import check, dns, manifest, ownership, volumes
+from cri_server.cli import check, dns, host_names, manifest, ownership, volumes
 from cri_server.cli.expand import environment, expand, undefined
 from pyrunc.errors import InvalidSpec
 
@@ -100,10 +101,15 @@ def _all(spec: manifest.Spec) -> list[manifest.Container]:
 
 
 def container(
-    pod: manifest.Pod, asked: manifest.Container, image: api.Image, folder: Path
+    pod: manifest.Pod,
+    asked: manifest.Container,
+    image: api.Image,
+    folder: Path,
+    addresses: Sequence[str] = (),
 ) -> api.ContainerConfig:
-    """One container of the pod. Raises InvalidSpec, and what `volumes.source` raises."""
-    values = environment((e.name, e.value) for e in asked.env)
+    """One container of the pod, which has these addresses. Raises InvalidSpec, and what `volumes.source` raises."""
+    of_status = {"podIP": "".join(addresses[:1]), "podIPs": ",".join(addresses)}
+    values = environment((e.name, of_status.get(e.status, e.value)) for e in asked.env)
     config = api.ContainerConfig(
         metadata=api.ContainerMetadata(name=asked.name),
         image=api.ImageSpec(image=image.id, user_specified_image=asked.image),
@@ -127,7 +133,10 @@ def container(
             "io.kubernetes.pod.name": pod.metadata.name,
             "io.kubernetes.pod.namespace": pod.metadata.namespace,
         },
-        annotations={ownership.GRACE: str(pod.spec.termination_grace_period_seconds)},
+        annotations={
+            ownership.GRACE: str(pod.spec.termination_grace_period_seconds),
+            **({ownership.ADDRESSES: ",".join(addresses)} if any(e.status for e in asked.env) else {}),
+        },
     )
     named = {v.name: v for v in pod.spec.volumes}
     for mount in asked.volume_mounts:
@@ -138,6 +147,7 @@ def container(
             propagation=PROPAGATION[mount.mount_propagation],
             recursive_read_only=mount.recursive_read_only != "Disabled",
         )
+    host_names.mount(config, folder)
     _resources(config.linux.resources, asked.resources)
     _security(config.linux.security_context, pod.spec, asked)
     _user(config.linux.security_context, pod.spec, asked, image)

@@ -147,3 +147,47 @@ def test_stop_waits_as_long_as_the_manifest_says(server: Server) -> None:
     took_ns = server.status(container.id).finished_at - server.status(container.id).started_at
     assert server.status(container.id).exit_code == 137 and took_ns < 9_000_000_000
     ok(server, "rm", "-f", "--folder", folder(server), "web")
+
+
+def test_a_pod_knows_its_own_name_and_address_also_when_it_starts_again(server: Server) -> None:
+    """/etc/hosts as kubelet writes it, with hostAliases; status.podIP in the environment and in arguments."""
+    manifest = server.folder / "web.yaml"
+    manifest.write_text(
+        f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: web}}
+spec:
+  hostAliases: [{{ip: 192.0.2.7, hostnames: [db.test, db]}}]
+  containers:
+    - name: c
+      image: {IMAGE}
+      env: [{{name: IP, valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}}}]
+      command: [sh, -c, "echo $IP $0; exec sleep 3600", "arg-$(IP)"]
+"""
+    )
+    ok(server, "run", "--folder", folder(server), str(manifest))
+    addresses = []
+    for attempt in range(2):
+        (pod,) = server.pods()
+        address = server.pod_status(pod.id).network.ip
+        (container,) = server.containers()
+        server.wait_logged(container.id, f"{address} arg-{address}")
+        hosts = server.output(container.id, "cat", "/etc/hosts").splitlines()
+        assert f"{address}\tweb" in hosts and "192.0.2.7\tdb.test db" in hosts
+        assert "127.0.0.1\tlocalhost" in hosts and sum(line.endswith("\tweb") for line in hosts) == 1
+        addresses.append(address)
+        if not attempt:
+            ok(server, "stop", "-t", "0", "web")
+            ok(server, "start", "--folder", folder(server), "web")
+    assert addresses[0] != addresses[1]
+
+
+def test_an_error_names_the_file_or_the_container(server: Server) -> None:
+    manifest = server.folder / "web.yaml"
+    manifest.write_text(MANIFEST.replace("kind: Pod", "kind: Service"))
+    assert call(server, "run", str(manifest)).error.startswith(f"{manifest}: kind: only Pod is run")
+    manifest.write_text(MANIFEST.replace('[sh, -c, "echo done; exit 3"]', "[/no/such]"))
+    error = call(server, "run", "--folder", folder(server), str(manifest)).error
+    assert "container once" in error and "/no/such" in error
+    assert not server.pods()

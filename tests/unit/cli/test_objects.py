@@ -116,8 +116,12 @@ def test_probes_are_told() -> None:
         ([pod(envFrom=[{"configMapRef": {"name": "x"}}]), MAP], "spec.containers[0].envFrom[0].configMapRef: there is no ConfigMap 'x' among the documents; there are: settings"),
         ([pod(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "x"}}}]), SECRET], "spec.containers[0].env[0].valueFrom.secretKeyRef: Secret 'keys' has no key 'x'"),
         ([pod(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"nam": "x"}}}])], "spec.containers[0].env[0].valueFrom.configMapKeyRef: no such field `nam`"),
-        ([pod(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}])], "'status.podIP' is not supported; there are: metadata.name"),
-        ([pod(env=[{"name": "A", "valueFrom": {"resourceFieldRef": {}}}])], "valueFrom.resourceFieldRef: is not supported"),
+        ([pod(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}])], "'status.hostIP' is not supported; there are: metadata.name"),
+        ([pod([{"name": "v", "downwardAPI": {"items": [{"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}}]}}])], "spec.volumes[0].downwardAPI.items[0].fieldRef.fieldPath: 'status.podIP' is not supported"),
+        ([pod([{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}])], "spec.volumes[0].projected.sources[0].serviceAccountToken: is not supported; there are: configMap, secret, downwardAPI"),
+        ([pod([{"name": "v", "projected": {"sources": [{"configMap": {"name": "settings", "items": [{"key": "COLOUR", "path": "../x"}]}}]}}]), MAP], "'../x' is not a path in the volume"),
+        ([pod(env=[{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.gpu"}}}])], "'limits.gpu' is not supported; there are: limits.cpu"),
+        ([pod(env=[{"name": "A", "valueFrom": {"fileKeyRef": {}}}])], "valueFrom.fileKeyRef: is not supported; there are: configMapKeyRef"),
         ([pod(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])], "has both value and valueFrom"),
         ([pod(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "raw"}}}]), MAP], "its content is not text"),
         ([pod([{"name": "v", "configMap": {"name": "x"}}])], "spec.volumes[0].configMap: there is no ConfigMap 'x' among the documents; there are: none"),
@@ -137,3 +141,57 @@ def test_what_is_wrong_has_its_path(documents: list[dict[str, Any]], message: st
     with pytest.raises(Error) as caught:
         read(*documents)
     assert message in str(caught.value)
+
+
+def test_the_downward_api_in_an_environment() -> None:
+    """Resources in units of the divisor, rounded up; a request that is not said is the limit."""
+    refs = {
+        "CPUS": {"resource": "limits.cpu"},
+        "MILLI": {"resource": "requests.cpu", "divisor": "1m"},
+        "MIB": {"resource": "limits.memory", "divisor": "1Mi"},
+    }
+    env: list[dict[str, Any]] = [
+        {"name": n, "valueFrom": {"resourceFieldRef": ref}} for n, ref in refs.items()
+    ]
+    env.append({"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
+    found = environment(
+        pod(env=env, resources={"limits": {"cpu": "1500m", "memory": "64Mi"}}, spec={"nodeName": "here"})
+    )
+    assert found == {"CPUS": "2", "MILLI": "1500", "MIB": "64", "NODE": "here"}
+
+
+def test_downward_and_projected_volumes() -> None:
+    label = {"path": "all", "fieldRef": {"fieldPath": "metadata.labels"}}
+    cpu = {"path": "cpu", "mode": 0o600, "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu", "divisor": "1m"}}  # fmt: skip
+    sources = [
+        {"configMap": {"name": "settings", "items": [{"key": "COLOUR", "path": "a/colour"}]}},
+        {"secret": {"name": "keys", "items": [{"key": "user", "path": "user"}]}},
+        {"downwardAPI": {"items": [label]}},
+    ]
+    volumes = [
+        {"name": "down", "downwardAPI": {"items": [label, cpu]}},
+        {"name": "all", "projected": {"defaultMode": 0o400, "sources": sources}},
+    ]
+    found, _ = read(pod(volumes, resources={"limits": {"cpu": "2"}}), MAP, SECRET)
+    files = [[(f.path, f.content, f.mode) for f in v.files or []] for v in found.spec.volumes]
+    assert files == [
+        [("all", b'app="web"', 0o644), ("cpu", b"2000", 0o600)],
+        [("a/colour", b"blue", 0o400), ("user", b"me", 0o400), ("all", b'app="web"', 0o400)],
+    ]
+
+
+def test_lenient_leaves_out_what_it_names_and_nothing_else() -> None:
+    """A variable whose source is not supported is not there; a volume is empty, so that its mounts have a place."""
+    env = [{"name": "A", "valueFrom": {"fileKeyRef": {}}}, {"name": "B", "value": "b"}]
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]
+    text = yaml.safe_dump(pod(volumes, {"hostUsers": False}, env=env, volumeMounts=[{"name": "data", "mountPath": "/data"}]))  # fmt: skip
+    found, told = parse(text, lenient=True)
+    assert [(e.name, e.value) for e in found.spec.containers[0].env] == [("B", "b")]
+    assert found.spec.volumes[0].empty_dir is not None
+    assert told == [
+        "spec.containers[0].env[0].valueFrom.fileKeyRef: is not supported; there are: configMapKeyRef, secretKeyRef, fieldRef, resourceFieldRef",
+        "spec.hostUsers: is not supported",
+        "spec.volumes[0].persistentVolumeClaim: is not supported",
+    ]
+    with pytest.raises(Error, match="there is no ConfigMap"):
+        parse(yaml.safe_dump(pod(envFrom=[{"configMapRef": {"name": "x"}}])), lenient=True)

@@ -1,0 +1,62 @@
+"""A pod's /etc/hosts, as kubelet writes it: localhost, the pod's own name, its hostAliases. It is mounted into each container."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cri_server.api import api_pb2 as api
+from cri_server.cli import manifest
+
+NAME = "etc-hosts"  # in the pod's folder
+PLACE = "/etc/hosts"
+HEADER = "# Written by pyrunc-cri run.\n"
+LOCAL = (
+    "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+    "fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
+)
+
+
+def text(spec: manifest.Spec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
+    """The file of a pod with these addresses; with hostNetwork the host's own and the aliases."""
+    own = host_file if spec.host_network else HEADER + LOCAL
+    names = () if spec.host_network else [f"{address}\t{hostname}" for address in addresses]
+    aliases = [f"{alias.ip}\t{' '.join(alias.hostnames)}" for alias in spec.host_aliases]
+    return own + "".join(f"{line}\n" for line in (*names, *aliases))
+
+
+def write(spec: manifest.Spec, hostname: str, addresses: Sequence[str], folder: Path) -> None:
+    """Write the file into the pod's folder. Raises OSError."""
+    try:
+        host_file = Path(PLACE).read_text(errors="replace")
+    except FileNotFoundError:
+        host_file = ""
+    path = folder / NAME
+    path.write_text(text(spec, hostname, addresses, host_file))
+    path.chmod(0o644)
+
+
+def renew(folder: Path, hostname: str, addresses: Sequence[str]) -> None:
+    """Give the pod's name the addresses of its next attempt, in the file that containers have mounted. Raises OSError."""
+    path = folder / NAME
+    if not path.exists() or not (before := path.read_text()).startswith(HEADER):
+        return
+    aliases = [
+        line for line in before[len(HEADER + LOCAL) :].splitlines() if not line.endswith(f"\t{hostname}")
+    ]
+    own = [f"{address}\t{hostname}" for address in addresses]
+    path.write_text(HEADER + LOCAL + "".join(f"{line}\n" for line in (*own, *aliases)))
+
+
+def mount(config: api.ContainerConfig, folder: Path) -> None:
+    """Mount the file of a pod's folder into a container, unless its manifest mounts something there."""
+    if (folder / NAME).exists() and all(m.container_path != PLACE for m in config.mounts):
+        config.mounts.add(container_path=PLACE, host_path=str(folder / NAME))
+
+
+def replaced(content: str, before: Sequence[str], now: Sequence[str]) -> str:
+    """The text with the addresses of a pod's next attempt in place of those before."""
+    for old, new in zip(before, now, strict=False):
+        content = re.sub(rf"(?<![0-9A-Fa-f:.]){re.escape(old)}(?![0-9A-Fa-f:.])", new, content)
+    return content
