@@ -17,7 +17,7 @@ from cri_server.cli.client import Client
 
 VALUED = frozenset(("-n", "--namespace", "-c", "--container", "--timeout"))
 # options of nerdctl's and podman's exec that CRI's ExecRequest has no field for -> how a command does the same itself
-NOT_IN_CRI = {
+NOT_IN_CRI: dict[tuple[str, ...], str] = {
     ("-u", "--user"): "su USER -c COMMAND",
     ("-e", "--env"): "env NAME=VALUE COMMAND",
     ("-w", "--workdir"): "sh -c 'cd DIR && exec COMMAND'",
