@@ -43,12 +43,14 @@ of a pod's."""
 async def take(
     services: Services, identifier: str, reference: str, user_specified_image: str = ""
 ) -> Checkpoint | None:
-    """The checkpoint that an image reference means, its files in the container's folder; None for an ordinary image.
+    """The checkpoint that an image reference means, its files in the container's folder; None for
+    an ordinary image.
 
-    kubelet's reference is an id, and `user_specified_image` what the pod has: its manifest says whether the image is a checkpoint.
+    kubelet's reference is an id, and `user_specified_image` what the pod has: its manifest says
+    whether the image is a checkpoint.
 
-    Raises NotFound, InvalidArgument, WrongState (no CRIU, images are not to be restored), ResourceExhausted, KernelError; the
-    folder is the caller's to remove.
+    Raises NotFound, InvalidArgument, WrongState (no CRIU, images are not to be restored),
+    ResourceExhausted, KernelError; the folder is the caller's to remove.
     """
     root = services.paths.container_root(identifier)
     if reference.startswith("/"):

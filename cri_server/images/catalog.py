@@ -152,7 +152,8 @@ class Catalog:
         return None
 
     def content(self, image_id: str) -> Content:
-        """What all manifests of the image have in common: configuration, diff ids, form. Raises NotFound."""
+        """What all manifests of the image have in common: configuration, diff ids, form. Raises
+        NotFound."""
         return self.contents(image_id)[0]
 
     def documents(self, repository: str) -> set[str]:
@@ -165,8 +166,8 @@ class Catalog:
         return self._contents[name.target.digest]
 
     def contents(self, image_id: str, references: Iterable[str] = ()) -> list[Content]:
-        """The image with the manifest that `name_of` these references leads to; without such a name with each of its manifests, whose
-        annotations and blobs may differ. Raises NotFound."""
+        """The image with the manifest that `name_of` these references leads to; without such a
+        name with each of its manifests, whose annotations and blobs may differ. Raises NotFound."""
         name = self.name_of(image_id, references)
         if name is not None:
             return [self.content_of(name)]
@@ -176,8 +177,9 @@ class Catalog:
         return found
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
-        """The image's name that the first possible of these references means: with the tag of the reference, or without one where it
-        has a digest or its tag has moved since. None when no reference leads to a repository of the image."""
+        """The image's name that the first possible of these references means: with the tag of
+        the reference, or without one where it has a digest or its tag has moved since. None when
+        no reference leads to a repository of the image."""
         names = self.names_of(image_id)
         for reference in references:
             name = self.name(reference)

@@ -93,8 +93,9 @@ class Session:
     def get(
         self, host: Host, url: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """The response to a GET or HEAD, redirects followed, its body not read (the caller closes it); and who gave it, when a
-        redirect led away from the origin of `url`: host[:port] of that other server, which is owed no secret.
+        """The response to a GET or HEAD, redirects followed, its body not read (the caller closes
+        it); and who gave it, when a redirect led away from the origin of `url`: host[:port] of that
+        other server, which is owed no secret.
 
         Raises Unavailable, Forbidden, Abandoned.
         """

@@ -1,7 +1,9 @@
-"""Blobs on disk in an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`, there whole and durable or not at all.
+"""Blobs on disk in an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`, there whole
+and durable or not at all.
 
-A blob grows in `ingest/` under a name of its own, is hashed while it is written, synced, and renamed; one that goes to its decoder (see
-`streamed`) never is here. What lies in `ingest/` when the server starts is rubbish of an earlier life.
+A blob grows in `ingest/` under a name of its own, is hashed while it is written, synced, and
+renamed; one that goes to its decoder (see `streamed`) never is here. What lies in `ingest/` when
+the server starts is rubbish of an earlier life.
 """
 
 from __future__ import annotations
@@ -188,7 +190,8 @@ class Blobs:
         return str(self._folders[algorithm_of(digest)] / hex_of(digest))
 
     def make_folder(self, digest: str) -> None:
-        """The one that the blob goes to: that of sha512 is there only when it is needed, as other programs do it. Raises OSError."""
+        """The one that the blob goes to: that of sha512 is there only when it is needed, as
+        other programs do it. Raises OSError."""
         _make_folder(self._folders[algorithm_of(digest)])
 
     def size(self, digest: str) -> int | None:

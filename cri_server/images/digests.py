@@ -1,4 +1,5 @@
-"""Digests of content: `sha256:` or `sha512:` and the hash in lower-case hex, the registered algorithms of the image specification.
+"""Digests of content: `sha256:` or `sha512:` and the hash in lower-case hex, the registered
+algorithms of the image specification.
 
 Files are named by the hex alone: its length tells the algorithm.
 """
@@ -46,7 +47,8 @@ def is_content(data: bytes, digest: str) -> bool:
 
 
 def hex_of(digest: str) -> str:
-    """The hash without its algorithm: the name of a file. Text without an algorithm stays as it is."""
+    """The hash without its algorithm: the name of a file. Text without an algorithm stays as it
+    is."""
     return digest.rpartition(":")[2]
 
 

@@ -92,7 +92,8 @@ class Stream:
         decoded: bool = False,
         algorithm: str = SHA256,
     ) -> None:
-        """Unless it is `hashed`, `drain` has no digest; `algorithm` is that of the digest; one that is `decoded` already is taken as it is, whatever it begins with."""
+        """Unless it is `hashed`, `drain` has no digest; `algorithm` is that of the digest; one
+        that is `decoded` already is taken as it is, whatever it begins with."""
         self._read = blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
         self._limits = limits or Limits()
         self._algorithm = algorithm
@@ -132,7 +133,8 @@ class Stream:
         return sum(len(piece) for piece in self.pieces(size))
 
     def drain(self) -> str:
-        """Read to the end; the diff id, `sha256:…` or `sha512:…` of the whole uncompressed stream."""
+        """Read to the end; the diff id, `sha256:…` or `sha512:…` of the whole uncompressed
+        stream."""
         for _ in self.blocks():
             pass
         return f"{self._algorithm}:{self._hash.hexdigest()}" if self._hash else ""

@@ -60,9 +60,11 @@ async def _is_here(descriptor: Descriptor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlobSource:
-    """Where the layers' blobs come from. `watch`: of the whole work; `fetch` gets a blob from where the image comes from, by default
-    they are all in the layout, or tars have taken their places; `stream` sends one that need not be kept to its decoder, or raises
-    Interrupted. `is_listed`: the layers are those of an image that is or was listed, so they were verified then."""
+    """Where the layers' blobs come from. `watch`: of the whole work; `fetch` gets a blob from
+    where the image comes from, by default they are all in the layout, or tars have taken their
+    places; `stream` sends one that need not be kept to its decoder, or raises Interrupted.
+    `is_listed`: the layers are those of an image that is or was listed, so they were verified
+    then."""
 
     watch: Watch
     fetch: Callable[[Descriptor], Awaitable[None]] = _is_here
@@ -198,8 +200,9 @@ class LayerMaker:
         source: BlobSource,
         tars: GrowingTars | None,
     ) -> None:
-        """Somebody who does the same already is waited for. A tar that is here counts only if this blob is known to be it; else the
-        blob is fetched and decoded to a tar of its own, which is dropped when it was the same."""
+        """Somebody who does the same already is waited for. A tar that is here counts only if
+        this blob is known to be it; else the blob is fetched and decoded to a tar of its own,
+        which is dropped when it was the same."""
         async with self._turns.of(f"tar {diff_id}", source.watch):
             is_shared = self._is_shared(descriptor, diff_id, source)
             here = is_shared and self._files.has_tar(diff_id)
@@ -277,7 +280,8 @@ class LayerMaker:
             os.close(blob_fd)
 
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
-        """The tar in `folder`, made from this blob, is the layer. One that is here already stays: it may be mounted, and in memory."""
+        """The tar in `folder`, made from this blob, is the layer. One that is here already
+        stays: it may be mounted, and in memory."""
         if not self._files.has_tar(diff_id):
             await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
         self._verified.add(layer.digest, diff_id)

@@ -52,7 +52,8 @@ class _Archive:
 
 
 class _ArchiveBlobs:
-    """Of the layout's blobs those that came with the archive: an image is what its archive has, not what it names."""
+    """Of the layout's blobs those that came with the archive: an image is what its archive has,
+    not what it names."""
 
     def __init__(self, blobs: Blobs, archive: _Archive) -> None:
         self._blobs = blobs

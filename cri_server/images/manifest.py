@@ -48,7 +48,8 @@ _LAYER_PREFIXES = (
     "application/vnd.docker.image.rootfs.diff.tar",
     "application/vnd.docker.image.rootfs.foreign.diff.tar",
 )
-# What the configuration of an image is called. The generic ones are in manifests of old registries (distribution issue 1621).
+# What the configuration of an image is called. The generic ones are in manifests of old registries
+# (distribution issue 1621).
 _IMAGE_CONFIGS = (OCI_CONFIG, DOCKER_CONFIG, *_GENERIC, "text/html")
 RESERVED_LABELS = ("io.kubernetes.", "org.pyrunc.")
 
@@ -81,8 +82,9 @@ class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """One image: its configuration and its layers, bottom first. `others`: what is listed as a layer and is no file system, as
-    WebAssembly, attestations and signatures; it is neither fetched nor kept."""
+    """One image: its configuration and its layers, bottom first. `others`: what is listed as a
+    layer and is no file system, as WebAssembly, attestations and signatures; it is neither
+    fetched nor kept."""
 
     config: Descriptor
     layers: list[Descriptor]
@@ -220,7 +222,8 @@ def parse_config(data: bytes) -> Config:
 
 
 def choose(index: Index) -> Descriptor:
-    """The index's image that suits this machine best; the first one of equals. Images that name no platform come last.
+    """The index's image that suits this machine best; the first one of equals. Images that name no
+    platform come last.
 
     Raises NotFound that lists what there is.
     """
@@ -234,9 +237,10 @@ def choose(index: Index) -> Descriptor:
 
 
 def choose_stored(index: Index, is_here: Callable[[str], bool]) -> Descriptor:
-    """The image of an index that is in a store or an archive: the best one that is here, by the digest of its manifest, else one for
-    another processor. Which one suits best depends on the processor and on the version of this program, and images are to be found
-    again after both have changed. Raises NotFound as `choose`.
+    """The image of an index that is in a store or an archive: the best one that is here, by the
+    digest of its manifest, else one for another processor. Which one suits best depends on the
+    processor and on the version of this program, and images are to be found again after both
+    have changed. Raises NotFound as `choose`.
     """
     foreign = [d for d in index.manifests if d.platform and (d.platform.os or "linux").lower() == "linux"]
     here = (d for d in (*_ranked(index), *foreign) if is_here(d.digest))
@@ -255,8 +259,9 @@ def _ranked(index: Index) -> list[Descriptor]:
 
 
 def foreign_platform(config: Config) -> str:
-    """What to warn of: the configuration names a processor that this machine has not. Its user chose the image, by its name or its
-    digest, and a node that runs it by binfmt_misc(5) wants it. Empty for one that fits, or that names none.
+    """What to warn of: the configuration names a processor that this machine has not. Its user
+    chose the image, by its name or its digest, and a node that runs it by binfmt_misc(5) wants it.
+    Empty for one that fits, or that names none.
 
     Raises NotFound for another operating system.
     """
@@ -303,8 +308,9 @@ def _manifest(document: dict[str, Any]) -> Manifest:
 
 
 def _refuse_artifact(raw: _RawManifest, layers: list[Descriptor], others: tuple[Descriptor, ...]) -> None:
-    """An artifact has a configuration that is no image's (image specification, "Guidelines for Artifact Usage"), or nothing that
-    is a file system, as cosign's signatures and buildkit's attestations, whose configurations are called an image's. Raises Artifact."""
+    """An artifact has a configuration that is no image's (image specification, "Guidelines for
+    Artifact Usage"), or nothing that is a file system, as cosign's signatures and buildkit's
+    attestations, whose configurations are called an image's. Raises Artifact."""
     config = raw.config.media_type
     if config in _IMAGE_CONFIGS and (layers or not others):
         return
@@ -319,7 +325,8 @@ def _artifact(kind: object) -> Artifact:
 
 
 def check_layers(manifest: Manifest, config: Config) -> None:
-    """Each layer that is a file system has a diff id, and nothing else has one, as containerd wants it. Raises BadManifest."""
+    """Each layer that is a file system has a diff id, and nothing else has one, as containerd
+    wants it. Raises BadManifest."""
     if len(config.diff_ids) != len(manifest.layers):
         kinds = ", ".join(dict.fromkeys(layer.media_type[:100] for layer in manifest.others))
         beside = f" beside {kinds[:300]}" if kinds else ""

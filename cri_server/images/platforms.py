@@ -1,7 +1,8 @@
-"""Platforms of images: how they are written, and which of them this machine's processor runs, the best one first.
+"""Platforms of images: how they are written, and which of them this machine's processor runs, the
+best one first.
 
-Source: OCI image specification, "Platform Variants"; Go's GOARCH, GOARM and GOAMD64; the x86-64 psABI for its levels; what
-containerd's `platforms` takes for the same.
+Source: OCI image specification, "Platform Variants"; Go's GOARCH, GOARM and GOAMD64; the x86-64
+psABI for its levels; what containerd's `platforms` takes for the same.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ _MACHINES = {
     "i686": "386",
 }
 
-# What a processor of each x86-64 level has beside those of the levels before, as /proc/cpuinfo names it.
+# What a processor of each x86-64 level has beside those of the levels before, as /proc/cpuinfo
+# names it.
 _AMD64_LEVELS = (
     {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"},
     {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"},
     {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"},
 )
 
-# Spellings that builders use -> the one that is compared. The variant that every such machine has is left out.
+# Spellings that builders use -> the one that is compared. The variant that every such machine has
+# is left out.
 _SPELLINGS = {
     ("x86_64", ""): ("amd64", ""),
     ("x86-64", ""): ("amd64", ""),
@@ -87,9 +90,11 @@ def host_processors() -> tuple[Processor, ...]:
 
 
 def processors(machine: str, flags: set[str]) -> tuple[Processor, ...]:
-    """What a machine runs, the best one first. `machine` is uname's, `flags` are an x86 processor's in /proc/cpuinfo.
+    """What a machine runs, the best one first. `machine` is uname's, `flags` are an x86 processor's
+    in /proc/cpuinfo.
 
-    32-bit images come last: kernels and arm64 processors without them are rare, and an image that cannot run says so at its start.
+    32-bit images come last: kernels and arm64 processors without them are rare, and an image
+    that cannot run says so at its start.
     """
     architecture = _MACHINES.get(machine, machine)
     if architecture == "amd64":
@@ -109,7 +114,8 @@ def _arm(version: int) -> tuple[Processor, ...]:
 
 
 def rank(platform: Platform, host: Sequence[Processor]) -> int | None:
-    """The place of an image's platform in what the host runs, 0 for the best; None if it does not run."""
+    """The place of an image's platform in what the host runs, 0 for the best; None if it does
+    not run."""
     architecture, variant = platform.architecture.lower(), (platform.variant or "").lower()
     processor = _SPELLINGS.get((architecture, variant), (architecture, variant))
     if (platform.os or "linux").lower() != "linux" or processor not in host:

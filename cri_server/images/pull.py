@@ -103,7 +103,8 @@ class Pull:
         return manifest.config.digest
 
     async def _resolve(self, registry: Registry) -> tuple[Descriptor, bytes]:
-        """What the reference means now, with its content, which is not fetched when the reference meant it before."""
+        """What the reference means now, with its content, which is not fetched when the
+        reference meant it before."""
         name = self._store.catalog.name(str(self._reference))
         known = {name.target.digest: name.target} if name else {}
         target, data = await self._thread(lambda: registry.resolve(known))
@@ -141,7 +142,8 @@ class Pull:
         return found
 
     async def _chosen(self, registry: Registry, chosen: Descriptor) -> bytes:
-        """The content of a manifest that an index names; fetched unless this repository has served it before."""
+        """The content of a manifest that an index names; fetched unless this repository has
+        served it before."""
         is_known = chosen.digest in self._store.catalog.documents(self._reference.name)
         data = await self._read(chosen.digest) if is_known else None
         if data is not None:
@@ -168,7 +170,8 @@ class Pull:
             raise WrongState(f"{self._policy} needs the Python package cryptography") from None
 
     async def _config(self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]) -> Config:
-        """Fetched also when it is here, which proves the right to the image: see `verified`. It is added to `blobs`."""
+        """Fetched also when it is here, which proves the right to the image: see `verified`. It
+        is added to `blobs`."""
         content = InMemory(algorithm_of(manifest.config.digest))
         await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
         blobs[manifest.config.digest] = content.data
@@ -202,7 +205,8 @@ class Pull:
     # ---- blobs
 
     async def _fetch(self, registry: Registry, descriptor: Descriptor) -> None:
-        """Download the blob, also when it is here: see `verified`. A manifest that names it twice has it once."""
+        """Download the blob, also when it is here: see `verified`. A manifest that names it
+        twice has it once."""
         async with self._store.turns.of(f"blob {descriptor.digest}", self._watch):
             if descriptor.digest in self._downloaded:
                 return

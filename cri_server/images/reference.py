@@ -49,7 +49,8 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Raises InvalidArgument, and Unsupported for a digest of another algorithm than sha256 and sha512."""
+        """Raises InvalidArgument, and Unsupported for a digest of another algorithm than sha256
+        and sha512."""
         if len(text) > TEXT_LIMIT:
             raise InvalidArgument(f"image {_shown(text)}: longer than {TEXT_LIMIT} characters")
         rest, at, digest = text.partition("@")

@@ -73,9 +73,10 @@ class Registry:
     def resolve(self, known: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
         """The manifest or index that the reference means: its descriptor and content.
 
-        `known`: those of this repository that are here, by digest. When there are any, a HEAD asks which one it is now, and a GET
-        follows only for another one; the content is None when it is here. Docker Hub counts GETs of manifests, not HEADs. Raises
-        what `_each` raises.
+        `known`: those of this repository that are here, by digest. When there are any, a HEAD
+        asks which one it is now, and a GET follows only for another one; the content is None
+        when it is here. Docker Hub counts GETs of manifests, not HEADs. Raises what `_each`
+        raises.
         """
         reference = self._reference
         capability = PULL if reference.digest else RESOLVE
@@ -205,8 +206,9 @@ class Registry:
         return self._retrying(host, lambda: self._manifest_once(host, target, digest))
 
     def _current_digest(self, host: Host, reference: Reference) -> str:
-        """What a HEAD says that the reference means; empty when the host does not say, and a GET has to tell, or what is wrong: registries
-        are known that answer 403, 404 or 405 to each HEAD, or without a digest, which the specification lets them.
+        """What a HEAD says that the reference means; empty when the host does not say, and a GET
+        has to tell, or what is wrong: registries are known that answer 403, 404 or 405 to each
+        HEAD, or without a digest, which the specification lets them.
 
         Raises Unavailable (no answer), Unauthorized (no token)."""
         accept = {"Accept": ", ".join(manifests.ACCEPTED)}
@@ -301,7 +303,8 @@ class Registry:
     def _response(
         self, host: Host, what: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """As `Session.get`, logged in when the host wants that. Raises Unavailable, Unauthorized."""
+        """As `Session.get`, logged in when the host wants that. Raises Unavailable,
+        Unauthorized."""
         url = self.url(host, what) + self._namespace(host)
         response, other = self._session.get(host, url, headers | self._authorization(host), method)
         if response.status == 401 and not other:

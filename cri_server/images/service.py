@@ -216,14 +216,15 @@ class ImageService:
     def annotations(
         self, image_id: str, references: Sequence[str] = ()
     ) -> builtins.list[Mapping[str, object]]:
-        """Those of the manifest that these references lead to, or of each manifest of the image: images of one id may come from several
-        manifests, and anybody may make one with annotations of his own. Raises NotFound."""
+        """Those of the manifest that these references lead to, or of each manifest of the image:
+        images of one id may come from several manifests, and anybody may make one with
+        annotations of his own. Raises NotFound."""
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations or {} for content in contents]
 
     def names(self, image: Image, references: Sequence[str]) -> tuple[str, str]:
-        """The image's name and its digest form, in the repository and with the tag that one of these references has; without such a
-        name the first ones, and the id where it has none."""
+        """The image's name and its digest form, in the repository and with the tag that one of
+        these references has; without such a name the first ones, and the id where it has none."""
         name = self._store.catalog.name_of(image.id, references)
         if name is not None and name.by_digest:
             return name.tagged or name.by_digest, name.by_digest
@@ -259,7 +260,8 @@ class ImageService:
         return [mount for mount in found if mount is not None]
 
     async def details(self, image_id: str, reference: str = "") -> dict[str, Any]:
-        """For people: labels, the image's configuration, and its layers as they were fetched for this reference. Raises NotFound."""
+        """For people: labels, the image's configuration, and its layers as they were fetched for
+        this reference. Raises NotFound."""
         content = self._store.catalog.contents(image_id, [reference])[0]
         data = await in_thread(lambda: self._store.blobs.read(content.manifest.config.digest, LIMIT_BYTES))
         layers = [{"digest": layer.digest, "size": layer.size} for layer in content.manifest.layers]

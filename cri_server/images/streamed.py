@@ -46,10 +46,12 @@ OpenStream = Callable[[], AbstractAsyncContextManager[StreamedBlob]]
 async def streamed(
     read: Callable[[Receiver], Coroutine[Any, Any, None]], algorithm: str = SHA256
 ) -> AsyncIterator[StreamedBlob]:
-    """Run `read`, which gets one end of a ring, beside the block, which writes to the other one. The end of the block is the end of
-    the blob, and `read` is waited for; when the block fails it is cancelled. `algorithm`: of the blob's digest.
+    """Run `read`, which gets one end of a ring, beside the block, which writes to the other one.
+    The end of the block is the end of the blob, and `read` is waited for; when the block fails it
+    is cancelled. `algorithm`: of the blob's digest.
 
-    Raises what the block or `read` raises; Interrupted when `read` failed before all was written, unless that was this node's fault.
+    Raises what the block or `read` raises; Interrupted when `read` failed before all was
+    written, unless that was this node's fault.
     """
     sender, receiver = open_ring()
     blob = StreamedBlob(sender, algorithm)

@@ -1,4 +1,5 @@
-"""Images of one tenant against those of another: manifests, configurations and archives that name what is not theirs."""
+"""Images of one tenant against those of another: manifests, configurations and archives that
+name what is not theirs."""
 
 from __future__ import annotations
 
@@ -76,8 +77,9 @@ async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
 async def test_a_manifest_names_a_foreign_configuration(
     node: ImageService, attacker: Registry, layers: str
 ) -> None:
-    """The image id of a private image is known to everybody who sees its pod. A manifest of the attacker's registry names it as its
-    configuration: it is asked of that registry, which does not have it, so that no pod gets the files of the private image."""
+    """The image id of a private image is known to everybody who sees its pod. A manifest of the
+    attacker's registry names it as its configuration: it is asked of that registry, which does
+    not have it, so that no pod gets the files of the private image."""
     document = private_manifest()
     if layers == "junk":
         document["layers"] = [push_blob(attacker, b"junk", types.OCI_LAYER)]
@@ -87,8 +89,9 @@ async def test_a_manifest_names_a_foreign_configuration(
 
 
 async def test_a_foreign_layer_over_junk(node: ImageService, attacker: Registry) -> None:
-    """A configuration of the attacker's names the uncompressed digest of a private layer, which SBOMs publish, and the manifest has junk
-    in its place: the junk is fetched, and is not that layer."""
+    """A configuration of the attacker's names the uncompressed digest of a private layer, which
+    SBOMs publish, and the manifest has junk in its place: the junk is fetched, and is not that
+    layer."""
     mine = image(SECRET.layers, {"Cmd": ["cat", "/secret"]})
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
     junk = push_blob(attacker, layer({"junk": "junk"}), types.OCI_LAYER)
@@ -97,8 +100,9 @@ async def test_a_foreign_layer_over_junk(node: ImageService, attacker: Registry)
 
 
 async def test_a_foreign_blob_tells_nothing(node: ImageService, attacker: Registry) -> None:
-    """A manifest names the blob of a private layer over another uncompressed digest. That blob is fetched, not taken from the node, so
-    that no error tells what its content has for a digest, with which the layer could be named."""
+    """A manifest names the blob of a private layer over another uncompressed digest. That blob
+    is fetched, not taken from the node, so that no error tells what its content has for a
+    digest, with which the layer could be named."""
     mine = image([layer({"mine": "1"})])
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
     message = await refused(node, put_manifest(attacker, config, private_manifest()["layers"]), NotFound)
@@ -107,8 +111,8 @@ async def test_a_foreign_blob_tells_nothing(node: ImageService, attacker: Regist
 
 
 async def test_a_manifest_digest_is_no_proof(node: ImageService, attacker: Registry) -> None:
-    """The digest of a private manifest is in the status of its pod. A registry that claims to serve it has to serve it, and its
-    configuration."""
+    """The digest of a private manifest is in the status of its pod. A registry that claims to
+    serve it has to serve it, and its configuration."""
     data, _ = manifest_of(SECRET)
     attacker.put_manifest("mine:v1", data, types.OCI_MANIFEST)
     await refused(node, f"{attacker.host}/mine:v1", NotFound)
@@ -118,14 +122,15 @@ async def test_a_manifest_digest_is_no_proof(node: ImageService, attacker: Regis
 
 
 async def test_credentials_are_asked_for_what_is_here(node: ImageService, registry: Registry) -> None:
-    """kubelet lets the runtime check whether a pod's credentials may pull an image that is on the node: a pull without them fails."""
+    """kubelet lets the runtime check whether a pod's credentials may pull an image that is on
+    the node: a pull without them fails."""
     assert "unauthorized" in await refused(node, f"{registry.host}/private/app:v1", PeerError)
 
 
 @pytest.mark.parametrize("lacks", ["configuration", "layer", "manifest"])
 async def test_an_archive_without_what_it_names(tmp_path: Path, node: ImageService, lacks: str) -> None:
-    """An archive names a private image of the node by its digests, and has not all of its content: it is refused, though the node has
-    the rest."""
+    """An archive names a private image of the node by its digests, and has not all of its
+    content: it is refused, though the node has the rest."""
     data, blobs = manifest_of(SECRET)
     missing = {
         "configuration": SECRET.id,
@@ -155,7 +160,8 @@ def without_blob(built: BuiltImage, digest: str) -> bytes:
 
 
 async def test_what_is_pulled_rightly_is_shared(node: ImageService, attacker: Registry) -> None:
-    """The counterpart: a registry that serves manifest and configuration has the image, whose layers are not fetched again."""
+    """The counterpart: a registry that serves manifest and configuration has the image, whose
+    layers are not fetched again."""
     attacker.push("copied/app:v1", SECRET)
     assert await node.pull(f"{attacker.host}/copied/app:v1") == SECRET.id
     blobs = {request.path.rpartition("/")[2] for request in attacker.asked("/blobs/")}
@@ -166,8 +172,9 @@ async def test_what_is_pulled_rightly_is_shared(node: ImageService, attacker: Re
 async def test_a_copy_that_says_it_is_a_checkpoint(
     service: ImageService, registry: Registry, attacker: Registry
 ) -> None:
-    """A copy of a public image whose manifest has a checkpoint's annotation comes first. The image has one id under both names, but the
-    public one stays an ordinary image, by its name and by the id that kubelet passes; only the copy is a checkpoint."""
+    """A copy of a public image whose manifest has a checkpoint's annotation comes first. The
+    image has one id under both names, but the public one stays an ordinary image, by its name
+    and by the id that kubelet passes; only the copy is a checkpoint."""
     registry.auth = None
     data, _ = manifest_of(SECRET)
     attacker.push("copy:v1", SECRET)

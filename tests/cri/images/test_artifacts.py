@@ -1,5 +1,5 @@
-"""Manifests that list what is no file system: artifacts, which are refused as what they are, and layers of other kinds beside an
-image's own."""
+"""Manifests that list what is no file system: artifacts, which are refused as what they are, and
+layers of other kinds beside an image's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("each_store")
 
 OCI, EMPTY = types.OCI_CONFIG, "application/vnd.oci.empty.v1+json"
 ARTIFACTS = [
-    # who makes it, artifactType, the configuration's type, the layer's type, the type that the error names
+    # who makes it, artifactType, the configuration's type, the layer's type, the type that the
+    # error names
     ("Helm", "", "application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip", 2),
     ("cosign sign", "", OCI, "application/vnd.dev.cosign.simplesigning.v1+json", 3),
     ("cosign sign 3", "application/vnd.dev.sigstore.bundle.v0.3+json", EMPTY, "application/vnd.dev.sigstore.bundle.v0.3+json", 1),
@@ -52,7 +53,8 @@ ARTIFACTS = [
 async def test_an_artifact_is_refused_as_what_it_is(
     tmp_path: Path, registry: Registry, service: ImageService, artifact: tuple[str, str, str, str, int]
 ) -> None:
-    """Kubernetes leaves it to the runtime what an image volume may be; containerd refuses artifacts, too, CRI-O mounts them."""
+    """Kubernetes leaves it to the runtime what an image volume may be; containerd refuses
+    artifacts, too, CRI-O mounts them."""
     _, artifact_type, config_type, layer_type, named = artifact
     content = b"content"
     document: dict[str, Any] = {
@@ -107,8 +109,8 @@ def put_with_others(registry: Registry, *others: dict[str, Any]) -> str:
 async def test_what_is_no_file_system_is_left_alone(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """It is neither fetched nor kept; the layers have the diff ids of the configuration in their order. The image is found again, saved,
-    loaded and pushed without it."""
+    """It is neither fetched nor kept; the layers have the diff ids of the configuration in their
+    order. The image is found again, saved, loaded and pushed without it."""
     name = put_with_others(registry, *OTHERS.values())
     assert await service.pull(name) == BUILT.id
     unused = descriptor(b"no file system", "x")["digest"]
@@ -133,7 +135,8 @@ async def test_what_is_no_file_system_is_left_alone(
 
 
 async def test_diff_ids_are_for_file_systems_only(registry: Registry, service: ImageService) -> None:
-    """A configuration that counts the others in could be read in two ways: which layer each diff id is of."""
+    """A configuration that counts the others in could be read in two ways: which layer each diff
+    id is of."""
     built = image([*BUILT.layers, b"no file system"])
     data, blobs = manifest_of(built)
     document = json.loads(data)
@@ -167,7 +170,8 @@ async def test_a_foreign_layer_comes_from_the_registry(
 async def test_what_registries_have_called_an_images_configuration(
     registry: Registry, service: ImageService, kind: str
 ) -> None:
-    """The last ones are in manifests that Docker Hub and others served for years (distribution 1621); docker takes them, too."""
+    """The last ones are in manifests that Docker Hub and others served for years (distribution
+    1621); docker takes them, too."""
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)
     document["config"]["mediaType"] = kind
@@ -178,7 +182,8 @@ async def test_what_registries_have_called_an_images_configuration(
 
 
 async def test_an_archive_with_signatures_beside_the_image(tmp_path: Path, service: ImageService) -> None:
-    """As `cosign save` writes: the layout's index lists the image, its signatures and its attestations."""
+    """As `cosign save` writes: the layout's index lists the image, its signatures and its
+    attestations."""
     data, blobs = manifest_of(BUILT)
     signature = json.dumps(
         {

@@ -184,8 +184,9 @@ async def test_the_index_has_an_image_for_this_machine(
 async def test_an_image_for_another_machine_is_pulled_with_a_warning(
     registry: Registry, service: ImageService, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    """Its user chose it: binfmt_misc runs it, or only its configuration is wrong, as in influxdb's arm64/v8 (official-images 16859),
-    Cilium 1.17's arm64 (AgentBaker 8815), dotnet's arm (dotnet-docker 454)."""
+    """Its user chose it: binfmt_misc runs it, or only its configuration is wrong, as in
+    influxdb's arm64/v8 (official-images 16859), Cilium 1.17's arm64 (AgentBaker 8815), dotnet's
+    arm (dotnet-docker 454)."""
     foreign = image([layer({"top": "a"})], architecture="arm", variant="v6")
     name, digest = f"{registry.host}/app:v1", registry.push("app:v1", foreign)
     if where == "by its digest":
@@ -210,7 +211,8 @@ async def test_an_image_for_another_operating_system_is_refused(
 async def test_the_best_variant_is_pulled_and_found_again(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by a later version, or on another processor, that would have chosen another one: it is not here."""
+    """Also by a later version, or on another processor, that would have chosen another one: it
+    is not here."""
     choices = {
         ("linux", "amd64", ""): make(1),
         ("linux", "amd64", "v2"): make(2),
@@ -335,8 +337,8 @@ HEADS = {
     "HEAD is 503": ({"status": 503}, True),
     "HEAD is 429": ({"status": 429}, True),
 }  # fmt: skip
-"""What registries answer to HEAD of a manifest, and whether a GET follows. Found in distribution-spec 207, containerd 3238, 6684 and
-its resolver, regclient 363, watchtower 667."""
+"""What registries answer to HEAD of a manifest, and whether a GET follows. Found in
+distribution-spec 207, containerd 3238, 6684 and its resolver, regclient 363, watchtower 667."""
 
 
 @pytest.mark.parametrize("registries", HEADS)
@@ -386,7 +388,8 @@ async def test_a_head_logs_in(tmp_path: Path, service: ImageService, scheme: str
 async def test_a_layer_in_another_compression_is_fetched_once(
     tmp_path: Path, registry: Registry, service: ImageService, each_store: str
 ) -> None:
-    """Only a blob that was decoded proves that it is the layer, also after a restart; the layer that is here stays as it is."""
+    """Only a blob that was decoded proves that it is the layer, also after a restart; the layer
+    that is here stays as it is."""
     common = layer({"common": random.Random(3).randbytes(100_000)})
     for repository, compress in (("first", "gzip"), ("second", "zstd"), ("third", "zstd")):
         registry.push(f"{repository}:v1", image([common], {"Cmd": [repository]}), compress=compress)

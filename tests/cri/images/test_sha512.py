@@ -1,4 +1,5 @@
-"""Images whose digests are of sha512, the specification's other registered algorithm, each part by itself and all together."""
+"""Images whose digests are of sha512, the specification's other registered algorithm, each part
+by itself and all together."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ PARTS = ("manifest", "config", "layers", "diff ids")
 
 
 def put(registry: Registry, *parts: str) -> tuple[str, str]:
-    """An image with these parts named by sha512; the digests of its configuration and of its manifest."""
+    """An image with these parts named by sha512; the digests of its configuration and of its
+    manifest."""
 
     def algorithm(part: str) -> str:
         return "sha512" if part in parts else "sha256"
@@ -59,7 +61,8 @@ def put(registry: Registry, *parts: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("parts", [*((part,) for part in PARTS), PARTS], ids=" ".join)
 async def test_an_image_with_sha512(tmp_path: Path, registry: Registry, parts: tuple[str, ...]) -> None:
-    """Pulled by tag and by digest in processes of their own, found again by everything it is called, saved, loaded, removed."""
+    """Pulled by tag and by digest in processes of their own, found again by everything it is
+    called, saved, loaded, removed."""
     identifier, digest = put(registry, *parts)
     name = f"{registry.host}/app"
     async with with_errands(tmp_path) as service:

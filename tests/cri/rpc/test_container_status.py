@@ -97,7 +97,8 @@ def test_the_stop_signal_of_the_request(server: Server) -> None:
 
 @pytest.mark.requirement("4.6.1")
 def test_the_image_is_named_as_the_pod_names_it(server: Server, registry: Registry) -> None:
-    """kubelet passes the image id, and beside it what the pod has; other names of the same image are not this container's."""
+    """kubelet passes the image id, and beside it what the pod has; other names of the same image
+    are not this container's."""
     host = registry.host
     digests = [registry.push(name, an_image("names")) for name in ("z/app:v2", "z/app:v1", "a/copy:v1")]
     (identifier,) = {pull(server, f"{host}/{name}") for name in ("z/app:v2", "z/app:v1", "a/copy:v1")}
@@ -121,7 +122,8 @@ def test_the_image_is_named_as_the_pod_names_it(server: Server, registry: Regist
 
 
 def test_a_copy_of_an_image_that_holds_a_checkpoint(server: Server, registry: Registry) -> None:
-    """Whether an image is a checkpoint is said by the manifest that the pod's name leads to, not by its id."""
+    """Whether an image is a checkpoint is said by the manifest that the pod's name leads to, not
+    by its id."""
     host = registry.host
     registry.push("public/app:v1", an_image("copied"))
     data, _ = manifest_of(an_image("copied"))

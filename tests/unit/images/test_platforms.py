@@ -1,4 +1,5 @@
-"""Platforms: what this machine runs, how builders write platforms, and which image of an index is taken."""
+"""Platforms: what this machine runs, how builders write platforms, and which image of an index
+is taken."""
 
 from __future__ import annotations
 
