@@ -15,6 +15,7 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from cri_server.streaming import failures
 from cri_server.streaming.backend import Backend
 from cri_server.streaming.descriptors import read_some, write_all
 from cri_server.streaming.multiplex import MultiplexedStream
@@ -120,6 +121,7 @@ async def forward(
                 sock.setblocking(False)
                 return await _copy_both(sock, port, connection, data, inbound, half_close)
     except Error as error:
+        failures.note(f"port-forward to port {port} of sandbox {sandbox_id}", error)
         return f"forwarding to port {port}: {error.message}"
     except OSError as error:
         return f"forwarding to port {port}: {error.strerror}"

@@ -12,6 +12,7 @@ import os
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
+from cri_server.streaming import failures
 from cri_server.streaming.backend import Session
 from cri_server.streaming.descriptors import read_some, write_all
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
@@ -47,6 +48,7 @@ async def run(opening: Awaitable[Session], streams: CommandStreams) -> None:
     except StreamGone:
         return
     except Error as error:
+        failures.note("exec or attach", error)
         await tell(streams, failure(error.message), error.message)
     except Exception:
         # Ours to explain, in the log; the client must not take silence for success.

@@ -14,7 +14,7 @@ from cri_server.streaming import remotecommand
 from cri_server.streaming.backend import Descriptors
 from cri_server.streaming.remotecommand import CommandStreams
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
-from pyrunc.errors import NotFound, WrongState
+from pyrunc.errors import Error, NotFound, PeerError, WrongState
 
 
 class Out:
@@ -125,13 +125,23 @@ async def test_old_clients_get_a_text_or_nothing(code: int, text: bytes) -> None
     assert client.error.data == text
 
 
-async def test_a_session_that_cannot_be_opened() -> None:
+@pytest.mark.parametrize(
+    ("error", "logged"), [(NotFound("container c"), False), (PeerError("container c"), True)]
+)
+async def test_a_session_that_cannot_be_opened(
+    error: Error, logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client is told; the log has it when the node is to blame."""
+
     async def nothing() -> Process:
-        raise NotFound("container c")
+        raise error
 
     client = Client()
     await remotecommand.run(nothing(), client.streams)
     assert (client.status["reason"], client.status["message"]) == ("InternalError", "container c")
+    assert [r.getMessage() for r in caplog.records] == (
+        ["exec or attach: peer: container c"] if logged else []
+    )
 
 
 async def test_a_fault_of_ours_is_not_silence() -> None:
