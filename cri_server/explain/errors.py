@@ -163,7 +163,8 @@ ERRORS = (
 REASONS = (
     Page(
         "OOMKilled", "reasons", "The container was killed for its memory",
-        "It wanted more than its limit, and the kernel killed a process of it (exit code 137).",
+        "It wanted more than its limit, and the kernel killed a process of it. The exit code is 137 if that was the main process; "
+        "otherwise it is what the main process ended with, which may be 0.",
         "Raise resources.limits.memory, or make the program use less; `pyrunc-cri stats` shows its use.",
     ),
     Page(

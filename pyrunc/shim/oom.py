@@ -3,6 +3,9 @@
 systemd removes a scope as soon as its last process has ended, often before the process is reaped, and the scope's count goes
 with it. The parent's count stays: the kernel adds every kill to all groups above. So what the parent counts beyond the sum
 of the groups that are left was killed in groups that are gone; what of that is not news at a container's end is ours.
+
+Any kill counts, also of a child whose container then ended with 0, as under containerd (TaskOOM) and CRI-O (OOMKilled
+comes before the exit code). Only where another group may be the one that is gone does the exit code decide.
 """
 
 from __future__ import annotations
@@ -26,15 +29,18 @@ class KillCounts:
             str, int
         ] = {}  # parent -> kills in groups that are gone, as far as we know whose
         self._counted: dict[str, int] = {}  # group -> kills that were read while it was there
+        self._open: set[str] = set()  # groups of the pod whose end was not asked about yet
 
     def watch(self, group: Cgroup) -> None:
         """Processes are in `group`: remember what was killed beside it before. Raises KernelError."""
         if group.driver == "systemd":
+            self._open.add(group.directory)
             parent = os.path.dirname(group.directory)
             self._explained.setdefault(parent, _in_groups_gone(parent))
 
     def killed(self, group: Cgroup, exit_code: int | None) -> bool:
         """Whether processes of `group` were killed; asked once, at the container's end. Raises KernelError."""
+        self._open.discard(group.directory)
         kills = group.oom_kills()
         if kills is not None:
             self._counted[group.directory] = kills
@@ -44,8 +50,18 @@ class KillCounts:
             return False  # no memory controller here, or a driver whose groups stay until we remove them
         gone = _in_groups_gone(parent)
         news = gone - self._explained[parent] - self._counted_in_groups_gone(parent)
-        self._explained[parent] += max(news, 0)
-        return news > 0 and exit_code == KILLED_CODE
+        if news <= 0:
+            return False
+        if exit_code != KILLED_CODE and self._others_may_be_gone(parent):
+            return False  # the news stay for the end of the other one
+        self._explained[parent] += news
+        return True
+
+    def _others_may_be_gone(self, parent: str) -> bool:
+        """Whether another group below `parent` may be the one in which a process was killed: one of the pod that is gone, too,
+        or one of somebody else, where pods share the parent."""
+        gone = [each for each in self._open if os.path.dirname(each) == parent and not os.path.isdir(each)]
+        return bool(gone) or not set(tree.children(parent)) <= self._open
 
     def _counted_in_groups_gone(self, parent: str) -> int:
         return sum(

@@ -1,0 +1,96 @@
+"""To whom kills of the OOM killer belong whose cgroups are gone. The kernel's own counts are in tests/vm/inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyrunc.cgroups.group import Cgroup
+from pyrunc.kernel import cgroup as tree
+from pyrunc.shim.oom import KillCounts
+
+PARENT = "kubepods-pod1.slice"
+
+
+class Groups:
+    """A folder in the place of the cgroup tree, with the files that are read."""
+
+    def __init__(self, root: Path) -> None:
+        self.parent = root / PARENT
+        self.parent.mkdir()
+        self.kills = 0
+        self._count(self.parent, 0)
+
+    def add(self, name: str) -> Cgroup:
+        folder = self.parent / name
+        folder.mkdir()
+        self._count(folder, 0)
+        return Cgroup(f"/{PARENT}/{name}", "systemd", PARENT, name)
+
+    def kill_in(self, group: Cgroup) -> None:
+        """One process, which every group above counts."""
+        self.kills += 1
+        self._count(self.parent, self.kills)
+        folder = Path(group.directory)
+        count = int((folder / "memory.events").read_text().split()[1])
+        self._count(folder, count + 1)
+
+    def remove(self, group: Cgroup) -> None:
+        """As systemd does with a scope that is empty."""
+        folder = Path(group.directory)
+        (folder / "memory.events").unlink()
+        folder.rmdir()
+
+    @staticmethod
+    def _count(folder: Path, kills: int) -> None:
+        (folder / "memory.events").write_text(f"oom_kill {kills}\n")
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
+    monkeypatch.setattr(tree, "_root", str(tmp_path))
+    return Groups(tmp_path)
+
+
+@pytest.mark.parametrize("code", [0, 1, 137])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_killed_child_counts_whatever_the_exit_code(groups: Groups, code: int, is_gone: bool) -> None:
+    counts, pause, container = KillCounts(), groups.add("pause"), groups.add("c")
+    counts.watch(pause)
+    counts.watch(container)
+    groups.kill_in(container)
+    if is_gone:
+        groups.remove(container)
+    assert counts.killed(container, code)
+    second = groups.add("c2")
+    counts.watch(second)
+    if is_gone:
+        groups.remove(second)
+    assert not counts.killed(second, 137), "the first one's kill is not the next one's"
+
+
+def test_two_containers_that_are_gone_at_once(groups: Groups) -> None:
+    """Only one had a kill: the exit code says which, in either order."""
+    for order in (0, 1):
+        counts = KillCounts()
+        killed, other = groups.add("a"), groups.add("b")
+        for group in (killed, other):
+            counts.watch(group)
+        groups.kill_in(killed)
+        for group in (killed, other):
+            groups.remove(group)
+        ends = [(killed, 137, True), (other, 0, False)]
+        for group, code, expected in ends[::-1] if order else ends:
+            assert counts.killed(group, code) == expected
+
+
+def test_a_parent_that_pods_share(groups: Groups) -> None:
+    """Another pod's container may be the one: without the exit code of a kill it is not said of this one."""
+    counts, container, stranger = KillCounts(), groups.add("c"), groups.add("of-another-pod")
+    groups.add("pause-of-another-pod")
+    counts.watch(container)
+    groups.kill_in(stranger)
+    for group in (stranger, container):
+        groups.remove(group)
+    assert not counts.killed(container, 0)
