@@ -161,7 +161,7 @@ def start(call: Call, log: Log) -> int:
         if process is None:
             raise InvalidSpec("process", "process property must not be empty")
         ready = _listen_for_ready(state)
-        release(state.folder, process.get("args") or [""])
+        release(state.folder, process.get("args") or [""], process.get("env") or ())
     _poststart(state, log)
     if ready is not None:
         ready()

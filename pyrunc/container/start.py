@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
+def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()) -> None:
     """Let the container of that folder run `args`; returns when they were executed, and the socket is gone.
 
     Raises WrongState when nothing waits there (started already, or dead), NotFound and the like as `create` does.
@@ -49,10 +49,11 @@ def release(state_dir: str, args: Sequence[str] = ("",)) -> None:
     if answer:
         number = abs(int.from_bytes(answer[:4], "little", signed=True))
         from pyrunc.launch.run import describe_failure  # a good start needs none of these
-        from pyrunc.plan.lower_process import NO_PROGRAM
+        from pyrunc.plan.lower_process import NO_PROGRAM, argument_sizes
         from pyrunc.program.errors import OperationFailed
 
-        raise describe_failure(OperationFailed("exec", args[0], number, "", -1, None, NO_PROGRAM), args)
+        sizes = argument_sizes(args, env)
+        raise describe_failure(OperationFailed("exec", args[0], number, sizes, -1, None, NO_PROGRAM), args)
 
 
 def _connect(state_dir: str, path: str) -> _Socket:

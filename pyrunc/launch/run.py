@@ -336,5 +336,8 @@ def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
         )
     if error.errno in (EACCES, EISDIR):
         return InvalidArgument(f'exec: "{name}": {os.strerror(error.errno).lower()}')
-    failure = KernelError("exec", f'"{name}"', error.errno, os.strerror(error.errno).lower())
+    text = os.strerror(error.errno).lower()
+    if error.errno == E2BIG and error.note:
+        text += f": {error.note.partition(', ')[0]}"  # without the plan's line
+    failure = KernelError("exec", f'"{name}"', error.errno, text)
     return InvalidArgument(failure.message) if error.errno in NOT_EXECUTABLE else failure

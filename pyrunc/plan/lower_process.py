@@ -41,6 +41,7 @@ SIGCHLD, SIGKILL, POLLIN = 17, 9, 1
 HOOK_WORDS_BYTES = 4096
 OUTSIDE = "current working directory is outside of container mount namespace root"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MAX_ARG_STRLEN, POINTER_BYTES = 32 * 4096, 8  # include/uapi/linux/binfmts.h
 NO_PROGRAM = "no-program"  # mark of failures of the last execve and of its check
 
 
@@ -309,6 +310,30 @@ def check_program(low: Lowering, op: m.CheckProgram) -> None:
     macros.check_program(low.a, candidates(op.args, op.env), op.args[0], mark=NO_PROGRAM)
 
 
+def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
+    """How long arguments and environment are, for a failure with E2BIG; empty where they cannot be too long.
+
+    execve(2): one string may have MAX_ARG_STRLEN bytes; all together, a pointer for each included, a quarter of
+    RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
+    """
+    if 4 * (sum(map(len, args)) + sum(map(len, env))) <= MAX_ARG_STRLEN:  # UTF-8; most, in a microsecond
+        return ""
+    lengths = [len(text.encode("utf-8", "surrogateescape")) + 1 for text in (*args, *env)]
+    total = sum(lengths) + POINTER_BYTES * len(lengths)
+    if total <= MAX_ARG_STRLEN:
+        return ""
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    if lengths[longest] > MAX_ARG_STRLEN:
+        what = (
+            f"argument {longest}" if longest < len(args) else env[longest - len(args)].partition("=")[0][:80]
+        )
+        return f"{what} has {lengths[longest]} bytes and the kernel takes {MAX_ARG_STRLEN} in one string"
+    return (
+        f"{len(args)} arguments and {len(env)} environment variables have {total} bytes together and the kernel takes"
+        " a quarter of the stack limit (RLIMIT_STACK) and at most 6 MiB"
+    )
+
+
 def execute(low: Lowering, op: m.Execute) -> None:
     """What must live until execve, the socket and a connection of `start`, closes on exec; all else is closed here."""
     a, result, first = low.a, low.a.slot(4), 3 + op.preserve
@@ -327,7 +352,7 @@ def execute(low: Lowering, op: m.Execute) -> None:
         a.set(result, -EISDIR)
         a.place(said)
     if low.start is None:
-        a.fail(result, mark=NO_PROGRAM)
+        a.fail(result, argument_sizes(op.args, op.env), mark=NO_PROGRAM)
     else:
         a.sys("write", low.start, result.address, 4)
         a.exit(127)

@@ -129,6 +129,20 @@ def test_missing_program(box: Box, args: list[str], text: str) -> None:
     assert str(caught.value) == text
 
 
+def test_arguments_that_are_too_long(box: Box, tmp_path: Path) -> None:
+    """Also where the container waits for its start, which tells the error's number only."""
+    args = ["true", "x" * 140_000]
+    text = "argument list too long: argument 1 has 140001 bytes"
+    with pytest.raises(InvalidArgument, match=text):
+        box.outcome(*args)
+    created = create(box.request(*args, start_immediately=False, state_dir=str(tmp_path)))
+    try:
+        with pytest.raises(InvalidArgument, match=text):
+            release(str(tmp_path), args)
+    finally:
+        finish(created)
+
+
 def add_programs_without_interpreters(box: Box) -> None:
     """`script` and `loaded` in /opt, which is in PATH; the machine's own programs ask for a loader that the image lacks."""
     folder = box.image / "opt"
