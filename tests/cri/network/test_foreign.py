@@ -38,9 +38,11 @@ async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_an
     node.plugin("later", f"set -- later; {keep}; {handed} <{node.folder}/ADD.later")
     for peer in PEER_RESULTS:
         (node.folder / "answer").write_text(json.dumps(peer.answer))
-        node.configure({"type": "add-on"}, {"type": "later"}, cniVersion=peer.cni_version)
+        ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+        node.configure({"type": "add-on"}, ports, {"type": "later"}, cniVersion=peer.cni_version)
         pod = node.host.pod()
-        assert (await node.attach(pod)).ips == peer.ips, peer.name
+        result = await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
+        assert result.ips == peer.ips, peer.name
         node.restart()
         assert (await node.network.recall(pod.id)).ips == peer.ips, peer.name  # type: ignore[union-attr]
         await node.network.detach(pod.id, pod.path)

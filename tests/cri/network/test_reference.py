@@ -51,6 +51,27 @@ async def test_a_pods_life_with_foreign_plugins(node: Node, names: tuple[str, ..
     assert "8080" not in nft("list", "ruleset")
 
 
+@pytest.mark.parametrize("old", ["0.1.0", "0.2.0", ""])
+@pytest.mark.parametrize("names", [NAMES, ("bridge", "host-local"), ("portmap",)])
+async def test_a_list_of_the_first_versions(node: Node, names: tuple[str, ...], old: str) -> None:
+    """Results of one address for each family go from one side to the other; DEL gets none of these versions."""
+    use_reference(node, *names)
+    portmap = {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}}
+    node.configure(node.bridge(ipMasq=False, isDefaultGateway=True), portmap, cniVersion=old)
+    await asyncio.to_thread(node.host.connect_outside)
+    pod = node.host.pod()
+    assert (await node.attach(pod, port_mappings=(PortMapping(8080, 80),))).ips == ("10.88.0.2",)
+    with listen(pod.fd, "0.0.0.0", 80) as server:
+        assert reach(node.host.outside, "192.0.2.1", 8080, server) == "192.0.2.2"
+    node.restart()
+    assert await node.network.reconcile([pod.id]) == []
+    await node.network.detach(pod.id, pod.path)
+    pod.close()
+    await until(lambda: not [n for n in link_names() if n.startswith("veth")])
+    assert not node.leases() and not node.remembered() and not all_elements()
+    assert "8080" not in nft("list", "ruleset")
+
+
 async def test_plugins_may_change_sides_while_pods_run(node: Node) -> None:
     """Attached by the reference's plugins, detached by ours, and the other way round."""
     node.configure(node.bridge(ipMasq=False))
