@@ -14,6 +14,7 @@ from cri_server.images.digests import algorithm_of
 from cri_server.images.inflate import LayerWork, Limits, Stream
 from cri_server.images.layers import Layers
 from cri_server.images.ring import Receiver
+from cri_server.images.sharing import Streams, StreamTurn
 from cri_server.images.waiting import Abandoned, Watch, first_error, in_thread
 from pyrunc.errors import PeerError
 from pyrunc.kernel.fd import close_all
@@ -33,7 +34,7 @@ class LayerJobs:
     def __init__(self, errands: Zygote | None, layers: Layers) -> None:
         self._errands, self._layers = errands, layers
         self._cores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
-        self._streams = asyncio.Semaphore(STREAMS_AT_ONCE)
+        self._streams = Streams(STREAMS_AT_ONCE)
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[str]:
@@ -120,14 +121,10 @@ class LayerJobs:
             self._cores.release()
 
     @asynccontextmanager
-    async def stream(self, watch: Watch) -> AsyncIterator[None]:
-        """The turn of a blob that is worked on while it arrives."""
-        with watch.paused():
-            await self._streams.acquire()
-        try:
+    async def stream(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
+        """The turn of a blob that is worked on while it arrives. Raises Interrupted: see `Streams.held`."""
+        async with self._streams.held(turn, watch):
             yield
-        finally:
-            self._streams.release()
 
 
 async def _in_thread_with_ticks(

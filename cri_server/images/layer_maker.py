@@ -1,5 +1,5 @@
-"""An image's layers made from their blobs: tars with one index, or unpacked folders. Layers of one image are made in parallel, and
-one that somebody else is making already is waited for."""
+"""An image's layers made from their blobs: tars with one index, or unpacked folders. Layers of one image are made in parallel. One
+that another pull is making from the same registry is waited for, as `sharing` says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cri_server.images import unpack
 from cri_server.images.catalog import Catalog, Content, Policy
@@ -27,6 +27,7 @@ from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.manifest import Descriptor, Manifest
 from cri_server.images.ring import Interrupted, Receiver
 from cri_server.images.room import Room
+from cri_server.images.sharing import Rate, SharedWork, StreamTurn
 from cri_server.images.streamed import OpenStream, StreamedBlob, streamed
 from cri_server.images.verified import VerifiedLayers
 from cri_server.images.waiting import KeyedLock, Watch, first_error, in_thread
@@ -54,7 +55,7 @@ class Folders:
     files: LayerFiles
 
 
-async def _is_here(descriptor: Descriptor) -> None:
+async def _is_here(descriptor: Descriptor, rate: Rate) -> None:
     pass
 
 
@@ -62,14 +63,16 @@ async def _is_here(descriptor: Descriptor) -> None:
 class BlobSource:
     """Where the layers' blobs come from. `watch`: of the whole work; `fetch` gets a blob from
     where the image comes from, by default they are all in the layout, or tars have taken their
-    places; `stream` sends one that need not be kept to its decoder, or raises Interrupted.
-    `is_listed`: the layers are those of an image that is or was listed, so they were verified
-    then."""
+    places; `stream` sends one that need not be kept to its decoder, or raises Interrupted; both
+    note in a Rate what arrives. `origin`: the registry, empty for this node. `is_listed`: the
+    layers are those of an image that is or was listed, so they were verified then."""
 
     watch: Watch
-    fetch: Callable[[Descriptor], Awaitable[None]] = _is_here
-    stream: Callable[[Descriptor, OpenStream], Awaitable[None]] | None = None
+    fetch: Callable[[Descriptor, Rate], Awaitable[None]] = _is_here
+    stream: Callable[[Descriptor, OpenStream, Rate], Awaitable[None]] | None = None
+    origin: str = ""
     is_listed: bool = False
+    rate: Rate = field(default_factory=Rate)  # of the whole image
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class LayerMaker:
         self._catalog, self._policy, self._holds, self._room = catalog, policy, holds, room
         self._jobs = jobs
         self._verified = VerifiedLayers(catalog)
-        self._turns = KeyedLock()
+        self._work = SharedWork()
+        self._commits = KeyedLock()  # for as long as a file that is made is renamed
 
     async def make_all(
         self,
@@ -159,9 +163,11 @@ class LayerMaker:
         ):
             for (diff_id, _), layer in layers.items():
                 group.create_task(self._have_tar(diff_id, layer, source, tars))
-        async with self._turns.of(f"index {chain_id}", source.watch):
+        rate = Rate()
+        async with self._work.turn(f"index {chain_id} {source.origin}", rate, source.watch):
             if not self._files.has_index(chain_id):
-                await self._make_index(diff_ids, chain_id, source.watch)
+                with rate.node_work():
+                    await self._make_index(diff_ids, chain_id, source.watch)
 
     @asynccontextmanager
     async def _index_beside(
@@ -175,7 +181,8 @@ class LayerMaker:
         tars = GrowingTars(diff_ids)
 
         async def make() -> None:
-            async with self._turns.of(f"index {chain_id}", Watch(math.inf, "")):
+            key = f"index {chain_id} {source.origin}"
+            async with self._work.turn(key, source.rate, Watch(math.inf, "")):
                 if not self._files.has_index(chain_id):
                     await self._make_index(diff_ids, chain_id, source.watch, tars)
 
@@ -200,25 +207,28 @@ class LayerMaker:
         source: BlobSource,
         tars: GrowingTars | None,
     ) -> None:
-        """Somebody who does the same already is waited for. A tar that is here counts only if
-        this blob is known to be it; else the blob is fetched and decoded to a tar of its own,
-        which is dropped when it was the same."""
-        async with self._turns.of(f"tar {diff_id}", source.watch):
+        """A tar that is here counts only if this blob is known to be it; else the blob is fetched
+        and decoded to a tar of its own, which is dropped when it was the same."""
+        rate = Rate()
+        async with self._work.turn(f"tar {diff_id} {source.origin}", rate, source.watch):
             is_shared = self._is_shared(descriptor, diff_id, source)
             here = is_shared and self._files.has_tar(diff_id)
-            if not here and await self._stream_tar(diff_id, descriptor, source, tars):
+            if not here and await self._stream_tar(diff_id, descriptor, source, tars, rate):
                 return
             if not here or self._policy.keep_blobs:
-                await self._have_blob(descriptor, is_shared, source)
+                await self._have_blob(descriptor, is_shared, source, rate)
             if not here:
-                await self._make_tar(diff_id, descriptor, source.watch)
+                with rate.node_work(), source.rate.node_work():
+                    await self._make_tar(diff_id, descriptor, source.watch)
                 self._drop_blob(descriptor.digest)
             if tars:
                 tars.begun(diff_id, self._files.open_tar(diff_id))
 
-    async def _have_blob(self, descriptor: Descriptor, is_shared: bool, source: BlobSource) -> None:
+    async def _have_blob(
+        self, descriptor: Descriptor, is_shared: bool, source: BlobSource, rate: Rate
+    ) -> None:
         if not is_shared or self._blobs.size(descriptor.digest) != descriptor.size:
-            await source.fetch(descriptor)
+            await source.fetch(descriptor, rate)
 
     def _drop_blob(self, digest: str) -> None:
         """The tar has taken its place, unless somebody else wants it: then it is collected later."""
@@ -235,6 +245,7 @@ class LayerMaker:
         descriptor: Descriptor,
         source: BlobSource,
         tars: GrowingTars | None,
+        rate: Rate,
     ) -> bool:
         """Make the tar while its blob arrives; False when it must be made from a blob that is kept, or has to be looked into."""
         stream, watch = source.stream, source.watch
@@ -254,16 +265,18 @@ class LayerMaker:
 
                 @asynccontextmanager
                 async def opened() -> AsyncIterator[StreamedBlob]:
+                    turn = StreamTurn(source.origin, rate)
                     async with (
-                        self._jobs.stream(watch),
+                        self._jobs.stream(turn, watch),
                         streamed(
                             lambda end: self._write_tar(diff_id, end, folder, ticked),
                             algorithm_of(descriptor.digest),
                         ) as blob,
                     ):
+                        turn.give_way = blob.interrupt
                         yield blob
 
-                await stream(descriptor, opened)
+                await stream(descriptor, opened, rate)
                 await self._commit_tar(folder, descriptor, diff_id, watch)
         except Interrupted:
             return False
@@ -282,8 +295,9 @@ class LayerMaker:
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
         """The tar in `folder`, made from this blob, is the layer. One that is here already
         stays: it may be mounted, and in memory."""
-        if not self._files.has_tar(diff_id):
-            await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
+        async with self._commits.of(f"tar {diff_id}", watch):
+            if not self._files.has_tar(diff_id):
+                await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
         self._verified.add(layer.digest, diff_id)
 
     async def _write_tar(
@@ -322,7 +336,9 @@ class LayerMaker:
                     lambda tick: index_builder.build_in(work, tick, fds),
                     watch.touch,
                 )
-            await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
+            async with self._commits.of(f"index {chain_id}", watch):
+                if not self._files.has_index(chain_id):  # one that is here may be mounted
+                    await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
         """Have a file that is made taken into the store: whole, also when the caller is cancelled meanwhile."""
@@ -347,31 +363,33 @@ class LayerMaker:
                 group.create_task(self._unpack_layer(layer, source))
 
     async def _unpack_layer(self, layer: _Wanted, source: BlobSource) -> None:
-        """Somebody who does the same already is waited for."""
-        async with self._turns.of(f"layer {layer.chain[-1]}", source.watch):
+        rate = Rate()
+        async with self._work.turn(f"layer {layer.chain[-1]} {source.origin}", rate, source.watch):
             is_shared = self._is_shared(layer.descriptor, layer.diff_id, source)
-            await self._have_blob(layer.descriptor, is_shared, source)
+            await self._have_blob(layer.descriptor, is_shared, source, rate)
             if not is_shared or self._layers.get(layer.chain[-1]) is None:
-                await self._unpack(layer, source.watch)
+                await self._unpack(layer, source.watch, rate)
         layer.committed.set()
 
-    async def _unpack(self, layer: _Wanted, watch: Watch) -> None:
+    async def _unpack(self, layer: _Wanted, watch: Watch, rate: Rate) -> None:
         limits = self._room.limits_of_layer()
         fd = self._open_layer(layer)
         try:
             async with self._jobs.folder() as folder:
-                async with self._jobs.core(watch):
-                    await self._jobs.perform_decoded(
-                        _UNPACK_ERRAND,
-                        LayerWork(folder, limits, layer.diff_id),
-                        fd,
-                        lambda stream, tick: unpack.unpack(stream, folder, layer.diff_id, limits, tick),
-                        watch.touch,
-                    )
+                with rate.node_work():
+                    async with self._jobs.core(watch):
+                        await self._jobs.perform_decoded(
+                            _UNPACK_ERRAND,
+                            LayerWork(folder, limits, layer.diff_id),
+                            fd,
+                            lambda stream, tick: unpack.unpack(stream, folder, layer.diff_id, limits, tick),
+                            watch.touch,
+                        )
                 if layer.below is not None:
                     await layer.below.wait()
-                if self._layers.get(layer.chain[-1]) is None:  # one that is here is in use
-                    await in_thread(lambda: self._layers.commit(folder, layer.chain))
+                async with self._commits.of(f"layer {layer.chain[-1]}", watch):
+                    if self._layers.get(layer.chain[-1]) is None:  # one that is here is in use
+                        await in_thread(lambda: self._layers.commit(folder, layer.chain))
             self._verified.add(layer.descriptor.digest, layer.diff_id)
         finally:
             os.close(fd)

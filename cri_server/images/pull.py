@@ -26,9 +26,10 @@ from cri_server.images.model import Auth, Progress
 from cri_server.images.reference import Reference
 from cri_server.images.registry import Registry
 from cri_server.images.ring import Interrupted
+from cri_server.images.sharing import Rate
 from cri_server.images.store import Store
 from cri_server.images.streamed import OpenStream
-from cri_server.images.waiting import Watch, in_thread
+from cri_server.images.waiting import KeyedLock, Watch, in_thread
 from cri_server.together import together
 from pyrunc.errors import Error, NotFound, ResourceExhausted, WrongState
 from pyrunc.kernel.scheduling import set_batch_policy
@@ -64,6 +65,8 @@ class Pull:
         self._watch, self._report = watch, report
         self._session = Session(CONNECTION_READ_TIMEOUT_S, watch.touch)
         self._fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
+        self._turns = KeyedLock()  # of blobs
+        self._rate = Rate()
         self._loop = asyncio.get_running_loop()
         self._fetched = self._total = self._unseen = 0
         self._downloaded: set[str] = set()  # digests of the blobs that this pull has got
@@ -195,7 +198,13 @@ class Pull:
         if self._total > self._store.room.free_bytes():
             raise ResourceExhausted(f"{self._total} bytes of layers: {self._store.room.full()}")
         self._tell("fetching")
-        source = BlobSource(self._watch, partial(self._fetch, registry), partial(self._stream, registry))
+        source = BlobSource(
+            self._watch,
+            partial(self._fetch, registry),
+            partial(self._stream, registry),
+            self._reference.registry,
+            rate=self._rate,
+        )
         await self._store.maker.make_all(manifest, config.diff_ids, source)
 
     def _name(self, target: Descriptor) -> Name:
@@ -204,48 +213,52 @@ class Pull:
 
     # ---- blobs
 
-    async def _fetch(self, registry: Registry, descriptor: Descriptor) -> None:
+    async def _fetch(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
         """Download the blob, also when it is here: see `verified`. A manifest that names it
         twice has it once."""
-        async with self._store.turns.of(f"blob {descriptor.digest}", self._watch):
+        async with self._turns.of(descriptor.digest, self._watch):
             if descriptor.digest in self._downloaded:
                 return
             async with self._fetches:
-                await self._thread(lambda: self._download(registry, descriptor))
+                await self._thread(lambda: self._download(registry, descriptor, rate))
             self._downloaded.add(descriptor.digest)
 
-    def _download(self, registry: Registry, descriptor: Descriptor) -> None:
+    def _download(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
         with Ingest(self._store.blobs, algorithm_of(descriptor.digest)) as ingest:
-            self._receive(registry, descriptor, ingest)
+            self._receive(registry, descriptor, ingest, rate)
             if ingest.digest != descriptor.digest:
                 raise DigestMismatch(f"blob {descriptor.digest} has the content of {ingest.digest}")
             ingest.commit()
         self._watch.touch()
 
-    async def _stream(self, registry: Registry, descriptor: Descriptor, opened: OpenStream) -> None:
+    async def _stream(
+        self, registry: Registry, descriptor: Descriptor, opened: OpenStream, rate: Rate
+    ) -> None:
         """Send the blob to its decoder while it arrives. Raises Interrupted: it must be fetched."""
         async with self._fetches, opened() as blob:
             try:
-                await self._thread(lambda: self._receive(registry, descriptor, blob))
+                await self._thread(lambda: self._receive(registry, descriptor, blob, rate))
             except Interrupted:
-                self._arrived(-blob.size)
+                self._arrived(-blob.size, rate)
                 raise
         self._watch.touch()
 
-    def _receive(self, registry: Registry, descriptor: Descriptor, blob: Incoming) -> None:
+    def _receive(self, registry: Registry, descriptor: Descriptor, blob: Incoming, rate: Rate) -> None:
         """Blocking, in a thread of its own."""
         set_batch_policy()
-        arrivals = _Arrivals(self._arrived)
+        arrivals = _Arrivals(lambda size: self._arrived(size, rate))
         try:
             registry.blob(descriptor, blob, arrivals.add)
         finally:
             arrivals.tell()
 
-    def _arrived(self, size: int) -> None:
+    def _arrived(self, size: int, rate: Rate) -> None:
         """Called in threads."""
-        self._loop.call_soon_threadsafe(self._count, size)
+        self._loop.call_soon_threadsafe(self._count, size, rate)
 
-    def _count(self, size: int) -> None:
+    def _count(self, size: int, rate: Rate) -> None:
+        rate.arrived(size)
+        self._rate.arrived(size)
         self._fetched += size
         self._unseen += max(0, size)
         if self._unseen >= PROGRESS_BYTES:

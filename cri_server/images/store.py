@@ -23,7 +23,7 @@ from cri_server.images.layer_maker import BlobSource, Folders, LayerMaker
 from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.room import Room
 from cri_server.images.unused import Entry, unused
-from cri_server.images.waiting import KeyedLock, Watch, in_thread
+from cri_server.images.waiting import Watch, in_thread
 from pyrunc.errors import Error, ResourceExhausted, Unsupported
 from pyrunc.kernel.full import FULL
 from pyrunc.kernel.tree import remove_path
@@ -57,7 +57,6 @@ class Store:
         self._holds = Holds()
         self._collecting = threading.Lock()  # held while what nobody needs is deleted
         self._changing = asyncio.Lock()
-        self.turns = KeyedLock()
         self.jobs = LayerJobs(errands, self.layers)
         self.maker = LayerMaker(
             Folders(self.blobs, self.layers, self.files),

@@ -24,8 +24,15 @@ class StreamedBlob(Incoming):
         """Takes it over."""
         super().__init__(algorithm)
         self._sender = sender
+        self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        """The next `write` raises Interrupted. Any thread may call."""
+        self._is_interrupted = True
 
     def _put(self, data: bytes) -> None:
+        if self._is_interrupted:
+            raise Interrupted
         self._sender.write(data)
 
     def restart(self) -> None:

@@ -1,0 +1,150 @@
+"""What pulls that run at the same time share: the work on a layer, and the streams that are decoded while they arrive.
+
+Tenants choose which layers their images name, and their registries how fast they answer. So a pull waits for another one's work
+only when that comes from the same registry, and only as long as it is fast; and it waits for a stream's turn only for a moment, since
+a blob can be fetched to a file instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from cri_server.images.ring import Interrupted
+from cri_server.images.waiting import Watch
+
+SLOW_S = 10.0
+FAST_BYTES = 320 << 10  # a source that brings less in SLOW_S is slow
+STREAM_WAIT_S = 3.0
+_POLL_S = 1.0
+
+
+class Rate:
+    """How fast the content of one piece of work arrives. Use on the event loop."""
+
+    def __init__(self) -> None:
+        self._bytes, self._since = 0, time.monotonic()
+        self._node_works = 0
+
+    def arrived(self, size: int) -> None:
+        """So many bytes came."""
+        self._bytes += max(0, size)
+        if self._bytes >= FAST_BYTES:
+            self.restart()
+
+    @contextmanager
+    def node_work(self) -> Iterator[None]:
+        """A block that waits for this machine and not for a source: it is not slow."""
+        self._node_works += 1
+        try:
+            yield
+        finally:
+            self._node_works -= 1
+            self.restart()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether less than FAST_BYTES came in the last SLOW_S."""
+        return not self._node_works and time.monotonic() - self._since > SLOW_S
+
+    def restart(self) -> None:
+        """Measure from now on."""
+        self._bytes, self._since = 0, time.monotonic()
+
+
+class SharedWork:
+    """Keys that are worked on. Use on one event loop."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, list[Rate]] = {}
+        self._ended: dict[str, asyncio.Event] = {}
+
+    @asynccontextmanager
+    async def turn(self, key: str, rate: Rate, watch: Watch) -> AsyncIterator[None]:
+        """Work on `key` in the block, at `rate`. Others that do so already are waited for while one of them is fast; this waiting does
+        not count as a lack of progress."""
+        with watch.paused():
+            while any(not other.is_slow for other in self._rates.get(key, ())):
+                await self._wait(key)
+        self._rates.setdefault(key, []).append(rate)
+        rate.restart()
+        try:
+            yield
+        finally:
+            self._rates[key].remove(rate)
+            if not self._rates[key]:
+                del self._rates[key]
+            if event := self._ended.pop(key, None):
+                event.set()
+
+    async def _wait(self, key: str) -> None:
+        """Until a worker has ended, or for a moment, after which one may have become slow."""
+        event = self._ended.setdefault(key, asyncio.Event())
+        try:
+            async with asyncio.timeout(min(_POLL_S, SLOW_S / 4)):
+                await event.wait()
+        except TimeoutError:
+            pass
+
+
+class StreamTurn:
+    """One stream. `origin`: the registry; `give_way` is called when it is slow and another stream waits."""
+
+    def __init__(self, origin: str, rate: Rate) -> None:
+        self.origin, self.rate = origin, rate
+        self.give_way: Callable[[], None] = lambda: None
+
+
+class Streams:
+    """So many streams at once, shared out between registries. Use on one event loop."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._holders: list[StreamTurn] = []
+        self._waiters: dict[StreamTurn, asyncio.Future[None]] = {}
+
+    @asynccontextmanager
+    async def held(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
+        """A turn for a block. Of those that wait, the registry with the fewest streams is the next. Raises Interrupted when none is free
+        within STREAM_WAIT_S: the blob is to be fetched to a file then, which takes no turn."""
+        with watch.paused():
+            await self._take(turn)
+        try:
+            yield
+        finally:
+            self._give_back(turn)
+
+    async def _take(self, turn: StreamTurn) -> None:
+        if len(self._holders) < self._count:
+            self._holders.append(turn)
+            return
+        future = self._waiters[turn] = asyncio.get_running_loop().create_future()
+        self._ask_slow_ones()
+        try:
+            async with asyncio.timeout(STREAM_WAIT_S):
+                await future
+        except BaseException as error:
+            if self._waiters.pop(turn, None) is None:  # it got the turn in the same moment
+                self._give_back(turn)
+            if isinstance(error, TimeoutError):
+                raise Interrupted from None
+            raise
+
+    def _ask_slow_ones(self) -> None:
+        slow = [holder for holder in self._holders if holder.rate.is_slow]
+        for holder in slow[: len(self._waiters)]:
+            holder.give_way()
+
+    def _give_back(self, turn: StreamTurn) -> None:
+        self._holders.remove(turn)
+        if not self._waiters:
+            return
+        counts = Counter(holder.origin for holder in self._holders)
+        chosen = min(self._waiters, key=lambda waiter: counts[waiter.origin])  # the first of equals
+        future = self._waiters.pop(chosen)
+        self._holders.append(chosen)
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,124 @@
+"""Rates, work that is shared while it is fast, and streams that are shared out between registries."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from cri_server.images import sharing
+from cri_server.images.ring import Interrupted
+from cri_server.images.sharing import FAST_BYTES, Rate, SharedWork, Streams, StreamTurn
+from cri_server.images.waiting import Watch
+
+WATCH = Watch(60, "test")
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(sharing, "time", clock)
+    return clock
+
+
+def test_a_rate_is_slow_when_too_little_came_for_too_long(clock: Clock) -> None:
+    rate = Rate()
+    clock.now += sharing.SLOW_S
+    assert not rate.is_slow
+    rate.arrived(FAST_BYTES - 1)
+    clock.now += 0.1
+    assert rate.is_slow
+    rate.arrived(1)
+    assert not rate.is_slow
+    clock.now += sharing.SLOW_S + 1
+    rate.arrived(-FAST_BYTES)  # what was taken back is no progress
+    assert rate.is_slow
+    with rate.node_work():
+        assert not rate.is_slow
+    assert not rate.is_slow
+
+
+async def test_one_works_and_the_others_wait_while_it_is_fast() -> None:
+    work, running, most = SharedWork(), 0, 0
+
+    async def take() -> None:
+        nonlocal running, most
+        async with work.turn("key", Rate(), WATCH):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+
+    await asyncio.gather(*(take() for _ in range(20)))
+    assert most == 1 and not work._rates and not work._ended
+
+
+async def test_work_that_is_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "SLOW_S", 0.02)
+    work = SharedWork()
+    async with work.turn("key", Rate(), WATCH), asyncio.timeout(10):
+        async with work.turn("other key", Rate(), WATCH):
+            pass
+        async with work.turn("key", Rate(), WATCH):
+            pass
+    assert not work._rates
+
+
+async def test_the_registry_with_the_fewest_streams_is_next() -> None:
+    streams = Streams(2)
+    order: list[str] = []
+
+    async def take(origin: str) -> None:
+        async with streams.held(StreamTurn(origin, Rate()), WATCH):
+            order.append(origin)
+
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(streams.held(StreamTurn("a", Rate()), WATCH))
+        tasks = [asyncio.create_task(take(origin)) for origin in ("a", "a", "b")]
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert order == ["b", "a", "a"]
+    assert not streams._holders and not streams._waiters
+
+
+async def test_no_turn_in_time_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "STREAM_WAIT_S", 0.01)
+    streams = Streams(1)
+    asked: list[str] = []
+    slow, rate = StreamTurn("a", Rate()), Rate()
+    slow.give_way = lambda: asked.append("slow")
+    async with streams.held(slow, WATCH):
+        with pytest.raises(Interrupted):
+            async with streams.held(StreamTurn("b", rate), WATCH):
+                pass
+        assert asked == []
+        monkeypatch.setattr(sharing, "SLOW_S", -1.0)
+        with pytest.raises(Interrupted):
+            async with streams.held(StreamTurn("b", rate), WATCH):
+                pass
+        assert asked == ["slow"]
+    assert not streams._holders and not streams._waiters
+
+
+async def test_a_stream_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
+    streams = Streams(1)
+
+    async def take() -> None:
+        async with streams.held(StreamTurn("b", Rate()), WATCH):
+            pass
+
+    async with streams.held(StreamTurn("a", Rate()), WATCH):
+        task = asyncio.create_task(take())
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() and not streams._holders and not streams._waiters
