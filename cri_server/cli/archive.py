@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from cri_server.cli.file_copy import CHUNK_BYTES, FOLDER, Copy
-from pyrunc.errors import InvalidArgument
+from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel.path import open_regular_at
 
 
@@ -51,19 +51,19 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
 
 
 def extract(copy: Copy, target: int) -> None:
-    """The archive on stdin (plain or compressed) into the folder `target`. Raises InvalidArgument, OSError."""
+    """The archive on stdin (plain or compressed) into the folder `target`. Raises WrongState, OSError."""
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
             for member in archive:
                 _extract(copy, archive, member, target)
     except tarfile.TarError as error:
-        raise InvalidArgument(f"stdin is no archive: {error}") from None
+        raise WrongState(f"stdin is no archive: {error}") from None
 
 
 def _extract(copy: Copy, archive: tarfile.TarFile, member: tarfile.TarInfo, target: int) -> None:
     parts = [part for part in member.name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise InvalidArgument(f"the archive has {member.name!r}, which leads out of the destination")
+        raise WrongState(f"the archive has {member.name!r}, which leads out of the destination")
     if not parts:
         return
     status = _status(member)
@@ -99,9 +99,7 @@ def _make(
     elif member.issym():
         copy.link(status, member.linkname, folder, name)
     else:
-        raise InvalidArgument(
-            f"the archive has {member.name!r}, which is neither a file, a folder nor a link"
-        )
+        raise WrongState(f"the archive has {member.name!r}, which is neither a file, a folder nor a link")
 
 
 def _parts(content: IO[bytes]) -> Iterator[bytes]:

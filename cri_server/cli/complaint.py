@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import click
 
-from pyrunc.errors import VISIBLE, Error
+from pyrunc.errors import VISIBLE, Error, InvalidArgument, InvalidSpec
 
 
 def complain(text: str) -> None:
@@ -15,6 +15,11 @@ def complain(text: str) -> None:
     shown = "\n".join(line.translate(VISIBLE) for line in text.split("\n"))
     with contextlib.suppress(OSError):
         click.echo(f"pyrunc-cri: {shown}", err=True)
+
+
+def exit_code(error: Error) -> int:
+    """2 for a wrong value on the command line, 1 for what else fails; what is wrong in a file is not the command line's."""
+    return 2 if isinstance(error, InvalidArgument) and not isinstance(error, InvalidSpec) else 1
 
 
 def each(names: Iterable[str], act: Callable[[str], None]) -> None:

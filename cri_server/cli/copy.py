@@ -17,7 +17,7 @@ from cri_server.cli.complaint import complain
 from cri_server.cli.container_root import ContainerRoot
 from cri_server.cli.file_copy import FOLDER, Copy
 from cri_server.cli.progress import Progress
-from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.errors import InvalidArgument, KernelError, WrongState
 from pyrunc.kernel.path import open_in_root, resolve
 
 
@@ -85,12 +85,12 @@ def between(
     with _last(source_root, source_path, follow) as (folder, name), contextlib.ExitStack() as stack:
         is_folder = stat.S_ISDIR(_status(folder, name, source_path).st_mode)
         if source_path.endswith("/") and not is_folder:
-            raise InvalidArgument(f"{source_path}: is not a folder")
+            raise WrongState(f"{source_path}: is not a folder")
         try:
             target = stack.enter_context(_folder_at(root, path))
         except KernelError:
             if path.endswith("/") and not is_folder:
-                raise InvalidArgument(f"{path}: is not a folder") from None
+                raise WrongState(f"{path}: is not a folder") from None
             above, new = stack.enter_context(_last(root, path, False))
             copy.one(folder, name, above, new)
             return

@@ -18,7 +18,7 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.cli import credential_helpers
 from cri_server.images.reference import DOCKER, Reference, normal_registry
-from pyrunc.errors import InvalidArgument, NotFound
+from pyrunc.errors import InvalidSpec, NotFound
 
 DOCKERS_NAME = "https://index.docker.io/v1/"
 
@@ -49,7 +49,7 @@ def files(chosen: Path | None = None) -> list[Path]:
 
 def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
     """The login for an image: of its repository or what that lies in, as containers-auth.json(5) says, else of its registry.
-    Raises InvalidArgument."""
+    Raises InvalidSpec."""
     found = _entry(reference, chosen)
     if found is None:
         return credential_helpers.from_provider(reference)
@@ -60,7 +60,7 @@ def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
 
 
 def source(reference: str, chosen: Path | None = None) -> str:
-    """Where `find` takes the login from, `FILE: KEY`; empty for none. Raises InvalidArgument."""
+    """Where `find` takes the login from, `FILE: KEY`; empty for none. Raises InvalidSpec."""
     found = _entry(reference, chosen)
     if found is None:
         programs = credential_helpers.providers(reference)
@@ -114,7 +114,7 @@ def given(text: str, server: str = "") -> api.AuthConfig:
 
 
 def save(registry: str, username: str, password: str, chosen: Path | None) -> Path:
-    """Keep a login; the file. Raises InvalidArgument, OSError."""
+    """Keep a login; the file. Raises InvalidSpec, OSError."""
     path = _to_write(chosen)
     document = _read(path)
     token = base64.b64encode(f"{username}:{password}".encode()).decode()
@@ -127,7 +127,7 @@ def save(registry: str, username: str, password: str, chosen: Path | None) -> Pa
 
 
 def forget(registry: str | None, chosen: Path | None) -> list[str]:
-    """Remove a login, or all of them; the registries. Raises NotFound, InvalidArgument, OSError."""
+    """Remove a login, or all of them; the registries. Raises NotFound, InvalidSpec, OSError."""
     gone = []
     for path in files(chosen):
         document = _read(path)
@@ -158,9 +158,9 @@ def _read(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, PermissionError):
         return {}
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{path}: {error}") from None
+        raise InvalidSpec(str(path), f"{error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("auths") or {}, dict):
-        raise InvalidArgument(f"{path}: not an object with auths")
+        raise InvalidSpec(str(path), "not an object with auths")
     return document
 
 
@@ -179,7 +179,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 def _config(found: Any, server: str, path: Path) -> api.AuthConfig:
     if not isinstance(found, dict):
-        raise InvalidArgument(f"{path}: the login at {server} is no object")
+        raise InvalidSpec(str(path), f"the login at {server} is no object")
     if found.get("identitytoken"):
         return api.AuthConfig(identity_token=str(found["identitytoken"]), server_address=server)
     try:
@@ -189,5 +189,5 @@ def _config(found: Any, server: str, path: Path) -> api.AuthConfig:
     except (binascii.Error, UnicodeDecodeError):
         colon = ""
     if not colon:
-        raise InvalidArgument(f"{path}: the login at {server} is not base64 of USER:PASSWORD")
+        raise InvalidSpec(str(path), f"the login at {server} is not base64 of USER:PASSWORD")
     return api.AuthConfig(username=user, password=password, server_address=server)

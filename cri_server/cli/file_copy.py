@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
-from pyrunc.errors import InvalidArgument
+from pyrunc.errors import WrongState
 from pyrunc.kernel.path import open_regular_at
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -96,7 +96,7 @@ class Copy:
     # -- what is made
 
     def folder(self, target: int, name: str, mode: int = 0o700) -> int:
-        """A folder that is there or made now, to be closed by the caller. Raises InvalidArgument, OSError."""
+        """A folder that is there or made now, to be closed by the caller. Raises WrongState, OSError."""
         try:
             os.mkdir(name, mode, dir_fd=target)
         except FileExistsError:
@@ -105,7 +105,7 @@ class Copy:
             return os.open(name, FOLDER, dir_fd=target)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise InvalidArgument(f"{name!r} is there and is no folder") from None
+                raise WrongState(f"{name!r} is there and is no folder") from None
             raise
 
     def finish(self, status: os.stat_result, descriptor: int) -> None:
@@ -117,7 +117,7 @@ class Copy:
         os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def file(self, status: os.stat_result, content: Iterable[bytes], target: int, name: str) -> None:
-        """A regular file; one of this name is replaced when all of it is here. Raises InvalidArgument, OSError."""
+        """A regular file; one of this name is replaced when all of it is here. Raises WrongState, OSError."""
         growing = f".{os.urandom(8).hex()}.part"
         descriptor = os.open(growing, NEW, 0o600, dir_fd=target)
         try:
@@ -131,7 +131,7 @@ class Copy:
                 self._over(target, growing, name)  # something is mounted there, such as /etc/hosts
             os.unlink(growing, dir_fd=target)
             if isinstance(error, IsADirectoryError):
-                raise InvalidArgument(f"{name!r} is there and is a folder") from None
+                raise WrongState(f"{name!r} is there and is a folder") from None
             if not (isinstance(error, OSError) and error.errno == errno.EBUSY):
                 raise
         finally:
@@ -150,7 +150,7 @@ class Copy:
             os.close(reading)
 
     def link(self, status: os.stat_result, to: str, target: int, name: str) -> None:
-        """A symbolic link; what is there and is no folder is replaced. Raises InvalidArgument, OSError."""
+        """A symbolic link; what is there and is no folder is replaced. Raises WrongState, OSError."""
         growing = f".{os.urandom(8).hex()}.part"
         os.symlink(to, growing, dir_fd=target)
         try:
@@ -161,7 +161,7 @@ class Copy:
         except BaseException as error:
             os.unlink(growing, dir_fd=target)
             if isinstance(error, IsADirectoryError):
-                raise InvalidArgument(f"{name!r} is there and is a folder") from None
+                raise WrongState(f"{name!r} is there and is a folder") from None
             raise
 
     def _ids(self, status: os.stat_result) -> tuple[int, int] | None:

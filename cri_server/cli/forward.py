@@ -6,18 +6,21 @@ Each connection is a WebSocket of its own, as CRI has one pair of channels per p
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import socket
+import sys
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, session
+from cri_server.cli import completion, ownership, session
 from cri_server.cli.client import Client
 from cri_server.cli.complaint import complain
-from pyrunc.errors import Error, InvalidArgument
+from pyrunc.errors import Error, InvalidArgument, NotFound
 
 PROTOCOL = "v4.channel.k8s.io"
 DATA, ERROR = 0, 1
@@ -32,39 +35,80 @@ BACKLOG = 64
     "--address",
     "listen",
     multiple=True,
-    default=["127.0.0.1"],
-    show_default=True,
     metavar="ADDRESS",
-    help="Where to listen; may be repeated.",
+    help="Where to listen; may be repeated. [127.0.0.1, and ::1 where this machine has it]",
 )
 @click.pass_obj
 def port_forward(address: str, pod: str, ports: tuple[str, ...], listen: tuple[str, ...]) -> None:
-    """Forward local ports to ports of POD until interrupted. `:80` takes a free local port."""
-    pairs = [parse(text) for text in ports]
+    """Forward local ports to ports of POD, numbers or the names of its manifest, until interrupted. `:80` takes a free local
+    port."""
+    for text in ports:
+        split(text)
     with Client(address) as client, contextlib.ExitStack() as stack:
         identifier = client.pod(pod).id
+        pairs = [parse(text, lambda name: named_port(client, identifier, name)) for text in ports]
         _open(client, identifier, pairs[0][1])  # so that what cannot be forwarded is said now
         threads = []
         for local, remote in pairs:
-            for host in listen:
-                listener = stack.enter_context(_listener(host, local))
-                name = "%s:%d" % listener.getsockname()[:2]
-                click.echo(f"Forwarding from {name} -> {remote}")
+            for listener in _listeners(listen, local):
+                stack.enter_context(listener)
+                host, number = listener.getsockname()[:2]
+                click.echo(f"Forwarding from {f'[{host}]' if ':' in host else host}:{number} -> {remote}")
                 serving = (client, identifier, remote, listener)
                 threads.append(threading.Thread(target=_serve, args=serving, daemon=True))
+        sys.stdout.flush()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
 
-def parse(text: str) -> tuple[int, int]:
-    """`80`, `8080:80`, `:80` -> (local, remote); 0 is any. Raises InvalidArgument."""
-    found = re.fullmatch(r"(?:(\d{0,5}):)?(\d{1,5})", text)
-    if found is None or not 0 < int(found[2]) < 65536 or int(found[1] or 0) > 65535:
+def split(text: str) -> tuple[str | None, str]:
+    """`80`, `8080:80`, `:http` -> (local, remote), None where there is no colon. Raises InvalidArgument."""
+    found = re.fullmatch(r"(?:(\d{0,5}):)?(\d{1,5}|[a-z0-9-]{1,15})", text)
+    local, remote = (found[1], found[2]) if found else (None, "")
+    if found is None or (remote.isdigit() and not 0 < int(remote) < 65536) or int(local or 0) > 65535:
         raise InvalidArgument(f"{text!r} is not [LOCAL:]PORT")
-    remote = int(found[2])
-    return (remote if found[1] is None else int(found[1] or 0)), remote
+    return local, remote
+
+
+def parse(text: str, named: Callable[[str], int]) -> tuple[int, int]:
+    """(local, remote) of `[LOCAL:]PORT`; 0 is any. Raises InvalidArgument, and what `named` raises for the name of a port."""
+    local, name = split(text)
+    remote = int(name) if name.isdigit() else named(name)
+    return (remote if local is None else int(local or 0)), remote
+
+
+def named_port(client: Client, pod: str, name: str) -> int:
+    """The number of a port by its name in the manifest, which kubelet and `run` annotate containers with. Raises NotFound."""
+    ports = [port for container in client.containers(pod_sandbox_id=pod) for port in _ports(container)]
+    for port in ports:
+        if port.get("name") == name and isinstance(port.get("containerPort"), int):
+            return int(port["containerPort"])
+    there = ", ".join(sorted({str(port["name"]) for port in ports if port.get("name")})) or "none"
+    raise NotFound(f"the pod has no port {name!r}; there are: {there}")
+
+
+def _ports(container: api.Container) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(container.annotations.get(ownership.PORTS, "[]"))
+    except ValueError:
+        return []
+    return [port for port in found if isinstance(port, dict)] if isinstance(found, list) else []
+
+
+def _listeners(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Without hosts on both loopback addresses, with one port; on a machine without IPv6 on one."""
+    if hosts:
+        return [_listener(host, port) for host in hosts]
+    first = _listener("127.0.0.1", port)
+    try:
+        return [
+            first,
+            socket.create_server(("::1", first.getsockname()[1]), family=socket.AF_INET6, backlog=BACKLOG),
+        ]
+    except OSError:
+        return [first]
 
 
 def _listener(host: str, port: int) -> socket.socket:

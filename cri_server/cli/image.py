@@ -13,6 +13,8 @@ from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.show import size
 from pyrunc.errors import InvalidArgument, NotFound
 
+DANGLING = (("dangling", "true"), ("dangling", "false"))
+
 
 @click.group()
 def image() -> None:
@@ -43,6 +45,8 @@ def images(
     address: str, reference: str | None, digests: bool, pinned: bool, filters: tuple[str, ...], how: Output
 ) -> None:
     """List the node's images, or those of a name."""
+    for text in filters:
+        _parse_filter(text)
     with Client(address) as client:
         found = list(client.image("ListImages", api.ListImagesRequest()).images)
     for text in filters:
@@ -105,21 +109,27 @@ def _is_named(each: api.Image, reference: str) -> bool:
     return False
 
 
-def _filtered(found: list[api.Image], text: str) -> list[api.Image]:
-    """As crictl's -f; the list is the newest first. Raises InvalidArgument."""
+def _parse_filter(text: str) -> tuple[str, str]:
+    """(key, value). Raises InvalidArgument."""
     key, equals, value = text.partition("=")
-    if key == "reference" and equals:
-        return [i for i in found if _is_named(i, value)]
-    if key == "dangling" and value in ("true", "false"):
-        return [i for i in found if (not i.repo_tags) == (value == "true")]
-    if key in ("before", "since") and equals:
-        places = [n for n, i in enumerate(found) if _is_named(i, value)]
-        if not places:
-            raise NotFound(f"no such image: {value!r}")
-        return found[places[0] + 1 :] if key == "before" else found[: places[0]]
+    if equals and (key in ("reference", "before", "since") or (key, value) in DANGLING):
+        return key, value
     raise InvalidArgument(
         f"--filter {text}: expected reference=PATTERN, dangling=true|false, before=IMAGE or since=IMAGE"
     )
+
+
+def _filtered(found: list[api.Image], text: str) -> list[api.Image]:
+    """As crictl's -f; the list is the newest first. Raises InvalidArgument, NotFound."""
+    key, value = _parse_filter(text)
+    if key == "reference":
+        return [i for i in found if _is_named(i, value)]
+    if key == "dangling":
+        return [i for i in found if (not i.repo_tags) == (value == "true")]
+    places = [n for n, i in enumerate(found) if _is_named(i, value)]
+    if not places:
+        raise NotFound(f"no such image: {value!r}")
+    return found[places[0] + 1 :] if key == "before" else found[: places[0]]
 
 
 for _name, _command in (

@@ -98,7 +98,7 @@ quiet_option = click.option(
 @click.option("--type", "kind", type=click.Choice(list(KINDS)), help="Only one of this kind.")
 @click.option("--origins", is_flag=True, help="A table: where the values of containers come from.")
 @quiet_option
-@output.options(FORMATS, listing=False)
+@output.options(FORMATS, listing=False, short=True)
 @click.pass_obj
 def inspect(
     address: str, names: tuple[str, ...], kind: str | None, origins: bool, quiet: bool, how: Output
@@ -127,7 +127,7 @@ def _show_origins(address: str, names: Sequence[str]) -> None:
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="POD...", shell_complete=completion.pods)
 @quiet_option
-@output.options(FORMATS, listing=False)
+@output.options(FORMATS, listing=False, short=True)
 @click.pass_obj
 def inspectp(address: str, names: tuple[str, ...], quiet: bool, how: Output) -> None:
     """Show all about pods."""
@@ -137,7 +137,7 @@ def inspectp(address: str, names: tuple[str, ...], quiet: bool, how: Output) -> 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images)
 @quiet_option
-@output.options(FORMATS, listing=False)
+@output.options(FORMATS, listing=False, short=True)
 @click.pass_obj
 def inspecti(address: str, names: tuple[str, ...], quiet: bool, how: Output) -> None:
     """Show all about images."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -51,7 +52,10 @@ class Writer:
 @click.argument("name", metavar="CONTAINER|POD", shell_complete=completion.both)
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the container has exited.")
 @click.option("-p", "--previous", is_flag=True, help="Of the container that ran before it under this name.")
-@click.option("--tail", type=int, default=-1, metavar="N", help="Only the last N lines. [all]")
+@click.option(
+    "-c", "--container", "of_pod", default="", metavar="NAME", help="CONTAINER is a pod, this its container."
+)
+@click.option("--tail", default="all", metavar="N", help="Only the last N lines. [all]")
 @click.option("--since", metavar="TIME", help="Only what is newer: 42m, or 2026-11-22T10:00:00Z.")
 @click.option("--until", metavar="TIME", help="Only what is older.")
 @click.option("-t", "--timestamps", is_flag=True, help="With the time of each line.")
@@ -69,7 +73,8 @@ def logs(
     name: str,
     following: bool,
     previous: bool,
-    tail: int,
+    of_pod: str,
+    tail: str,
     since: str | None,
     until: str | None,
     timestamps: bool,
@@ -79,11 +84,16 @@ def logs(
     all_containers: bool,
 ) -> None:
     """Show the log of a container (an id, a name, POD/NAME, or a pod's name)."""
+    lines = _tail(tail)
     now = datetime.datetime.now(datetime.UTC)
     begin, end = (moment(text, now) if text else None for text in (since, until))
     writer = Writer(timestamps, Filter(begin, end, stream or "", limit_bytes))
     with Client(address) as client:
-        chosen = _all_of(client, name) if all_containers else [client.container(name)]
+        chosen = (
+            _all_of(client, name)
+            if all_containers
+            else [client.container(f"{name}/{of_pod}" if of_pod else name)]
+        )
         if previous:
             chosen = [_previous(client, each) for each in chosen]
         if reopen:
@@ -91,7 +101,16 @@ def logs(
                 client.runtime("ReopenContainerLog", api.ReopenContainerLogRequest(container_id=each.id))
             return
         names = {c.id: c.metadata.name if all_containers else "" for c in chosen}
-        show(client, names, writer, tail=tail, following=following)
+        show(client, names, writer, tail=lines, following=following)
+
+
+def _tail(text: str) -> int:
+    """A number of lines, -1 for all. Raises InvalidArgument."""
+    if text in ("all", "-1"):
+        return -1
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise InvalidArgument(f"--tail {text}: expected a number of lines, or all")
+    return int(text)
 
 
 def _all_of(client: Client, name: str) -> Sequence[api.Container]:
@@ -140,9 +159,7 @@ def show(
     sidecars: Collection[str] = (),
 ) -> None:
     """Show what these containers (id -> prefix of their lines) have written, and with `following` what they write, until all
-    but `sidecars` have exited. Raises NotFound, InvalidArgument, OSError."""
-    if tail < -1:
-        raise InvalidArgument(f"--tail {tail}: expected a number of lines")
+    but `sidecars` have exited. Raises NotFound, OSError."""
     with contextlib.ExitStack() as stack:
         pending: dict[str, Log] = {}
         for identifier in names:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import pyrunc
-from cri_server.cli.complaint import complain
+from cri_server.cli.complaint import complain, exit_code
 from pyrunc.cli.log import words
 from pyrunc.errors import Error
 
@@ -30,6 +30,9 @@ COMMANDS = {
     "logs": ("logs", "logs"),
     "exec": ("execute", "exec_"),
     "attach": ("execute", "attach"),
+    "wait": ("wait", "wait"),
+    "runp": ("messages", "runp"),
+    "create": ("messages", "create"),
     "port-forward": ("forward", "port_forward"),
     "cp": ("copy", "cp"),
     "stop": ("stop", "stop"),
@@ -65,6 +68,10 @@ COMMANDS = {
     "images-fs": ("node", "images_fs"),
     "info": ("node", "info"),
     "version": ("node", "version"),
+    "runtime-config": ("node", "runtime_config"),
+    "metricsp": ("node", "metricsp"),
+    "metricdescs": ("node", "metricdescs"),
+    "help": ("help", "help_"),
     "registry": ("registry", "registry"),
     "serve": ("serve", "serve"),
     "config": ("configuration", "config"),
@@ -85,12 +92,12 @@ SUMMARY_CHARACTERS = 80 - 6 - max(map(len, COMMANDS))
 _GROUP = "the verbs stand by themselves: ps, images, inspect, prune, …"
 # other tools' verbs that we do not have -> what there is instead
 INSTEAD = {
-    **dict.fromkeys(("create", "runp", "play", "kube"), "run POD.YAML makes and starts a pod with its containers"),
+    **dict.fromkeys(("play", "kube"), "run POD.YAML makes and starts a pod with its containers"),
     **dict.fromkeys(("container", "pod", "system"), _GROUP),
     **dict.fromkeys(("build", "commit"), "images are built elsewhere, such as with buildah; load and pull bring them here"),
     **dict.fromkeys(("network", "volume"), "networks are CNI's, volumes a Pod's: see run"),
     "restore": "run POD.YAML with `image: /PATH` of an archive that checkpoint has written",
-    **dict.fromkeys(("rename", "wait", "diff", "export"), "ps, events --pod and cp tell what there is"),
+    **dict.fromkeys(("rename", "diff", "export"), "inspect, timeline and cp tell what there is"),
     "apply": "run POD.YAML",
     "delete": "rm",
     "describe": "inspect",
@@ -103,6 +110,7 @@ SECTIONS = {
         "run",
         "exec",
         "attach",
+        "wait",
         "port-forward",
         "cp",
         "stop",
@@ -112,6 +120,8 @@ SECTIONS = {
         "rmp",
         "restart",
         "start",
+        "runp",
+        "create",
         "pause",
         "unpause",
         "checkpoint",
@@ -129,6 +139,7 @@ SECTIONS = {
         "top",
         "events",
         "timeline",
+        "metricsp",
         "info",
         "version",
     ],
@@ -270,7 +281,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except Error as error:
         complain(str(error))
-        sys.exit(1)
+        sys.exit(exit_code(error))
 
 
 def _open_standard_streams() -> None:

@@ -1,4 +1,4 @@
-"""`pyrunc-cri info`, `version`, `images-fs`: the server and its store."""
+"""`pyrunc-cri info`, `version`, `images-fs`, `runtime-config`, `metricsp`: the server and its store."""
 
 from __future__ import annotations
 
@@ -57,6 +57,35 @@ def images_fs(address: str, how: Output) -> None:
         for kind, each in _file_systems(response)
     ]
     output.say(output.table(("KIND", "PATH", "USED", "INODES"), rows))
+
+
+@click.command("runtime-config")
+@output.options(("json", "yaml"), listing=False)
+@click.pass_obj
+def runtime_config(address: str, how: Output) -> None:
+    """Show what the server tells kubelet of itself: the cgroup driver."""
+    with Client(address) as client:
+        output.say(how.document(output.plain(client.runtime("RuntimeConfig", api.RuntimeConfigRequest()))))
+
+
+@click.command()
+@output.options(("json", "yaml"), listing=False)
+@click.pass_obj
+def metricsp(address: str, how: Output) -> None:
+    """Show the metrics of pods, as kubelet asks for them."""
+    with Client(address) as client:
+        request = api.ListPodSandboxMetricsRequest()
+        output.say(how.document(output.plain(client.runtime("ListPodSandboxMetrics", request))))
+
+
+@click.command()
+@output.options(("json", "yaml"), listing=False)
+@click.pass_obj
+def metricdescs(address: str, how: Output) -> None:
+    """Show which metrics of pods there are."""
+    with Client(address) as client:
+        request = api.ListMetricDescriptorsRequest()
+        output.say(how.document(output.plain(client.runtime("ListMetricDescriptors", request))))
 
 
 def _file_systems(response: Any) -> list[tuple[str, Any]]:

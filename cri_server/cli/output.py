@@ -146,12 +146,14 @@ def with_info(message: Any) -> dict[str, Any]:
 # -- options
 
 
-def options(formats: Sequence[str] = FORMATS, *, listing: bool = True) -> Callable[[Any], Any]:
-    """The options of a verb's output, handed to it as `how`."""
+def options(
+    formats: Sequence[str] = FORMATS, *, listing: bool = True, short: bool = False
+) -> Callable[[Any], Any]:
+    """The options of a verb's output, handed to it as `how`. `short`: -f is --format, as docker's inspect has it."""
     shown = "|".join((*formats, "go-template=TEMPLATE"))
     own = [
         click.option("-o", "--output", default=formats[0], metavar=shown, help="Output format."),
-        click.option("--format", "docker", metavar="TEMPLATE", help="The same as -o go-template=TEMPLATE; `json` is -o json."),
+        click.option(*(["-f"] if short else []), "--format", "docker", metavar="TEMPLATE", help="The same as -o go-template=TEMPLATE; `json` is -o json."),
         click.option("--template", metavar="TEMPLATE", help="For -o go-template."),
     ]  # fmt: skip
     if listing:

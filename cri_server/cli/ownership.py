@@ -19,6 +19,7 @@ KUBELET = "io.kubernetes.pod.uid"
 MARK = "io.pyrunc.made-by"
 SIDECAR = "io.pyrunc.sidecar"
 INIT = "io.pyrunc.init"
+PORTS = "io.kubernetes.container.ports"  # annotation of containers, as kubelet sets it: a JSON list of the manifest's
 ADDRESSES = "io.pyrunc.pod-ips"  # annotation of containers whose manifest uses status.podIP
 GRACE = "io.kubernetes.pod.terminationGracePeriod"  # annotation of containers, as kubelet sets it
 RUN = "run"

@@ -74,6 +74,15 @@ class Selection:
     labels: Sequence[str] = ()
     last: int = 0
 
+    def check(self, states: Mapping[Any, str]) -> None:
+        """Raises InvalidArgument for a value that cannot be right, before a server is asked."""
+        for text in self.labels:
+            selector(text)
+        for text in (self.name, self.namespace):
+            _pattern(text)
+        if self.state:
+            _state(self.state, states)
+
     def containers(self, client: Client, *, everything: bool = True) -> list[api.Container]:
         """Those that match, newest first; without `everything` and a state only the running ones. Raises InvalidArgument."""
         found = client.containers()
@@ -191,6 +200,7 @@ def options(*kinds: str) -> Callable[[Any], Any]:
             found.last = 1 if latest else last
             for each in filters:
                 _apply(found, each)
+            found.check(POD_STATES if kinds == ("pod",) else {**STATES, PAUSED: PAUSED})
             return command(*arguments, selection=found, **rest)
 
         for option in reversed(own):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,6 +136,7 @@ def container(
         },
         annotations={
             ownership.GRACE: str(pod.spec.termination_grace_period_seconds),
+            **({ownership.PORTS: _named_ports(asked)} if asked.ports else {}),
             **({ownership.ADDRESSES: ",".join(addresses)} if any(e.status for e in asked.env) else {}),
         },
     )
@@ -152,6 +154,11 @@ def container(
     _security(config.linux.security_context, pod.spec, asked)
     _user(config.linux.security_context, pod.spec, asked, image)
     return config
+
+
+def _named_ports(asked: manifest.Container) -> str:
+    ports = [{"name": p.name, "containerPort": p.container_port, "protocol": p.protocol} for p in asked.ports]
+    return json.dumps(ports)
 
 
 def sub_path(mount: manifest.VolumeMount, values: dict[str, str]) -> str:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion
+from cri_server.cli import completion, output
 from cri_server.cli.client import Client
-from cri_server.cli.complaint import each
+from cri_server.cli.complaint import complain, each
 from cri_server.cli.manifest import quantity
 from pyrunc.errors import InvalidArgument, InvalidSpec
 
 DOCKER_UNITS = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi", "kb": "Ki", "mb": "Mi", "gb": "Gi"}
 PERIOD_US = 100_000
+# field of CRI -> the cgroup v2 controller that it needs
+CONTROLLERS = {
+    **dict.fromkeys(("cpu_period", "cpu_quota", "cpu_shares"), "cpu"),
+    **dict.fromkeys(("memory_limit_in_bytes", "memory_swap_limit_in_bytes"), "memory"),
+    **dict.fromkeys(("cpuset_cpus", "cpuset_mems"), "cpuset"),
+}
 
 
 def size_bytes(text: str, option: str) -> int:
@@ -100,3 +106,18 @@ def update(
             click.echo(name)
 
         each(names, act)
+        for field in not_set(client, wanted):
+            complain(
+                f"warning: {field} is not set: this node has no cgroup v2 controller {CONTROLLERS[field]}"
+            )
+
+
+def not_set(client: Client, wanted: api.LinuxContainerResources) -> list[str]:
+    """The limits that a server with `[cgroup] missing_controllers = "warn"` lets pass without setting them; none of a server that
+    does not tell."""
+    info = output.with_info(client.runtime("Status", api.StatusRequest(verbose=True))).get("info") or {}
+    described = info.get("config") or {}
+    if described.get("missingControllers") != "warn":
+        return []
+    there = described.get("cgroupControllers") or []
+    return [field for field, name in CONTROLLERS.items() if getattr(wanted, field) and name not in there]

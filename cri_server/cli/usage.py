@@ -61,6 +61,7 @@ def show(
 @click.option(
     "--seconds", type=SECONDS, default=1.0, show_default=True, help="Between the two samples for CPU."
 )
+@click.option("--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch.")
 @output.options()
 @output.watch
 @click.pass_obj
@@ -130,6 +131,7 @@ def _containers(client: Client, how: Output, processor: Processor) -> Listing[ap
 @click.option(
     "--seconds", type=SECONDS, default=1.0, show_default=True, help="Between the two samples for CPU."
 )
+@click.option("--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch.")
 @output.options()
 @output.watch
 @click.pass_obj

@@ -14,6 +14,7 @@ from typing import Any
 import click
 from click.testing import CliRunner
 
+from cri_server.cli.complaint import exit_code
 from cri_server.cli.main import program
 from pyrunc.errors import Error
 from tests.cri.server_harness import REPOSITORY, Server
@@ -46,7 +47,8 @@ def call(server: Server | str, *words: str, stdin: bytes | str | None = None, **
     ):
         raise done.exception
     error = str(done.exception) if isinstance(done.exception, Error) else ""
-    return Said(done.stdout, done.stderr, 1 if error else done.exit_code, error)
+    code = exit_code(done.exception) if isinstance(done.exception, Error) else done.exit_code
+    return Said(done.stdout, done.stderr, code, error)
 
 
 def ok(server: Server | str, *words: str, stdin: bytes | str | None = None, **environment: str) -> Said:

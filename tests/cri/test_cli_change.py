@@ -357,7 +357,7 @@ def test_port_forward(server: Server) -> None:
 
 def test_port_forward_errors(server: Server) -> None:
     pod(server, "web")
-    assert call(server, "port-forward", "web", "x").error == "'x' is not [LOCAL:]PORT"
+    assert call(server, "port-forward", "web", "X").error == "'X' is not [LOCAL:]PORT"
     assert call(server, "port-forward", "web", "0").error == "'0' is not [LOCAL:]PORT"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -297,7 +297,7 @@ def test_reopen(web: Server) -> None:
 def test_a_verb_that_is_not_here_says_what_is() -> None:
     for words, meant in {
         "inspct": "Did you mean inspect",
-        "create x": "run POD.YAML",
+        "play x": "run POD.YAML",
         "container ls": "ps, images",
     }.items():
         said = call("unix:///nowhere.sock", *words.split())

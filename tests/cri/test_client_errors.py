@@ -84,10 +84,10 @@ def client(*commands: list[str], user: int = 0) -> list[Answer]:
     return answers(*(["pyrunc-cri", *words] for words in commands), user=user)
 
 
-def refused(answer: Answer, message: str) -> None:
-    """Exit code 1 and one line that begins with the program's name."""
+def refused(answer: Answer, message: str, expected_code: int = 1) -> None:
+    """The exit code, and one line that begins with the program's name."""
     code, output = answer
-    assert code == 1 and output.count("\n") == 1 and message in output, answer
+    assert code == expected_code and output.count("\n") == 1 and message in output, answer
     assert output.startswith("pyrunc-cri: "), answer
 
 
@@ -177,7 +177,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         refused(answer, f"no server at {address}: {reasons[address]}")
     wrong = ("nonsense", "http://x", "unix://relative", "unix:///" + "x" * 107)
     for address, answer in zip(wrong, client(*(["--address", a, "ps"] for a in wrong)), strict=True):
-        refused(answer, f"address {address!r}: expected unix:///PATH")
+        refused(answer, f"address {address!r}: expected unix:///PATH", 2)
     missing = str(tmp_path / "missing")
     run, load, serve = client(["run", missing], ["image", "load", missing], ["serve", "--config", missing])
     refused(run, f"{missing}: cannot be read: no such file or directory")

@@ -1,0 +1,20 @@
+"""`pyrunc-cri help [VERB]`: the same as `--help`."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("help")
+@click.argument("words", nargs=-1, metavar="[VERB]...")
+@click.pass_context
+def help_(context: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a verb, or the list of verbs."""
+    above = context.find_root()
+    command: click.Command = above.command
+    for word in words:
+        found = command.get_command(above, word) if isinstance(command, click.Group) else None
+        if found is None:
+            raise click.UsageError(f"No such command {' '.join(words)!r}.", context.find_root())
+        command, above = found, click.Context(found, info_name=word, parent=above)
+    click.echo(command.get_help(above), color=context.color)

@@ -1,0 +1,71 @@
+"""`pyrunc-cri runp` and `create`: pods and containers from CRI's messages in JSON or YAML, as crictl takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from cri_server.api import api_pb2 as api
+from cri_server.cli import completion, credentials, transfer
+from cri_server.cli.client import Client
+from pyrunc.errors import InvalidSpec
+
+Message = TypeVar("Message", api.PodSandboxConfig, api.ContainerConfig)
+FILE = click.Path(path_type=Path, readable=False)
+
+
+def parse(path: Path, message: Message) -> Message:
+    """The message of a file, whose keys are CRI's names or protobuf's JSON names; a field that CRI has not is refused. Raises
+    InvalidSpec."""
+    import yaml
+    from google.protobuf import json_format
+
+    try:
+        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise InvalidSpec(str(path), "expected an object")
+        return json_format.ParseDict(document, message)
+    except OSError as error:
+        raise InvalidSpec(str(path), f"cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidSpec(str(path), f"neither JSON nor YAML: {error}") from None
+    except json_format.ParseError as error:
+        raise InvalidSpec(str(path), str(error)) from None
+
+
+@click.command()
+@click.argument("file", type=FILE, metavar="POD-CONFIG")
+@click.option("--runtime", default="", metavar="HANDLER", help="The runtime handler.")
+@click.pass_obj
+def runp(address: str, file: Path, runtime: str) -> None:
+    """Run a pod sandbox; prints its id.
+
+    The file holds CRI's PodSandboxConfig.
+    """
+    config = parse(file, api.PodSandboxConfig())
+    with Client(address) as client:
+        request = api.RunPodSandboxRequest(config=config, runtime_handler=runtime)
+        click.echo(client.runtime("RunPodSandbox", request).pod_sandbox_id)
+
+
+@click.command()
+@click.argument("pod", shell_complete=completion.pods)
+@click.argument("container_file", type=FILE, metavar="CONTAINER-CONFIG")
+@click.argument("pod_file", type=FILE, metavar="POD-CONFIG")
+@click.option("--with-pull", is_flag=True, help="Pull the image first.")
+@click.pass_obj
+def create(address: str, pod: str, container_file: Path, pod_file: Path, with_pull: bool) -> None:
+    """Create a container in POD; prints its id, and `start` starts it.
+
+    The files hold CRI's ContainerConfig and PodSandboxConfig.
+    """
+    config, sandbox = parse(container_file, api.ContainerConfig()), parse(pod_file, api.PodSandboxConfig())
+    with Client(address) as client:
+        identifier = client.pod(pod).id
+        if with_pull:
+            reference = config.image.image
+            transfer.fetch(client, reference, credentials.find(reference))
+        request = api.CreateContainerRequest(pod_sandbox_id=identifier, config=config, sandbox_config=sandbox)
+        click.echo(client.runtime("CreateContainer", request).container_id)

@@ -1,0 +1,20 @@
+"""`pyrunc-cri wait`: until containers have exited; their exit codes."""
+
+from __future__ import annotations
+
+import click
+
+from cri_server.cli import completion, logs
+from cri_server.cli.client import Client
+from cri_server.cli.complaint import each
+
+
+@click.command()
+@click.argument(
+    "names", nargs=-1, required=True, metavar="CONTAINER...", shell_complete=completion.containers
+)
+@click.pass_obj
+def wait(address: str, names: tuple[str, ...]) -> None:
+    """Wait until containers have exited, and print the exit code of each."""
+    with Client(address) as client:
+        each(names, lambda name: click.echo(logs.wait_exit(client, client.container(name).id).exit_code))

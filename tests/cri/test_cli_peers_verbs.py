@@ -1,0 +1,142 @@
+"""Verbs and flags that crictl, nerdctl and podman have: runp, create, wait, help, logs -c, inspect -f, and codes of bad values."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.client_verbs import call, ended, ok, started
+from tests.cri.server_harness import IMAGE, Server
+from tests.support.processes import wait_until
+
+
+def write(folder: Path, name: str, document: object) -> str:
+    path = folder / name
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def test_a_pod_and_a_container_from_cris_messages(server: Server, tmp_path: Path) -> None:
+    """Keys as in CRI's interface file (crictl's examples) and as protobuf's JSON has them."""
+    pod = {
+        "metadata": {"name": "p", "namespace": "d", "uid": "u"},
+        "log_directory": str(tmp_path),
+        "linux": {},
+    }
+    container = {
+        "metadata": {"name": "c"},
+        "image": {"image": IMAGE},
+        "command": ["sh", "-c", "echo hello; exit 4"],
+        "logPath": "c.log",
+        "linux": {},
+    }
+    files = write(tmp_path, "c.json", container), write(tmp_path, "p.json", pod)
+    sandbox = ok(server, "runp", files[1]).out.strip()
+    made = ok(server, "create", sandbox, *files).out.strip()
+    assert server.status(made).state == api.CONTAINER_CREATED
+    ok(server, "start", made)
+    assert ok(server, "wait", "p/c").out == "4\n"
+    assert ok(server, "logs", "p", "-c", "c", "--tail", "all").out == "hello\n"
+    assert ok(server, "inspect", "-f", "{{.status.exitCode}}", "p/c").out == "4\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"metadata": {"nome": "x"}}', 'no field named "nome"'),
+        ("[]", "expected an object"),
+        ("{", "neither JSON nor YAML"),
+    ],
+)
+def test_a_message_that_is_wrong_names_the_file(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    said = call("unix:///nowhere.sock", "runp", str(path))
+    assert said.code == 1 and said.error.startswith(f"{path}: ") and problem in said.error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["logs", "--tail", "x", "c"],
+        ["logs", "--since", "yesterday", "c"],
+        ["ps", "-o", "xml"],
+        ["ps", "--state", "red"],
+        ["ps", "--filter", "colour=red"],
+        ["ps", "--label", "a b"],
+        ["ps", "--name", "("],
+        ["attach", "--detach-keys", "ctrl", "c"],
+        ["kill", "-s", "FOO", "c"],
+        ["update", "--memory", "many", "c"],
+        ["port-forward", "p", "0"],
+        ["port-forward", "p", "1:2:3"],
+        ["images", "--filter", "x"],
+        ["timeline", "--json", "--html", "-"],
+        ["--address", "tcp://x", "ps"],
+    ],
+)
+def test_a_bad_value_ends_with_2(words: list[str]) -> None:
+    command = [sys.executable, "-m", "cri_server.cli.main", "--address", "unix:///nowhere.sock", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr, done
+
+
+def test_help_of_a_verb() -> None:
+    assert ok("unix:///x.sock", "help", "image", "prune").out == ok("unix:///x.sock", "image", "prune", "-h").out  # fmt: skip
+    assert "Pods and containers:" in ok("unix:///x.sock", "help").out
+    assert call("unix:///x.sock", "help", "nope").code == 2
+
+
+def test_what_the_server_tells_kubelet(server: Server) -> None:
+    assert ok(server, "runtime-config").json["linux"]["cgroupDriver"] == "CGROUPFS"
+    server.launch(server.run_pod())
+    (pod,) = server.pods()
+    assert [each["podSandboxId"] for each in ok(server, "metricsp").json["podMetrics"]] == [pod.id]
+    assert ok(server, "metricdescs").json["descriptors"]
+    assert ok(server, "stats", "--no-stream", "--seconds", "0").lines[1:]
+
+
+def test_update_says_what_the_node_cannot_set(server: Server) -> None:
+    """The server of the tests has `missing_controllers = "warn"`; what it has is in its verbose status."""
+    server.launch(server.run_pod())
+    config = ok(server, "info").json["config"]
+    said = ok(server, "update", "--cpus", "0.5", "--memory", "64Mi", "c").err.splitlines()
+    told = {line.split()[2] for line in said}
+    missing = {"cpu": {"cpu_period", "cpu_quota"}, "memory": {"memory_limit_in_bytes"}}
+    expected = {
+        f for name, group in missing.items() for f in group if name not in config["cgroupControllers"]
+    }
+    assert told == expected
+
+
+def test_ports_are_forwarded_by_name_and_on_both_loopbacks(server: Server) -> None:
+    """The names are in the annotation that kubelet writes."""
+    pod = server.run_pod(server.pod_config("web"))
+    answer = "while :; do printf 'hello' | nc -l -p 8080; done"
+    ports = json.dumps([{"name": "http", "containerPort": 8080, "protocol": "TCP"}])
+    server.launch(
+        pod,
+        server.container_config(["sh", "-c", answer], annotations={"io.kubernetes.container.ports": ports}),
+    )
+    assert call(server, "port-forward", "web", "nope").error == "the pod has no port 'nope'; there are: http"
+    with started(server, "port-forward", "web", ":http") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().decode().split() for _ in range(2)]
+        addresses = [line[2].rpartition(":") for line in lines]
+        assert [address[0] for address in addresses] == ["127.0.0.1", "[::1]"]
+        assert addresses[0][2] == addresses[1][2] and {line[4] for line in lines} == {"8080"}
+        fetch = f"import socket; s = socket.create_connection(('::1', {addresses[1][2]})); print(s.makefile().read())"  # fmt: skip
+
+        def got() -> bool:
+            command = server.in_its_network(sys.executable, "-c", fetch)
+            return b"hello" in subprocess.run(command, capture_output=True, timeout=30).stdout
+
+        assert wait_until(got, 30)
+        process.send_signal(signal.SIGINT)
+        assert ended(process)[1] == 128 + signal.SIGINT
