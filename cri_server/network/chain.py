@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ from cri_server.network.model import ErrandOutcome, Errands
 from cri_server.network.workers import Workers
 from cri_server.timeline.trace import span
 from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted, WrongState
+
+log = logging.getLogger(__name__)
 
 IFNAME = "eth0"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -317,6 +320,10 @@ class PluginRunner:
                 stdin=json.dumps(step.input).encode(),
                 output_limit_bytes=_OUTPUT_LIMIT_BYTES,
             )
+        if said := _words(
+            done.stderr
+        ):  # where many plugins log to, and what they say may be about the pod's annotations
+            log.debug("CNI plugin %s, %s %s: %s", step.kind, call.command, call.container_id, said)
         if done.exit_code != 0:
             try:
                 refused = from_json(decode_object(done.stdout, "its answer"))

@@ -163,3 +163,17 @@ async def test_our_own_installed_executables_need_not_be_run(node: Node) -> None
     assert not any(
         node.network._plugins._program(kind) for kind in ("bridge", "host-local", "portmap", "loopback")
     )
+
+
+async def test_what_a_plugin_writes_to_stderr_is_in_the_log_for_debugging(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "cri_server.network.chain")
+    node.plugin("talks", f"echo looking for $CNI_IFNAME >&2; {ADD_ONLY}; echo '{RESULT}'")
+    node.configure({"type": "talks"})
+    pod = node.host.pod()
+    await node.attach(pod)
+    await node.network.detach(pod.id)
+    assert [
+        (r.levelname, r.getMessage()) for r in caplog.records if r.name == "cri_server.network.chain"
+    ] == [("DEBUG", f"CNI plugin talks, {command} {pod.id}: looking for eth0") for command in ("ADD", "DEL")]
