@@ -50,17 +50,19 @@ _DECODERS = """
 # Made once, when the zygote imports this, and not in each of its children.
 _FILTER = restrict.refusing(_REFUSED.split(), _REFUSED_COMMANDS)
 _DECODERS_FILTER = restrict.allowing(_DECODERS.split())
-MEMORY_LIMIT_BYTES = 768 << 20  # a zstd window is 128 MiB
+MEMORY_LIMIT_BYTES = 768 << 20  # of those who keep what they know of all files
+DECODER_MEMORY_LIMIT_BYTES = 320 << 20  # a zstd window is 128 MiB
+TAR_MEMORY_LIMIT_BYTES = 192 << 20
 CPU_LIMIT_S = 1200  # 64 GiB, the most that a layer may have, are hashed and written in less
 
 
-def enter(folder: str) -> str:
+def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
     """Restrict this process, which has one thread, for good, to making files beneath `folder`, which becomes its root directory; the
     folder's path from now on. Raises KernelError, OSError.
 
     Descriptors that are open stay usable, but for directories, which would lead out.
     """
-    _limit()
+    _limit(memory_limit_bytes)
     _close_directories()
     os.chroot(folder)
     os.chdir("/")
@@ -77,15 +79,15 @@ def enter(folder: str) -> str:
 
 def enter_decoder() -> None:
     """Restrict this process, which has one thread, for good, to the descriptors that are open. Raises KernelError."""
-    _limit()
+    _limit(DECODER_MEMORY_LIMIT_BYTES)
     restrict.no_new_privileges()
     restrict.keep_capabilities(())
     restrict.set_filter(_DECODERS_FILTER)
 
 
-def _limit() -> None:
+def _limit(memory_bytes: int) -> None:
     limit.prlimit(0, "RLIMIT_CORE", 0, 0)
-    limit.prlimit(0, "RLIMIT_DATA", MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES)
+    limit.prlimit(0, "RLIMIT_DATA", memory_bytes, memory_bytes)
     signal.signal(signal.SIGXCPU, _refuse_more_time)
     limit.prlimit(0, "RLIMIT_CPU", CPU_LIMIT_S, CPU_LIMIT_S + 5)
 

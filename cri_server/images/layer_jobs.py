@@ -9,12 +9,13 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from cri_server.images import ring
+from cri_server.images import ring, turns
 from cri_server.images.digests import algorithm_of
 from cri_server.images.inflate import LayerWork, Limits, Stream
 from cri_server.images.layers import Layers
 from cri_server.images.ring import Receiver
 from cri_server.images.sharing import Streams, StreamTurn
+from cri_server.images.turns import Turns
 from cri_server.images.waiting import Abandoned, Watch, first_error, in_thread
 from pyrunc.errors import PeerError
 from pyrunc.kernel.fd import close_all
@@ -23,7 +24,7 @@ from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 
-STREAMS_AT_ONCE = 16  # of all pulls: each is two processes of a few MiB that mostly wait for their registry
+STREAMS_AT_ONCE = turns.streams_at_once(turns.memory_bytes())
 _ERRAND_END_S = 10.0
 _DECODE_ERRAND = "cri_server.images.decode:errand"
 
@@ -33,8 +34,10 @@ class LayerJobs:
 
     def __init__(self, errands: Zygote | None, layers: Layers) -> None:
         self._errands, self._layers = errands, layers
-        self._cores = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+        processors = os.cpu_count() or 2
+        self._cores = Turns(max(2, processors))
         self._streams = Streams(STREAMS_AT_ONCE)
+        self._indexes = Turns(turns.indexes_at_once(turns.memory_bytes(), processors))
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[str]:
@@ -113,17 +116,26 @@ class LayerJobs:
     @asynccontextmanager
     async def core(self, watch: Watch) -> AsyncIterator[None]:
         """One of the machine's, when it is our turn: waiting for it is not a lack of progress."""
-        with watch.paused():
-            await self._cores.acquire()
-        try:
+        async with self._cores.held(watch):
             yield
-        finally:
-            self._cores.release()
 
     @asynccontextmanager
     async def stream(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
         """The turn of a blob that is worked on while it arrives. Raises Interrupted: see `Streams.held`."""
         async with self._streams.held(turn, watch):
+            yield
+
+    @asynccontextmanager
+    async def index(self, watch: Watch) -> AsyncIterator[None]:
+        """The turn of an index that is made of whole tars."""
+        async with self._indexes.held(watch), self._cores.held(watch):
+            yield
+
+    @asynccontextmanager
+    async def early_index(self) -> AsyncIterator[None]:
+        """The turn of an index that follows tars which are being made: no core is kept from those who make them, and one that waits
+        for its registry gives way to an index that is needed now. Raises NoTurn."""
+        async with self._indexes.lent():
             yield
 
 

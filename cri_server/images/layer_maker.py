@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from cri_server.images import unpack
@@ -327,8 +327,7 @@ class LayerMaker:
                 uuid=uuid_of(chain_id).hex(),
                 limits=self._room.limits_of_layer(),
             )
-            # One that waits for tars to grow must not take the turn of those who make them.
-            async with nullcontext() if growing else self._jobs.core(watch):
+            async with self._jobs.early_index() if growing else self._jobs.index(watch):
                 await self._jobs.perform(
                     _INDEX_ERRAND,
                     work,

@@ -5,10 +5,11 @@ Each attack is a small input of a kind that grows. Proof is a count (steps, dire
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,21 +17,24 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import anonymous_volumes
-from cri_server.images import build, inherit, jail, walk_budget
+from cri_server.images import build, inherit, jail, turns, walk_budget
 from cri_server.images.build import Node, directory, symlink
 from cri_server.images.erofs import merge
 from cri_server.images.erofs.layer_tar import write_tar
 from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.layer_jobs import LayerJobs
 from cri_server.images.layers import Layers
-from cri_server.images.waiting import Abandoned
+from cri_server.images.service import ImageService
+from cri_server.images.waiting import Abandoned, Watch
 from cri_server.spec.mounts import Asked
 from pyrunc.errors import ResourceExhausted
 from pyrunc.kernel.mount import open_mount
-from tests.cri.images.conftest import unpack_bytes
+from tests.cri.images.conftest import unpack_bytes, with_errands
 from tests.cri.images.indexes import mounted, write_index
 from tests.cri.images.test_hostile import hardlink
 from tests.cri.images.test_unpack import raw_tar
 from tests.cri.images.trees import names
+from tests.support.registry import Registry
 
 Members = list[tuple[str, Node]]
 Take = Callable[..., None]
@@ -348,3 +352,98 @@ def test_processor_time_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.waitpid(pid, 0) == (pid, 0)
     finally:
         os.close(reading)
+
+
+INDEX = "cri_server.images.erofs.build:errand"
+
+
+async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CWE-770. Each pull had a process that makes the index while the layers come, of up to 768 MiB: four pulls four of them, held by
+    a registry that says no more. Proof: there are no more than turns, and an image that is whole does not wait for those.
+    """
+    running, most = set[asyncio.Task[object]](), 0
+    perform = LayerJobs.perform
+
+    async def counted(self: LayerJobs, function: str, *rest: object) -> None:
+        nonlocal most
+        task = asyncio.current_task()
+        assert task is not None
+        if function == INDEX:
+            running.add(task)
+            most = max(most, len(running))
+        try:
+            await perform(self, function, *rest)  # type: ignore[arg-type]
+        finally:
+            running.discard(task)
+
+    monkeypatch.setattr(LayerJobs, "perform", counted)
+    monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "erofs")
+    limit = turns.indexes_at_once(turns.memory_bytes(), os.cpu_count() or 2)
+    small = build.image([build.layer({"small": b"x"})])
+    with Registry(tmp_path / "registry") as registry:
+        registry.push("small:1", small)
+        for number in range(limit + 2):
+            content = random.Random(number).randbytes(6 << 20)
+            built = build.image([build.layer({"large": content})])
+            registry.push(f"large:{number}", built)
+            _, blobs = build.manifest_of(built)
+            registry.fault(f"GET .*{max(blobs, key=lambda d: len(blobs[d]))}", stall_at=5 << 20)
+        async with with_errands(tmp_path) as service:
+            pulls = [
+                asyncio.create_task(service.pull(f"{registry.host}/large:{number}"))
+                for number in range(limit + 2)
+            ]
+            async with asyncio.timeout(30):
+                while len(running) < limit:
+                    await asyncio.sleep(0.01)
+            assert await service.pull(f"{registry.host}/small:1") == small.id
+            assert most == limit and not any(pull.done() for pull in pulls)
+            for pull in pulls:
+                pull.cancel()
+            await asyncio.wait(pulls)
+
+
+async def test_a_turn_that_is_lent_is_taken_back() -> None:
+    """CWE-667. What only makes a pull faster must not keep others waiting. Proof: where all turns are taken none is lent, and the
+    oldest one that is lent ends when a turn is needed; one that is needed is never taken back.
+    """
+    free, watch = turns.Turns(2), Watch(10, "")
+    begun: list[int] = []
+
+    async def lend(number: int) -> None:
+        async with free.lent():
+            begun.append(number)
+            await asyncio.Event().wait()
+
+    lent = [asyncio.create_task(lend(number)) for number in range(2)]
+    await asyncio.sleep(0)
+    assert begun == [0, 1]
+    with pytest.raises(turns.NoTurn):
+        await lend(2)
+    async with asyncio.timeout(10), free.held(watch):
+        assert lent[0].cancelled() and not lent[1].done()
+        async with free.held(watch):
+            assert lent[1].cancelled()
+            waiting = asyncio.create_task(anext(aiter(_entered(free, watch))))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+
+async def _entered(free: turns.Turns, watch: Watch) -> AsyncIterator[None]:
+    async with free.held(watch):
+        yield
+
+
+def test_memory_of_all_processes_has_a_limit() -> None:
+    """CWE-770. Limits of one process say nothing of all. Proof: on nodes of each size indexes have a quarter of the memory, streams a
+    half, and one index or four streams where that is less.
+    """
+    stream = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES
+    for gib, processors in itertools.product((1, 2, 4, 8, 32, 512), (1, 2, 64)):
+        memory = gib << 30
+        indexes, streams = turns.indexes_at_once(memory, processors), turns.streams_at_once(memory)
+        assert indexes == 1 or indexes * jail.MEMORY_LIMIT_BYTES <= memory // 4
+        assert streams == 4 or streams * stream <= memory // 2
+        assert 1 <= indexes <= max(2, processors) and 4 <= streams <= 16

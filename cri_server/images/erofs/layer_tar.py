@@ -80,5 +80,6 @@ def errand(arguments: Message, fds: list[int]) -> int:
     keep_freed_memory()
     tick = layer_errand.begin(progress_fd)
     with layer_errand.writing(asked.folder, "writing a layer's tar"):
-        write_tar(stream, jail.enter(asked.folder), asked.diff_id, tick, asked.limits.folder)
+        folder = jail.enter(asked.folder, jail.TAR_MEMORY_LIMIT_BYTES)
+        write_tar(stream, folder, asked.diff_id, tick, asked.limits.folder)
     return 0
