@@ -64,6 +64,8 @@ def _about(host: Host, reference: Reference) -> Iterator[str]:
     yield f"{'the registry' if host.upstream else 'mirror'}: may {' and '.join(sorted(host.capabilities)) or 'do nothing'}"
     if host.rewrites:
         yield f"rewrite: {reference.path} is {host.repository(reference.path)} there"
+    if host.proxy is not None:
+        yield f"proxy: {host.proxy.url}"
     if host.skip_verify:
         yield "TLS: not verified"
     for name in host.ca:

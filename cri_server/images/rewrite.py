@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # `$$`, `$name`, `${name}`; the longest name counts, so `$1x` is the group `1x`.
-_REFERENCE = re.compile(r"\$(?:\$|([A-Za-z0-9_]+)|\{([A-Za-z0-9_]+)\})")
+_REFERENCE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)\})")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")  # `01` is a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ class Rewrite:
 
     def _number(self, name: str) -> int | None:
         """The number of the group that a name or number means."""
-        if name.isdecimal():
-            return int(name) if len(name) < 4 and int(name) <= self._compiled.groups else None
+        if _NUMBER.fullmatch(name):
+            return int(name) if int(name) <= self._compiled.groups else None
         number: int | None = dict(self._compiled.groupindex).get(name)
         return number
 

@@ -18,6 +18,8 @@ rewrite = { "^library/" = "mirror/" }
 [host."https://m.example/prefix".auth]
 username = "u"
 password = "hidden1"
+[host."http://clear.example"]
+proxy = "socks5://u:hidden4@p.example"
 [host."http://clear.example".header]
 X-Key = "hidden2"
 """
@@ -58,6 +60,7 @@ def test_mirrors_their_rewrites_and_logins(tmp_path: Path) -> None:
         "   without one: auth of DIR/certs.d/docker.io/hosts.toml",
         "2. http://clear.example/v2/library/busybox",
         "   mirror: may pull and resolve",
+        "   proxy: socks5://p.example",
         "   headers: X-Key",
         "   pull secrets: only those that name clear.example: the way there is not encrypted",
         "3. https://registry-1.docker.io/v2/library/busybox",

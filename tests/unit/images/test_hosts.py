@@ -187,6 +187,7 @@ FIELD = [
      lambda h: h.repository("library/busybox") == "docker-hub/library/busybox"),
     ("RE2's classes", "rewrite = { '^([[:alnum:]]+)/(.*)\\z' = '${2}-$1' }", lambda h: h.repository("a1/b") == "b-a1"),
     ("Go's longest name", 'rewrite = { "^(a)" = "$1x/" }', lambda h: h.repository("ab") == "/b"),
+    ("Go's names", 'rewrite = { "^(a)" = "${01}$1é/-" }', lambda h: h.repository("ab") == "/-b"),
     ("Go's dollar", 'rewrite = { "^a" = "b$$c$" }', lambda h: h.repository("a") == "b$c$"),
     ("Go's empty matches", 'rewrite = { "x*" = "-" }', lambda h: h.repository("axxb") == "-a-b-"),
     ("nydus-snapshotter's keys", 'failure_limit = 5\nping_url = "http://x"\nhealth_check_interval = 5', lambda h: h.can(PULL)),
