@@ -1,4 +1,4 @@
-"""Registries: the files of [registry] config_path, their certificates, and the proxies of the environment."""
+"""Registries: the files of hosts.toml below [registry] config_path, and their certificates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,28 @@ def registries(host: Host) -> Iterator[Finding]:
     """Each hosts.toml that cannot be used, or has keys that are ignored."""
     named = [folder for folder in host.config.registry.config_path.split(":") if folder]
     files = [file for folder in named for file in sorted(host.path(folder).glob("*/hosts.toml"))]
-    problems = [finding for file in files for finding in _look(host, file)]
+    problems = list(_repeated(host, files))
+    for file in files:
+        problems += _look(host, file)
     yield from problems or [fine("registries", f"{len(files)} files of hosts.toml are as they should be")]
+
+
+def _repeated(host: Host, files: list[Path]) -> Iterator[Finding]:
+    """Folders for other spellings of a registry that has a folder: one of them is read."""
+    from cri_server.images.hosts import folder_of, registry_of
+
+    for file in files:
+        folder, registry = file.parent, registry_of(file.parent.name)
+        used = folder_of(registry, [folder.parent])
+        if used is not None and used != folder:
+            both = f"{_shown(host, str(used))} and {_shown(host, str(folder))}"
+            yield Finding(
+                "registries",
+                Level.WARNING,
+                f"{both} are for one registry",
+                f"the second is not read for {registry}",
+                "put what both say into the first, and remove the second",
+            )
 
 
 def _look(host: Host, file: Path) -> Iterator[Finding]:

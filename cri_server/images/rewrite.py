@@ -1,8 +1,8 @@
 """The `rewrite` of hosts.toml: regular expressions and replacements as Go has them.
 
-k3s and RKE2 write these tables, and their containerd applies Go's regexp.ReplaceAllString. RE2 has the
-syntax of Go's expressions, which Python's re has not (`[[:alnum:]]`, `\\z`). Sources: pkg.go.dev/regexp,
-github.com/google/re2/wiki/Syntax.
+k3s and RKE2 write these tables, and their containerd applies Go's regexp.ReplaceAllString. RE2 has
+the syntax of Go's expressions, which Python's re has not (`[[:alnum:]]`, `\\z`). Sources:
+pkg.go.dev/regexp, github.com/google/re2/wiki/Syntax.
 """
 
 from __future__ import annotations

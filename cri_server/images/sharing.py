@@ -1,8 +1,8 @@
-"""What pulls that run at the same time share: the work on a layer, and the streams that are decoded while they arrive.
+"""What pulls that run at the same time share: work on layers, and streams that are decoded.
 
-Tenants choose which layers their images name, and their registries how fast they answer. So a pull waits for another one's work
-only when that comes from the same registry, and only as long as it is fast; and it waits for a stream's turn only for a moment, since
-a blob can be fetched to a file instead.
+Tenants choose which layers their images name, and their registries how fast they answer. So a pull
+waits for another one's work only when that comes from the same registry, and only as long as it is
+fast; it waits for a stream's turn only for a moment, since a blob can be fetched to a file instead.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class SharedWork:
 
     @asynccontextmanager
     async def turn(self, key: str, rate: Rate, watch: Watch) -> AsyncIterator[None]:
-        """Work on `key` in the block, at `rate`. Others that do so already are waited for while one of them is fast; this waiting does
-        not count as a lack of progress."""
+        """Work on `key` in the block, at `rate`. Others that do so already are waited for while one
+        of them is fast; this waiting does not count as a lack of progress."""
         with watch.paused():
             while any(not other.is_slow for other in self._rates.get(key, ())):
                 await self._wait(key)
@@ -91,7 +91,7 @@ class SharedWork:
 
 
 class StreamTurn:
-    """One stream. `origin`: the registry; `give_way` is called when it is slow and another stream waits."""
+    """One stream. `origin`: the registry; `give_way`: called when it is slow and another waits."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate
@@ -108,8 +108,10 @@ class Streams:
 
     @asynccontextmanager
     async def held(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
-        """A turn for a block. Of those that wait, the registry with the fewest streams is the next. Raises Interrupted when none is free
-        within STREAM_WAIT_S: the blob is to be fetched to a file then, which takes no turn."""
+        """A turn for a block. Of those that wait, the registry with the fewest streams is the next.
+
+        Raises Interrupted when none is free within STREAM_WAIT_S: the blob is to be fetched to a
+        file then, which takes no turn."""
         with watch.paused():
             await self._take(turn)
         try:

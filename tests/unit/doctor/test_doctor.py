@@ -239,3 +239,13 @@ def test_files_of_hosts_toml(tmp_path: Path) -> None:
         (tmp_path / f"{folder}/{name}/hosts.toml".lstrip("/")).unlink()
     [fine] = registries.registries(host)
     assert fine.level == Level.FINE
+
+
+def test_two_folders_for_one_registry(tmp_path: Path) -> None:
+    folder = "/etc/pyrunc/certs.d"
+    files: dict[str, str | None] = {
+        f"{folder}/{name}/hosts.toml": ""
+        for name in ("r.example", "R.example_443_", "r.example_5000_", "_default")
+    }
+    [found] = registries.registries(machine(tmp_path, files, registry__config_path=folder))
+    assert found.found == f"{folder}/r.example and {folder}/R.example_443_ are for one registry"
