@@ -41,7 +41,8 @@ CHUNK_BYTES = 256 << 10
 _CODE = re.compile(r'"code"\s*:\s*"([A-Z_]{1,40})"')
 _RETRIED = {408, 429, 500, 502, 503, 504}
 _OLDEST_TIME_S = 1e9  # a larger number is a time, not a duration
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
+_LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 class Unauthorized(PeerError):
@@ -248,9 +249,8 @@ class Registry:
     def _blob(
         self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
     ) -> None:
-        failures = 0
+        failures, reached = 0, ingest.size
         while ingest.size < descriptor.size or (not descriptor.size and not failures):
-            before = ingest.size
             try:
                 self._blob_part(host, descriptor, ingest, arrived)
                 if ingest.size >= descriptor.size:
@@ -259,7 +259,9 @@ class Registry:
                     f"{host.netloc}: blob {descriptor.digest} ended after {ingest.size} of {descriptor.size} bytes"
                 )
             except Unavailable as error:
-                failures = 1 if ingest.size - before >= PROGRESS_BYTES else failures + 1
+                # A server without ranges sends the same again: only what is new is progress.
+                failures = 1 if ingest.size - reached >= PROGRESS_BYTES else failures + 1
+                reached = max(reached, ingest.size)
                 limit = BLOB_ATTEMPTS if host is self._hosts[-1] else 2
                 if failures >= limit:
                     raise
@@ -274,7 +276,7 @@ class Registry:
                 arrived(-ingest.size)
                 ingest.restart()
             length = response.headers.get("Content-Length", "")
-            if length.isdigit() and ingest.size + int(length) > descriptor.size:
+            if _LENGTH.fullmatch(length) and ingest.size + int(length) > descriptor.size:
                 raise DigestMismatch(
                     f"{host.netloc}: blob {descriptor.digest} has {ingest.size + int(length)} bytes, not {descriptor.size}"
                 )

@@ -50,7 +50,7 @@ def number(name: str) -> int:
     for sign in ("+", "-"):
         head, found, tail = base.partition(sign)
         if found:
-            if head not in ("SIGRTMIN", "SIGRTMAX") or not tail.isdigit():
+            if head not in ("SIGRTMIN", "SIGRTMAX") or not (tail.isascii() and tail.isdigit()):
                 raise InvalidArgument(f"unknown signal {name[:40]!r}")
             base, offset = head, int(sign + tail[:3])
     try:

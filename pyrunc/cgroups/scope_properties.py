@@ -62,7 +62,8 @@ def bitmap(cpus: str) -> bytes:
     bits = 0
     for part in cpus.split(","):
         first, dash, last = part.strip().partition("-")
-        if not (first.isdigit() and (not dash or last.isdigit())) or int(last or first) > 8191:
+        numbers = (first, last) if dash else (first,)
+        if not all(n.isascii() and n.isdigit() and len(n) <= 4 for n in numbers) or int(numbers[-1]) > 8191:
             raise InvalidSpec(f"{convert.RESOURCES}.cpu", f"{cpus!r} is not a list such as 0-3,7")
         for number in range(int(first), int(last or first) + 1):
             bits |= 1 << number

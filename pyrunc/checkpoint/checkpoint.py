@@ -119,7 +119,7 @@ class Dump:
             found += [(criu.PARENT_IMG, self.parent_path), (criu.TRACK_MEM, True)]
         if self.page_server:
             address, _, port = self.page_server.rpartition(":")
-            if not address or not port.isdigit():
+            if not address or not (port.isascii() and port.isdigit()):
                 raise InvalidArgument("Use --page-server ADDRESS:PORT to specify page server")
             found.append((criu.PAGE_SERVER, criu.message([(1, address), (2, int(port))])))
         if self.tcp_skip_in_flight:

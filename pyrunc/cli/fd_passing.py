@@ -32,7 +32,7 @@ def activated() -> int:
     environment from somebody who got some is not meant for it."""
     count = os.environ.get("LISTEN_FDS", "")
     ours = os.environ.get("LISTEN_PID", "") == str(os.getpid())
-    return int(count) if ours and count.isdigit() else 0
+    return int(count) if ours and count.isascii() and count.isdigit() else 0
 
 
 def hand_out(options: dict[str, Any], made: ChildProcess | Created | Executed, detached: bool) -> None:

@@ -20,13 +20,16 @@ _IN_ORDER = """
     XCPU XFSZ VTALRM PROF WINCH IO,POLL PWR SYS,UNUSED
 """
 NAMES = {name: number for number, names in enumerate(_IN_ORDER.split()) for name in names.split(",")}
+NAME_LIMIT = 16
 NOT_RUNNING = "container not running"
 
 
 def parse_signal(text: str) -> int:
     """`9`, `KILL`, `sigkill`, `RTMIN+1` -> a number. Raises InvalidArgument."""
     name = text.upper().removeprefix("SIG")
-    if name.isascii() and name.isdigit():
+    if not name.isascii() or len(name) > NAME_LIMIT:  # isdigit() is true of digits that int() refuses
+        number = -1
+    elif name.isdigit():
         number = int(name)
     elif name.startswith("RTMIN") and (not name[5:] or (name[5] == "+" and name[6:].isdigit())):
         number = SIGRTMIN + int(name[6:] or 0)

@@ -575,3 +575,58 @@ async def test_a_malformed_reference(service: ImageService, name: str) -> None:
     with pytest.raises(Error) as caught:
         await service.pull(name)
     assert caught.value.kind in ("invalid_argument", "unsupported")
+
+
+# ---- answers to ranges, and numbers that are none
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Fault("", status=206, body=b"x" * 400_000, headers={"Content-Range": "bytes 0-399999/400000"}),
+        Fault("", status=206, body=b"x" * 9, headers={"Content-Range": "bytes 100000-100008/9"}),
+        Fault("", status=206, body=b"x" * 400_000, headers={"Content-Range": "bytes 100000-100008/*"}),
+        Fault("", status=206, body=b"x" * 9),
+        Fault("", status=206, body=b"x" * 9, headers={"Content-Range": f"bytes {'9' * 5000}-1/*"}),
+        Fault("", status=206, body=b"x" * 9, headers={"Content-Range": "bytes -1-8/9, bytes 100000-100008/*"}),
+        Fault("", status=206, body=b"x" * 9, headers={"Content-Type": "multipart/byteranges; boundary=a"}),
+        Fault("", status=200, body=b"x" * 500_000),
+        Fault("", status=200, headers={"Content-Length": "9" * 5000}),
+        Fault("", status=200, headers={"Content-Length": "\xb2"}),
+        Fault("", status=200, headers={"Content-Length": "-1"}),
+        Fault("", status=416),
+        Fault("", status=503, headers={"Retry-After": "\xb2"}),
+        Fault("", status=503, headers={"Retry-After": "-5"}),
+    ],
+)  # fmt: skip
+async def test_lies_about_ranges(
+    registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Fault
+) -> None:
+    """A blob breaks off, and each later answer lies about its place, its length or its time. Proof:
+    an error that names the registry, of no Python exception, and nothing is kept."""
+    monkeypatch.setattr("cri_server.images.registry.BACKOFF_S", (0.01,))
+    built = make(layers=1, size=400_000)
+    registry.push("app:v1", built, compress="")
+    digest = build._digest(built.layers[0])
+    registry.fault(digest, times=1, cut_at=100_000)
+    answer.match = digest
+    registry.faults.append(answer)
+    error = await refused(service, f"{registry.host}/app:v1")
+    assert isinstance(error, PeerError) and registry.host in error.message, error.message
+    assert not re.search(r"[a-z]Error", error.message) and not left_over(tmp_path), error.message
+
+
+async def test_a_blob_that_starts_again_for_ever(
+    registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer ignores the range and breaks off, now earlier, now later. Proof: a bounded number of
+    requests; what was there before is no progress when it comes again."""
+    monkeypatch.setattr("cri_server.images.registry.BACKOFF_S", (0.01,))
+    built = make(layers=1, size=1_500_000)
+    registry.push("app:v1", built, compress="")
+    digest = build._digest(built.layers[0])
+    for number in range(60):
+        registry.fault(digest, times=1, cut_at=300_000 + number % 2 * 600_000, ignore_range=True)
+    error = await refused(service, f"{registry.host}/app:v1")
+    assert "RegistryUnavailable" in error.message
+    assert len(registry.asked(digest)) < 15

@@ -16,7 +16,7 @@ def test_cpu_lists_become_bitmaps(text: str, bits: bytes) -> None:
     assert bitmap(text) == bits
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1-2-3", "99999999"])
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1-2-3", "99999999", "\u00b2", "9" * 5000])
 def test_broken_cpu_lists_are_refused(text: str) -> None:
     with pytest.raises(InvalidSpec):
         bitmap(text)

@@ -53,7 +53,9 @@ def test_signals(text: str, number: int) -> None:
     assert parse_signal(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "-9", "65", "SIGFOO", "RTMIN+", "RTMIN-1", "RTMIN+99", "9 ", "¹"])
+@pytest.mark.parametrize(
+    "text", ["", "-9", "65", "SIGFOO", "RTMIN+", "RTMIN-1", "RTMIN+99", "9 ", "¹", "RTMIN+²", "9" * 5000]
+)
 def test_what_is_no_signal(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse_signal(text)

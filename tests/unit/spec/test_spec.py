@@ -438,7 +438,7 @@ def test_signals_of_images(text: str, name: str) -> None:
 def test_the_stop_signal_is_the_callers_then_the_images() -> None:
     assert signals.chosen(api.SIGNAL_SIGHUP, "SIGINT") == "SIGHUP"
     assert signals.chosen(0, "INT") == "SIGINT" and signals.chosen(0, "") == "SIGTERM"
-    for wrong in ("SIGNOPE", "0", "65", "SIGTERM+1"):
+    for wrong in ("SIGNOPE", "0", "65", "SIGTERM+1", "SIGRTMIN+\u00b2", "9" * 5000):
         with pytest.raises(InvalidArgument):
             signals.chosen(0, wrong)
     with pytest.raises(InvalidArgument):
