@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import IMAGE, Server
+from cri_server.images import build
+from tests.cri import inner_registry
+from tests.cri.server_harness import IMAGE, Server, code_of
 from tests.support.processes import wait_until
 
 DONE = ("the configuration is reloaded", "the configuration is not reloaded")
@@ -88,3 +93,39 @@ def test_the_log_changes_its_level_and_form(server: Server) -> None:
     assert "differences taken" in json.loads(line)["message"]
     said = reload(server, "")
     assert 'server.log_format is now "text", it was "json"' in said
+
+
+def test_signals_in_the_middle_of_pulls(server: Server, tmp_path: Path) -> None:
+    """A hundred SIGHUPs while four layers come byte by byte, with files that are right, wrong, and
+    such that forbid the registry. Proof: the pulls end as they began, the last file counts for the next
+    pull, and the server has no more descriptors than after the first reload."""
+    chance = random.Random(7)
+    images = [build.image([build.layer({"file": chance.randbytes(8_000)})]) for _ in range(4)]
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps({"default": [{"type": "reject"}]}))
+    texts = ("", "[images\n", '[registry]\nconfig_path = "/nonexistent"\n')
+    with inner_registry.inside(server, tmp_path / "registry") as registry, ThreadPoolExecutor(4) as pool:
+        for number, image in enumerate(images):
+            registry.push(f"app{number}:v1", image, compress="")
+        layers = "|".join(build._digest(image.layers[0]) for image in images)
+        registry.fault(layers, byte_delay_s=0.0003)
+        reload(server, "")
+        before = len(os.listdir(f"/proc/{server.pid}/fd"))
+
+        def pull(number: int) -> str:
+            reference = api.ImageSpec(image=f"{registry.host}/app{number}:v1")
+            return str(server.image.PullImage(api.PullImageRequest(image=reference), timeout=100).image_ref)
+
+        pulls = [pool.submit(pull, number) for number in range(4)]
+        assert wait_until(lambda: len(registry.asked(layers)) == 4, 30)
+        for number in range(100):
+            (server.folder / "config.toml.d" / "test.toml").write_text(texts[number % 3])
+            os.kill(server.pid, signal.SIGHUP)
+        assert "is reloaded" in reload(server, f"[registry]\nsignature_policy = {json.dumps(str(policy))}\n")
+        assert not any(future.done() for future in pulls)
+        registry.faults.clear()
+        assert len({future.result() for future in pulls}) == 4
+        assert code_of(lambda: pull(0)).name == "UNKNOWN"
+        assert "the configuration is reloaded" in reload(server, "")
+        pull(0)
+        assert wait_until(lambda: len(os.listdir(f"/proc/{server.pid}/fd")) <= before + 4, 30)

@@ -17,7 +17,7 @@ from cri_server.images import manifest as types
 from cri_server.images.model import Auth
 from cri_server.images.service import ImageService
 from cri_server.images.signatures import PAYLOAD, SIGNATURE
-from pyrunc.errors import Error, WrongState
+from pyrunc.errors import Error, PeerError, WrongState
 from tests.cri.images.test_pull import hosts_toml, left_over, make
 from tests.support.registry import Registry
 
@@ -207,3 +207,19 @@ async def test_a_policy_that_cannot_be_read_lets_nothing_in(
     with pytest.raises(Error, match="the image has no signature"):
         await service.pull(f"{NAME}:v1")
     assert await service.list() == []
+
+
+async def test_a_policy_that_was_changed_counts_for_what_is_here(
+    tmp_path: Path, registry: Registry, service: ImageService, pushed: str
+) -> None:
+    """An unsigned image was pulled while it was accepted, then a signature is demanded. Proof: each
+    further pull of it is refused, by tag, by digest and under another tag, although all is here."""
+    demand(tmp_path, service, {"type": "insecureAcceptAnything"})
+    await service.pull(f"{NAME}:v1")
+    demand(tmp_path, service, signed(Signer()))
+    registry.push("team/app:v2", make(layers=1))
+    for name in (f"{NAME}:v1", f"{NAME}@{pushed}", f"{NAME}:v2"):
+        with pytest.raises(PeerError, match="SignatureValidationFailed"):
+            await service.pull(name)
+    [found] = await service.list()
+    assert found.repo_tags == [f"{NAME}:v1"]
