@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,19 @@ from pyrunc.errors import Error
 def beneath(root: Path, path: str) -> Path:
     """The absolute `path` of the machine at `root`."""
     return root / path.lstrip("/")
+
+
+def read(file: Path) -> bytes:
+    """The content of a regular file, which a link may lead to. Raises OSError, Error for anything
+    else: a pipe or a device in its place would never end."""
+    place = os.open(file, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise Error(f"{file} is no regular file")
+        with open(f"/proc/self/fd/{place}", "rb") as opened:
+            return opened.read()
+    finally:
+        os.close(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,7 @@ class Write:
         file = beneath(root, self.path)
         if file.is_symlink() or not file.is_file():
             return False
-        return file.read_bytes() == self.content and file.stat().st_mode & 0o777 == self.mode
+        return read(file) == self.content and file.stat().st_mode & 0o777 == self.mode
 
     def do(self, root: Path) -> None:
         write_bytes(str(beneath(root, self.path)), self.content, mode=self.mode)

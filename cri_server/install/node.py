@@ -21,7 +21,7 @@ import msgspec
 from cni_plugins.protocol import builtin
 from cri_server import config
 from cri_server.install import files, kubelet
-from cri_server.install.actions import Action, Folder, Keep, Link, Remove, Run, Write, beneath
+from cri_server.install.actions import Action, Folder, Keep, Link, Remove, Run, Write, beneath, read
 from cri_server.store import claim
 from cri_server.store.paths import Paths
 from pyrunc.errors import Error, WrongState
@@ -169,9 +169,9 @@ def _files(request: Request) -> Iterator[Action]:
 def _is_changed(root: Path, path: str, content: bytes) -> bool:
     """Whether the file is there and neither what we would write nor what we wrote."""
     found = beneath(root, path)
-    if not found.exists() or found.read_bytes() == content:
+    if not found.exists() or read(found) == content:
         return False
-    return _digest(found.read_bytes()) != _read_record(root).files.get(path)
+    return _digest(read(found)) != _read_record(root).files.get(path)
 
 
 def _plugins(request: Request) -> Iterator[Action]:
@@ -190,7 +190,7 @@ def _is_free_for_ours(path: Path) -> bool:
     if path.is_symlink() and os.readlink(path).startswith(f"{PACKAGED_PLUGINS}/"):
         return True
     try:
-        return builtin.is_ours(path.read_bytes()[: builtin.HEAD_BYTES])
+        return builtin.is_ours(read(path)[: builtin.HEAD_BYTES])
     except FileNotFoundError:
         return not path.is_symlink()
 
@@ -229,7 +229,7 @@ def _start(request: Request) -> Iterator[Action]:
 def _take_back(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
     found = beneath(root, path)
     if digest and found.is_file() and not found.is_symlink():
-        changed = _digest(found.read_bytes()) != digest
+        changed = _digest(read(found)) != digest
         if changed and keep_changes:
             return Keep(path, "it was changed since (--purge removes it)")
         if path.startswith(PLUGINS) and changed and not _is_free_for_ours(found):
@@ -254,13 +254,16 @@ def _digest(content: bytes) -> str:
 
 def _settings(root: Path) -> config.Config:
     file = beneath(root, str(config.DEFAULT_PATH))
-    return config.load(file, {}) if file.exists() else config.Config()
+    if not file.exists():
+        return config.Config()
+    read(file)  # what is no regular file is refused here
+    return config.load(file, {})
 
 
 def _read_record(root: Path) -> Record:
     file = beneath(root, RECORD)
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Record)
+        return msgspec.json.decode(read(file), type=Record)
     except FileNotFoundError:
         return Record()
     except msgspec.MsgspecError as error:

@@ -164,3 +164,24 @@ def test_a_removal_keeps_data_and_settings(installed: Installed) -> None:
     before = installed.files("var", "run", "etc")
     assert installed.run("postrm", "remove").returncode == 0
     assert installed.files("var", "run", "etc") == before
+
+
+def test_a_purge_follows_no_link(installed: Installed) -> None:
+    """The folders that a purge removes are links to a folder of somebody else's. Proof: the links are
+    gone, what they led to is not."""
+    victim = installed.root / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("canary")
+    for link in (
+        "etc/pyrunc",
+        "var/lib/pyrunc",
+        "run/pyrunc-cri",
+        "run/pyrunc/cri.sock",
+        "run/pyrunc/.seccomp",
+    ):
+        (installed.root / link).parent.mkdir(parents=True, exist_ok=True)
+        (installed.root / link).symlink_to(victim)
+    done = installed.run("postrm", "purge")
+    assert done.returncode == 0, done
+    assert (victim / "file").read_text() == "canary"
+    assert not [path for path in installed.root.rglob("*") if path.is_symlink()]

@@ -1,0 +1,86 @@
+"""`install-node`, which the package's scripts run as root, on a node where something else is in the
+places of its files: links, pipes, devices, folders, files of another user."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cri_server.install import node
+from tests.install.test_install_node import PROGRAM, root
+
+__all__ = ["root"]
+PLACES = {
+    "configuration": "etc/pyrunc/config.toml",
+    "record": node.RECORD.lstrip("/"),
+    "plugin": "opt/cni/bin/bridge",
+}
+CASES = [
+    ("configuration", "pipe"),
+    ("record", "pipe"),
+    ("plugin", "pipe"),
+    ("configuration", "endless device"),
+    ("configuration", "dangling link"),
+    ("plugin", "link to a file"),
+    ("record", "folder"),
+]
+
+
+def put(place: Path, kind: str, canary: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "endless device":
+        os.mknod(place, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    elif kind == "link to a file":
+        place.symlink_to(canary)
+    elif kind == "dangling link":
+        place.symlink_to(canary.with_name("new"))
+    else:
+        place.mkdir()
+
+
+def install(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """With 1 GiB of address space, and not for ever."""
+    return subprocess.run(
+        ["prlimit", "--as=1073741824", PROGRAM, "install-node", "--root", root, *words],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "kind"), CASES)
+def test_what_is_in_the_place_of_a_file(root: Path, tmp_path: Path, place: str, kind: str) -> None:
+    """Proof: it ends, with success or one line that names the file; what a link leads to is unchanged
+    and nothing is made there. The same for the way back."""
+    canary = tmp_path / "canary"
+    canary.write_text("canary\n")
+    canary.chmod(0o604)
+    before = canary.stat()
+    put(root / PLACES[place], kind, canary)
+    for words in ((), ("--uninstall", "--purge")):
+        done = install(root, *words)
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == 0 or PLACES[place] in done.stderr, done.stderr
+    after = canary.stat()
+    assert canary.read_text() == "canary\n" and not canary.with_name("new").exists()
+    assert (after.st_mode, after.st_ino, after.st_uid) == (before.st_mode, before.st_ino, before.st_uid)
+
+
+def test_folders_of_another_user(root: Path, tmp_path: Path) -> None:
+    """/etc/pyrunc belongs to user 1000, who has left links under the names that a file has while it is
+    written. Proof: the canary is unchanged, and the configuration is root's."""
+    canary = tmp_path / "canary"
+    canary.write_text("canary\n")
+    folder = root / "etc/pyrunc"
+    folder.mkdir()
+    for name in ("config.toml.tmp", "config.toml.new", ".config.toml", "config.toml~"):
+        (folder / name).symlink_to(canary)
+    os.chown(folder, 1000, 1000)
+    assert install(root).returncode == 0
+    assert canary.read_text() == "canary\n"
+    status = (folder / "config.toml").lstat()
+    assert stat.S_ISREG(status.st_mode) and status.st_uid == 0
