@@ -131,7 +131,7 @@ class _Extractor:
                 make[entry.kind](entry, names)
             elif entry.kind == tar_headers.DIRECTORY:
                 self._describe_directory(entry, b"", open_folder(self._root, b""))
-            else:
+            elif not is_root_link(entry):
                 raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
         self._set_directory_times()
         self._forget_lost_devices()
@@ -520,6 +520,11 @@ def components(name: bytes) -> list[bytes]:
     if b".." in names:
         raise BadLayer(f"{shown(name)}: a name with '..'")
     return names
+
+
+def is_root_link(entry: Entry) -> bool:
+    """Whether an entry for the root is a hard link to the root, as kaniko writes one (`/` to `.`), which says nothing."""
+    return entry.kind == tar_headers.HARDLINK and not components(entry.link)
 
 
 def _is_whiteout(found: os.stat_result) -> bool:

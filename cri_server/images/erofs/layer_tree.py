@@ -26,6 +26,7 @@ from cri_server.images.extract import (
     STEPS_AT_MOST,
     WHITEOUT,
     components,
+    is_root_link,
     is_wanted,
 )
 from cri_server.images.inflate import BadLayer, Limits
@@ -92,7 +93,7 @@ class _Reader:
                 make[entry.kind](entry, names)
             elif entry.kind == tar_headers.DIRECTORY:
                 self._describe_directory(self._root, entry)
-            else:
+            elif not is_root_link(entry):
                 raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
         return self._root
 
