@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,27 @@ def test_a_registry_that_demands_a_password(kube: Kube) -> None:
         f"--docker-username={USER}",
         f"--docker-password={PASSWORD}",
     )
-    kube.run(pod("allowed", image, imagePullSecrets=[{"name": "login"}]))
+    allowed = kube.run(pod("allowed", image, imagePullSecrets=[{"name": "login"}]))
+    status = allowed["status"]["containerStatuses"][0]
+    assert status["image"] == image["image"], "not docker.io's busybox, which is the same image"
+    assert status["imageID"].startswith(f"{LOCKED_REGISTRY}/library/busybox@sha256:")
+    kube.apply(pod("later", {**image, "imagePullPolicy": "IfNotPresent"}))
+    kube.until(
+        lambda: any("later" in line and "ImagePull" in line for line in pods_and_reasons(kube)),
+        "the refusal of what is on the node, by KubeletEnsureSecretPulledImages",
+    )
     assert all(PASSWORD not in e for e in kube.events())
     assert PASSWORD not in kube.cluster.node.server.tail(10_000)
+
+
+def pods_and_reasons(kube: Kube) -> list[str]:
+    """The name of each pod with the reasons for which its containers wait."""
+    found = []
+    for each in json.loads(kube("get", "pods", "-o", "json").stdout)["items"]:
+        states = [status["state"] for status in each["status"].get("containerStatuses", [])]
+        reasons = [state["waiting"].get("reason", "") for state in states if "waiting" in state]
+        found.append(" ".join([each["metadata"]["name"], *reasons]))
+    return found
 
 
 @pytest.mark.slow
