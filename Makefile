@@ -11,7 +11,7 @@ NRI := cri_server/api/nri_pb2.py cri_server/api/ttrpc_pb2.py
 
 # Debian's packages: to build and run; to test.
 RUN_PACKAGES := gcc libc6-dev make python3-dev python3-venv libseccomp2 nftables busybox-static ca-certificates
-TEST_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static qemu-system-x86 mmdebstrap xz-utils \
+TEST_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static qemu-system-x86 qemu-system-arm mmdebstrap xz-utils \
 	e2fsprogs skopeo umoci openssh-client openssl strace git iproute2 iptables conntrack procps libseccomp-dev pkg-config zstd uidmap \
 	debhelper groff-base chromium-headless-shell zsh fish
 # To build the package.

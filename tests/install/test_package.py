@@ -110,12 +110,12 @@ def test_the_readmes_commands_start_the_server_where_no_systemd_runs(installed: 
     assert "10-pyrunc.conflist" in network and "pyrunc-cri serve" in server
     with chroot.entered(installed, own_network=True) as machine:
         machine.run("apt-get install -y --no-install-recommends /root/pyrunc.deb")
-        machine.run(f"{network}\n{server} </dev/null")
+        pid = machine.run(f"{network}\n{server}\necho $!").stdout.split()[-1]
         assert wait_until(lambda: machine.run("pyrunc-cri pods", check=False).returncode == 0, 60)
         for verb in ("remove", "purge"):
             refused = machine.run(f"apt-get {verb} -y pyrunc", check=False)
             assert refused.returncode and "stop `pyrunc-cri serve` first" in refused.stdout + refused.stderr
-        machine.run("pyrunc-cri pods && pkill -f 'pyrunc-cri serve'")
+        machine.run(f"pyrunc-cri pods && kill {pid}")
         assert wait_until(lambda: machine.run("apt-get purge -y pyrunc", check=False).returncode == 0, 60)
         machine.run("rm -rf /etc/cni/net.d/* /var/log/pyrunc-cri.log")
     assert not (installed / "var/lib/pyrunc").exists()

@@ -4,8 +4,8 @@ kernel's own files.
 `python -m tests.support.guest build|start|ssh COMMAND…|stop` (`make vm`). The disk is built once into the cache folder, with
 the project's dependencies already installed in /opt/venv; every boot works on a snapshot of it, so the disk stays as built.
 The guest sees no network but ports of its own that are forwarded from here, ssh's among them, and, with a `Link`, another
-guest. KVM is used only after it has proved that it boots this kernel. GUEST_SUITE (trixie) and GUEST_PORT (2222) are the
-suite and ssh's port of the guest that the commands above are about.
+guest. KVM is used only after it has proved that it boots this kernel. GUEST_SUITE (trixie), GUEST_ARCHITECTURE (amd64) and
+GUEST_PORT (2222) are the suite, the architecture and ssh's port of the guest that the commands above are about.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import io
 import os
+import platform
 import secrets
 import shutil
 import socket
@@ -33,7 +34,7 @@ from tests.support.processes import Program, wait_until
 
 PROJECT = Path(__file__).parents[2]
 PACKAGES = (
-    "linux-image-cloud-amd64", "systemd", "systemd-sysv", "dbus", "udev", "kmod", "iproute2", "nftables", "iptables", "conntrack", "procps",
+    "systemd", "systemd-sysv", "dbus", "udev", "kmod", "iproute2", "nftables", "iptables", "conntrack", "procps",
     "openssl", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "libseccomp2", "ca-certificates",
     "busybox-static", "openssh-server", "e2fsprogs", "apparmor", "stress-ng", "strace",
     "podman", "crun", "conmon", "criu", "uidmap", "passt", "catatonit", "libpam-systemd", "dbus-user-session",
@@ -48,11 +49,10 @@ mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev
 for m in MODULES; do insmod /mod/$m; done
 echo initrd-is-up
 i=0; while [ ! -b /dev/vda ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done
-mount -t ext4 /dev/vda /mnt && mount --move /dev /mnt/dev && exec switch_root /mnt /sbin/init
+# A procfs below the new root would let user namespaces mount one without masks (mount_too_revealing in fs/namespace.c).
+mount -t ext4 /dev/vda /mnt && mount --move /dev /mnt/dev && umount /sys && umount /proc && exec switch_root /mnt /sbin/init
 echo no-root-disk; sleep 1000
 """
-# Both processors in one thread: with a thread each, QEMU 7.2 (Debian 12) let the guest's kernel crash or hang now and then.
-TCG = "tcg,thread=single"
 SERVICES = "10.0.2.100"
 UNWANTED = (
     "apt-daily.timer",
@@ -73,11 +73,49 @@ def dependencies() -> list[str]:
 
 
 @dataclass(frozen=True)
+class Architecture:
+    """The processors of a guest: Debian's, Python's and QEMU's names of them, QEMU's machine and how it emulates them."""
+
+    debian: str
+    python: str
+    machine: tuple[str, ...]
+    console: str
+    accelerator: str
+
+    @property
+    def qemu(self) -> str:
+        """The program."""
+        return f"qemu-system-{self.python}"
+
+    @property
+    def is_native(self) -> bool:
+        """Whether programs of the guest run on this machine."""
+        return self.python == platform.machine()
+
+
+# x86: both processors in one thread. With a thread each, QEMU 7.2 (Debian 12) let the guest's kernel crash or hang now and then.
+AMD64 = Architecture("amd64", "x86_64", ("-M", "q35", "-cpu", "max"), "ttyS0", "tcg,thread=single")
+# A thread each is safe where a weakly ordered processor is emulated on a strongly ordered one.
+ARM64 = Architecture(
+    "arm64",
+    "aarch64",
+    ("-M", "virt,gic-version=3", "-cpu", "max,pauth-impdef=on"),
+    "ttyAMA0",
+    "tcg,thread=multi,tb-size=1024",
+)
+
+
+@dataclass(frozen=True)
 class Variant:
-    """What a guest has beside the others: packages, and words of the kernel's command line."""
+    """What a guest has beside the others: packages, words of the kernel's command line, an architecture."""
 
     packages: tuple[str, ...] = ()
     arguments: str = ""
+    architecture: Architecture = AMD64
+
+    def all_packages(self, architecture: Architecture) -> list[str]:
+        """The packages of the disk, with their names on that architecture."""
+        return [f"linux-image-cloud-{architecture.debian}", *PACKAGES, *self.packages]
 
 
 PLAIN = Variant()
@@ -87,10 +125,14 @@ SELINUX = Variant(
     "selinux=1 security=selinux enforcing=0",
 )
 
+EMULATED_ARM64 = Variant(architecture=ARM64)
+
 
 def disk_folder(suite: str, variant: Variant = PLAIN) -> Path:
     """The cache folder of the disk; another list of packages or another recipe is another disk."""
-    recipe = "\n".join([*PACKAGES, *variant.packages, *dependencies(), *INITRD_MODULES, INIT, "3"])
+    recipe = "\n".join(
+        [*variant.all_packages(variant.architecture), *dependencies(), *INITRD_MODULES, INIT, "3"]
+    )
     return toolchain.cache() / "vm" / f"{suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
@@ -123,7 +165,9 @@ def _build(folder: Path, suite: str, variant: Variant) -> None:
     try:
         root = work / "root"
         _bootstrap(root, suite, variant)
-        _install_dependencies(root)
+        _install_dependencies(root, variant.architecture)
+        if not variant.architecture.is_native:
+            _change_architecture(root, suite, variant, work / "foreign")
         _configure(root, work)
         _initrd(root, work)
         _disk(root, work)
@@ -134,44 +178,70 @@ def _build(folder: Path, suite: str, variant: Variant) -> None:
 
 
 def _bootstrap(root: Path, suite: str, variant: Variant) -> None:
+    """With this machine's architecture: the packages' scripts run at its speed."""
+    packages = ",".join(variant.all_packages(AMD64))
     _run(
-        "mmdebstrap",
-        "--quiet",
-        "--mode=root",
-        "--variant=minbase",
-        f"--include={','.join((*PACKAGES, *variant.packages))}",
-        suite,
-        str(root),
+        "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={packages}", suite, str(root)
     )
 
 
-def _install_dependencies(root: Path) -> None:
-    """At the host's speed, in a chroot: pip's wheels are fetched outside for the guest's interpreter, installed inside."""
-    version = subprocess.run(
-        ["chroot", str(root), "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    wheels = root / "opt" / "wheels"
-    wheels.mkdir(parents=True)
-    download_wheels(wheels, version, dependencies())
-    inside = ["chroot", str(root)]
-    _run(*inside, "python3", "-m", "venv", "/opt/venv")
-    install = ["/opt/venv/bin/pip", "install", "-q", "--no-index", "--find-links=/opt/wheels"]
-    _run(*inside, *install, *dependencies())
-    site = next((root / "opt/venv/lib").glob("python3.*/site-packages"))
+def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Path) -> None:
+    """Put the files of another architecture's packages over those of the same packages here.
+
+    What the packages' scripts have made (users, units, alternatives, bytecode) is the same for all; run emulated, they would take
+    half an hour. dpkg's records are those of this machine's architecture: no package is installed in such a guest.
+    """
+    architecture = variant.architecture
+    packages = ",".join(variant.all_packages(architecture))
+    options = ["--quiet", "--mode=root", "--variant=extract", f"--arch={architecture.debian}"]
+    _run("mmdebstrap", *options, f"--include={packages}", suite, str(unpacked))
+    modules = root / "usr/lib/modules"
+    shutil.rmtree(modules)
+    shutil.move(unpacked / "usr/lib/modules", modules)
+    _run("chroot", str(root), "depmod", next(modules.iterdir()).name)
+    for path in (root / f"usr/lib/{AMD64.python}-linux-gnu", root / "boot", root / "etc/ld.so.cache"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    copy = 'tar -C "$0" --exclude=./var/lib/dpkg --exclude=./dev -cf - . | tar -C "$1" --keep-directory-symlink -xpf -'
+    _run("sh", "-c", copy, str(unpacked), str(root))
+    shutil.rmtree(unpacked)
+
+
+def _install_dependencies(root: Path, architecture: Architecture) -> None:
+    """Fetched and unpacked by this machine's pip for the guest's interpreter: the guest's own would take an emulated one minutes."""
+    python = next((root / "usr/lib").glob("python3.*"))
+    version = python.name.removeprefix("python")
+    _run("chroot", str(root), "python3", "-m", "venv", "--without-pip", "/opt/venv")
+    site = root / "opt/venv/lib" / python.name / "site-packages"
+    with tempfile.TemporaryDirectory() as folder:
+        wheels = Path(folder)
+        download_wheels(wheels, version, dependencies(), architecture)
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--root-user-action=ignore",
+        ]
+        options = ["--no-index", "--no-deps", "--no-compile", "--implementation=cp", f"--target={site}"]
+        _run(*pip, *options, *_platforms(version, architecture), *map(str, wheels.glob("*.whl")))
     (site / "project.pth").write_text("/root/project\n")
-    shutil.rmtree(wheels)
 
 
-def download_wheels(folder: Path, version: str, names: Sequence[str]) -> None:
-    """Wheels of `names` and what they depend on, for Python `version` on an x86-64 machine."""
+def _platforms(version: str, architecture: Architecture) -> list[str]:
+    """pip's options for wheels that fit Python `version` there."""
+    names = [f"manylinux_2_{minor}" for minor in (17, 24, 26, 28, 34)] + ["manylinux2014"]
+    platforms = [f"--platform={name}_{architecture.python}" for name in names]
+    return ["--only-binary=:all:", f"--python-version={version}", *platforms]
+
+
+def download_wheels(
+    folder: Path, version: str, names: Sequence[str], architecture: Architecture = AMD64
+) -> None:
+    """Wheels of `names` and what they depend on, for Python `version` on a machine of that architecture."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "-d", str(folder)]
-    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 28, 34)] + [
-        "--platform=manylinux2014_x86_64"
-    ]
-    _run(*pip, "--only-binary=:all:", f"--python-version={version}", *platforms, *names)
+    _run(*pip, *_platforms(version, architecture), *names)
 
 
 def _configure(root: Path, work: Path) -> None:
@@ -203,8 +273,8 @@ def _initrd(root: Path, work: Path) -> None:
     initrd = work / "initrd"
     for folder in ("bin", "dev", "proc", "sys", "mnt", "mod"):
         (initrd / folder).mkdir(parents=True)
-    shutil.copy(shutil.which("busybox") or "/bin/busybox", initrd / "bin/busybox")
-    for applet in ("sh", "insmod", "mount", "switch_root", "sleep"):
+    shutil.copy(root / "usr/bin/busybox", initrd / "bin/busybox")
+    for applet in ("sh", "insmod", "mount", "umount", "switch_root", "sleep"):
         (initrd / "bin" / applet).symlink_to("busybox")
     names = []
     for module in INITRD_MODULES:
@@ -272,7 +342,7 @@ class Guest:
         """
         self.disk, self.port, self.memory_mib, self.disks = build(suite, variant), port or free_port(), memory_mib, tuple(disks)  # fmt: skip
         self._link, self._forward = link, {**(forward or {}), self.port: 22}
-        self._services, self._arguments = dict(services or {}), variant.arguments
+        self._services, self._variant = dict(services or {}), variant
         self.program = Program(f"guest-{self.port}", toolchain.cache() / "vm" / "run")
         self.accelerator = ""
         self._connection: Path | None = None
@@ -280,7 +350,8 @@ class Guest:
     def start(self, timeout_s: float = 600) -> None:
         """Boot; the guest answers on ssh when this returns."""
         self.program.log.unlink(missing_ok=True)
-        self.accelerator = "kvm" if kvm_boots(self.disk) else TCG
+        architecture = self._variant.architecture
+        self.accelerator = "kvm" if kvm_boots(self.disk, architecture) else architecture.accelerator
         self.program.start(self._qemu())
         self._connection = Path(tempfile.mkdtemp(prefix=session.name("guest")))
         if not wait_until(lambda: not self.program.pid or self._connect(), timeout_s, 0.5):
@@ -302,13 +373,17 @@ class Guest:
         # A process for each connection: without `cmd` all of the guest's would share one.
         for there, here in self._services.items():
             forward += f",guestfwd=tcp:{SERVICES}:{there}-cmd:busybox nc 127.0.0.1 {here}"
+        architecture = self._variant.architecture
+        arguments = f"console={architecture.console} quiet root=/dev/vda rw net.ifnames=0 mitigations=off systemd.show_status=0"
+        arguments += f" audit=0 panic=-1 oops=panic {self._variant.arguments}"
+        drives = [f"file={self.disk}/disk.img,if=virtio,format=raw,cache=unsafe"]
+        drives += [f"file={disk},if=virtio,format=raw,readonly=on" for disk in self.disks]
         return [
-            "qemu-system-x86_64", "-M", "q35", "-accel", self.accelerator, "-cpu", "max", "-smp", "2", "-m", str(self.memory_mib), "-nographic", "-no-reboot",
-            "-kernel", str(self.disk / "vmlinuz"), "-initrd", str(self.disk / "initrd.gz"), "-snapshot",
-            "-append", f"console=ttyS0 quiet root=/dev/vda rw net.ifnames=0 mitigations=off systemd.show_status=0 audit=0 panic=-1 oops=panic {self._arguments}",
-            "-drive", f"file={self.disk}/disk.img,if=virtio,format=raw,cache=unsafe",
-            *(word for disk in self.disks for word in ("-drive", f"file={disk},if=virtio,format=raw,readonly=on")),
-            "-netdev", f"user,id=n0,restrict=on{forward}", "-device", "virtio-net-pci,netdev=n0",
+            architecture.qemu, *architecture.machine, "-accel", self.accelerator, "-smp", "2", "-m", str(self.memory_mib),
+            "-nographic", "-no-reboot", "-kernel", str(self.disk / "vmlinuz"), "-initrd", str(self.disk / "initrd.gz"), "-snapshot",
+            "-append", arguments,
+            *(word for drive in drives for word in ("-drive", drive)),
+            "-netdev", f"user,id=n0,restrict=on{forward}", "-device", "virtio-net-pci,netdev=n0,romfile=",
             *(self._link.options() if self._link else []),
         ]  # fmt: skip
 
@@ -351,12 +426,12 @@ class Guest:
             check=True,
         ).stdout
         names = [n.decode() for n in listing.split(b"\0") if n]
-        built = [*PROJECT.glob("pyrunc/native/*"), *PROJECT.glob("cri_server/api/*_pb2*")]
-        names += [str(p.relative_to(PROJECT)) for p in built]
+        built = {str(p.relative_to(PROJECT)): p for p in PROJECT.glob("cri_server/api/*_pb2*")}
+        built |= {f"pyrunc/native/{p.name}": p for p in native_programs(self._variant.architecture)}
         with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-            for name in sorted(set(names)):
-                if (PROJECT / name).exists():
-                    archive.add(PROJECT / name, arcname=name, recursive=False)
+            for name, path in sorted(({name: PROJECT / name for name in names} | built).items()):
+                if path.exists():
+                    archive.add(path, arcname=name, recursive=False)
         self.ssh("mkdir -p /root/project && tar xzf - -C /root/project", stdin=buffer.getvalue())
 
     def stop(self) -> None:
@@ -380,13 +455,22 @@ class Guest:
         self.stop()
 
 
-def kvm_boots(disk: Path, within_s: float = 10) -> bool:
+def native_programs(architecture: Architecture) -> list[Path]:
+    """The project's C programs for the guest's processors."""
+    if architecture.is_native:
+        return list(PROJECT.glob("pyrunc/native/*"))
+    for folder in ("pause", "pyrunc/accelerate"):
+        _run("make", "-s", "-C", str(PROJECT / folder), architecture.debian)
+    return list((PROJECT / f"pause/build/{architecture.python}").iterdir())
+
+
+def kvm_boots(disk: Path, architecture: Architecture = AMD64, within_s: float = 10) -> bool:
     """Whether /dev/kvm brings this kernel to its initrd; there are machines whose /dev/kvm boots nothing."""
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+    if not architecture.is_native or not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     command = [
-        "qemu-system-x86_64", "-M", "q35", "-accel", "kvm", "-cpu", "max", "-m", "512", "-nographic", "-no-reboot",
-        "-kernel", str(disk / "vmlinuz"), "-initrd", str(disk / "initrd.gz"), "-append", "console=ttyS0 quiet",
+        architecture.qemu, *architecture.machine, "-accel", "kvm", "-m", "512", "-nographic", "-no-reboot",
+        "-kernel", str(disk / "vmlinuz"), "-initrd", str(disk / "initrd.gz"), "-append", f"console={architecture.console} quiet",
     ]  # fmt: skip
     probe = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -427,21 +511,22 @@ def main(arguments: Sequence[str]) -> None:
     """The verbs of the module's docstring."""
     verb = arguments[0] if arguments else ""
     suite, port = os.environ.get("GUEST_SUITE", "trixie"), int(os.environ.get("GUEST_PORT", "2222"))
+    variant = EMULATED_ARM64 if os.environ.get("GUEST_ARCHITECTURE") == "arm64" else PLAIN
     if verb == "build":
-        print(build(suite))
+        print(build(suite, variant))
     elif verb == "start":
-        guest = Guest(suite, port=port)
+        guest = Guest(suite, port=port, variant=variant)
         guest.start()
         guest.push_project()
         print(
             f"ssh -i {guest.disk}/key -p {guest.port} root@127.0.0.1    # the project is in /root/project, its Python is /opt/venv/bin/python"
         )
     elif verb == "ssh":
-        done = Guest(suite, port=port).ssh(" ".join(arguments[1:]), check=False)
+        done = Guest(suite, port=port, variant=variant).ssh(" ".join(arguments[1:]), check=False)
         sys.stdout.buffer.write(done.stdout + done.stderr)
         sys.exit(done.returncode)
     elif verb == "stop":
-        Guest(suite, port=port).stop()
+        Guest(suite, port=port, variant=variant).stop()
     else:
         sys.exit("usage: python -m tests.support.guest build|start|ssh COMMAND...|stop")
 

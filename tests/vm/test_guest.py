@@ -13,7 +13,12 @@ from tests.vm import remote
 CONTAINERS = " ".join(
     f"tests/kernel/{name}.py"
     for name in (
-        *("container/test_container", "container/test_pause_process", "container/test_exec"),
+        *(
+            "container/test_container",
+            "container/test_pause_process",
+            "container/test_exec",
+            "container/test_no_pivot",
+        ),
         *("compile/test_user_namespace", "plan/test_old_kernels", "plan/test_mounts", "plan/test_identity"),
     )
 )

@@ -1,0 +1,51 @@
+"""A Debian of arm64, emulated as a whole: what qemu-user cannot show, for it has this machine's kernel.
+
+Emulated processors are fifty times slower than this machine's: half an hour for this file, and ten minutes more to build the disk.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.guest import EMULATED_ARM64, Guest
+from tests.vm import remote
+from tests.vm.conftest import RELEASE, Boots
+
+pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(5400)]
+
+# Without network, which a guest of pods has by itself, and without what another folder's programs would need.
+KERNEL = " ".join(
+    f"tests/kernel/{name}"
+    for name in ("program", "seccomp", "kernel", "container", "compile", "accelerate", "plan")
+)
+SYSTEM = "tests/system/test_life.py tests/system/test_exec.py tests/system/test_mounts.py"
+SERVER = (
+    "tests/cri/rpc/test_run_pod_sandbox.py tests/cri/rpc/test_start_container.py tests/cri/rpc/test_exec.py"
+)
+INSIDE = {"kernel": KERNEL, "system": SYSTEM, "server": SERVER}
+INSTALL = "/opt/venv/bin/python -m compileall -q pyrunc cri_server cni_plugins && /opt/venv/bin/python -m pyrunc.cli.entry install /opt/venv/bin"
+
+
+@pytest.fixture(scope="module")
+def arm64(boots: Boots) -> Guest:
+    """The guest with the project installed, `pyrunc` as the program that begins at its snapshot."""
+    guest = boots.guest(RELEASE, [], EMULATED_ARM64)
+    guest.ssh(f"cd /root/project && {INSTALL}", timeout_s=1200)
+    return guest
+
+
+def test_the_program_starts_from_its_snapshot(arm64: Guest) -> None:
+    start = arm64.ssh(
+        "file=/opt/venv/bin/pyrunc; head -c 4 $file | tail -c 3; $file --version"
+    ).stdout.decode()
+    assert start.startswith("ELF") and "pyrunc version" in start
+
+
+def test_a_pod_on_a_server_of_its_own(arm64: Guest) -> None:
+    shown = arm64.ssh("cd /root/project && /opt/venv/bin/pyrunc-cri demo pod.yaml", timeout_s=1200)
+    assert "says hello" in (shown.stdout + shown.stderr).decode()
+
+
+@pytest.mark.parametrize("what", INSIDE)
+def test_in_the_guest(arm64: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    remote.run(arm64, f"-m 'not slow' {INSIDE[what]}", capsys, timeout_s=5000)
