@@ -16,7 +16,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.images import build
 from tests.cri.client_verbs import call, ok
 from tests.cri.conftest import server
-from tests.cri.server_harness import IMAGE, Server
+from tests.cri.server_harness import IMAGE, Server, image_archive
 from tests.support.processes import wait_until
 from tests.vm.counting import (
     WORKLOAD,
@@ -101,6 +101,24 @@ def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> 
     assert server.output(restore(server, archive, new), "cat", "/volume/name") == "new"
     with pytest.raises(grpc.RpcError, match="had mounts of the host at /volume"):
         restore(server, archive, config(server))
+
+
+@pytest.mark.slow
+def test_image_volumes(server: Server, tmp_path: Path) -> None:
+    """Of one layer and of two: each is an overlay, which is made again and not in the archive."""
+    mounts = []
+    for number, layers in enumerate(([{"file": b"below"}], [{"file": b"below"}, {"file": b"above"}])):
+        image = f"registry.test/volume-of-layers:{number}"
+        server.load_image(image_archive(image, *layers))
+        place = f"/volume{number}"
+        mounts.append(api.Mount(container_path=place, readonly=True, image=api.ImageSpec(image=image)))
+    container = server.launch(server.run_pod(), config(server, mounts=mounts))
+    wait_beyond(server, container, 5)
+    archive = checkpoint(server, container, tmp_path / "a.tar")
+    restored = restore(server, archive, config(server, mounts=mounts))
+    goes_on(server, restored)
+    assert server.output(restored, "cat", "/volume0/file", "/volume1/file") == "belowabove"
+    assert server.exec(restored, "touch", "/volume0/new").exit_code == 1
 
 
 def test_sources_are_what_they_were(server: Server, tmp_path: Path) -> None:
