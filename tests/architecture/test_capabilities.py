@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.support.capabilities import WEAKENED, in_the_guest
+from tests.support.capabilities import WEAKENED
 from tests.vm.test_guest import INSIDE
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +42,9 @@ def test_no_test_reads_capabilities_in_another_way() -> None:
 
 
 def test_the_guest_runs_each_of_them() -> None:
-    assert in_the_guest() in INSIDE
+    run = " ".join(INSIDE).split()
     for file, names in WEAKENED.items():
+        assert file in run or all(f"{file}::{name}" in run for name in names), file
         tree = ast.parse((ROOT / file).read_text())
         defined = {
             node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)

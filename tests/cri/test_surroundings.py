@@ -119,7 +119,7 @@ def inherited(pid: int) -> dict[str, object]:
         "timer slack": int(Path(f"/proc/{pid}/timerslack_ns").read_text()),
         "personality": int(Path(f"/proc/{pid}/personality").read_text(), 16),
         "huge pages": field("THP_enabled", pid),
-        "merged pages": "ksm_merge_any: no" in Path(f"/proc/{pid}/ksm_stat").read_text(),
+        "merged pages": "ksm_merge_any: yes" not in Path(f"/proc/{pid}/ksm_stat").read_text(),
         "NUMA policy": {line.split()[1] for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines()},
         "core dumps": int(Path(f"/proc/{pid}/coredump_filter").read_text(), 16),
         "umask": field("Umask", pid),

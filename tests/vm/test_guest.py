@@ -22,7 +22,7 @@ CONTAINERS = " ".join(
         *("compile/test_user_namespace", "plan/test_old_kernels", "plan/test_mounts", "plan/test_identity"),
     )
 )
-INSIDE = ("-m 'not slow' tests/vm/inside", CONTAINERS, in_the_guest())
+INSIDE = ("-m 'not slow' tests/vm/inside", CONTAINERS, in_the_guest(CONTAINERS))
 
 
 @pytest.mark.guest
