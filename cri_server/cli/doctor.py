@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from cri_server.api import api_pb2 as api
+from cri_server.cli import output
+from cri_server.cli.client import Client, socket_path
 from cri_server.config import load
 from cri_server.doctor.examine import examine
 from cri_server.doctor.model import Finding, Host, Level
-from pyrunc.errors import VISIBLE
+from pyrunc.errors import VISIBLE, Error
 
+ANSWER_S = 3.0
+# what a server's verbose status calls its folders -> the keys of its configuration
+TOLD = {
+    "rootDir": "server.root",
+    "stateDir": "server.state",
+    "cniConfDir": "network.conf_dir",
+    "cniBinDir": "network.bin_dir",
+    "netnsDir": "network.netns_dir",
+    "missingControllers": "cgroup.missing_controllers",
+}
 WORDS = {Level.FINE: "ok", Level.NOTE: "note", Level.WARNING: "warning", Level.WRONG: "WRONG"}
 COLOURS = {Level.FINE: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.WRONG: "red"}
 
@@ -26,19 +42,33 @@ COLOURS = {Level.FINE: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Lev
 @click.option("-a", "--all", "everything", is_flag=True, help="Also what is fine.")
 @click.pass_context
 def doctor(context: click.Context, config: Path | None, as_json: bool, everything: bool) -> None:
-    """Look for what is missing or wrong on this machine, and say what follows from it and how to mend it.
+    """Look for what is missing or wrong on this machine, for the server that --address names, and say what follows from it and how to mend it.
 
     Ends with exit code 1 if something is wrong. Changes nothing; as root it mounts an overlay below the server's root for a
     moment.
     """
     logging.getLogger("cri_server").addHandler(logging.NullHandler())  # findings say it all
-    findings = list(examine(Host(load(config, {}))))
+    findings = list(examine(Host(load(config, _of_server(context)))))
     if as_json:
         click.echo(json.dumps([finding.to_json() for finding in findings], indent=1))
     else:
         _tell(findings, everything)
     if any(finding.level == Level.WRONG for finding in findings):
         context.exit(1)
+
+
+def _of_server(context: click.Context) -> dict[str, Any]:
+    """Where --address names a server: its socket, and its folders as it tells them when it answers."""
+    root = context.find_root()
+    if root.get_parameter_source("address") in (None, ParameterSource.DEFAULT):
+        return {}
+    address = f"unix://{socket_path(root.params['address'])}"
+    found: dict[str, Any] = {"server.listen": address}
+    with contextlib.suppress(Error), Client(address) as client:
+        status = output.with_info(client.runtime("Status", api.StatusRequest(verbose=True), ANSWER_S))
+        told = (status.get("info") or {}).get("config") or {}
+        found |= {key: told[name] for name, key in TOLD.items() if isinstance(told.get(name), str)}
+    return found
 
 
 def _tell(findings: list[Finding], everything: bool) -> None:

@@ -45,7 +45,8 @@ def _line(event: api.ContainerEventResponse, how: Output) -> str:
         return how.document(output.plain(event))
     if how.format == "json":
         return output.as_json(output.plain(event))
-    when = datetime.datetime.fromtimestamp(event.created_at / 1e9).isoformat(timespec="milliseconds")
+    when = datetime.datetime.fromtimestamp(event.created_at / 1e9).astimezone()
+    shown = when.isoformat(timespec="milliseconds")
     kind = api.ContainerEventType.Name(event.container_event_type).split("_")[1].lower()
     names = {c.id: c.metadata.name for c in event.containers_statuses}
     pod = event.pod_sandbox_status.metadata
@@ -53,4 +54,4 @@ def _line(event: api.ContainerEventResponse, how: Output) -> str:
     name = f"{pod.namespace}/{pod.name}"
     if what == "container":
         name += f"/{names.get(event.container_id, '?')}"
-    return printable(f"{when}  {kind:<8} {what:<9} {name}  {event.container_id[:SHORT]}")
+    return printable(f"{shown}  {kind:<8} {what:<9} {name}  {event.container_id[:SHORT]}")

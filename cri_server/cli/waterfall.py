@@ -57,19 +57,19 @@ def lines(call: Call, first_ns: int, width: int = 0) -> list[str]:
         mark = " !" if span.failed else ""
         bar = _bar(span.offset_ms, span.duration_ms, total_ms)
         name = f"{'  ' * depth}{printable(span.name)}"
-        found.append(f"{'':24} {span.duration_ms:>10.2f} ms  {bar} {_fitting(name, width)}{mark}")
+        found.append(f"{'':29} {span.duration_ms:>10.2f} ms  {bar} {_fitting(name, width)}{mark}")
     return found
 
 
 def _fitting(name: str, width: int) -> str:
-    room = width - 24 - 16 - WIDTH - 3
+    room = width - 29 - 16 - WIDTH - 3
     return name if not width or len(name) <= room else f"{name[: max(room, 10) - 1]}…"
 
 
 def clock(call: Call) -> str:
-    """The time of day at which it began, `22:58:20.881`."""
-    at_ns = call.started_at_ns
-    return time.strftime("%H:%M:%S", time.localtime(at_ns // 10**9)) + f".{at_ns // 10**6 % 1000:03d}"
+    """The time of day at which it began, with the zone's distance from UTC: `22:58:20.881+0100`."""
+    at_ns, local = call.started_at_ns, time.localtime(call.started_at_ns // 10**9)
+    return f"{time.strftime('%H:%M:%S', local)}.{at_ns // 10**6 % 1000:03d}{time.strftime('%z', local)}"
 
 
 def subject(call: Call) -> str:

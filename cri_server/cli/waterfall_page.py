@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 import pyrunc
@@ -19,6 +20,7 @@ ROW, HEAD = 22, 24  # pixels
 NAME_PERCENT, TOOK_PERCENT = 36, 9  # of the width: names, and durations at the right
 NAME_LIMIT = 50  # characters of a name, two fewer at each depth; the rest is in its tooltip
 TICKS = 4
+LEAST_PERCENT = 0.5  # of the axis: a shorter call would not be seen
 OPEN_LIMIT = 12  # so many calls are unfolded
 MOST = 0.5  # a part that takes so much of the whole is where the time went
 
@@ -32,7 +34,7 @@ body { margin: 0 auto; max-width: 1200px; padding: 1.5rem; background: var(--bac
 h1 { font-size: 1.4rem; margin: 0 } h1 + p { color: var(--quiet); margin: .2rem 0 1.2rem }
 .number, .when, svg text { font-variant-numeric: tabular-nums }
 details { border-top: 1px solid var(--line) } details:last-of-type { border-bottom: 1px solid var(--line) }
-summary { display: grid; grid-template-columns: 1rem 6.5rem 13rem minmax(0, 1fr) 7rem 6rem; gap: .7rem; padding: .45rem .2rem;
+summary { display: grid; grid-template-columns: 1rem 9rem 13rem minmax(0, 1fr) 7rem 6rem; gap: .7rem; padding: .45rem .2rem;
   cursor: pointer; align-items: center; list-style: none } summary::-webkit-details-marker { display: none }
 summary:hover { background: var(--stripe) } summary:focus-visible { outline: 2px solid var(--bar) }
 summary::before { content: "\\25b8"; color: var(--quiet) } details[open] > summary::before { content: "\\25be" }
@@ -51,11 +53,29 @@ footer { color: var(--quiet); margin-top: 1rem; font-size: 12px }
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The time that all calls lie in, in nanoseconds."""
+
+    begin_ns: int
+    length_ns: int
+
+    @classmethod
+    def of(cls, calls: Sequence[Call]) -> Axis:
+        begin = min(call.started_at_ns for call in calls)
+        return cls(begin, max(max(call.started_at_ns + int(call.took_ms * 1e6) for call in calls) - begin, 1))
+
+    def percent(self, call: Call) -> tuple[float, float]:
+        """Where the call begins and how long it is, in percent of the axis; wide enough to be seen."""
+        width = max(100 * call.took_ms * 1e6 / self.length_ns, LEAST_PERCENT)
+        return min(100 * (call.started_at_ns - self.begin_ns) / self.length_ns, 100 - width), width
+
+
 def page(pod: str, calls: Sequence[Call]) -> str:
     """The document. `calls` is not empty, and in the order in which they are shown."""
     title = f"Timeline of {_text(pod)}" if pod else "Timeline of all pods"
-    longest_ms = max(call.took_ms for call in calls)
-    body = "\n".join(_call(call, longest_ms, unfolded=len(calls) <= OPEN_LIMIT) for call in calls)
+    axis = Axis.of(calls)
+    body = "\n".join(_call(call, axis, unfolded=len(calls) <= OPEN_LIMIT) for call in calls)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -71,7 +91,7 @@ def page(pod: str, calls: Sequence[Call]) -> str:
 <p>{_summary(calls)}</p>
 {body}
 </main>
-<footer>pyrunc-cri {escape(pyrunc.__version__)}. Each call has a scale of its own; the small bars beside the calls share one.</footer>
+<footer>pyrunc-cri {escape(pyrunc.__version__)}. The bars beside the calls share one time axis, {_span_of(axis.length_ns / 1e9)} long; within a call its parts have the call's own scale.</footer>
 </body>
 </html>
 """
@@ -91,14 +111,14 @@ def _summary(calls: Sequence[Call]) -> str:
     return escape("; ".join(words), quote=False) + "."
 
 
-def _call(call: Call, longest_ms: float, *, unfolded: bool) -> str:
+def _call(call: Call, axis: Axis, *, unfolded: bool) -> str:
     """A call with its parts; one without parts cannot be unfolded."""
     took_ms, spans = call.took_ms, list(tree(call.spans))
-    share = 100 * took_ms / max(longest_ms, 1e-9)
+    at, width = axis.percent(call)
     classes = " ".join(name for name, holds in (("failed", _failed(call)), ("bare", not spans)) if holds)
     scale = (
         f'<svg class="scale" aria-hidden="true"><rect class="{"fail" if _failed(call) else "bar"}" '
-        f'width="{max(share, 0.5):.2f}%" height="8" rx="2"/></svg>'
+        f'x="{at:.2f}%" width="{width:.2f}%" height="8" rx="2"/></svg>'
     )
     summary = (
         f'<summary><span class="when">{clock(call)}</span> <span class="call">{_text(call.call)}</span> '

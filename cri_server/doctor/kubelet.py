@@ -52,12 +52,13 @@ def _endpoint(
     host: Host, endpoint: str, source: str, settings: dict[str, Any], flags: dict[str, str]
 ) -> Finding:
     ours = host.config.socket_path
+    again = host.service("restart", "kubelet", "start kubelet again")
     if endpoint.removeprefix("unix://") == str(ours):
         return fine("kubelet", f"{source} talks to us at {endpoint}")
     if ENDPOINT not in flags and "containerRuntimeEndpoint" in settings:
-        mend = f"containerRuntimeEndpoint: unix://{ours} in {flags.get('config')}, then systemctl restart kubelet"
+        mend = f"containerRuntimeEndpoint: unix://{ours} in {flags.get('config')}, then {again}"
     else:
-        mend = f"--{ENDPOINT}=unix://{ours} for kubelet (pyrunc-cri install-node writes the drop-in), then systemctl restart kubelet"
+        mend = f"--{ENDPOINT}=unix://{ours} for kubelet (pyrunc-cri install-node writes the drop-in), then {again}"
     return Finding(
         "kubelet",
         Level.WRONG,

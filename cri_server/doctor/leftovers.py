@@ -33,9 +33,9 @@ def server(host: Host) -> Iterator[Finding]:
         return
     shims = len(_shims(host))
     pods = f"{shims} pods run on, but nobody can stop, probe or list them" if shims else "no pod can be run"
-    yield Finding(
-        "server", Level.WARNING, f"no server at {path}: {problem}", pods, "systemctl start pyrunc-cri"
-    )
+    start = f"pyrunc-cri serve --listen unix://{path}"
+    mend = host.service("start", "pyrunc-cri", f"{start} (no systemd runs here)")
+    yield Finding("server", Level.WARNING, f"no server at {path}: {problem}", pods, mend)
 
 
 def _unanswered(path: Path) -> str:
@@ -58,7 +58,7 @@ def pods(host: Host) -> Iterator[Finding]:
             Level.WARNING,
             f"{len(stray)} shims hold pods without a record: {_some(f'{n[:12]} (pid {p})' for n, p in stray.items())}",
             "their processes and addresses are used by nobody",
-            "systemctl restart pyrunc-cri (the server ends them when it starts; pods with a record run on)",
+            f"{host.service('restart', 'pyrunc-cri', 'end the server and run pyrunc-cri serve again')} (the server ends them when it starts; pods with a record run on)",
         )
     else:
         yield fine("leftover-shims", "none")

@@ -49,6 +49,15 @@ class Host:
     top: Path = Path("/")
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
+    @property
+    def has_systemd(self) -> bool:
+        """Whether systemd runs this machine (sd_booted(3))."""
+        return self.path("/run/systemd/system").is_dir()
+
+    def service(self, verb: str, unit: str, otherwise: str) -> str:
+        """The command that starts or restarts a unit, or, where no systemd runs, what does it."""
+        return f"systemctl {verb} {unit}" if self.has_systemd else otherwise
+
     def path(self, path: str | Path) -> Path:
         """Where we find `path`."""
         return self.top / str(path).lstrip("/")

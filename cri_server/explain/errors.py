@@ -17,7 +17,7 @@ ERRORS = (
         "invalid-spec", "errors", "A value of a configuration file is wrong",
         "The text begins with the place: `FILE:table.key` of the server's configuration, or the JSON path in a bundle's config.json, such as `process.rlimits[0].type`.",
         "Mend that value; `pyrunc-cri serve --help` and /etc/pyrunc/config.toml explain every key.",
-        "the caller", "INVALID_ARGUMENT", (_E + "InvalidSpec",),
+        "the caller", "INVALID_ARGUMENT", (_E + "InvalidSpec", "cri_server.cli.objects.Unsupported"),
     ),
     Page(
         "not-found", "errors", "The thing that was named does not exist",
@@ -30,6 +30,7 @@ ERRORS = (
         "A sandbox's name, namespace, uid and attempt, or a container's name and attempt in its sandbox, belong to one with another configuration, or to one that is not ready any more. The same request again would have got the first one's id.",
         "kubelet takes the next attempt by itself. By hand: remove the old one (`pyrunc-cri rm`), or choose another name.",
         "the caller", "ALREADY_EXISTS", (_E + "AlreadyExists",),
+        patterns=(r"pod \S+ exists", r"name .*is (reserved|taken|in use)"),
     ),
     Page(
         "wrong-state", "errors", "The thing exists, but not in the state that the operation needs",
@@ -72,6 +73,7 @@ ERRORS = (
         "The caller's timeout, or the server's own for a plugin, a foreign path or a process that SIGKILL does not end.",
         "Look at what was waited for: `pyrunc-cri debug stacks`, storage that does not answer (processes in state D), a CNI plugin.",
         "the node's owner", "DEADLINE_EXCEEDED", (_E + "DeadlineExceeded",), ("DeadlineExceeded",),
+        patterns=(r"deadline exceeded", r"did not answer in"),
     ),
     Page(
         "internal", "errors", "Nothing of the kind was expected",
@@ -103,6 +105,7 @@ ERRORS = (
         "No credentials were given, or they do not hold for this repository. They are sent only to the host that they are for.",
         "Check the pod's imagePullSecrets, or what `pyrunc-cri image pull` was given.",
         "the caller", "UNKNOWN", ("cri_server.images.registry.Unauthorized",),
+        patterns=(r"[Uu]nauthorized", r"no basic auth credentials", r"authentication required", r"\b401\b"),
     ),
     Page(
         "forbidden-redirect", "errors", "A server sent us where we do not go",
@@ -115,6 +118,7 @@ ERRORS = (
         "The registry answered that there is no such repository, tag or blob.",
         "Check the reference; short names such as `nginx` mean docker.io/library/nginx.",
         "the caller", "NOT_FOUND", ("cri_server.images.registry._NoSuch",),
+        patterns=(r"manifest unknown", r"name unknown", r"repository .*does not exist", r"(pull|image).*: not found"),
     ),
     Page(
         "digest-mismatch", "errors", "Content is not what its digest or size promised",
@@ -189,18 +193,18 @@ REASONS = (
 )  # fmt: skip
 
 ERRNOS = (
-    Page("EACCES", "errno", "Permission denied", "A mode, an owner or a security module forbids it; for an executable also: no x bit, or a mount with noexec.", "`ls -lZ`, and `dmesg | grep -i -e apparmor -e avc`."),
-    Page("EBUSY", "errno", "In use", "Something is mounted there, a group has processes, a file is a running program.", "`findmnt`, `fuser -vm PATH`, `cat …/cgroup.procs`."),
-    Page("EEXIST", "errno", "It is there already", "Something else made the name first.", "Remove it if it is nobody's: `pyrunc-cri gc --dry-run`, `pyrunc-cri doctor`."),
-    Page("EINVAL", "errno", "An argument is refused", "The kernel does not know the option, or not in this combination; it often says more in dmesg.", "`dmesg | tail`; `pyrunc-cri doctor` finds features that are missing."),
-    Page("EMFILE", "errno", "Too many open files", "A process is at its limit of descriptors; with inotify: the user is at fs.inotify.max_user_instances.", "LimitNOFILE= in the unit; `sysctl -w fs.inotify.max_user_instances=8192`.", also=("ENFILE",)),
-    Page("ENODEV", "errno", "No such device or file system", "The kernel has no driver of this kind: for a mount the file system is not built in or its module is not loaded.", "`cat /proc/filesystems`, `modprobe NAME`."),
-    Page("ENOENT", "errno", "It is not there", "A part of the path is missing; for an executable its interpreter (#! line, or ld.so of a program for another C library) counts as well.", "Look inside: `pyrunc-cri exec ID ls -l PATH`; `file PROGRAM`."),
-    Page("ENOMEM", "errno", "No memory", "The machine's, or a group's limit, is reached while something is set up; for a group also a limit below what is in use.", "`free -m`, `cat …/memory.max`."),
-    Page("ENOSPC", "errno", "No space left", "Blocks or inodes of the file system are used up; with inotify: fs.inotify.max_user_watches; in a group: no more groups below it.", "`df -h PATH; df -i PATH`, then `pyrunc-cri gc`.", also=("EDQUOT",)),
-    Page("ENOSYS", "errno", "No such system call", "The kernel is too old, or a seccomp filter around the program refuses it.", "`pyrunc-cri doctor` (kernel-calls)."),
-    Page("ENOEXEC", "errno", "Not a program of this machine", "An executable for another architecture, or a script without its #! line.", "Pull the image for this platform: `uname -m`, `file PROGRAM`.", also=("ELIBBAD",)),
-    Page("EPERM", "errno", "Not permitted", "A capability is missing, a user namespace does not own the thing, or a security module or filter refuses it.", "Is the server root outside of any container? securityContext.capabilities and seccompProfile for what a pod does."),
-    Page("EROFS", "errno", "Read-only", "The file system is mounted read-only; a disk with errors remounts itself so.", "`findmnt -T PATH`, `dmesg | grep -i remount`."),
-    Page("ESTALE", "errno", "A network file system lost it", "The file's server was restarted or changed.", "Mount the volume again."),
+    Page("EACCES", "errno", "Permission denied", "A mode, an owner or a security module forbids it; for an executable also: no x bit, or a mount with noexec.", "`ls -lZ`, and `dmesg | grep -i -e apparmor -e avc`.", patterns=(r"(?i)Permission denied",)),
+    Page("EBUSY", "errno", "In use", "Something is mounted there, a group has processes, a file is a running program.", "`findmnt`, `fuser -vm PATH`, `cat …/cgroup.procs`.", patterns=(r"(?i)Device or resource busy",)),
+    Page("EEXIST", "errno", "It is there already", "Something else made the name first.", "Remove it if it is nobody's: `pyrunc-cri gc --dry-run`, `pyrunc-cri doctor`.", patterns=(r"(?i)File exists",)),
+    Page("EINVAL", "errno", "An argument is refused", "The kernel does not know the option, or not in this combination; it often says more in dmesg.", "`dmesg | tail`; `pyrunc-cri doctor` finds features that are missing.", patterns=(r"(?i)Invalid argument",)),
+    Page("EMFILE", "errno", "Too many open files", "A process is at its limit of descriptors; with inotify: the user is at fs.inotify.max_user_instances.", "LimitNOFILE= in the unit; `sysctl -w fs.inotify.max_user_instances=8192`.", also=("ENFILE",), patterns=(r"(?i)Too many open files",)),
+    Page("ENODEV", "errno", "No such device or file system", "The kernel has no driver of this kind: for a mount the file system is not built in or its module is not loaded.", "`cat /proc/filesystems`, `modprobe NAME`.", patterns=(r"(?i)No such device",)),
+    Page("ENOENT", "errno", "It is not there", "A part of the path is missing; for an executable its interpreter (#! line, or ld.so of a program for another C library) counts as well.", "Look inside: `pyrunc-cri exec ID ls -l PATH`; `file PROGRAM`.", patterns=(r"(?i)No such file or directory",)),
+    Page("ENOMEM", "errno", "No memory", "The machine's, or a group's limit, is reached while something is set up; for a group also a limit below what is in use.", "`free -m`, `cat …/memory.max`.", patterns=(r"(?i)Cannot allocate memory",)),
+    Page("ENOSPC", "errno", "No space left", "Blocks or inodes of the file system are used up; with inotify: fs.inotify.max_user_watches; in a group: no more groups below it.", "`df -h PATH; df -i PATH`, then `pyrunc-cri gc`.", also=("EDQUOT",), patterns=(r"(?i)No space left on device",)),
+    Page("ENOSYS", "errno", "No such system call", "The kernel is too old, or a seccomp filter around the program refuses it.", "`pyrunc-cri doctor` (kernel-calls).", patterns=(r"(?i)Function not implemented",)),
+    Page("ENOEXEC", "errno", "Not a program of this machine", "An executable for another architecture, or a script without its #! line.", "Pull the image for this platform: `uname -m`, `file PROGRAM`.", also=("ELIBBAD",), patterns=(r"(?i)Exec format error",)),
+    Page("EPERM", "errno", "Not permitted", "A capability is missing, a user namespace does not own the thing, or a security module or filter refuses it.", "Is the server root outside of any container? securityContext.capabilities and seccompProfile for what a pod does.", patterns=(r"(?i)Operation not permitted",)),
+    Page("EROFS", "errno", "Read-only", "The file system is mounted read-only; a disk with errors remounts itself so.", "`findmnt -T PATH`, `dmesg | grep -i remount`.", patterns=(r"(?i)Read-only file system",)),
+    Page("ESTALE", "errno", "A network file system lost it", "The file's server was restarted or changed.", "Mount the volume again.", patterns=(r"(?i)Stale file handle",)),
 )  # fmt: skip

@@ -11,7 +11,8 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 @dataclass(frozen=True, slots=True)
 class Page:
     """What is behind a name. `group` is its chapter; `who` must act; `code` is gRPC's, for errors that travel; `classes` are the
-    error classes that it is about, by qualified name; `also` other words that people meet for it.
+    error classes that it is about, by qualified name; `also` other words that people meet for it; `patterns` texts that it is
+    about, as regular expressions.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Page:
     code: str = ""
     classes: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
 
     @property
     def words(self) -> set[str]:
@@ -36,7 +38,8 @@ def _folded(word: str) -> str:
 
 
 def find(pages: tuple[Page, ...], asked: str) -> list[Page]:
-    """The pages of this name or code of gRPC; else those whose names stand in it, as in an error's text, in their order there.
+    """The pages of this name or code of gRPC; else those that are about this text, then those whose names stand in it, in their
+    order there.
 
     In a sentence only what cannot be a plain word counts: ENOSPC, OOMKilled, root-space, not `server`.
     """
@@ -44,7 +47,8 @@ def find(pages: tuple[Page, ...], asked: str) -> list[Page]:
     if named:
         return named
     words = [w for w in _WORD.findall(asked) if not w.islower() or "-" in w or "_" in w]
-    return list(dict.fromkeys(page for word in words for page in _named(pages, word)[:1]))
+    about = [page for page in pages if any(re.search(pattern, asked) for pattern in page.patterns)]
+    return list(dict.fromkeys([*about, *(page for word in words for page in _named(pages, word)[:1])]))
 
 
 def _named(pages: tuple[Page, ...], word: str) -> list[Page]:

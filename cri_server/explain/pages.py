@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from cri_server.explain.errors import ERRNOS, ERRORS, REASONS
 from cri_server.explain.findings import FINDINGS
 from cri_server.explain.model import Page
+from cri_server.explain.texts import TEXTS
 
-PAGES = ERRORS + REASONS + ERRNOS + FINDINGS
+PAGES = TEXTS + ERRORS + REASONS + ERRNOS + FINDINGS
 CHAPTERS = {
+    "texts": ("Texts", "What kubelet, clients and the log say when something common is wrong."),
     "errors": ("Errors", "An error's class says who must act. Its name is the field `explain` of the log, its code what kubelet shows."),
     "reasons": ("How containers end", "The reason in `kubectl describe pod` and `pyrunc-cri inspect`."),
     "errno": ("The kernel's words", "They stand behind the call and the object: `mount 'overlay' on '/': ENODEV`."),

@@ -356,12 +356,18 @@ def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | N
     return None
 
 
+# what OpenSSL 1.1 to 3.5 says of an answer that begins with a letter and not with a TLS record
+NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+
+
 def worded(error: BaseException, host: str) -> str:
     """What went wrong in words of our own: the library's have URLs with query strings and header values in them."""
     if isinstance(error, NameResolutionError):
         return f"the name {host} does not resolve"
     if isinstance(error, SSLError) or _cause(error, ssl.SSLError):
         inner = _cause(error, ssl.SSLError)
+        if getattr(inner, "reason", "") in NOT_TLS:
+            return f'it speaks HTTP, not TLS: server = "http://{host}" in its hosts.toml asks it so'
         reason = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or "handshake failed"
         return f"TLS: {reason}"
     found = _cause(error, OSError)

@@ -78,6 +78,7 @@ class RuntimeService:
             "missingControllers": services.config.cgroup.missing_controllers,
             "cniConfDir": services.config.network.conf_dir,
             "cniBinDir": services.config.network.bin_dir,
+            "netnsDir": services.config.network.netns_dir,
         }
 
     def RuntimeConfig(self, request: api.RuntimeConfigRequest) -> api.RuntimeConfigResponse:

@@ -210,7 +210,7 @@ def _create(services: Services, request: Any) -> Described:
     more = {
         "container": config.metadata.name,
         "attempt": config.metadata.attempt or None,
-        "image": config.image.image,
+        "image": config.image.user_specified_image or config.image.image,
     }
     return {**_pod(services, request)[0], **more}, True
 

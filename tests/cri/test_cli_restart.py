@@ -191,3 +191,18 @@ def test_an_error_names_the_file_or_the_container(server: Server) -> None:
     error = call(server, "run", "--folder", folder(server), str(manifest)).error
     assert "container once" in error and "/no/such" in error
     assert not server.pods()
+
+
+def test_a_taken_host_port_names_its_pod_and_the_timeline_an_image_as_the_pod_does(server: Server) -> None:
+    manifest = server.folder / "web.yaml"
+    text = MANIFEST.replace(
+        "- name: main", "- name: main\n      ports: [{containerPort: 80, hostPort: 8088}]"
+    )
+    manifest.write_text(text)
+    ok(server, "run", "--folder", folder(server), str(manifest))
+    manifest.write_text(text.replace("{name: web,", "{name: other,"))
+    error = call(server, "run", "--folder", folder(server), str(manifest)).error
+    assert "host port 8088/tcp is already taken by" in error and "is pod default/web)" in error
+    calls = ok(server, "timeline", "--json", "web").json
+    images = {each["image"] for each in calls if each["call"] == "CreateContainer"}
+    assert images == {IMAGE}

@@ -93,6 +93,27 @@ def test_beside_a_server(server: Server) -> None:
     server.remove_pod(pod)
 
 
+def test_the_server_that_address_names_is_looked_at(server: Server) -> None:
+    """Its folders come from its status; one that does not answer is started without systemctl where no systemd runs."""
+
+    def findings(address: str) -> dict[str, dict[str, str]]:
+        command = [sys.executable, "-m", "cri_server.cli.main", "--address", address, "doctor", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        return {each["code"]: each for each in json.loads(done.stdout)}
+
+    told = findings(f"unix://{server.socket}")
+    assert told["server"]["found"] == f"answers at {server.socket}"
+    assert told["cni-config"]["level"] == "fine", "of the server's own folder"
+    assert told["root-space"]["found"].startswith(str(server.root)) or str(server.root) in str(told)
+    absent = findings(f"unix://{server.folder}/absent.sock")["server"]
+    start = (
+        "systemctl start pyrunc-cri"
+        if Path("/run/systemd/system").is_dir()
+        else f"pyrunc-cri serve --listen unix://{server.folder}/absent.sock (no systemd runs here)"
+    )
+    assert absent["mend"] == start
+
+
 def test_the_folder_of_names(server: Server) -> None:
     server.remove_pod(server.run_pod())
     (server.names / ("0" * 64)).touch()

@@ -201,4 +201,4 @@ def test_who_follows_sees_calls_end_over_a_restart() -> None:
                 assert follower.wait(30) == 130
             finally:
                 follower.kill()
-    assert "--follow and --html do not go together" in run(server, "--follow", "--html", "x", code=1)
+    assert "--follow and --html do not go together" in run(server, "--follow", "--html", "x", code=2)

@@ -100,6 +100,44 @@ def test_find(asked: str, names: list[str]) -> None:
     assert [page.name for page in find(PAGES, asked)] == names
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("pyrunc-cri: no server at unix:///run/pyrunc/cri.sock: no such file (start one: pyrunc-cri serve)", "no-server"),
+        ("dial unix /run/pyrunc/cri.sock: connect: connection refused", "no-server"),
+        ("no access to unix:///x: permission denied (it is for root and the socket's group)", "socket-permission"),
+        ("CNI ADD failed in portmap: host port 80/tcp is already taken by pods/abc/eth0/12", "host-port-taken"),
+        ('exec: "pgrep": executable file not found in $PATH', "no-command"),
+        ("NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized", "network-not-ready"),
+        ("no IP addresses available in range set: 10.88.0.1-10.88.255.254", "no-address"),
+        ("certificate verify failed: unable to get local issuer certificate", "registry-certificate"),
+        ("x509: certificate signed by unknown authority", "registry-certificate"),
+        ("http: server gave HTTP response to HTTPS client", "registry-speaks-http"),
+        ("toomanyrequests: You have reached your pull rate limit", "registry-limit"),
+        ("dial tcp: lookup registry.test: no such host", "name-not-resolved"),
+        ("Back-off pulling image: ImagePullBackOff", "pull-backoff"),
+        ("CrashLoopBackOff", "crash-loop"),
+        ("Failed to create pod sandbox: FailedCreatePodSandBox", "sandbox-failed"),
+        ("pull access denied: authentication required", "unauthorized"),
+        ("manifest unknown: manifest tagged by x is not found", "no-such-image"),
+        ("write /var/lib/pyrunc/x: no space left on device", "ENOSPC"),
+        ("exec /app: exec format error", "ENOEXEC"),
+        ("rpc error: code = DeadlineExceeded desc = context deadline exceeded", "deadline"),
+        ("command terminated with exit code 137", "killed"),
+        ("container web/c: its pod default/web is stopped; pyrunc-cri start default/web starts both", "pod-stopped"),
+        ("pod default/web exists: 0e2b43fb2e20, ready", "already-exists"),
+        ("open /x: permission denied", "EACCES"),
+    ],
+)  # fmt: skip
+def test_texts_that_users_meet_are_known(text: str, name: str) -> None:
+    assert [page.name for page in find(PAGES, text)][:1] == [name]
+
+
+def test_each_page_has_its_own_remedy() -> None:
+    remedies = [page.todo for page in PAGES]
+    assert len(set(remedies)) == len(remedies)
+
+
 def test_the_name_of_an_error() -> None:
     assert name_of(DigestMismatch("x")) == "digest-mismatch"
     assert name_of(from_wire(NotFound("x").to_wire())) == "not-found"

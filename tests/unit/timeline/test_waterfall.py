@@ -138,3 +138,18 @@ def test_it_is_readable_in_light_and_dark_and_on_a_phone(tmp_path: Path) -> None
         assert not any(found["open"]), "many calls are folded"
     phone = in_browser(document, MEASURE, tmp_path, width=390)
     assert not phone["overflow"]
+
+
+def test_calls_lie_on_one_time_axis() -> None:
+    """One at the beginning for a quarter of the time, one at the end; the shortest can be seen."""
+    calls = [
+        call(spans=[], duration_ms=250.0),
+        call(spans=[], started_at_ns=10**18 + 999_999_000, duration_ms=0.001),
+    ]
+    text = page("", calls)
+    bars = re.findall(r'<svg class="scale"[^>]*><rect class="bar" x="([0-9.]+)%" width="([0-9.]+)%"', text)
+    assert bars == [("0.00", "25.00"), ("99.50", "0.50")]
+
+
+def test_times_have_a_zone() -> None:
+    assert re.match(r"\d\d:\d\d:\d\d\.\d{3}[+-]\d{4} ", lines(call(), 10**18)[0])

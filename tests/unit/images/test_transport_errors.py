@@ -1,0 +1,31 @@
+"""Errors of a registry's transport in words: a server that speaks HTTP where TLS was expected."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+import urllib3
+
+from cri_server.images.client import worded
+
+
+def test_http_where_tls_was_expected_is_told_as_that() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        port = listener.getsockname()[1]
+        pool = urllib3.HTTPSConnectionPool("127.0.0.1", port, retries=False, timeout=10)
+        with pytest.raises(urllib3.exceptions.HTTPError) as caught:
+            pool.request("GET", "/v2/")
+        pool.close()
+    assert worded(caught.value, f"127.0.0.1:{port}") == (
+        f'it speaks HTTP, not TLS: server = "http://127.0.0.1:{port}" in its hosts.toml asks it so'
+    )
