@@ -66,13 +66,14 @@ class Item:
     size_bytes: int = 0
 
 
-async def collect(services: Services, *, dry_run: bool, images: bool) -> list[Item]:
-    """Remove what nobody needs, with `images` also images that no container uses; `dry_run`: only tell."""
+async def collect(services: Services, *, dry_run: bool, images: bool, force: bool = False) -> list[Item]:
+    """Remove what nobody needs, with `images` also images that no container uses, with `force` also addresses of lost pods whose
+    network plugins refuse to take them back; `dry_run`: only tell."""
     collector = _Collector(services, dry_run)
     await collector.images(images)
     await collector.store()
     await collector.records()
-    await collector.network()
+    await collector.network(force)
     return collector.items
 
 
@@ -271,16 +272,20 @@ class _Collector:
         else:
             self._unknown(Entry("unknown", path, size))
 
-    async def network(self) -> None:
-        """Attachments of pods that are gone; the reconciliation of every ten seconds releases them as well."""
+    async def network(self, force: bool) -> None:
+        """Attachments of pods that are gone; the reconciliation of every ten seconds releases them as well.
+
+        force: what plugins refuse is a warning in the log, and the attachment is given up.
+        """
         services = self._services
         attached = await services.network.attached()
         live = set(live_networks(services))
+        release = services.network.release if force else services.network.detach
         for identifier in attached:
             if identifier not in live:
                 await self._remove(
                     "address", identifier, "the pod is gone", 0,
-                    partial(services.network.detach, identifier, None),
+                    partial(release, identifier, None),
                 )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ class Admin:
     async def collect_garbage(self, asked: private.CollectGarbage) -> private.Items:
         from cri_server import garbage  # which is seldom asked for
 
-        work = garbage.collect(self._services, dry_run=asked.dry_run, images=asked.images)
+        work = garbage.collect(self._services, dry_run=asked.dry_run, images=asked.images, force=asked.force)
         return private.Items(
             [
                 private.Item(item.kind, item.name, item.action, item.why, item.size_bytes)

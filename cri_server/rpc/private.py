@@ -226,11 +226,13 @@ class Refusals(Record):
 
 
 class CollectGarbage(Request):
-    """`dry_run`: only tell; `images`: also those that nobody uses. Answered with an `Items`."""
+    """`dry_run`: only tell; `images`: also those that nobody uses; `force`: also addresses whose plugins refuse to take them back.
+    Answered with an `Items`."""
 
     call = "CollectGarbage"
     dry_run: bool
     images: bool
+    force: bool = False
 
 
 class Item(Record):

@@ -140,3 +140,32 @@ def test_gc_knows_the_folders_of_run(server: Server) -> None:
     assert not [i for i in gc(server) if i["kind"] == "unknown"]
     cli(server, "rm", "--force", "--folder", str(folder), "web")
     assert sorted(p.name for p in folder.iterdir()) == ["default_killed_1", "default_other_1"]
+
+
+def test_gc_gives_up_the_network_of_a_pod_that_is_lost_only_when_it_is_forced(
+    server: Server, tmp_path: Path
+) -> None:
+    """The pod's record is gone, and its add-on too: nothing else can name it any more."""
+    configure(server, "add-on")
+    plugin = install(server, "add-on")
+    run(server, tmp_path)
+    (pod,) = [p.id for p in server.pods()]
+    record = server.root / "network" / f"{pod}.json"
+    kept = record.read_bytes()
+    cli(server, "rm", "--force", "--folder", str(tmp_path / "pods"), "web")
+    plugin.unlink()
+    record.write_bytes(kept)
+    server.restart()
+
+    def address(*words: str, code: int) -> dict[str, str]:
+        found = json.loads(cli(server, "gc", "--json", *words, code=code).stdout)
+        (item,) = [i for i in found if i["kind"] == "address"]
+        assert item["name"] == pod
+        return dict(item)
+
+    gone = f"there is no CNI plugin 'add-on' in {server.folder}/bin"
+    failed = address(code=1)
+    assert failed["action"] == "failed" and gone in failed["why"]
+    assert address("--force", code=0)["action"] == "removed" and not record.exists()
+    assert f"network of sandbox {pod} is given up: {gone}" in server.log.read_text()
+    nothing_left(server)
