@@ -61,6 +61,16 @@ class Limits(Record):
     subject: str = "the layer"
     folder: AbsolutePath = "/"
 
+    def shared(self, times: int) -> Limits:
+        """Of each of `times` copies, which together have what one has."""
+        if times == 1:
+            return self
+        return self.replace(
+            size_bytes=self.size_bytes // times,
+            entries=self.entries // times,
+            reason=f"the limit of a layer that the image has {times} times",
+        )
+
 
 class LayerWork(Record):
     """What an errand that reads a layer's blob is asked. It works in `folder`; the content is to be `diff_id`."""

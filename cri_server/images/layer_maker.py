@@ -7,6 +7,7 @@ import asyncio
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -77,10 +78,12 @@ class BlobSource:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A layer to unpack: the last of `chain`, whose content is `diff_id`, from the blob `descriptor`."""
+    """A layer to unpack: the last of `chain`, whose content is `diff_id`, from the blob `descriptor`; the image has it so many
+    `times`, and it is unpacked as often, because a chain id stands for those below it, too."""
 
     chain: list[str]
     diff_id: str
+    times: int
     descriptor: Descriptor
     below: asyncio.Event | None
     committed: asyncio.Event
@@ -355,10 +358,13 @@ class LayerMaker:
         """Committed bottom first."""
         chain = chain_ids(diff_ids)
         committed = [asyncio.Event() for _ in chain]
+        times = Counter(diff_ids)
         async with asyncio.TaskGroup() as group:
-            for number, descriptor in enumerate(manifest.layers):
+            for number, (diff_id, descriptor) in enumerate(zip(diff_ids, manifest.layers, strict=True)):
                 below = committed[number - 1] if number else None
-                layer = _Wanted(chain[: number + 1], diff_ids[number], descriptor, below, committed[number])
+                layer = _Wanted(
+                    chain[: number + 1], diff_id, times[diff_id], descriptor, below, committed[number]
+                )
                 group.create_task(self._unpack_layer(layer, source))
 
     async def _unpack_layer(self, layer: _Wanted, source: BlobSource) -> None:
@@ -371,7 +377,7 @@ class LayerMaker:
         layer.committed.set()
 
     async def _unpack(self, layer: _Wanted, watch: Watch, rate: Rate) -> None:
-        limits = self._room.limits_of_layer()
+        limits = self._room.limits_of_layer().shared(layer.times)
         fd = self._open_layer(layer)
         try:
             async with self._jobs.folder() as folder:

@@ -24,11 +24,13 @@ from cri_server.images.erofs.layer_tar import write_tar
 from cri_server.images.inflate import BadLayer, Limits, Stream
 from cri_server.images.layer_jobs import LayerJobs
 from cri_server.images.layers import Layers
+from cri_server.images.room import Room
 from cri_server.images.service import ImageService
 from cri_server.images.waiting import Abandoned, Watch
 from cri_server.spec.mounts import Asked
 from pyrunc.errors import ResourceExhausted
 from pyrunc.kernel.mount import open_mount
+from pyrunc.kernel.reaper import set_child_subreaper
 from tests.cri.images.conftest import unpack_bytes, with_errands
 from tests.cri.images.indexes import mounted, write_index
 from tests.cri.images.test_hostile import hardlink
@@ -203,6 +205,24 @@ def test_undescribed_directories_over_many_layers(tmp_path: Path, monkeypatch: p
         chain.add(*((f"many/{n}/f", Node()) for n in range(100)))
 
 
+@pytest.mark.usefixtures("no_orphans")
+async def test_one_layer_that_is_unpacked_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CWE-400. Unpacked, a layer that a manifest names 500 times is 500 folders, and each had the limits of one layer. Proof: all of
+    them together have the limits of one; an image that has its empty layer often is taken.
+    """
+    monkeypatch.setattr(Room, "limits_of_layer", lambda self: Limits(entries=100))
+    monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "unpacked")
+    large = build.layer({f"f{n}": b"" for n in range(15)})
+    taken = build.image([large, *[build.layer({})] * 20, large])
+    with Registry(tmp_path / "registry") as registry:
+        registry.push("often:1", build.image([large] * 7))
+        registry.push("taken:1", taken)
+        async with with_errands(tmp_path) as service:
+            with pytest.raises(ResourceExhausted, match="more than 14 entries"):
+                await service.pull(f"{registry.host}/often:1")
+            assert await service.pull(f"{registry.host}/taken:1") == taken.id
+
+
 # ---- disks
 
 
@@ -354,9 +374,18 @@ def test_processor_time_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         os.close(reading)
 
 
+@pytest.fixture
+def no_orphans() -> Iterator[None]:
+    """Jobs that end after their zygote are init's to reap and not this process's, as they are where the server runs."""
+    set_child_subreaper(False)
+    yield
+    set_child_subreaper(True)
+
+
 INDEX = "cri_server.images.erofs.build:errand"
 
 
+@pytest.mark.usefixtures("no_orphans")
 async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CWE-770. Each pull had a process that makes the index while the layers come, of up to 768 MiB: four pulls four of them, held by
     a registry that says no more. Proof: there are no more than turns, and an image that is whole does not wait for those.
