@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pyrunc.abi.file import AT_FDCWD, RESOLVE_NO_SYMLINKS
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel.path import openat2
+from pyrunc.kernel.tree import FOLDER, identity, open_folder
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
@@ -29,6 +30,9 @@ REFUSED = frozenset(
 )  # fmt: skip
 REFUSED_BELOW = ("/dev/", "/proc/", "/sys/")
 # File systems without labels of their own, which NFS and others are, or that are read-only.
+# A folder that something else has replaced; one on which another mount is, which keeps its labels.
+PASSED_OVER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+PATH_PARTS = 64  # of the names in an error
 NO_LABELS = (errno.ENOTSUP, errno.EROFS)
 
 
@@ -64,14 +68,69 @@ def relabel_tree(path: str, label: bytes) -> None:
             os.fstat(top).st_mode
         ):
             return
-        device = os.fstat(top).st_dev
-        for place, folders, files, folder in os.fwalk(".", dir_fd=top, onerror=_refuse_unreadable):
-            folders[:] = [name for name in folders if _is_on(device, name, folder)]
-            for name in (*folders, *files):
-                # The folder is the one that is open: nobody can put a link in its place.
-                _set(f"/proc/self/fd/{folder}/{name}", label, os.path.join(path, place, name), follow=False)
+        _relabel_below(os.open(".", FOLDER, dir_fd=top), label, path)
     finally:
         os.close(top)
+
+
+class _Level:
+    """A folder on the way down: its name, what it is, and its folders that are still to be labelled."""
+
+    __slots__ = ("identity", "left", "name")
+
+    def __init__(self, name: str, fd: int, left: list[str]) -> None:
+        self.name, self.identity, self.left = name, identity(fd), left
+
+
+def _relabel_below(current: int, label: bytes, path: str) -> None:
+    """Everything in the open folder, which is closed here. One descriptor and no recursion: a tree
+    that a container has made may be deeper than both. Raises KernelError."""
+    device = os.fstat(current).st_dev
+    try:
+        way = [_Level(path, current, _label_entries(current, label, path))]
+        while way:
+            if way[-1].left:
+                name = way[-1].left.pop()
+                try:
+                    below = open_folder(current, name)
+                except OSError as error:
+                    if error.errno in PASSED_OVER:
+                        continue
+                    raise
+                os.close(current)
+                current = below
+                named = "/".join(level.name for level in way[:PATH_PARTS])
+                left = []
+                if os.fstat(current).st_dev == device:
+                    left = _label_entries(current, label, f"{named}/{name}")
+                way.append(_Level(name, current, left))
+                continue
+            way.pop()
+            if way:
+                above = os.open("..", FOLDER, dir_fd=current)
+                os.close(current)
+                current = above
+                if identity(current) != way[-1].identity:
+                    raise KernelError("open", f"'..' below {path!r}", errno.ESTALE, "folders are moved")
+    except OSError as error:
+        raise KernelError("open", f"a folder below {path!r}", error.errno or 0) from None
+    finally:
+        os.close(current)
+
+
+def _label_entries(folder: int, label: bytes, named: str) -> list[str]:
+    """Label what is in the folder; the names of its folders. Raises KernelError, OSError."""
+    device, folders = os.fstat(folder).st_dev, []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_folder and not _is_on(device, entry.name, folder):
+                continue
+            # The folder is the one that is open: nobody can put a link in its place.
+            _set(f"/proc/self/fd/{folder}/{entry.name}", label, f"{named}/{entry.name}", follow=False)
+            if is_folder:
+                folders.append(entry.name)
+    return folders
 
 
 def set_label(path: str, label: str) -> None:
@@ -105,8 +164,3 @@ def _is_on(device: int, name: str, folder: int) -> bool:
         return os.stat(name, dir_fd=folder, follow_symlinks=False).st_dev == device
     except FileNotFoundError:
         return False
-
-
-def _refuse_unreadable(error: OSError) -> None:
-    if error.errno != errno.ENOENT:
-        raise KernelError("readdir", repr(error.filename), error.errno or 0) from None

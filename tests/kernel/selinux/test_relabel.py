@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from cri_server.selinux import relabel
 from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.kernel.tree import remove_path
 
 PROJECT = Path(__file__).parents[3]
 LABEL, BEFORE = b"system_u:object_r:container_file_t:s0:c1,c2", b"system_u:object_r:usr_t:s0"
@@ -102,3 +104,23 @@ def test_a_file_system_without_labels_is_no_error() -> None:
 def test_a_volume_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="gone"):
         relabel.relabel_tree(str(tmp_path / "gone"), LABEL)
+
+
+def test_a_tree_that_is_deeper_than_paths_and_descriptors(tmp_path: Path) -> None:
+    """A container made folders in folders, 3000 deep. Proof: the last one has the label, with 64
+    descriptors; recursion would end after a thousand."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=folder)
+        below = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64 + folder, before[1]))
+    try:
+        relabel.relabel_tree(str(tmp_path), LABEL)
+        assert os.getxattr(f"/proc/self/fd/{folder}", relabel.ATTRIBUTE).rstrip(b"\0") == LABEL
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        os.close(folder)
+        remove_path(tmp_path / "d")
