@@ -60,6 +60,13 @@ def test_columns_have_known_words() -> None:
     assert wrong == []
 
 
+def test_the_threat_model_names_each_attacker() -> None:
+    """docs/security.md has a row for each, and says that the table has attacks that succeed."""
+    page = (ROOT / "docs/security.md").read_text()
+    assert [attacker for attacker in ATTACKERS if f"| `{attacker}`: " not in page] == []
+    assert ("`open` lines of the table" in page) == any(a.outcome == "open" for a in attacks())
+
+
 def test_no_line_is_there_twice() -> None:
     lines = [(attack.summary, attack.test) for attack in attacks()]
     assert [line for line in lines if lines.count(line) > 1] == []
