@@ -12,13 +12,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from cri_server.images.ring import Interrupted
 from cri_server.images.waiting import Watch
 
 SLOW_S = 10.0
 FAST_BYTES = 320 << 10  # a source that brings less in SLOW_S is slow
-STREAM_WAIT_S = 3.0
+STREAM_WAIT_S, STREAM_WAIT_LIMIT_S = 3.0, 30.0
 _POLL_S = 1.0
 
 
@@ -98,20 +99,30 @@ class StreamTurn:
         self.give_way: Callable[[], None] = lambda: None
 
 
+@dataclass(slots=True)
+class _Waiter:
+    """A stream that waits. `timeout` ends that, `limit` is the latest time for it."""
+
+    granted: asyncio.Future[None]
+    timeout: asyncio.Timeout
+    limit: float
+
+
 class Streams:
     """So many streams at once, shared out between registries. Use on one event loop."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._holders: list[StreamTurn] = []
-        self._waiters: dict[StreamTurn, asyncio.Future[None]] = {}
+        self._waiters: dict[StreamTurn, _Waiter] = {}
 
     @asynccontextmanager
     async def held(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
         """A turn for a block. Of those that wait, the registry with the fewest streams is the next.
 
-        Raises Interrupted when none is free within STREAM_WAIT_S: the blob is to be fetched to a
-        file then, which takes no turn."""
+        Raises Interrupted when no stream ends for STREAM_WAIT_S, or after STREAM_WAIT_LIMIT_S: the
+        blob is to be fetched to a file then, which takes no turn.
+        """
         with watch.paused():
             await self._take(turn)
         try:
@@ -123,11 +134,14 @@ class Streams:
         if len(self._holders) < self._count:
             self._holders.append(turn)
             return
-        future = self._waiters[turn] = asyncio.get_running_loop().create_future()
-        self._ask_slow_ones()
+        loop = asyncio.get_running_loop()
+        timeout = asyncio.timeout(STREAM_WAIT_S)
+        waiter = _Waiter(loop.create_future(), timeout, loop.time() + STREAM_WAIT_LIMIT_S)
         try:
-            async with asyncio.timeout(STREAM_WAIT_S):
-                await future
+            async with timeout:
+                self._waiters[turn] = waiter
+                self._ask_slow_ones()
+                await waiter.granted
         except BaseException as error:
             if self._waiters.pop(turn, None) is None:  # it got the turn in the same moment
                 self._give_back(turn)
@@ -146,7 +160,11 @@ class Streams:
             return
         counts = Counter(holder.origin for holder in self._holders)
         chosen = min(self._waiters, key=lambda waiter: counts[waiter.origin])  # the first of equals
-        future = self._waiters.pop(chosen)
+        granted = self._waiters.pop(chosen).granted
         self._holders.append(chosen)
-        if not future.done():
-            future.set_result(None)
+        if not granted.done():
+            granted.set_result(None)
+        now = asyncio.get_running_loop().time()
+        for waiter in self._waiters.values():
+            if not waiter.timeout.expired():
+                waiter.timeout.reschedule(min(now + STREAM_WAIT_S, waiter.limit))

@@ -109,6 +109,26 @@ async def test_no_turn_in_time_is_an_interruption(monkeypatch: pytest.MonkeyPatc
     assert not streams._holders and not streams._waiters
 
 
+async def test_a_stream_waits_as_long_as_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many pulls of a node that starts keep their order; the time of each wait has a limit all the same."""
+    monkeypatch.setattr(sharing, "STREAM_WAIT_S", 1.0)
+    streams, ended = Streams(1), 0
+
+    async def take(duration_s: float) -> None:
+        nonlocal ended
+        async with streams.held(StreamTurn("a", Rate()), WATCH):
+            await asyncio.sleep(duration_s)
+            ended += 1
+
+    await asyncio.gather(*(take(0.15) for _ in range(10)))
+    assert ended == 10
+    monkeypatch.setattr(sharing, "STREAM_WAIT_LIMIT_S", 0.1)
+    tasks = [asyncio.create_task(take(0.05)) for _ in range(10)]
+    await asyncio.wait(tasks)
+    assert isinstance(tasks[-1].exception(), Interrupted) and ended > 10
+    assert not streams._holders and not streams._waiters
+
+
 async def test_a_stream_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
     streams = Streams(1)
 
