@@ -12,6 +12,7 @@ from tests.architecture.test_imports import MAY_IMPORT, ROOT, imports, modules
 # The name on the package index -> what it is imported as, where the two differ.
 IMPORTED_AS = {
     "backports-zstd": "backports",
+    "google-re2": "re2",
     "grpcio": "grpc",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",
