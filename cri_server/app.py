@@ -280,7 +280,9 @@ async def open_grpc(
     calls = methods.table(
         RuntimeService=RuntimeService(services, streaming), ImageService=ImageService(services)
     )
-    table = verbs.observed(services, {**calls, **Admin(services).table(), **ImageAdmin(services).table()})
+    table = verbs.observed(
+        services, {**calls, **Admin(services, streaming).table(), **ImageAdmin(services).table()}
+    )
     server = Server(
         config.socket_path,
         table,

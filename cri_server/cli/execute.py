@@ -6,34 +6,49 @@ Never ExecSync: that answers when the command has ended, and with no more than a
 from __future__ import annotations
 
 import itertools
+import os
 import sys
-from typing import Any
 
 import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, logs, session, show
 from cri_server.cli.client import Client
+from cri_server.rpc import private
+from pyrunc.errors import InvalidArgument, KernelError, NotFound
+from pyrunc.kernel.path import read_in_root
 
-VALUED = frozenset(("-n", "--namespace", "-c", "--container", "--timeout"))
-# options of nerdctl's and podman's exec that CRI's ExecRequest has no field for -> how a command does the same itself
-NOT_IN_CRI: dict[tuple[str, ...], str] = {
-    ("-u", "--user"): "su USER -c COMMAND",
-    ("-e", "--env"): "env NAME=VALUE COMMAND",
-    ("-w", "--workdir"): "sh -c 'cd DIR && exec COMMAND'",
-}
-
-
-def _refuse_option(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        instead = NOT_IN_CRI[tuple(parameter.opts)]
-        raise click.UsageError(f"{'/'.join(parameter.opts)}: CRI's exec has no such field; use {instead}")
+# options of `exec` that take a value
+VALUED = frozenset(
+    ("-n", "--namespace", "-c", "--container", "--timeout", "-u", "--user", "-e", "--env", "-w", "--workdir")
+)
 
 
-def _refused_options(command: Any) -> Any:
-    for names in NOT_IN_CRI:
-        command = click.option(*names, hidden=True, expose_value=False, callback=_refuse_option)(command)
-    return command
+def _variable(text: str) -> str:
+    """NAME=VALUE; of NAME alone the value is ours, as docker has it. Raises InvalidArgument."""
+    name, equals, _ = text.partition("=")
+    if name and (equals or name in os.environ):
+        return text if equals else f"{name}={os.environ[name]}"
+    raise InvalidArgument(f"--env {text}: expected NAME=VALUE, or the name of a variable that is set here")
+
+
+def _user(client: Client, container: str, text: str) -> dict[str, object]:
+    """USER[:GROUP] by the container's own passwd and group files. Raises InvalidArgument, WrongState."""
+    from cri_server.cli.container_root import ContainerRoot
+    from cri_server.spec.user import Accounts, resolve
+
+    with ContainerRoot(client, container, container[: show.SHORT]) as root:
+        files = [_read(root.descriptor, path) for path in ("/etc/passwd", "/etc/group")]
+    who = resolve(api.LinuxContainerSecurityContext(), text, Accounts.parse(*files))
+    return {"uid": who.uid, "gid": who.gid, "additionalGids": list(who.groups)}
+
+
+def _read(root: int, path: str) -> bytes:
+    """A regular file in `root`, where its links point as the container sees them; empty for anything else."""
+    try:
+        return read_in_root(root, path)
+    except (KernelError, NotFound):
+        return b""
 
 
 class _Exec(click.Command):
@@ -76,7 +91,9 @@ def _options_first(args: list[str]) -> list[str]:
     metavar="SECONDS",
     help="End the command after so long. [0: never]",
 )
-@_refused_options
+@click.option("-u", "--user", default="", metavar="USER[:GROUP]", help="As this user, a name or a number.")
+@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Another variable; may be repeated.")
+@click.option("-w", "--workdir", default="", metavar="DIR", help="In this directory.")
 @click.argument("container", shell_complete=completion.both)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 @click.pass_obj
@@ -87,6 +104,9 @@ def exec_(
     namespace: str,
     of_pod: str,
     timeout_s: float,
+    user: str,
+    env: tuple[str, ...],
+    workdir: str,
     container: str,
     command: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -101,10 +121,22 @@ def exec_(
     reference = "/".join(filter(None, (namespace, container, of_pod)))
     with Client(address) as client:
         identifier = client.container(reference).id
-        request = api.ExecRequest(
-            container_id=identifier, cmd=command, stdin=stdin, stdout=True, stderr=not tty, tty=tty
-        )
-        url = client.runtime("Exec", request).url
+        if user or env or workdir:
+            changed = private.ExecAs(
+                identifier,
+                list(command),
+                stdin,
+                tty,
+                _user(client, identifier, user) if user else None,
+                [_variable(text) for text in env],
+                workdir,
+            )
+            url = client.admin(changed, private.Session).url
+        else:
+            request = api.ExecRequest(
+                container_id=identifier, cmd=command, stdin=stdin, stdout=True, stderr=not tty, tty=tty
+            )
+            url = client.runtime("Exec", request).url
     sys.exit(session.run(url, stdin=stdin, tty=tty, timeout_s=timeout_s))
 
 

@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -226,16 +226,22 @@ async def sync(services: Services, reference: str, command: Sequence[str], timeo
 
 
 async def begin(
-    services: Services, container: Container, command: Sequence[str], *, tty: bool = False, **streams: bool
+    services: Services,
+    container: Container,
+    command: Sequence[str],
+    *,
+    tty: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    **streams: bool,
 ) -> ExecSession:
-    """Start the command. A program that is not there is the caller's mistake, not a container that is not there.
+    """Start the command; `changes`: see `ExecOptions`. A program that is not there is the caller's mistake, not a container that is not there.
 
     Raises InvalidArgument, WrongState, KernelError, PeerError.
     """
     pause.refuse_paused(container)
     try:
         with span("compile"):
-            launch = await _launch(services, container, command, tty=tty)
+            launch = await _launch(services, container, command, tty=tty, changes=changes)
             graft(launch.parts)
         with launch, span("execute"):
             _, _, client = running(services, container.id)
@@ -251,15 +257,23 @@ async def begin(
 
 
 async def _launch(
-    services: Services, container: Container, command: Sequence[str], *, tty: bool
+    services: Services,
+    container: Container,
+    command: Sequence[str],
+    *,
+    tty: bool,
+    changes: Mapping[str, Any] | None,
 ) -> CompiledLaunch:
-    """One that is kept, or a new one."""
+    """One that is kept, or a new one; with `changes` always a new one."""
     folder = str(services.paths.container_state(container.id))
-    kept, key = services.kept_launches, _key(folder, container, command, tty)
+    kept = services.kept_launches if changes is None else None
+    key = _key(folder, container, command, tty)
     launch = kept.find(container.id, key) if kept else None
     if launch is not None:
         return launch
     described = oci_process(services, container, command, tty=tty)
+    if changes is not None:
+        described = process.changed(described, changes)
     runtime = other_runtime(services, container)
     if runtime is not None:
         return CompiledLaunch(CompiledExec(runtime=runtime, process=described).to_fields())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import exec as execution
@@ -18,15 +20,23 @@ from pyrunc.shim.client import ExecSession, ShimClient, Streams
 DIAL_TIMEOUT_S = 10.0
 
 
-def check_exec(services: Services, request: api.ExecRequest) -> ExecOptions:
-    """Raises InvalidArgument, NotFound, WrongState."""
+def check_exec(
+    services: Services, request: api.ExecRequest, changes: Mapping[str, Any] | None = None
+) -> ExecOptions:
+    """`changes`: see `ExecOptions`. Raises InvalidArgument, NotFound, WrongState."""
     _check_streams(request)
     _, container, _ = execution.running(services, request.container_id)
     if not request.cmd:
         raise InvalidArgument("no command to execute")
     pause.refuse_paused(container)
     return ExecOptions(
-        container.id, tuple(request.cmd), request.stdin, request.stdout, request.stderr, request.tty
+        container.id,
+        tuple(request.cmd),
+        request.stdin,
+        request.stdout,
+        request.stderr,
+        request.tty,
+        changes,
     )
 
 
@@ -119,6 +129,7 @@ class Sessions:
             stdout=options.stdout,
             stderr=options.stderr,
             tty=options.tty,
+            changes=options.changes,
         )
         return ExecSeat(client, session)
 

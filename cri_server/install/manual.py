@@ -15,6 +15,7 @@ FILES = {
     "/run/pyrunc/cri.sock": "Where the server listens.",
     "/run/pyrunc-cri": "Sockets and facts of this boot.",
     "/var/lib/pyrunc": "Images, writable layers and records.",
+    "/var/lib/pyrunc-pods": "Logs and volumes of the pods of `run`.",
     "/etc/cni/net.d": "The network of pods.",
     "/opt/cni/bin": "CNI plugins.",
 }

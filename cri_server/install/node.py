@@ -26,6 +26,7 @@ from cri_server.store import claim
 from cri_server.store.paths import Paths
 from pyrunc.errors import Error, WrongState
 
+PODS = "/var/lib/pyrunc-pods"  # logs and volumes of the pods of `run` (cri_server.cli.folders)
 RECORD = "/var/lib/pyrunc/installed.json"
 PACKAGE = "/usr/lib/pyrunc"
 """Where a distribution's package has our modules. What it installs itself is left to it."""
@@ -243,7 +244,7 @@ def _data(root: Path) -> list[Action]:
     """/run/pyrunc is the OCI runtime's root as well: it goes when nothing is in it but compiled filters."""
     settings = _settings(root)
     socket = str(settings.socket_path)
-    folders = (settings.server.state, settings.server.root, FILTERS)
+    folders = (settings.server.state, settings.server.root, FILTERS, PODS)
     whole = [Remove(path, whole=True) for path in folders]
     return [*whole, Remove(socket), Remove(os.path.dirname(socket)), Remove(settings.network.netns_dir)]
 

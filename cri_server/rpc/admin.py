@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from cri_server import debug
-from cri_server.containers import pause
+from cri_server.api import api_pb2 as api
+from cri_server.containers import pause, sessions
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
 from cri_server.sandboxes import stop
 from cri_server.services import Services
 from cri_server.status.paused import is_paused
+from cri_server.streaming.server import StreamingServer
 from cri_server.timeline.choose import choose
 from cri_server.timeline.ring import Entry
 from pyrunc.errors import InvalidArgument, WrongState
@@ -24,8 +26,8 @@ from pyrunc.records import Request
 class Admin:
     """The calls."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, streaming: StreamingServer) -> None:
+        self._services, self._streaming = services, streaming
         self._profiling = False
 
     async def load_image(self, asked: private.LoadImage) -> private.Images:
@@ -41,6 +43,21 @@ class Admin:
     def pod_config(self, asked: private.PodConfig) -> private.SandboxConfig:
         sandbox = self._services.index.sandboxes.get(asked.id)
         return private.SandboxConfig(base64.b64encode(sandbox.config.SerializeToString()).decode())
+
+    def exec_as(self, asked: private.ExecAs) -> private.Session:
+        """Raises InvalidArgument, NotFound, WrongState."""
+        request = api.ExecRequest(
+            container_id=asked.id,
+            cmd=asked.command,
+            stdin=asked.stdin,
+            stdout=True,
+            stderr=not asked.tty,
+            tty=asked.tty,
+        )
+        changes = {"user": asked.user, "cwd": asked.cwd, "env": list(asked.env)}
+        changes = {name: value for name, value in changes.items() if value}
+        options = sessions.check_exec(self._services, request, changes)
+        return private.Session(self._streaming.url_for_exec(options))
 
     async def pause_container(self, asked: private.PauseContainer) -> private.Done:
         """Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
@@ -102,6 +119,7 @@ class Admin:
             (private.LoadImage, self.load_image, private.encode_record),
             (private.ContainerConfig, self.container_config, private.encode_record),
             (private.PodConfig, self.pod_config, private.encode_record),
+            (private.ExecAs, self.exec_as, private.encode_record),
             (private.PauseContainer, self.pause_container, private.encode_record),
             (private.UnpauseContainer, self.unpause_container, private.encode_record),
             (private.PausedContainers, self.paused_containers, private.encode_record),

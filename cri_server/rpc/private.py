@@ -160,6 +160,26 @@ class SandboxConfig(Record):
     sandbox: str
 
 
+class ExecAs(Request):
+    """Exec with what CRI's ExecRequest has no fields for: `user` as in an OCI process, `env` as NAME=VALUE over the container's
+    own, `cwd` unless empty. Answered with a `Session`."""
+
+    call = "ExecAs"
+    id: str
+    command: Sequence[str]
+    stdin: bool
+    tty: bool
+    user: Message | None = None
+    env: Sequence[str] = ()
+    cwd: str = ""
+
+
+class Session(Record):
+    """Where the streaming server has it."""
+
+    url: str
+
+
 class PauseContainer(Request):
     """Answered with `Done`."""
 

@@ -276,6 +276,7 @@ DESCRIBE: dict[str, Describe] = {
     "PullImage": _image,
     "RemoveImage": _image,
     "UpdateRuntimeConfig": _ranges,
+    private.ExecAs.call: _named,
     private.PauseContainer.call: _named,
     private.UnpauseContainer.call: _named,
     private.ReleaseNetwork.call: _released,

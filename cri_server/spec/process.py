@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from cri_server.api import api_pb2 as api
 from pyrunc.errors import InvalidArgument
@@ -91,6 +92,20 @@ def with_arguments(process: Mapping[str, object], command: Sequence[str], *, tty
     if tty and isinstance(env, list) and not any(str(e).startswith("TERM=") for e in env):
         result["env"] = [*env, "TERM=xterm"]
     return result
+
+
+def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The OCI process with another `user` or `cwd`, and with `env` over its own. Raises InvalidArgument."""
+    env = list(changes.get("env", ()))
+    for entry in env:
+        if not entry.partition("=")[0] or "=" not in entry:
+            raise InvalidArgument(f"{entry!r} is not NAME=VALUE")
+    _no_nul(env, "the environment")
+    names = {entry.partition("=")[0] for entry in env}
+    kept = [entry for entry in process.get("env") or () if entry.partition("=")[0] not in names]
+    if "user" in changes:  # another user has another home, which the container's passwd file knows
+        kept = [entry for entry in kept if not entry.startswith("HOME=")]
+    return {**process, **changes, "env": [*kept, *env]}
 
 
 def _text(value: bytes | str) -> str:

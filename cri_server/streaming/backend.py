@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
-    """A checked `ExecRequest`: never a tty with stderr, at least one stream."""
+    """A checked `ExecRequest`: never a tty with stderr, at least one stream. `changes`: of the container's OCI process."""
 
     container_id: str
     command: tuple[str, ...]
@@ -23,6 +24,7 @@ class ExecOptions:
     stdout: bool = False
     stderr: bool = False
     tty: bool = False
+    changes: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

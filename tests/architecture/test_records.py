@@ -22,7 +22,9 @@ MAY_HOLD_OBJECTS = {
         pyrunc/container/bundle.py pyrunc/container/state.py
         pyrunc/launch/rdt.py pyrunc/plan/model.py pyrunc/seccomp/
         pyrunc/spec/check.py pyrunc/spec/default.py pyrunc/spec/model.py pyrunc/spec/parse.py
-        cri_server/containers/exec.py cri_server/containers/restore.py cri_server/containers/update.py cri_server/nri/ cri_server/spec/""",
+        cri_server/cli/execute.py cri_server/containers/exec.py cri_server/containers/restore.py
+        cri_server/containers/sessions.py cri_server/containers/update.py cri_server/nri/ cri_server/spec/
+        cri_server/streaming/backend.py""",
     "OCI: the state that hooks, listeners and callers are told": """
         pyrunc/cli/container.py pyrunc/container/list.py pyrunc/container/status.py
         pyrunc/launch/hook_process.py pyrunc/launch/hooks.py pyrunc/launch/listener.py pyrunc/launch/steps.py""",
@@ -37,7 +39,8 @@ MAY_HOLD_OBJECTS = {
     "CNI: configurations, arguments of plugins, results": """
         cni_plugins/bridge/settings.py cni_plugins/host_local/settings.py cni_plugins/ipam.py cni_plugins/portmap/settings.py
         cni_plugins/protocol/ cni_plugins/skel.py cri_server/network/ cri_server/reload.py""",
-    "Kubernetes: manifests": "cri_server/cli/document.py cri_server/cli/objects.py",
+    "Kubernetes: manifests": "cri_server/cli/document.py cri_server/cli/objects.py cri_server/cli/read.py",
+    "Kubernetes: the ports of a container, an annotation": "cri_server/cli/forward.py",
     "Kubernetes: a Status": "cri_server/streaming/remotecommand.py",
     "Kubernetes: kubelet's configuration": "cri_server/doctor/kubelet.py",
     "CRI-O and containerd: descriptions in a checkpoint": "cri_server/checkpoints/describe.py",
@@ -46,7 +49,7 @@ MAY_HOLD_OBJECTS = {
         cri_server/cli/inspect.py cri_server/cli/origins.py cri_server/cli/show.py
         cri_server/status/container.py cri_server/status/sandbox.py""",
     "a document as it is printed, whose fields templates name": "cri_server/cli/output.py cri_server/cli/template.py",
-    "TOML before its tables are read": "cri_server/config/",
+    "TOML before its tables are read": "cri_server/config/ cri_server/cli/doctor.py",
     "OpenTelemetry: attributes": "cri_server/timeline/export.py",
     "keyword arguments of a library": "pyrunc/cli/click_front.py cri_server/cli/serve.py cri_server/images/client.py",
     "Python: the body of a class": "pyrunc/spec/value.py",

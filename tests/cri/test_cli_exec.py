@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
-from tests.cri.client_verbs import call, cli
-from tests.cri.server_harness import Server
+from tests.cri.client_verbs import cli, command_line
+from tests.cri.server_harness import REPOSITORY, Server
 from tests.support.processes import wait_until
 
 
@@ -54,7 +56,48 @@ def test_a_command_that_takes_too_long_is_ended(web: Server) -> None:
     assert wait_until(lambda: web.output(c, "ps").count("sleep 3600") == 1, 60), "its own process is left"
 
 
-@pytest.mark.parametrize("option", ["-u", "-e", "-w"])
-def test_what_cri_has_no_field_for_is_refused_with_a_way(web: Server, option: str) -> None:
-    said = call(web, "exec", option, "x", "web/c", "id")
-    assert said.code == 2 and "CRI's exec has no such field; use " in said.err
+def test_another_user_environment_and_directory(web: Server) -> None:
+    """A name and its groups are the container's own; the home follows the user."""
+    script = "printf 'root:x:0:0::/root:/bin/sh\\nme:x:1000:100::/tmp:/bin/sh\\n' > /etc/passwd; printf 'users:x:100:\\nmore:x:7:me\\n' > /etc/group"
+    cli(web, "exec", "web/c", "sh", "-c", script)
+    for user, ids in (
+        ("me", b"1000 100 100 7"),
+        ("me:more", b"1000 7 7"),
+        ("0", b"0 0 0"),
+        ("5:6", b"5 6 6"),
+    ):
+        done = cli(web, "exec", "-u", user, "web/c", "sh", "-c", "echo $(id -u) $(id -g) $(id -G)")
+        assert done.stdout.split() == ids.split(), user
+    show = 'echo "$A $B $PWD $HOME"'
+    done = cli(web, "exec", "-e", "A=1", "--env", "B=x=y", "-w", "/etc", "-u", "me", "web/c", "--", "sh", "-c", show)  # fmt: skip
+    assert done.stdout == b"1 x=y /etc /tmp\n"
+    assert cli(web, "exec", "web/c", "sh", "-c", show).stdout.startswith(b"  / "), "of this command only"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["-u", "nobody-of-this-name"], "nobody-of-this-name"),
+        (["-u", "5000000000"], "is not in 0..2147483647"),
+        (["-e", "=x"], "--env =x: expected NAME=VALUE"),
+        (["-e", "NOT_SET_HERE"], "--env NOT_SET_HERE: expected NAME=VALUE"),
+        (["-w", "relative"], "cwd"),
+    ],
+)
+def test_wrong_values_of_them_are_refused(web: Server, words: list[str], problem: str) -> None:
+    command = ["exec", *words, "web/c", "id"]
+    done = subprocess.run(command_line(web, *command), capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode in (1, 2) and problem in done.stderr, done
+
+
+def test_a_container_cannot_stop_exec_by_its_passwd_file(web: Server) -> None:
+    """A FIFO, which would be waited for, and a link that leads out of the container."""
+    script = "rm -f /etc/passwd; mkfifo /etc/passwd"
+    cli(web, "exec", "web/c", "sh", "-c", script)
+    show = "grep Uid: /proc/self/status"
+    assert cli(web, "exec", "-u", "12", "web/c", *show.split()).stdout.split()[1] == b"12"
+    cli(web, "exec", "web/c", "sh", "-c", "rm -f /etc/passwd; ln -s ../../../../etc/passwd /etc/passwd")
+    done = subprocess.run(
+        command_line(web, "exec", "-u", "daemon", "web/c", "id"), capture_output=True, cwd=REPOSITORY
+    )
+    assert done.returncode != 0, "the host's passwd file is not read"
