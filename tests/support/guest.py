@@ -74,10 +74,11 @@ def dependencies() -> list[str]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The processors of a guest: Debian's, Python's and QEMU's names of them, QEMU's machine and how it emulates them."""
+    """The processors of a guest: Debian's and Python's names of them, elf(5)'s number, QEMU's machine and how it emulates them."""
 
     debian: str
     python: str
+    elf: int
     machine: tuple[str, ...]
     console: str
     accelerator: str
@@ -94,11 +95,12 @@ class Architecture:
 
 
 # x86: both processors in one thread. With a thread each, QEMU 7.2 (Debian 12) let the guest's kernel crash or hang now and then.
-AMD64 = Architecture("amd64", "x86_64", ("-M", "q35", "-cpu", "max"), "ttyS0", "tcg,thread=single")
+AMD64 = Architecture("amd64", "x86_64", 62, ("-M", "q35", "-cpu", "max"), "ttyS0", "tcg,thread=single")
 # A thread each is safe where a weakly ordered processor is emulated on a strongly ordered one.
 ARM64 = Architecture(
     "arm64",
     "aarch64",
+    183,
     ("-M", "virt,gic-version=3", "-cpu", "max,pauth-impdef=on"),
     "ttyAMA0",
     "tcg,thread=multi,tb-size=1024",
@@ -130,9 +132,9 @@ EMULATED_ARM64 = Variant(architecture=ARM64)
 
 def disk_folder(suite: str, variant: Variant = PLAIN) -> Path:
     """The cache folder of the disk; another list of packages or another recipe is another disk."""
-    recipe = "\n".join(
-        [*variant.all_packages(variant.architecture), *dependencies(), *INITRD_MODULES, INIT, "3"]
-    )
+    packages = variant.all_packages(variant.architecture)
+    steps = "3" if variant.architecture.is_native else "4, unpacked over the native one"
+    recipe = "\n".join([*packages, *dependencies(), *INITRD_MODULES, INIT, steps])
     return toolchain.cache() / "vm" / f"{suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
@@ -192,9 +194,9 @@ def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Pat
     half an hour. dpkg's records are those of this machine's architecture: no package is installed in such a guest.
     """
     architecture = variant.architecture
-    packages = ",".join(variant.all_packages(architecture))
+    packages = ["?essential", "~prequired", *variant.all_packages(architecture)]
     options = ["--quiet", "--mode=root", "--variant=extract", f"--arch={architecture.debian}"]
-    _run("mmdebstrap", *options, f"--include={packages}", suite, str(unpacked))
+    _run("mmdebstrap", *options, *(f"--include={name}" for name in packages), suite, str(unpacked))
     modules = root / "usr/lib/modules"
     shutil.rmtree(modules)
     shutil.move(unpacked / "usr/lib/modules", modules)
@@ -204,6 +206,22 @@ def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Pat
     copy = 'tar -C "$0" --exclude=./var/lib/dpkg --exclude=./dev -cf - . | tar -C "$1" --keep-directory-symlink -xpf -'
     _run("sh", "-c", copy, str(unpacked), str(root))
     shutil.rmtree(unpacked)
+    for path in (root / "usr/bin").iterdir():
+        if _is_of(path, AMD64):  # one that the other architecture's packages do not have, such as pasta.avx2
+            path.unlink()
+    if not _is_of(root / "usr/bin/bash", architecture):
+        raise RuntimeError(
+            f"mmdebstrap has unpacked no bash for {architecture.debian}: no essential packages"
+        )
+
+
+def _is_of(path: Path, architecture: Architecture) -> bool:
+    """Whether the file, not a link to it, is a program of that architecture: e_machine of elf(5)."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(20)
+    return head[:4] == b"\x7fELF" and head[18] == architecture.elf
 
 
 def _install_dependencies(root: Path, architecture: Architecture) -> None:
