@@ -34,7 +34,7 @@ def _all_of_them(base: Mapping[str, BuiltImage]) -> dict[str, BuiltImage]:
         f"{images.E2E}/sample-apiserver:1.29.2": _program(toolchain.sample_apiserver(), "sample-apiserver"),
         ETCD: etcd,
         NAME_SERVER: _program(toolchain.coredns(), "coredns"),
-        **{f"{images.E2E}/{name}:1.8": _picture(agnhost, name) for name in PICTURES},
+        **{f"{images.E2E}/{name}:1.8": picture(agnhost, name) for name in PICTURES},
     }
 
 
@@ -42,7 +42,8 @@ def _program(path: Path, name: str) -> BuiltImage:
     return of_program(path, name, Entrypoint=[f"/{name}"])
 
 
-def _picture(agnhost: BuiltImage, name: str) -> BuiltImage:
+def picture(agnhost: BuiltImage, name: str) -> BuiltImage:
+    """An image whose files say which of the two pictures it is."""
     files = {
         "data.json": f'{{"image": "{name}.jpg"}}\n',
         f"{name}.jpg": name,

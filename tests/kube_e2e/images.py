@@ -31,6 +31,7 @@ def archive() -> Path:
         debian.suite(),
         Path(__file__).read_text(),
         _digest(images.PAUSE.read_bytes()),
+        nginx.archive().name,
     ]
     return images.made_once("e2e", json.dumps(recipe), _all_of_them)
 

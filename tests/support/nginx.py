@@ -16,7 +16,11 @@ FILES = {
     "etc/nginx/sites-enabled/default": "server { listen 80 default_server; root /var/www/html; index index.nginx-debian.html; }\n",
     "var/www/html/index.nginx-debian.html": "<h1>Welcome to nginx!</h1>\n",
 }
-LINKS = {"var/log/nginx/access.log": "/dev/stdout", "var/log/nginx/error.log": "/dev/stderr"}
+LINKS = {
+    "var/run": "/run",
+    "var/log/nginx/access.log": "/dev/stdout",
+    "var/log/nginx/error.log": "/dev/stderr",
+}
 CONFIG = {
     "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
     "Cmd": ["nginx", "-g", "daemon off;"],

@@ -159,6 +159,18 @@ def e2e() -> Path:
     return out
 
 
+def e2e_node() -> Path:
+    """The program `e2e_node.test`, Kubernetes' tests of a node that start a kubelet of their own."""
+    program = cache() / "kube" / f"{KUBERNETES}-e2e" / "e2e_node.test"
+    if not program.exists():
+        suite = "k8s.io/kubernetes/test/e2e_node"
+        source = _kubernetes_module("kubernetes-e2e-node", [suite])
+        program.parent.mkdir(parents=True, exist_ok=True)
+        command = ["test", "-c", "-vet=off", "-trimpath", "-ldflags", _version_flags()]
+        run_go(source, *command, "-o", str(program), suite, CGO_ENABLED="0")
+    return program
+
+
 def _build_kubernetes(out: Path) -> None:
     _build_components(_kubernetes_module(), COMPONENTS, out)
 

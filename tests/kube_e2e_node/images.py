@@ -1,0 +1,29 @@
+"""The images that the node suite's specs use beside those of `tests.kube_e2e`, made here under the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cri_server.images import build
+from cri_server.images.build import BuiltImage
+from tests.kube_conformance.images import picture
+from tests.kube_e2e import images
+from tests.support import busybox
+from tests.support.images import made_once
+from tests.support.registry import archive_images
+
+
+def archives() -> list[Path]:
+    """docker-archives with all of them, made once for each version of what is in them."""
+    base = images.archive()
+    recipe = f"{base.name} {Path(__file__).read_text()}"
+    return [base, made_once("e2e-node", recipe, lambda: _additional(archive_images(base)))]
+
+
+def _additional(base: Mapping[str, BuiltImage]) -> Mapping[str, BuiltImage]:
+    agnhost = base[f"{images.E2E}/agnhost:2.63.0"]
+    return {
+        f"{images.E2E}/ipc-utils:1.4": build.busybox(busybox.program()),  # it has ipcs(1)
+        f"{images.E2E}/kitten:1.8": picture(agnhost, "kitten"),
+    }

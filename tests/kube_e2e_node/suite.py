@@ -1,0 +1,162 @@
+"""Runs Kubernetes' node suite, `e2e_node.test`, on a node of ours: the suite brings etcd, an API server and a kubelet of its own.
+
+That kubelet keeps its files at fixed places below /var/lib and /var/log; the node has a mount namespace in which folders of
+the test lie there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.kube_e2e_node import systemd_stand_in
+from tests.support import toolchain
+from tests.support.cluster_node import POD_SUBNETS, REGISTRY, Node, bridge_network
+from tests.support.processes import Program, wait_until
+
+REPOSITORY = Path(__file__).parents[2]
+IMAGE_HOSTS = ("docker.io", "registry.k8s.io", "gcr.io")
+# Folders that kubelet and what its specs mount expect at these places.
+FIXED_FOLDERS = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers")
+# A hybrid host has no controllers in its v2 tree, so kubelet makes no groups for pods there.
+KUBELET = {
+    "kind": "KubeletConfiguration",
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "failSwapOn": False,
+    "failCgroupV1": False,
+    "cgroupsPerQOS": False,
+    "enforceNodeAllocatable": ["none"],
+    "cgroupDriver": "cgroupfs",
+    "makeIPTablesUtilChains": False,
+    "podCIDR": POD_SUBNETS[0],
+    "serializeImagePulls": False,
+    "volumeStatsAggPeriod": "10s",
+    "fileCheckFrequency": "10s",
+    "evictionPressureTransitionPeriod": "30s",
+    "evictionHard": {"imagefs.available": "1%", "nodefs.available": "1%", "memory.available": "50Mi"},
+}
+
+Spec = dict[str, Any]
+
+
+class SuiteNode(Node):
+    """A node without a kubelet, with a registry, in a mount namespace that has `FIXED_FOLDERS` of its own."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, name)
+        self.pods_group = f"/{name}"
+        self.registry = Program("registry", folder / "log")
+        self.units = folder / "units"
+
+    def up(self, images: Sequence[Path]) -> None:
+        """Starts the registry with the archives `images`, and the server; both answer on return."""
+        self.make_network()
+        self._make_mounts()
+        host, _, port = REGISTRY.rpartition(":")
+        self.registry.start(
+            self.inside(
+                sys.executable, "-m", "tests.support.registry", "--address", host, "--port", port,
+                "--root", f"{self.folder}/registry", *map(str, images),
+            ),
+            environment={"PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+        self.write_configuration(bridge_network(self.folder / "leases"))
+        self._mirror_image_hosts()
+        self.start_server()
+
+    def down(self) -> None:
+        """Ends kubelet, pods, server and registry; leaves files only."""
+        self._systemctl("stop", *self._systemctl("list-units").split())
+        self.stop()
+        self.registry.stop()
+
+    def environment(self) -> dict[str, str]:
+        """The suite's: the stand-ins for systemd come first in its PATH."""
+        programs = self.folder / "stand-ins"
+        programs.mkdir(exist_ok=True)
+        self.units.mkdir(exist_ok=True)
+        for name in systemd_stand_in.PROGRAMS:
+            script = programs / name
+            script.write_text(f"#!{sys.executable}\n" + Path(systemd_stand_in.__file__).read_text())
+            script.chmod(0o755)
+        path = f"{programs}:{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "KUBE_E2E_NODE_UNITS": str(self.units)}
+
+    def _systemctl(self, *words: str) -> str:
+        command = [str(self.folder / "stand-ins/systemctl"), *words]
+        environment = self.environment()
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def _make_mounts(self) -> None:
+        """Starts a process in a mount namespace of its own, which holds the namespace."""
+        ready = self.folder / "mounted"
+        binds = []
+        for number, place in enumerate(FIXED_FOLDERS):
+            own = self.folder / "fixed" / str(number)
+            own.mkdir(parents=True)
+            Path(place).mkdir(parents=True, exist_ok=True)
+            binds.append(f"mount --bind {shlex.quote(str(own))} {place}")
+        steps = ["mount --make-rshared /", *binds, f"echo > {ready}", "exec sleep infinity"]
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", " && ".join(steps)]
+        self.mounts.start(command)
+        if not wait_until(ready.exists, 10):
+            raise RuntimeError(f"no mount namespace: {self.mounts.tail()}")
+
+    def _mirror_image_hosts(self) -> None:
+        for host in IMAGE_HOSTS:
+            hosts = self.folder / "certs.d" / host / "hosts.toml"
+            hosts.parent.mkdir(parents=True, exist_ok=True)
+            hosts.write_text(f'server = "http://{REGISTRY}"\n')
+
+    def run(
+        self, focus: str, skip: Sequence[str], timeout_s: int, processes: int = 1, *options: str
+    ) -> list[Spec]:
+        """Runs the specs that match `focus` and no pattern of `skip`; ginkgo's reports of them."""
+        reports = self.folder / "reports"
+        reports.mkdir(exist_ok=True)
+        (reports / "report.json").unlink(missing_ok=True)
+        configuration = self.folder / "kubelet.yaml"
+        configuration.write_text(json.dumps(KUBELET))
+        # The suite writes its files beside its program.
+        program = self.folder / "e2e_node.test"
+        program.unlink(missing_ok=True)
+        program.symlink_to(toolchain.e2e_node())
+        skipped = [f"--skip={pattern}" for pattern in skip]
+        command = [
+            str(toolchain.e2e() / "ginkgo"), f"--procs={processes}", f"--timeout={timeout_s}s", "--no-color",
+            f"--focus={focus}", *skipped, "--json-report=report.json", f"--output-dir={reports}",
+            str(program), "--",
+            f"--k8s-bin-dir={toolchain.kubernetes()}", f"--report-dir={reports}", "--node-name=node1",
+            f"--container-runtime-endpoint=unix://{self.socket}", "--prepull-images=false",
+            f"--kubelet-config-file={configuration}", f"--kubelet-flags=--node-ip={self.address}",
+            *options,
+        ]  # fmt: skip
+        log = self.folder / "ginkgo.log"
+        with open(log, "ab") as output:
+            child = subprocess.Popen(
+                self.inside(*command), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                cwd=self.folder, env=self.environment(), start_new_session=True,
+            )  # fmt: skip
+            try:
+                child.wait(timeout_s + 120)
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+        report = reports / "report.json"
+        if not report.exists():
+            tail = log.read_text(errors="replace")[-4000:]
+            raise AssertionError(f"ginkgo ended with {child.returncode}:\n{tail}")
+        return [
+            spec
+            for suite in json.loads(report.read_text())
+            for spec in suite["SpecReports"] or ()
+            if spec["LeafNodeType"] == "It" or spec["State"] not in ("passed", "skipped", "pending")
+        ]

@@ -1,0 +1,95 @@
+"""Kubernetes' node suite, which starts and restarts a kubelet of its own: every spec that this machine has the means for passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube_e2e.test_node_conformance import shown, without_dummies
+from tests.kube_e2e_node import images
+from tests.kube_e2e_node.suite import Spec, SuiteNode
+from tests.support import ledger, session
+
+PROCESSES = 8
+TIMEOUT_S = 3600
+FEWEST, FEWEST_SERIAL, FEWEST_PROXIED = 200, 50, 10
+"""Specs that pass at least: fewer are a wrong selection."""
+SKIP = (
+    r"\[Slow\]", r"\[Serial\]", r"\[Disruptive\]", r"\[Flaky\]", r"\[Benchmark\]", r"\[Alpha\]",
+    "OffByDefault", "StandaloneMode", "SeparateDiskGC",
+    # Resizing needs controllers in the v2 tree; the guest runs these.
+    "InPlacePod", "InPlace Resize",
+    # This kernel has no SCTP sockets.
+    "SCTP",
+    # An image by the digest of the original's bytes.
+    r"\[Feature:ImageID\]",
+    # The guest has CRIU.
+    "CheckpointContainer",
+    # kubelet's statistics of a group come from cgroup v2's controllers.
+    "Summary API",
+)  # fmt: skip
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[SuiteNode]:
+    before = ledger.take()
+    running = SuiteNode(tmp_path / "node", session.name("e2enode"))
+    try:
+        running.up(images.archives())
+        yield running
+    finally:
+        running.down()
+    left = ledger.settle(before)
+    assert not left, "the suite left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.mark.kube
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 300)
+def test_every_parallel_spec_passes(node: SuiteNode) -> None:
+    skip = [*SKIP, *(["PrivilegedPod"] if without_dummies() else [])]
+    specs = node.run("", skip, TIMEOUT_S, PROCESSES)
+    assert_passed(specs, FEWEST)
+
+
+def assert_passed(specs: list[Spec], fewest: int) -> None:
+    """Fails with the message of each spec that failed."""
+    bad = [shown(spec) for spec in specs if spec["State"] not in ("passed", "skipped", "pending")]
+    assert not bad, f"{len(bad)} specs failed:\n\n" + "\n\n".join(bad)
+    assert sum(spec["State"] == "passed" for spec in specs) >= fewest
+
+
+# Specs that need a node of their own: they change kubelet's configuration and restart it.
+SERIAL = (
+    r"Device Plugin \[Serial\]",
+    r"POD Resources API \[Serial\]",
+    "Ensure Credential Pulled Images",
+    # Not ImageGarbageCollect: it ends with a pull of all images of the suite's list, by their names in the world.
+    r"\] GarbageCollect \[Serial\]",
+    "ContainerLogRotation",
+    r"MirrorPod \[Serial\]",
+    r"StaticPod \[Serial\]",
+    r"SeccompDefault \[Serial\]",
+    r"Not Change Container Status",
+)
+SERIAL_SKIP = (r"\[Slow\]", r"\[Flaky\]", "SRIOV", r"\[Alpha\]", "OffByDefault")
+
+
+@pytest.mark.kube
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 300)
+def test_every_serial_spec_passes(node: SuiteNode) -> None:
+    specs = node.run("|".join(SERIAL), SERIAL_SKIP, TIMEOUT_S)
+    assert_passed(specs, FEWEST_SERIAL)
+
+
+@pytest.mark.kube
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 300)
+def test_every_spec_behind_a_proxy_of_the_socket_passes(node: SuiteNode) -> None:
+    """The suite's own CRI proxy stands between kubelet and the server, and injects errors."""
+    options = ("--cri-proxy-enabled=true",)
+    specs = node.run(r"\[Feature:CriProxy\]", SERIAL_SKIP, TIMEOUT_S, 1, *options)
+    assert_passed(specs, FEWEST_PROXIED)
