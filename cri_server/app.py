@@ -18,6 +18,7 @@ from typing import Any
 
 from cri_server import debug, events, meters, node, notify
 from cri_server.config import Config
+from cri_server.containers.rotate_logs import rotating
 from cri_server.containers.sessions import Sessions
 from cri_server.descriptor_store import DescriptorStore, receive
 from cri_server.events import Events
@@ -123,6 +124,7 @@ async def _start(
     await open_metrics(config, services, server, streaming, stack)
     await asyncio.gather(*(zygote.ready() for zygote in services.zygotes.values()))
     await stack.enter_async_context(_reconciling(services))
+    await stack.enter_async_context(rotating(services))
     await stack.enter_async_context(reloading(services, read, changed))
     await stack.enter_async_context(notify.supervised())
     log.info("serving at %s", config.server.listen)

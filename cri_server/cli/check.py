@@ -9,8 +9,10 @@ import posixpath
 import re
 from collections.abc import Iterable
 
+from cri_server import log_rotation
 from cri_server.cli import manifest
 from cri_server.cli.manifest import Container, Pod, Profile, Resources, Spec, VolumeMount, quantity
+from cri_server.log_rotation import Limits
 from pyrunc.errors import InvalidSpec
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -57,6 +59,20 @@ def _metadata(metadata: manifest.Metadata) -> None:
             _name(value, f"metadata.labels.{key}", "a label's value", QUALIFIED, LABEL_LIMIT)
     if sum(len(f"{k}{v}".encode()) for k, v in metadata.annotations.items()) > ANNOTATIONS_LIMIT_BYTES:
         raise InvalidSpec("metadata.annotations", f"have more than {ANNOTATIONS_LIMIT_BYTES} bytes")
+    log_limits(metadata)
+
+
+def log_limits(metadata: manifest.Metadata) -> Limits:
+    """What the pod's annotation `io.pyrunc.log-rotation` says, such as `10Mi 5`, else kubelet's
+    defaults. Raises InvalidSpec."""
+    text = metadata.annotations.get(log_rotation.ANNOTATION)
+    if text is None:
+        return Limits()
+    path = f"metadata.annotations[{log_rotation.ANNOTATION}]"
+    size, _, files = text.partition(" ")
+    if not (re.fullmatch("[0-9]{1,6}", files) and int(files) >= log_rotation.LEAST_FILES):
+        raise InvalidSpec(path, f"{text!r} is not a size and a number of files from 2 on: 10Mi 5")
+    return Limits(int(quantity(size, path)), int(files))
 
 
 def _key(key: str, path: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
+from cri_server import log_rotation
 from pyrunc.errors import InvalidArgument, NotFound
 
 BLOCK_BYTES = 64 << 10
@@ -41,47 +43,75 @@ def entries(file: BinaryIO) -> Iterator[Entry]:
 
 
 class Log:
-    """A log file, read to its present end each time; when it was rotated, on to the new one."""
+    """A container's log: its rotated files and the one that is written, read in this order to the
+    present end each time. Compressed files, as kubelet makes them, are left out."""
 
     def __init__(self, path: str) -> None:
         """Raises NotFound, OSError."""
         self._path = path
-        try:
-            self._file: BinaryIO = open(path, "rb")
-        except FileNotFoundError:
-            raise NotFound(f"no log at {path}: the container was not started") from None
+        self._files = _open_all(path)  # the first one is read, the others follow
+        if not self._files:
+            raise NotFound(f"no log at {path}: the container was not started")
 
     def close(self) -> None:
-        self._file.close()
+        _close(self._files)
 
     def seek_last(self, count: int) -> None:
-        """Go to the last `count` records."""
-        self._file.seek(last(self._file, count))
+        """Go to the last `count` records. Call it before `new`."""
+        for number, file in reversed(list(enumerate(self._files))):
+            position, found = last(file, count)
+            file.seek(position)
+            count -= found
+            if count == 0:
+                _close(self._files[:number])
+                del self._files[:number]
+                return
 
     def new(self) -> Iterator[Entry]:
         """What has come since. Raises OSError."""
         while True:
-            rotated = self._open_next()
-            yield from entries(self._file)
-            if rotated is None:
+            if len(self._files) == 1:
+                self._files += self._open_later()
+            yield from entries(self._files[0])
+            if len(self._files) == 1:
                 return
-            self._file.close()
-            self._file = rotated
+            self._files.pop(0).close()
 
-    def _open_next(self) -> BinaryIO | None:
-        """The file that has taken our file's place. The writer has left ours by then, but for its last lines."""
-        try:
-            found = open(self._path, "rb")
-        except FileNotFoundError:
-            return None
-        if os.path.sameopenfile(found.fileno(), self._file.fileno()):
-            found.close()
-            return None
-        return found
+    def _open_later(self) -> list[BinaryIO]:
+        """The files that were made after ours. The writer has left ours by then, but for its last lines."""
+        own = os.fstat(self._files[0].fileno())
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), own):
+                return []
+        files = _open_all(self._path)
+        found = [os.fstat(file.fileno()) for file in files]
+        at = next((n for n, each in enumerate(found) if os.path.samestat(each, own)), None)
+        if at is None:  # it was removed, or has a name of another form: what was not changed before it
+            at = sum(each.st_mtime_ns < own.st_mtime_ns for each in found) - 1
+        _close(files[: at + 1])
+        return files[at + 1 :]
 
 
-def last(file: BinaryIO, count: int) -> int:
-    """Where the last `count` complete records begin; the file is read from its end, block by block."""
+def _open_all(path: str) -> list[BinaryIO]:
+    """The log's files, oldest first; anew when it is rotated meanwhile. Raises OSError."""
+    while True:
+        names, files = log_rotation.rotated(path), list[BinaryIO]()
+        for name in (*names, path):
+            with contextlib.suppress(FileNotFoundError):
+                files.append(open(name, "rb"))
+        if log_rotation.rotated(path) == names:
+            return files
+        _close(files)
+
+
+def _close(files: Iterable[BinaryIO]) -> None:
+    for file in files:
+        file.close()
+
+
+def last(file: BinaryIO, count: int) -> tuple[int, int]:
+    """Where the last `count` complete records begin, and how many there are up to `count`; the file
+    is read from its end, block by block."""
     end = file.seek(0, os.SEEK_END)
     at, missing, is_last = end, count + 1, True
     while at > 0:
@@ -94,9 +124,9 @@ def last(file: BinaryIO, count: int) -> int:
                 end, is_last = start + position + 1, False  # what follows is a record that is being written
             missing -= 1
             if missing == 0:
-                return start + position + 1
+                return start + position + 1, count
         at = start
-    return 0 if count else end
+    return (0 if count else end), count + 1 - missing if count else 0
 
 
 def moment(text: str, now: datetime.datetime) -> datetime.datetime:

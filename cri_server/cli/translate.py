@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from cri_server import log_rotation
 from cri_server.api import api_pb2 as api
 from cri_server.cli import check, dns, host_names, manifest, ownership, volumes
 from cri_server.cli.expand import environment, expand, undefined
@@ -136,6 +137,7 @@ def container(
         },
         annotations={
             ownership.GRACE: str(pod.spec.termination_grace_period_seconds),
+            log_rotation.ANNOTATION: str(check.log_limits(pod.metadata)),
             **({ownership.PORTS: _named_ports(asked)} if asked.ports else {}),
             **({ownership.ADDRESSES: ",".join(addresses)} if any(e.status for e in asked.env) else {}),
         },

@@ -67,7 +67,7 @@ PYRUNC_ROOMS = (
     ("accelerate",),
 )
 CRI_SERVER_ROOMS = (
-    ("logs", "meters", "debug", "explain", "together", "timeline", "typed", "notify"),
+    ("logs", "meters", "debug", "explain", "together", "timeline", "typed", "notify", "log_rotation"),
     ("descriptor_store",),
     ("encoded", "errands", "events", "locks", "steps", "images", "streaming", "http2", "selinux"),
     ("store",),

@@ -1,0 +1,72 @@
+"""Rotates the logs of containers that have limits in an annotation: those of `pyrunc-cri run`.
+
+The file is renamed and the shim opens a new one, as kubelet does it with ReopenContainerLog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from cri_server import log_rotation
+from cri_server.containers import reopen_log
+from cri_server.log_rotation import Limits
+from cri_server.services import Services
+from cri_server.store.model import Container
+from cri_server.together import to_the_end
+from pyrunc.errors import Error, NotFound, WrongState
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 2.0
+"""A log exceeds its limit by what its container writes meanwhile. kubelet's interval is 10 s."""
+
+
+@contextlib.asynccontextmanager
+async def rotating(services: Services) -> AsyncIterator[None]:
+    """While inside, logs are rotated."""
+    task = asyncio.create_task(_rotate_for_ever(services), name="rotate logs")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _rotate_for_ever(services: Services) -> None:
+    told: set[str] = set()  # ids of containers whose log could not be rotated
+    while True:
+        for container in list(services.index.containers):
+            limits = log_rotation.limits(container.config.annotations)
+            if limits is None or not container.log_path or not container.running:
+                continue
+            try:
+                await to_the_end(rotate(services, container, limits))
+                told.discard(container.id)
+            except Exception as error:
+                if container.id not in told:
+                    known = isinstance(error, Error | OSError)
+                    text = "container %s: its log is not rotated: %s"
+                    log.warning(text, container.id, error, exc_info=not known)
+                told.add(container.id)
+        told.intersection_update(container.id for container in services.index.containers)
+        await asyncio.sleep(INTERVAL_S)
+
+
+async def rotate(services: Services, container: Container, limits: Limits) -> None:
+    """Rotate the container's log if it is longer than its limit. Raises OSError, Error: the log has
+    its name again then."""
+    path = container.log_path
+    target = await asyncio.to_thread(log_rotation.move, path, limits.max_bytes)
+    if target is None:
+        return
+    try:
+        await reopen_log.reopen(services, container.id)
+    except Error as error:
+        await asyncio.to_thread(log_rotation.move_back, path, target)
+        if isinstance(error, NotFound | WrongState):  # it has ended meanwhile
+            return
+        raise
+    await asyncio.to_thread(log_rotation.remove_oldest, path, limits.max_files)

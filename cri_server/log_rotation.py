@@ -1,0 +1,82 @@
+"""Log files that the server rotates, because no kubelet does: limits, names of rotated files, the steps on disk.
+
+A rotated file is called as kubelet calls it, `LOG.YYYYMMDD-HHMMSS` in UTC; unlike kubelet's it is
+not compressed, so that `pyrunc-cri logs` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+ANNOTATION = "io.pyrunc.log-rotation"
+"""Of a container: `BYTES FILES`. kubelet copies a pod's annotations to the sandbox, never to a
+container, so that an author of pods cannot set it."""
+ROTATED = re.compile(r"\.\d{8}-\d{6}")
+LEAST_FILES = 2  # the one that is written, and one that was rotated
+
+
+class Limits(NamedTuple):
+    """`max_bytes`: a longer file is rotated. `max_files`: how many are kept, with the one that is
+    written. The defaults are kubelet's (containerLogMaxSize, containerLogMaxFiles)."""
+
+    max_bytes: int = 10 << 20
+    max_files: int = 5
+
+    def __str__(self) -> str:
+        return f"{self.max_bytes} {self.max_files}"
+
+
+def limits(annotations: Mapping[str, str]) -> Limits | None:
+    """A container's limits; None without the annotation, and when it has another form."""
+    match = re.fullmatch(r"(\d{1,18}) (\d{1,6})", annotations.get(ANNOTATION, ""))
+    if match is None or int(match[2]) < LEAST_FILES:
+        return None
+    return Limits(int(match[1]), int(match[2]))
+
+
+def rotated(path: str) -> list[str]:
+    """The paths of the rotated files of the log at `path`, oldest first. Raises OSError."""
+    folder, name = os.path.split(path)
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    found = [each for each in names if each.startswith(name) and ROTATED.fullmatch(each[len(name) :])]
+    return [os.path.join(folder, each) for each in sorted(found)]
+
+
+def move(path: str, max_bytes: int) -> str | None:
+    """Rename the log at `path` if it is longer than `max_bytes`.
+
+    Returns the new name; an empty one when there is no file at `path` but a rotated one, which a
+    server that was killed in the middle leaves; None when nothing is to be done. Raises OSError.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return "" if rotated(path) else None
+    if not stat.S_ISREG(found.st_mode) or found.st_size <= max_bytes:
+        return None
+    target = path + time.strftime(".%Y%m%d-%H%M%S", time.gmtime())
+    if os.path.lexists(target):  # rotated in this very second: the next look does it
+        return None
+    os.rename(path, target)
+    return target
+
+
+def move_back(path: str, target: str) -> None:
+    """Undo `move`, unless there is a file at `path` again. Raises OSError."""
+    if target and not os.path.lexists(path):
+        os.rename(target, path)
+
+
+def remove_oldest(path: str, max_files: int) -> None:
+    """Delete rotated files until `max_files` are left with the one at `path`. Raises OSError."""
+    files = rotated(path)
+    for each in files[: max(0, len(files) - (max_files - 1))]:
+        os.unlink(each)

@@ -1,0 +1,91 @@
+"""The server rotates the logs of `pyrunc-cri run`, which no kubelet does, and loses no line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cri_server.cli import check, manifest
+from cri_server.containers.rotate_logs import INTERVAL_S
+from cri_server.log_rotation import ANNOTATION, Limits, rotated
+from pyrunc.errors import InvalidSpec
+from tests.cri.client_verbs import cli, ended, ok, started
+from tests.cri.server_harness import IMAGE, Server
+from tests.support.processes import wait_until
+
+WRITER = "i=0; while [ $i -lt {number} ]; do i=$((i+1)); echo $i; {pause}; done; touch /done; sleep 3600"
+
+
+def run(server: Server, command: str, limits: str) -> str:
+    """The id of a container of a pod of `run`."""
+    path = server.folder / "pod.yaml"
+    path.write_text(f"""
+{{apiVersion: v1, kind: Pod, metadata: {{name: talks, annotations: {{{ANNOTATION}: {limits}}}}}, spec: {{containers: [
+  {{name: main, image: "{IMAGE}", command: [sh, -c, "{command}"]}}]}}}}
+""")
+    cli(server, "run", "--folder", str(server.folder / "pods"), str(path))
+    (container,) = server.containers()
+    return container.id
+
+
+def test_a_log_is_rotated_and_read_and_followed_as_one(server: Server) -> None:
+    container = run(server, WRITER.format(number=300, pause="usleep 20000"), "2Ki 4")
+    path = server.status(container).log_path
+    with started(server, "logs", "-f", container) as process:
+        assert wait_until(lambda: len(rotated(path)) >= 2, 60), server.tail()
+        assert wait_until(lambda: server.exec(container, "test", "-e", "/done").exit_code == 0, 60)
+        server.stop_container(container)
+        assert process.stdout is not None
+        lines = process.stdout.read().decode().splitlines()
+        assert ended(process) == (b"", 0)
+    assert lines == [str(n) for n in range(1, 301)]
+    newest = len(Path(path).read_bytes().splitlines())
+    assert ok(server, "logs", "--tail", str(newest + 5), container).lines == lines[-newest - 5 :]
+    cli(server, "rm", "--force", "--folder", str(server.folder / "pods"), "talks")
+    assert not Path(path).parent.exists(), "rotated files go with the pod's folder"
+
+
+def test_so_many_files_are_kept(server: Server) -> None:
+    container = run(server, WRITER.format(number=100000, pause="usleep 10000"), "1Ki 2")
+    path = server.status(container).log_path
+    assert wait_until(lambda: len(rotated(path)) == 1, 60), server.tail()
+    (first,) = rotated(path)
+    assert wait_until(lambda: not Path(first).exists(), 10 * INTERVAL_S + 30), server.tail()
+    assert wait_until(lambda: len(rotated(path)) == 1, 60), server.tail()
+
+
+def test_a_rotation_that_a_kill_has_cut_in_two_is_completed(server: Server) -> None:
+    container = run(server, "echo one; until [ -e /go ]; do sleep 0.05; done; echo two; sleep 3600", "1Mi 2")
+    path = Path(server.status(container).log_path)
+    server.wait_logged(container, "one")
+    path.rename(f"{path}.20260101-100000")
+    assert wait_until(path.exists, 60), server.tail()
+    server.exec(container, "touch", "/go")
+    server.wait_logged(container, "two")
+    assert ok(server, "logs", container).lines == ["one", "two"]
+
+
+def test_the_author_of_a_kubelets_pod_cannot_ask_for_rotation(server: Server) -> None:
+    """kubelet copies a pod's annotations to the sandbox, not to the container."""
+    pod = server.run_pod(server.pod_config("author", annotations={ANNOTATION: "1 2"}))
+    other = server.launch(pod, server.container_config(["sh", "-c", "echo one; sleep 3600"]))
+    server.wait_logged(other, "one")
+    config = server.container_config(["sh", "-c", "echo one; sleep 3600"], log_path="d.log")
+    config.metadata.name, config.annotations[ANNOTATION] = "d", "1 2"
+    own = server.launch(pod, config)
+    assert wait_until(lambda: rotated(server.status(own).log_path), 60), server.tail()
+    assert not rotated(server.status(other).log_path), "one look takes the containers in their order"
+
+
+@pytest.mark.parametrize("text", ["10Mi", "10Mi 1", "x 5", "10Mi five"])
+def test_limits_that_are_none_are_refused_by_their_path(text: str) -> None:
+    metadata = manifest.Metadata(name="a", annotations={ANNOTATION: text})
+    with pytest.raises(InvalidSpec, match=r"metadata.annotations\[io.pyrunc.log-rotation\]"):
+        check.log_limits(metadata)
+
+
+def test_limits_are_kubelets_unless_the_pod_says_otherwise() -> None:
+    assert check.log_limits(manifest.Metadata(name="a")) == Limits(10 << 20, 5)
+    metadata = manifest.Metadata(name="a", annotations={ANNOTATION: "1Mi 3"})
+    assert check.log_limits(metadata) == Limits(1 << 20, 3)
