@@ -35,6 +35,7 @@ _ZSTD_MAGICS = {
     ZSTD_MAGIC,
     *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)),
 }  # the latter: skippable frames
+_MAGIC_BYTES = 4
 WINDOW_LOG_LIMIT = 27  # 128 MiB, what `zstd --ultra` may use without --long
 EMPTY_MEMBERS_LIMIT = 10_000
 _INPUT_BYTES = 256 << 10
@@ -180,8 +181,8 @@ class Stream:
             self._refill()
 
     def _decoded(self) -> Iterator[bytes]:
-        self._refill()
-        first = bytes(self._input[:4])
+        self._refill_magic()
+        first = bytes(self._input[:_MAGIC_BYTES])
         if first.startswith(GZIP_MAGIC):
             yield from self._members(_gzip, "gzip")
         elif first in _ZSTD_MAGICS:
@@ -195,6 +196,17 @@ class Stream:
         data = self._read()
         self.read_bytes += len(data)
         self._input, self._used = data if isinstance(data, memoryview) else memoryview(data), 0
+
+    def _refill_magic(self) -> None:
+        """Read at least the bytes that tell the compression: a registry's first piece may be a
+        single byte."""
+        self._refill()
+        while 0 < (size := len(self._input)) < _MAGIC_BYTES:
+            start = bytes(self._input)
+            self._refill()
+            self._input = memoryview(start + bytes(self._input))
+            if len(self._input) == size:  # the blob has no more
+                return
 
     def _members(self, new: Callable[[], _Decoder], kind: str) -> Iterator[bytes]:
         """The content of concatenated members (gzip) or frames (zstd); the stream must end with one."""
