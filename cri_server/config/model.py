@@ -145,7 +145,10 @@ class Registry(Table):
         ),
     ] = ""
     no_progress_timeout_s: Annotated[
-        PositiveSeconds, explained("A pull that makes no progress for so long fails.")
+        PositiveSeconds,
+        explained(
+            "A pull that makes no progress for so long fails. Less than 1 KiB/s on average is no progress."
+        ),
     ] = 300.0
 
 

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 Got = TypeVar("Got")
 FETCHES_AT_ONCE = 4
 PREFIXES = ("RegistryUnavailable: ", "SignatureValidationFailed: ")  # that kubelet looks for at the beginning
-PROGRESS_BYTES = 16 << 10  # less than this counts as nothing: a byte now and then is a stall
+REPORT_BYTES = 16 << 10  # between two reports of how far the pull is
 TELL_S = 0.05  # between two times that the thread of a download wakes the server's
 
 
@@ -68,7 +68,7 @@ class Pull:
         self._turns = KeyedLock()  # of blobs
         self._rate = Rate()
         self._loop = asyncio.get_running_loop()
-        self._fetched = self._total = self._unseen = 0
+        self._fetched = self._total = self._unreported = 0
         self._downloaded: set[str] = set()  # digests of the blobs that this pull has got
 
     async def run(self) -> str:
@@ -260,10 +260,10 @@ class Pull:
         rate.arrived(size)
         self._rate.arrived(size)
         self._fetched += size
-        self._unseen += max(0, size)
-        if self._unseen >= PROGRESS_BYTES:
-            self._unseen = 0
-            self._watch.touch()
+        self._watch.arrived(max(0, size))
+        self._unreported += max(0, size)
+        if self._unreported >= REPORT_BYTES:
+            self._unreported = 0
             self._tell("fetching")
 
     async def _thread(self, function: Callable[[], Got]) -> Got:

@@ -25,6 +25,7 @@ class StreamedBlob(Incoming):
         super().__init__(algorithm)
         self._sender = sender
         self._is_interrupted = False
+        self.is_closed = False  # nothing arrives any more
 
     def interrupt(self) -> None:
         """The next `write` raises Interrupted. Any thread may call."""
@@ -43,6 +44,7 @@ class StreamedBlob(Incoming):
 
     def close(self) -> None:
         """The reader gets the end of the blob. Idempotent."""
+        self.is_closed = True
         self._sender.close()
 
 

@@ -13,6 +13,9 @@ from pyrunc.errors import DeadlineExceeded
 
 Outcome = TypeVar("Outcome")
 _ABANDON_S = 5.0
+# A source that sends less has stalled. A modem of 9,600 bit/s sends 1.2 KiB/s, and at 1 KiB/s a
+# layer of 30 MiB takes more than eight hours, so no pull that is of use is slower.
+PROGRESS_BYTES_PER_S = 1 << 10
 
 
 class Abandoned(Exception):
@@ -66,17 +69,33 @@ async def in_thread(
 
 
 class Watch:
-    """Cancels work that makes no progress for `timeout_s`. `touch` may be called from any thread."""
+    """Cancels work that makes no progress for `timeout_s`. `touch` may be called from any thread,
+    `arrived` on the event loop."""
 
-    def __init__(self, timeout_s: float, what: str) -> None:
-        self._timeout_s, self._what = timeout_s, what
-        self._last = time.monotonic()
+    def __init__(self, timeout_s: float, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, as `time.monotonic`."""
+        self._timeout_s, self._what, self._clock = timeout_s, what, clock
+        self._last = clock()
         self._pauses = 0
+        self._arrived_bytes = 0  # since the last progress
         self.stalled = False
 
     def touch(self) -> None:
         """Something happened."""
-        self._last = time.monotonic()
+        self._last, self._arrived_bytes = self._clock(), 0
+
+    def arrived(self, size: int) -> None:
+        """Count bytes that a source sent. They are progress once PROGRESS_BYTES_PER_S, times the
+        timeout, have arrived since the last progress: a source that is faster never stalls, and
+        one that is slower always does."""
+        self._arrived_bytes += size
+        if self._arrived_bytes >= PROGRESS_BYTES_PER_S * self._timeout_s:
+            self.touch()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the last progress is longer ago than the timeout."""
+        return not self._pauses and self._clock() - self._last > self._timeout_s
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -93,7 +112,7 @@ class Watch:
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=min(1.0, self._timeout_s / 4))
-                if not self._pauses and time.monotonic() - self._last > self._timeout_s and not work.done():
+                if self.is_overdue and not work.done():
                     self.stalled = True
                     work.cancel()
                     await asyncio.wait([work])

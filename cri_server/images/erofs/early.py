@@ -37,6 +37,11 @@ class GrowingTars:
             with suppress(BlockingIOError):  # nobody has read the last ones yet
                 os.write(self._writing, b".")
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether none of them grows any more."""
+        return self._writing < 0
+
     def whole(self) -> None:
         """All of them. Idempotent."""
         self._news.set()

@@ -25,6 +25,7 @@ from cri_server.images.build import image, layer
 from cri_server.images.model import Auth
 from cri_server.images.service import ImageService
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unsupported
+from tests.cri.images.conftest import only_erofs
 from tests.cri.images.test_pull import hosts_toml, left_over, make
 from tests.kernel.cni.harness import open_new_namespace
 from tests.support.registry import Fault, Registry
@@ -209,6 +210,21 @@ async def test_a_registry_that_stalls(tmp_path: Path, registry: Registry, fault:
     error = await refused(service, f"{registry.host}/app:v1")
     assert isinstance(error, DeadlineExceeded)
     assert error.message == f"pulling {registry.host}/app:v1: no progress for 0.8 s"
+    assert left_over(tmp_path) == set()
+    await service.close()
+
+
+@only_erofs
+async def test_a_slow_blob_stalls_whatever_it_decodes_to(tmp_path: Path, registry: Registry) -> None:
+    """4 MiB of zeros are 130 bytes of zstd: each time that they are decoded is no progress."""
+    built = image([layer({"zeros": bytes(256 << 20)})], {"Cmd": ["/zeros"]})
+    registry.push("app:v1", built, compress="zstd")
+    registry.faults.append(Fault("/blobs/", byte_delay_s=0.004))  # less than 250 bytes a second
+    service = ImageService(tmp_path / "images", no_progress_timeout_s=3)
+    await service.start()
+    error = await refused(service, f"{registry.host}/app:v1")
+    assert isinstance(error, DeadlineExceeded)
+    assert error.message == f"pulling {registry.host}/app:v1: no progress for 3 s"
     assert left_over(tmp_path) == set()
     await service.close()
 

@@ -1,0 +1,72 @@
+"""What counts as progress of a pull."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cri_server.images.waiting import PROGRESS_BYTES_PER_S, Watch
+from pyrunc.errors import DeadlineExceeded
+
+TIMEOUT_S = 300
+
+
+class Clock:
+    """Seconds that the test counts."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def overdue_after_s(watch: Watch, clock: Clock, bytes_per_s: int, limit_s: int = 3600) -> int | None:
+    """Feeds the watch once a second; the second in which it is overdue, None if never."""
+    for second in range(1, limit_s):
+        clock.now_s += 1
+        watch.arrived(bytes_per_s)
+        if watch.is_overdue:
+            return second
+    return None
+
+
+@pytest.mark.parametrize("bytes_per_s", [0, 1, 54, 64, 500, PROGRESS_BYTES_PER_S - 5])
+def test_a_source_below_a_kibibyte_a_second_stalls(bytes_per_s: int) -> None:
+    clock = Clock()
+    assert overdue_after_s(Watch(TIMEOUT_S, "", clock), clock, bytes_per_s) == TIMEOUT_S + 1
+
+
+@pytest.mark.parametrize("bytes_per_s", [PROGRESS_BYTES_PER_S, 10_000, 1 << 20])
+def test_a_source_of_a_kibibyte_a_second_never_stalls(bytes_per_s: int) -> None:
+    clock = Clock()
+    assert overdue_after_s(Watch(TIMEOUT_S, "", clock), clock, bytes_per_s) is None
+
+
+def test_other_progress_begins_a_new_period() -> None:
+    """Bytes before it do not count in the period after it."""
+    clock = Clock()
+    watch = Watch(TIMEOUT_S, "", clock)
+    watch.arrived(PROGRESS_BYTES_PER_S * TIMEOUT_S - 1)
+    clock.now_s += TIMEOUT_S
+    watch.touch()
+    assert overdue_after_s(watch, clock, 1) == TIMEOUT_S + 1
+
+
+def test_a_pause_is_no_stall() -> None:
+    clock = Clock()
+    watch = Watch(TIMEOUT_S, "", clock)
+    with watch.paused():
+        assert overdue_after_s(watch, clock, 0) is None
+    assert overdue_after_s(watch, clock, 0) == TIMEOUT_S + 1
+
+
+async def test_work_that_is_overdue_is_cancelled() -> None:
+    clock = Clock()
+    watch = Watch(0.1, "pulling app:v1", clock)
+    work = asyncio.create_task(asyncio.Event().wait())
+    clock.now_s = 0.2
+    with pytest.raises(DeadlineExceeded, match=r"pulling app:v1: no progress for 0\.1 s"):
+        await watch.guard(work)
+    assert work.cancelled()
