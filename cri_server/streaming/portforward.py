@@ -321,6 +321,10 @@ async def forward_channels(
         error.inbound.discard()
         text = await forward(backend, sandbox_id, port, own, data, data.inbound, half_close=False)
         if text:
-            await error.write(text.encode())
+            with contextlib.suppress(StreamGone):
+                await error.write(text.encode())
 
-    await asyncio.gather(*(one(port, *pair) for port, pair in zip(ports, channels, strict=True)))
+    # Not gather(): when one fails, that leaves the others running, with nothing to end them.
+    async with asyncio.TaskGroup() as group:
+        for port, pair in zip(ports, channels, strict=True):
+            group.create_task(one(port, *pair))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import random
 import socket
+import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
@@ -21,6 +23,7 @@ from cri_server.streaming.backend import AttachOptions, ExecOptions, PortForward
 from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.spdy.connection import Connection
+from pyrunc.errors import KernelError
 from tests.cri.streaming.client import connect
 from tests.cri.streaming.conftest import GoExec
 from tests.cri.streaming.processes import ProcessBackend
@@ -288,6 +291,48 @@ async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
         async with asyncio.timeout(60):
             while server.handler.forwarded.connections:
                 await asyncio.sleep(0.01)
+    finally:
+        await server.close()
+        for pod in backend.pods:
+            pod.close()
+
+
+class ClosedPorts(SlowPods):
+    """Port 1 of its pods is closed, which is known when `open` is set; others are silent."""
+
+    async def dial(self, sandbox_id: str, port: int) -> socket.socket:
+        if port == 1:
+            self.dialed += 1
+            await self.open.wait()
+            raise KernelError("connect", "127.0.0.1:1", errno.ECONNREFUSED)
+        ours, pod = socket.socketpair()
+        self.pods.append(pod)
+        return ours
+
+
+async def test_a_client_that_leaves_while_a_port_is_refused_leaves_no_connection() -> None:
+    """A WebSocket has two ports, of which one is refused in the moment in which the client resets the
+    connection. Proof: the connection to the other, silent port is closed, too."""
+    backend = ClosedPorts()
+    server = StreamingServer(backend)
+    await server.start()
+    try:
+        url = server.url_for_port_forward(PortForwardOptions("pod", (80, 1)))
+        async with connection(server) as (reader, writer):
+            writer.write(request(path_of(url), *WEBSOCKET, method="GET"))
+            async with asyncio.timeout(10):
+                await reader.readuntil(b"\r\n\r\n")
+                while not (backend.dialed and backend.pods):
+                    await asyncio.sleep(0.01)
+            client: socket.socket = writer.get_extra_info("socket")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+            asyncio.get_running_loop().call_soon(backend.open.set)  # after the transport has closed
+        async with asyncio.timeout(10):
+            while server.handler.forwarded.connections:
+                await asyncio.sleep(0.01)
+        (pod,) = backend.pods
+        assert pod.recv(1) == b""
     finally:
         await server.close()
         for pod in backend.pods:
