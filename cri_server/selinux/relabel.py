@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from pyrunc.abi.file import AT_FDCWD, RESOLVE_NO_SYMLINKS
+from pyrunc.abi.file import AT_FDCWD, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel.path import openat2
 from pyrunc.kernel.tree import FOLDER, identity, open_folder
@@ -32,6 +32,7 @@ REFUSED_BELOW = ("/dev/", "/proc/", "/sys/")
 # File systems without labels of their own, which NFS and others are, or that are read-only.
 # A folder that something else has replaced; one on which another mount is, which keeps its labels.
 PASSED_OVER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+INSIDE = RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 PATH_PARTS = 64  # of the names in an error
 NO_LABELS = (errno.ENOTSUP, errno.EROFS)
 
@@ -59,18 +60,26 @@ def check_path(path: str) -> None:
 
 
 def relabel_tree(path: str, label: bytes) -> None:
-    """The file or folder at `path` and what is below it on the same file system. Links are labelled, never followed; what another
-    program removes meanwhile is skipped. Raises KernelError."""
+    """Label the file or folder at `path` and what is below it on the same mount. Links are labelled,
+    never followed; what another program removes meanwhile is skipped. A file with a second name
+    outside of the volume is one file with one label; link(2) makes no such name from a container,
+    whose volumes are mounts of their own (EXDEV). Raises KernelError."""
     # The path was looked up before: a link in it now was put there since.
     top = openat2(AT_FDCWD, path, os.O_PATH, resolve=RESOLVE_NO_SYMLINKS)
     try:
-        if not _set(f"/proc/self/fd/{top}", label, path, follow=True) or not stat.S_ISDIR(
-            os.fstat(top).st_mode
-        ):
-            return
-        _relabel_below(os.open(".", FOLDER, dir_fd=top), label, path)
+        takes_labels = _set(f"/proc/self/fd/{top}", label, path, follow=True)
+        if takes_labels and stat.S_ISDIR(os.fstat(top).st_mode):
+            _relabel_below(_reopen(top, path), label, path)
     finally:
         os.close(top)
+
+
+def _reopen(folder: int, path: str) -> int:
+    """The folder as one that can be read; other users' folders on NFS refuse that (EACCES)."""
+    try:
+        return os.open(".", FOLDER, dir_fd=folder)
+    except OSError as error:
+        raise KernelError("open", repr(path), error.errno or 0) from None
 
 
 class _Level:
@@ -85,7 +94,6 @@ class _Level:
 def _relabel_below(current: int, label: bytes, path: str) -> None:
     """Everything in the open folder, which is closed here. One descriptor and no recursion: a tree
     that a container has made may be deeper than both. Raises KernelError."""
-    device = os.fstat(current).st_dev
     try:
         way = [_Level(path, current, _label_entries(current, label, path))]
         while way:
@@ -100,9 +108,7 @@ def _relabel_below(current: int, label: bytes, path: str) -> None:
                 os.close(current)
                 current = below
                 named = "/".join(level.name for level in way[:PATH_PARTS])
-                left = []
-                if os.fstat(current).st_dev == device:
-                    left = _label_entries(current, label, f"{named}/{name}")
+                left = _label_entries(current, label, f"{named}/{name}")
                 way.append(_Level(name, current, left))
                 continue
             way.pop()
@@ -120,17 +126,32 @@ def _relabel_below(current: int, label: bytes, path: str) -> None:
 
 def _label_entries(folder: int, label: bytes, named: str) -> list[str]:
     """Label what is in the folder; the names of its folders. Raises KernelError, OSError."""
-    device, folders = os.fstat(folder).st_dev, []
+    folders = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if is_folder and not _is_on(device, entry.name, folder):
-                continue
-            # The folder is the one that is open: nobody can put a link in its place.
-            _set(f"/proc/self/fd/{folder}/{entry.name}", label, f"{named}/{entry.name}", follow=False)
-            if is_folder:
+            if _label_entry(folder, entry.name, label, f"{named}/{entry.name}"):
                 folders.append(entry.name)
     return folders
+
+
+def _label_entry(folder: int, name: str, label: bytes, named: str) -> bool:
+    """Label one entry unless a mount covers it; whether it is a folder. Raises KernelError.
+
+    A path would lead to what is mounted there, file or folder: openat2(2) refuses it with EXDEV,
+    and the descriptor stays on the same inode whatever takes the place of the name. O_PATH opens
+    neither a FIFO nor a device.
+    """
+    try:
+        place = openat2(folder, name, os.O_PATH | os.O_NOFOLLOW, resolve=INSIDE)
+    except KernelError as error:
+        if error.errno in PASSED_OVER:
+            return False
+        raise
+    try:
+        _set(f"/proc/self/fd/{place}", label, named, follow=True)
+        return stat.S_ISDIR(os.fstat(place).st_mode)
+    finally:
+        os.close(place)
 
 
 def set_label(path: str, label: str) -> None:
@@ -157,10 +178,3 @@ def _set(path: str, label: bytes, named: str, *, follow: bool) -> bool:
         raise KernelError(
             "setxattr", f"{ATTRIBUTE}={label.decode()} of {named!r}", error.errno or 0
         ) from None
-
-
-def _is_on(device: int, name: str, folder: int) -> bool:
-    try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_dev == device
-    except FileNotFoundError:
-        return False
