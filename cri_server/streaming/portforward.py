@@ -4,7 +4,8 @@ Over SPDY the client opens as many pairs as it likes, told apart by `requestid`;
 the request. Either side of a connection may end its direction and go on reading, but only for as long as the other direction
 moves bytes: kubectl up to 1.31 ends nothing until the error stream ends (LINGER_S). A failure is a text on the error stream.
 
-A dial is a process in the pod's network, a connection a descriptor of this one: both are bounded, for a session and in all.
+A dial is a process in the pod's network, a connection a descriptor of this one: both are bounded, for a session and in all, dials
+also for a pod, so that pods that accept no connections leave turns for others (`Dials`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -28,7 +30,7 @@ PROTOCOL = "portforward.k8s.io"
 PAIRING_S = 30.0
 PAIRS_LIMIT = 512  # of a session, with those that are only to be told that there are too many connections
 SESSION_LIMIT, LIMIT = 256, 2048  # connections of a session, and in all
-SESSION_DIALS_LIMIT, DIALS_LIMIT = 8, 32  # of these, dials under way
+SESSION_DIALS_LIMIT, POD_DIALS_LIMIT, DIALS_LIMIT = 8, 8, 32  # of these, dials under way
 DIAL_WAIT_S = 20.0  # twice as long as a dial may take
 # How long a direction may pause, and how long it may last, once the other one has ended. containerd ends both after one
 # second (internal/cri/server/sandbox_portforward_linux.go), which truncates an answer that takes longer. Ten seconds are not
@@ -44,13 +46,49 @@ class Connection:
     half_closed: bool = False
 
 
+class Dials:
+    """Turns to dial into pods: DIALS_LIMIT in all, POD_DIALS_LIMIT for a pod. A free turn goes to
+    the pod with the fewest dials under way; among equals to the dial that has waited longest."""
+
+    def __init__(self) -> None:
+        self._under_way: Counter[str] = Counter()  # by pod
+        self._waiting: dict[asyncio.Future[None], str] = {}  # a turn that is due to a pod
+
+    @contextlib.asynccontextmanager
+    async def turn(self, pod: str) -> AsyncIterator[None]:
+        """Wait for a turn to dial into `pod` and keep it while inside."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = pod
+        self._assign()
+        try:
+            await turn
+            yield
+        finally:
+            if self._waiting.pop(turn, None) is None:  # it was assigned
+                self._under_way -= Counter({pod: 1})
+            self._assign()
+
+    def _assign(self) -> None:
+        while self._under_way.total() < DIALS_LIMIT:
+            # One that is done belongs to a task that was cancelled and has not run since.
+            pods = {turn: pod for turn, pod in self._waiting.items() if not turn.done()}
+            dials = {turn: self._under_way[pod] for turn, pod in pods.items()}
+            turn = min(dials, key=dials.__getitem__, default=None)
+            if turn is None or dials[turn] >= POD_DIALS_LIMIT:
+                return
+            self._under_way[self._waiting.pop(turn)] += 1
+            turn.set_result(None)
+
+
 class Forwarded:
     """Counts connections into pods: those of a session, and in its `whole` those of all sessions."""
 
-    def __init__(self, whole: Forwarded | None = None) -> None:
-        self._whole = whole
+    def __init__(self, whole: Forwarded | None = None, pod: str = "") -> None:
+        """`pod`: the sandbox id of a session's pod."""
+        self._whole, self._pod = whole, pod
         self.limit = LIMIT if whole is None else SESSION_LIMIT
-        self._dials = asyncio.Semaphore(DIALS_LIMIT if whole is None else SESSION_DIALS_LIMIT)
+        self._dials: Dials = Dials() if whole is None else whole._dials
+        self._session_dials = asyncio.Semaphore(SESSION_DIALS_LIMIT)
         self._open: set[Connection] = set()
         self._closed = asyncio.Event()
 
@@ -59,9 +97,9 @@ class Forwarded:
         """How many are open."""
         return len(self._open)
 
-    def of_session(self) -> Forwarded:
-        """What a new session counts with."""
-        return Forwarded(self)
+    def of_session(self, pod: str) -> Forwarded:
+        """What a new session into this sandbox counts with."""
+        return Forwarded(self, pod)
 
     @contextlib.asynccontextmanager
     async def counted(self, connection: Connection) -> AsyncIterator[None]:
@@ -92,12 +130,8 @@ class Forwarded:
     @contextlib.asynccontextmanager
     async def dialing(self) -> AsyncIterator[None]:
         """Wait for a turn to dial and keep it while inside."""
-        async with self._dials:
-            if self._whole is None:
-                yield
-            else:
-                async with self._whole.dialing():
-                    yield
+        async with self._session_dials, self._dials.turn(self._pod):
+            yield
 
 
 async def forward(
@@ -218,7 +252,7 @@ class Forwarder:
 
     def __init__(self, backend: Backend, sandbox_id: str, forwarded: Forwarded) -> None:
         self._backend, self._sandbox_id = backend, sandbox_id
-        self._forwarded = forwarded.of_session()
+        self._forwarded = forwarded.of_session(sandbox_id)
         self._pairs: dict[str, _Pair] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -315,7 +349,7 @@ async def forward_channels(
     for port, pair in zip(ports, channels, strict=True):
         for channel in pair:
             await channel.write(port.to_bytes(2, "little"))
-    own = forwarded.of_session()
+    own = forwarded.of_session(sandbox_id)
 
     async def one(port: int, data: Channel, error: Channel) -> None:
         error.inbound.discard()

@@ -249,10 +249,10 @@ class SlowPods(ProcessBackend):
 
 
 async def forward_many(
-    server: StreamingServer, stack: contextlib.AsyncExitStack, count: int
+    server: StreamingServer, stack: contextlib.AsyncExitStack, count: int, pod: str = "pod"
 ) -> list[MultiplexedStream]:
-    """A session with `count` connections; their error streams."""
-    url = server.url_for_port_forward(PortForwardOptions("pod"))
+    """A session with `count` connections into `pod`; their error streams."""
+    url = server.url_for_port_forward(PortForwardOptions(pod))
     multiplexer = await stack.enter_async_context(connect(url, "portforward.k8s.io"))
     errors = []
     for number in range(count):
@@ -278,7 +278,7 @@ async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
             assert backend.dialing == portforward.SESSION_DIALS_LIMIT
             for error in errors[portforward.SESSION_LIMIT :]:
                 assert b"256 forwarded connections in this session are open" in await told(error)
-            others = [await forward_many(server, stack, 20) for _ in range(4)]
+            others = [await forward_many(server, stack, 20, f"pod {n}") for n in range(4)]
             assert backend.dialing == backend.most == portforward.DIALS_LIMIT
             backend.open.set()
             async with asyncio.timeout(60):
@@ -337,6 +337,53 @@ async def test_a_client_that_leaves_while_a_port_is_refused_leaves_no_connection
         await server.close()
         for pod in backend.pods:
             pod.close()
+
+
+async def test_sessions_into_one_pod_share_its_dials() -> None:
+    """So a pod whose backlog is full leaves turns for others."""
+    backend = SlowPods()
+    server = StreamingServer(backend)
+    await server.start()
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(5):
+                await forward_many(server, stack, portforward.SESSION_DIALS_LIMIT)
+            assert backend.dialing == portforward.POD_DIALS_LIMIT < portforward.DIALS_LIMIT
+            await forward_many(server, stack, 1, "another")
+            assert backend.dialing == portforward.POD_DIALS_LIMIT + 1
+    finally:
+        await server.close()
+
+
+async def test_a_turn_to_dial_goes_to_the_pod_with_the_fewest_dials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(portforward, "DIALS_LIMIT", 4)
+    dials, order = portforward.Dials(), list[str]()
+    ends = {name: asyncio.Event() for name in ("full 1", "full 2", "other", "third")}
+
+    async def dial(pod: str) -> None:
+        async with dials.turn(pod):
+            order.append(pod)
+            await ends[pod].wait()
+
+    tasks = [asyncio.create_task(dial(pod)) for pod in ("full 1", "full 2") * 10]
+    await asyncio.sleep(0)
+    tasks += [asyncio.create_task(dial(pod)) for pod in ("other", "other", "third")]
+    await asyncio.sleep(0)
+    assert sorted(order) == ["full 1", "full 1", "full 2", "full 2"]
+    tasks[-2].cancel()  # while it waits
+    tasks[0].cancel()  # in its turn
+    await asyncio.wait([tasks[0], tasks[-2]])
+    tasks[1].cancel()
+    await asyncio.wait([tasks[1]])
+    await asyncio.sleep(0)
+    assert order[4:] == ["other", "third"]  # before 16 that have waited longer
+    for end in ends.values():
+        end.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(order) == len(tasks) - 1
+    assert not dials._waiting and not dials._under_way
 
 
 async def test_a_dial_that_waits_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
