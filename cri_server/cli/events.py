@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import datetime
 import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import output
+from cri_server.cli import output, past_events
 from cri_server.cli.client import Client
+from cri_server.cli.log_lines import moment
 from cri_server.cli.output import Output
 from cri_server.cli.selection import Selection, selector
 from cri_server.cli.show import SHORT, printable
+from cri_server.rpc import private
+from pyrunc.errors import InvalidArgument
 
 
 @click.command()
@@ -25,19 +30,62 @@ from cri_server.cli.show import SHORT, printable
     metavar="SELECTOR",
     help="Only of pods with these labels.",
 )
+@click.option(
+    "--since", metavar="TIME", help="Also what was since then: 42m, or 2026-11-22T10:00:00Z; without labels."
+)
+@click.option("--until", metavar="TIME", help="With --since: only what was before then, and end.")
 @output.options(("table", "json"), listing=False)
 @click.pass_obj
-def events(address: str, pod: str, labels: tuple[str, ...], how: Output) -> None:
+def events(
+    address: str, pod: str, labels: tuple[str, ...], since: str | None, until: str | None, how: Output
+) -> None:
     """Follow what happens to containers and pods until interrupted; each line of -o json is an object."""
     selection = Selection(pod=pod)
     tests = [selector(text) for text in labels]
+    begin_ns, end_ns = _times(since, until, labels)
     with Client(address) as client:
-        for event in client.stream("GetContainerEvents", api.GetEventsRequest()):
+        if begin_ns is None:
+            found = client.stream("GetContainerEvents", api.GetEventsRequest())
+        else:
+            found = _since(client, pod, begin_ns, end_ns)
+        for event in found:
             status = event.pod_sandbox_status
             if (pod and not selection.in_pod(status)) or not all(test(status.labels) for test in tests):
                 continue
             output.say(_line(event, how))
             sys.stdout.flush()
+
+
+def _times(since: str | None, until: str | None, labels: tuple[str, ...]) -> tuple[int | None, int | None]:
+    """Nanoseconds since 1970. Raises InvalidArgument."""
+    if since is None:
+        if until is not None:
+            raise InvalidArgument("--until: needs --since; without it events begin now")
+        return None, None
+    if labels:
+        raise InvalidArgument("--since and --label do not go together: the timeline has no labels")
+    now = datetime.datetime.now(datetime.UTC)
+    begin, end = (moment(text, now) if text else None for text in (since, until))
+    if end is not None and end > now:
+        raise InvalidArgument(f"--until {until}: is in the future")
+    return _nanoseconds(begin), _nanoseconds(end)
+
+
+def _nanoseconds(when: datetime.datetime | None) -> int | None:
+    return None if when is None else int(when.timestamp() * 1e9)
+
+
+def _since(client: Client, pod: str, begin_ns: int, end_ns: int | None) -> Iterator[Any]:
+    """The events of the timeline from `begin_ns` on, and those that come, up to `end_ns`. All entries
+    are read: an older one may have made a container that goes with its pod."""
+    if end_ns is None:
+        entries: Iterable[Any] = client.admin_stream(private.FollowTimeline(pod), private.decode)
+    else:
+        calls = client.admin(private.Timeline(pod), private.Calls).calls
+        entries = sorted(calls, key=lambda each: int(each.get("ended_at_ns", 0)))
+    for event in past_events.events(entries):
+        if event.created_at >= begin_ns and (end_ns is None or event.created_at <= end_ns):
+            yield event
 
 
 def _line(event: api.ContainerEventResponse, how: Output) -> str:

@@ -75,7 +75,8 @@ MAY_HOLD_OBJECTS = {
     "a login, which the errors of a record would show": "cri_server/rpc/image_admin.py",
     "fields of a log line, which differ by call": """
         cri_server/logs/fields.py cri_server/rpc/verbs.py cri_server/rpc/admin.py
-        cri_server/timeline/choose.py cri_server/timeline/ring.py cri_server/cli/timeline.py cri_server/cli/waterfall.py""",
+        cri_server/timeline/choose.py cri_server/timeline/ring.py cri_server/cli/timeline.py cri_server/cli/waterfall.py
+        cri_server/cli/past_events.py""",
     "the framing; a login; entries of the timeline": "cri_server/rpc/private.py",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.main import ALIASES, COMMANDS, INSTEAD
-from tests.cri.client_verbs import call, ok
+from tests.cri.client_verbs import call, ok, started
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 from tests.support.processes import wait_until
 
@@ -227,6 +228,64 @@ def test_events(web: Server) -> None:
         [kind, "container", "default/noted/c"] for kind in ("created", "started", "stopped")
     ]
     web.remove_pod(pod)
+
+
+def test_events_since_a_time(web: Server) -> None:
+    """Also of a pod that is gone, and on with those that come."""
+    pod = web.run_pod(web.pod_config("past"))
+    first, second = (web.launch(pod, named(web, name)) for name in ("first", "second"))
+    web.stop_container(first)
+    web.remove_container(first)
+    web.stop_pod(pod)
+    web.remove_pod(pod)
+    words = ("events", "--pod", "past", "--since", "1h")
+    said = [line.split()[1:4] for line in ok(web, *words, "--until", "0s").lines]
+    assert said == [
+        ["created", "pod", "default/past"],
+        ["started", "pod", "default/past"],
+        *([kind, "container", "default/past/first"] for kind in ("created", "started")),
+        *([kind, "container", "default/past/second"] for kind in ("created", "started")),
+        *([kind, "container", "default/past/first"] for kind in ("stopped", "deleted")),
+        ["stopped", "container", "default/past/second"],
+        ["stopped", "pod", "default/past"],
+        ["deleted", "container", "default/past/second"],
+        ["deleted", "pod", "default/past"],
+    ]
+    assert ok(web, "events", "--pod", "past", "--since", "0s", "--until", "0s").lines == []
+    (gone,) = [
+        json.loads(line)
+        for line in ok(web, *words, "--until", "0s", "-o", "json").lines
+        if second in line and "DELETED" in line
+    ]
+    assert gone["podSandboxStatus"]["id"] == pod
+    with started(web, *words) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline().split()[1].decode() for _ in said] == [each[0] for each in said]
+        pod = web.run_pod(web.pod_config("past", metadata=api.PodSandboxMetadata(attempt=1)))
+        line = process.stdout.readline().decode().split()
+        assert line[1:] == ["created", "pod", "default/past", pod[:12]]
+        process.terminate()
+    web.remove_pod(pod)
+
+
+def named(server: Server, name: str) -> api.ContainerConfig:
+    config = server.container_config(log_path=f"{name}.log")
+    config.metadata.name = name
+    return config
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--until", "1h"), "--until: needs --since"),
+        (("--since", "yesterday"), "'yesterday' is not a time"),
+        (("--since", "1h", "--until", "2100-01-01T00:00:00Z"), "is in the future"),
+        (("--since", "1h", "--label", "a=b"), "the timeline has no labels"),
+    ],
+)
+def test_times_of_events_that_are_none(web: Server, words: tuple[str, ...], text: str) -> None:
+    said = call(web, "events", *words)
+    assert said.code == 2 and text in said.error
 
 
 def test_logs(web: Server) -> None:
