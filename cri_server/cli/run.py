@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -145,20 +144,9 @@ def run_sandbox(client: Client, pod: manifest.Pod, running: Running) -> api.PodS
     with running.timed("run sandbox"), folders.locked(running.folder.parent):
         refuse_twin(client, pod)
         request = api.RunPodSandboxRequest(config=config)
-        try:
-            running.id = client.runtime("RunPodSandbox", request).pod_sandbox_id
-        except ServerError as error:
-            raise ServerError(with_pod_names(client, error.message)) from None
+        running.id = client.runtime("RunPodSandbox", request).pod_sandbox_id
     folders.give(running.folder, running.id)
     return config
-
-
-def with_pod_names(client: Client, text: str) -> str:
-    """An error of the network that names another pod by its id, such as the owner of a host port, with its name as well."""
-    names = {pod.id: f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in client.pods()}
-    ids = dict.fromkeys(re.findall(r"\b[0-9a-f]{64}\b", text))
-    told = [f"{each[: show.SHORT]}… is pod {names[each]}" for each in ids if each in names]
-    return f"{text} ({', '.join(told)})" if told else text
 
 
 def addresses(client: Client, pod: str) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 HOLDER_OOM_SCORE_ADJ = -998
 LAUNCH_TIMEOUT_S = 60.0
+SANDBOX_ID = re.compile(r"\b[0-9a-f]{64}\b")
 MODES = {api.POD: "new", api.CONTAINER: "new", api.NODE: "host"}
 
 
@@ -303,8 +305,21 @@ async def attach_network(work: Work) -> None:
     if sandbox.host_network:
         sandbox.network = "host"
         return
-    result = await work.services.network.attach(pod_network(sandbox, work.namespace), settled=False)
+    try:
+        result = await work.services.network.attach(pod_network(sandbox, work.namespace), settled=False)
+    except Error as error:
+        add_pod_names(work.services, error)
+        raise
     sandbox.network, sandbox.ips, sandbox.netns_path = "attached", list(result.ips), result.netns_path
+
+
+def add_pod_names(services: Services, error: Error) -> None:
+    """Say which pods an error of the network means by their ids: the owner of a host port that is taken."""
+    ids = dict.fromkeys(SANDBOX_ID.findall(error.message))
+    pods = [pod for identifier in ids if (pod := services.index.sandboxes.find(identifier)) is not None]
+    if pods:
+        names = [(each.id, each.config.metadata) for each in pods]
+        error.add_detail(", ".join(f"{i[:12]}… is pod {m.namespace}/{m.name}" for i, m in names))
 
 
 def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import Server, code_of
+from tests.cri.server_harness import Server, code_of, message_of
 from tests.support.capabilities import holds
 
 
@@ -113,6 +113,14 @@ def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> N
     config = server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=asked))
     assert code_of(lambda: server.run_pod(config)) == grpc.StatusCode.INVALID_ARGUMENT
     assert not server.pods() and not list((server.state / "sandboxes").iterdir())
+
+
+def test_a_taken_host_port_names_the_pod_that_has_it(server: Server) -> None:
+    ports = [api.PortMapping(container_port=8080, host_port=18081)]
+    owner = server.run_pod(server.pod_config("owner", port_mappings=ports))
+    said = message_of(lambda: server.run_pod(server.pod_config("other", port_mappings=ports)))
+    assert "host port 18081/tcp is already taken by" in said
+    assert said.endswith(f"({owner[:12]}… is pod default/owner)")
 
 
 @pytest.mark.requirement("3.1.7")
