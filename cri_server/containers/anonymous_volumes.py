@@ -17,6 +17,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.images.merged import merged
 from cri_server.images.reserve import Reserve
 from cri_server.images.waiting import Abandoned
+from cri_server.spec import path_length
 from cri_server.spec.mounts import OWN_PLACES, Asked
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel import path as paths
@@ -40,6 +41,7 @@ def declared(
     taken = OWN_PLACES | {mount.destination for mount in wanted}
     found: dict[str, Asked] = {}
     for place in places:
+        path_length.check(place, "a volume that the image declares")
         destination = paths.clean(place)
         if destination == "/":
             raise InvalidArgument(f"the image declares the volume {place!r}, which is the root")

@@ -23,7 +23,18 @@ from cri_server.images.waiting import Abandoned, in_thread
 from cri_server.node import effective_capabilities
 from cri_server.selinux import labels, relabel
 from cri_server.services import Services
-from cri_server.spec import build, cdi, external_runtime, groups, hooks, mounts, namespaces, signals, sources
+from cri_server.spec import (
+    build,
+    cdi,
+    external_runtime,
+    groups,
+    hooks,
+    mounts,
+    namespaces,
+    path_length,
+    signals,
+    sources,
+)
 from cri_server.spec.security import DEFAULT, apparmor_profile
 from cri_server.spec.sources import Device
 from cri_server.spec.user import Accounts
@@ -351,7 +362,10 @@ def log_path(sandbox: api.PodSandboxConfig, config: api.ContainerConfig) -> str:
         return ""
     if config.log_path.startswith("/") or ".." in config.log_path.split("/") or "\0" in config.log_path:
         raise InvalidArgument(f"log_path {config.log_path!r} leaves the pod's log directory")
-    return os.path.join(sandbox.log_directory, config.log_path)
+    path_length.check(config.log_path, "config.log_path")
+    path = os.path.join(sandbox.log_directory, config.log_path)
+    path_length.check(path, "log_directory with log_path")
+    return path
 
 
 async def make_folders(work: Work) -> None:

@@ -22,6 +22,7 @@ from cri_server.spec import (
     hooks,
     mounts,
     namespaces,
+    path_length,
     process,
     rdt,
     resources,
@@ -94,9 +95,11 @@ def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
         security_context.namespace_options, sandbox.linux.security_context.namespace_options
     )
     resources.check(config.linux.resources)
-    for path in (*security_context.masked_paths, *security_context.readonly_paths):
-        if not path.startswith("/") or "\0" in path:
-            raise InvalidArgument(f"masked or read-only path {path!r} is not absolute")
+    for name in ("masked_paths", "readonly_paths"):
+        for number, path in enumerate(getattr(security_context, name)):
+            path_length.check(path, f"config.linux.security_context.{name}[{number}]")
+            if not path.startswith("/") or "\0" in path:
+                raise InvalidArgument(f"masked or read-only path {path!r} is not absolute")
     cdi.names([device.name for device in config.CDI_devices], config.annotations)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.spec import path_length
 from pyrunc.compile.image_mount import Image
 from pyrunc.errors import InvalidArgument
 
@@ -63,6 +64,8 @@ def asked(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[Asked
 def _checked(request: api.Mount, where: str) -> Asked:
     if "\0" in request.container_path + request.host_path + request.image_sub_path:
         raise InvalidArgument(f"{where}: a path holds a NUL byte")
+    for name in ("container_path", "host_path", "image_sub_path"):
+        path_length.check(getattr(request, name), f"{where}: {name}")
     if not request.container_path.startswith("/"):
         raise InvalidArgument(f"{where}: container_path {request.container_path!r} is not absolute")
     destination = posixpath.normpath("/" + request.container_path.lstrip("/"))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.spec import path_length
 from pyrunc.errors import InvalidArgument
 
 UNLIMITED = 2**64 - 1
@@ -17,7 +18,7 @@ def argv(
 ) -> list[str]:
     """Kubernetes' matrix: a command replaces entrypoint and cmd, args alone replace cmd.
 
-    Raises InvalidArgument when nothing is left to run.
+    Raises InvalidArgument when nothing is left to run, or its first word is too long for a path.
     """
     if command:
         result = [*command, *args]
@@ -28,6 +29,7 @@ def argv(
     if not result or not result[0]:
         raise InvalidArgument("no command: neither the container nor its image names one")
     _no_nul(result, "command")
+    path_length.check(result[0], "config.command[0]" if command else "the image's entrypoint")
     return result
 
 
@@ -66,8 +68,10 @@ def cri_envs(config: api.ContainerConfig) -> list[tuple[str, str]]:
 
 
 def working_dir(cri: str, image: str) -> str:
-    """The caller's, else the image's, else `/`. Raises InvalidArgument unless absolute."""
+    """The caller's, else the image's, else `/`. Raises InvalidArgument unless absolute, and for a
+    path that is too long."""
     chosen = cri or image or "/"
+    path_length.check(chosen, "config.working_dir" if cri else "the image's WorkingDir")
     if not chosen.startswith("/"):
         raise InvalidArgument(f"working directory {chosen!r} is not absolute")
     _no_nul([chosen], "working directory")
@@ -101,6 +105,7 @@ def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
         if not entry.partition("=")[0] or "=" not in entry:
             raise InvalidArgument(f"{entry!r} is not NAME=VALUE")
     _no_nul(env, "the environment")
+    path_length.check(changes.get("cwd", ""), "the working directory")
     names = {entry.partition("=")[0] for entry in env}
     kept = [entry for entry in process.get("env") or () if entry.partition("=")[0] not in names]
     if "user" in changes:  # another user has another home, which the container's passwd file knows

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cri_server.api import api_pb2 as api
+from cri_server.spec import path_length
 from cri_server.spec.mounts import Asked
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError
 from pyrunc.kernel.mountinfo import MountPoint, mount_points
@@ -132,6 +133,8 @@ def devices(requests: list[api.Device]) -> list[Device]:
         access = request.permissions or "rwm"
         if set(access) - set("rwm"):
             raise InvalidArgument(f"devices[{i}]: permissions {access!r} are not a subset of rwm")
+        path_length.check(request.host_path, f"devices[{i}]: host_path")
+        path_length.check(request.container_path, f"devices[{i}]: container_path")
         if not request.host_path.startswith("/"):
             raise InvalidArgument(f"devices[{i}]: host_path {request.host_path!r} is not absolute")
         target = request.container_path or request.host_path

@@ -414,6 +414,26 @@ def test_the_working_directory_of_an_image(server: Server, pod: str, canary: Can
     assert code != 0 or lines[-1].startswith("/"), lines
 
 
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"WorkingDir": "/d" * 5000}, "the image's WorkingDir has 10000 bytes"),
+        ({"WorkingDir": "/" + "n" * 256}, "the image's WorkingDir has a name of 256 bytes"),
+        ({"Volumes": {"/d" * 5000: {}}}, "a volume that the image declares has 10000 bytes"),
+        ({"Entrypoint": ["/d" * 5000]}, "the image's entrypoint has 10000 bytes"),
+    ],
+    ids=["WORKDIR", "a name in WORKDIR", "VOLUME", "ENTRYPOINT"],
+)
+def test_paths_of_an_image_longer_than_any_path(
+    server: Server, pod: str, config: dict[str, Any], field: str
+) -> None:
+    """Each component is work for CreateContainer. Proof: it refuses the path and names the field."""
+    container = asked(server, image=image(server, **config))
+    del container.command[:], container.args[:]
+    error = message_of(lambda: server.create(pod, container))
+    assert error.startswith(field)
+
+
 @pytest.mark.requirement("6.8")
 @pytest.mark.parametrize("target", ["{canary}", CLIMB + "{canary}", "/proc/self/root{canary}"])
 def test_etc_and_mount_points_of_an_image_are_links(
