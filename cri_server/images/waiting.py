@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
 from pyrunc.errors import DeadlineExceeded
@@ -28,7 +28,7 @@ async def in_thread(
     abandon_s: float | None = _ABANDON_S,
 ) -> Outcome:
     """Run `function` in a thread of its own. On cancellation `abort` is called, which should make it return soon; after
-    `abandon_s` it is left to itself (None: never).
+    `abandon_s`, or a second cancellation, it is left to itself (None: never, however often the caller is cancelled).
 
     A daemon thread and not a pool: one that hangs in the kernel takes no place from others and does not hold up an exit.
     """
@@ -62,10 +62,21 @@ async def in_thread(
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         abort()
-        await asyncio.wait([future], timeout=abandon_s)
+        if abandon_s is None:
+            await _outlast(future)
+        else:
+            await asyncio.wait([future], timeout=abandon_s)
         if future.done() and not future.cancelled():
             future.exception()
         raise
+
+
+async def _outlast(future: asyncio.Future[Outcome]) -> None:
+    """Wait for the future through every cancellation, which the caller raises afterwards: a lock that
+    it holds is not to be released while its thread works (`Watch.guard` cancels a second time)."""
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
 
 
 class Watch:

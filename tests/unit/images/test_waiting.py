@@ -1,12 +1,13 @@
-"""What counts as progress of a pull."""
+"""What counts as progress of a pull, and threads that it waits for."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
-from cri_server.images.waiting import PROGRESS_BYTES_PER_S, Watch
+from cri_server.images.waiting import PROGRESS_BYTES_PER_S, Watch, in_thread
 from pyrunc.errors import DeadlineExceeded
 
 TIMEOUT_S = 300
@@ -70,3 +71,57 @@ async def test_work_that_is_overdue_is_cancelled() -> None:
     with pytest.raises(DeadlineExceeded, match=r"pulling app:v1: no progress for 0\.1 s"):
         await watch.guard(work)
     assert work.cancelled()
+
+
+async def test_a_thread_that_must_be_waited_for_outlasts_two_cancellations() -> None:
+    """A stalled pull is cancelled by its `Watch`, and once more when its caller leaves. Proof: the
+    lock that it holds is free only when its thread has ended, and the cancellation is raised then."""
+    lock, begun, may_end = asyncio.Lock(), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    ended = False
+
+    def work() -> None:
+        nonlocal ended
+        loop.call_soon_threadsafe(begun.set)
+        assert may_end.wait(30)
+        ended = True
+
+    async def locked() -> None:
+        async with lock:
+            await in_thread(work, abandon_s=None)
+
+    task = asyncio.create_task(locked())
+    await begun.wait()
+    try:
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert lock.locked() and not task.done() and not ended
+    finally:
+        may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended and not lock.locked()
+
+
+async def test_a_thread_that_may_be_left_is_left_at_the_second_cancellation() -> None:
+    begun, may_end = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert may_end.wait(30)
+
+    task = asyncio.create_task(in_thread(work, abandon_s=60))
+    await begun.wait()
+    try:
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(10):
+                await task
+    finally:
+        may_end.set()
