@@ -97,7 +97,7 @@ class _Writer:
         """Write what is in the folder but for its folders' content; the paths of those."""
         place = self._folders.open(path)
         own = f"/proc/self/fd/{place}"
-        if _is_opaque(own):
+        if is_opaque(own):
             self.opaque.append(path)
         names = self.seen[path] = sorted(os.fsencode(name) for name in os.listdir(own))
         below = []
@@ -166,7 +166,8 @@ def _is_utf8(name: str) -> bool:
     return all(not "\udc80" <= character <= "\udcff" for character in name)
 
 
-def _is_opaque(path: str) -> bool:
+def is_opaque(path: str) -> bool:
+    """Whether a folder of a writable layer hides what the image has at its place."""
     try:
         return os.getxattr(path, OPAQUE) == b"y"
     except OSError:

@@ -41,7 +41,7 @@ def mount(address: str, image: str, folder: Path) -> None:
         files = inspect.image(client, image, True).get("info", {}).get("files")
     if not isinstance(files, dict):
         raise Unsupported("the server does not tell where an image's files are")
-    tree = _open(Places.of(files))
+    tree = open_tree(Places.of(files))
     try:
         kernel_mount.mount_setattr(tree, attr_set=ATTRIBUTES)
         kernel_mount.move_mount(tree, os.fspath(folder.absolute()))
@@ -49,8 +49,8 @@ def mount(address: str, image: str, folder: Path) -> None:
         os.close(tree)
 
 
-def _open(places: Places) -> int:
-    """A detached mount. Raises KernelError, OSError, DamagedRecord, Unsupported."""
+def open_tree(places: Places) -> int:
+    """A detached mount of an image's files. Raises KernelError, OSError, DamagedRecord, Unsupported."""
     if places.image is not None:
         from cri_server.images.erofs.mounts import open_image
 

@@ -116,5 +116,6 @@ def _info(services: Services, container: Container) -> dict[str, Any]:
         "pid": container.process.pid if container.process else 0,
         "paused": is_paused(container),
         "cgroupsPath": container.cgroups_path,
+        "writableLayer": str(services.paths.container_root(container.id) / "upper"),
         "runtimeSpec": spec,
     }
