@@ -47,7 +47,7 @@ from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.sources import Overlay
 from pyrunc.compiler.files import LaunchFile, Place
 from pyrunc.compiler.messages import OtherRuntime
-from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported, WrongState
+from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
 from pyrunc.kernel.tree import remove_path
 
 RELABEL_TIMEOUT_S = 100.0  # kubelet gives a call two minutes
@@ -235,7 +235,10 @@ def _volumes(work: Work) -> list[mounts.Asked]:
 
 
 async def label_volumes(work: Work) -> None:
-    """SELinux: the container's labels, and its files' on volumes that ask for it. They stay there, as under other runtimes."""
+    """SELinux: the container's labels, and its files' on volumes that ask for it. They stay there, as under other runtimes.
+
+    Raises InvalidArgument, KernelError, DeadlineExceeded, PeerError (the process that labels was killed).
+    """
     policy = work.services.node.selinux
     if policy is None:
         return
@@ -245,7 +248,12 @@ async def label_volumes(work: Work) -> None:
         relabel.check_path(path)
     if paths:
         asked = relabel.Relabel(paths, work.labels.mount)
-        await work.services.errands.run(relabel.ERRAND, asked, timeout_s=RELABEL_TIMEOUT_S)
+        done = await work.services.errands.run(relabel.ERRAND, asked, timeout_s=RELABEL_TIMEOUT_S)
+        if done.exit_code:  # 137 where the node has no memory for the names of a huge folder
+            said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise PeerError(
+                f"relabelling {', '.join(paths)} ended with exit code {done.exit_code}: {said[:300]}"
+            )
 
 
 async def build_spec(work: Work) -> None:
