@@ -41,16 +41,49 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @creds
 @authfile
 @quiet_option
+@click.option(
+    "--platform",
+    metavar="OS/ARCH[/VARIANT]",
+    callback=lambda context, option, value: _parse_platform(value),
+    help="The image for this platform instead of the one that suits the processor best.",
+)
 @click.pass_obj
 def pull(
-    address: str, references: tuple[str, ...], creds: str | None, authfile: Path | None, quiet: bool
+    address: str,
+    references: tuple[str, ...],
+    creds: str | None,
+    authfile: Path | None,
+    quiet: bool,
+    platform: str | None,
 ) -> None:
     """Fetch images from their registries."""
     with Client(address) as client:
-        each(
-            references,
-            lambda name: click.echo(fetch(client, name, _login(name, creds, authfile), quiet=quiet)),
-        )
+
+        def act(name: str) -> None:
+            auth = _login(name, creds, authfile)
+            if platform is None:
+                click.echo(fetch(client, name, auth, quiet=quiet))
+                return
+            request = private.PullPlatform(name, platform, _fields(auth))
+            click.echo(_told(client, request, f"pulling {name}", quiet=quiet))
+
+        each(references, act)
+
+
+def _parse_platform(text: str | None) -> str | None:
+    """Also warns of a platform that this machine does not run. Raises click.BadParameter."""
+    if text is None:
+        return None
+    from cri_server.images import platforms
+
+    try:
+        platform = platforms.parse(text)
+    except InvalidArgument as error:
+        raise click.BadParameter(error.message) from None
+    if platforms.rank(platform, platforms.host_processors()) is None:
+        warning = f"the processor does not run images for {platform} without binfmt_misc(5)"
+        click.echo(f"pyrunc-cri: {warning}", err=True)
+    return str(platform)
 
 
 def fetch(client: Client, reference: str, auth: api.AuthConfig | None = None, *, quiet: bool = False) -> str:
@@ -66,8 +99,14 @@ def _fields(auth: api.AuthConfig | None) -> dict[str, str]:
     return {} if auth is None else {field.name: value for field, value in auth.ListFields()}
 
 
-def _told(client: Client, asked: private.PullImage | private.PushImage, label: str) -> str:
-    with Progress(label) as progress:
+def _told(
+    client: Client,
+    asked: private.PullImage | private.PullPlatform | private.PushImage,
+    label: str,
+    *,
+    quiet: bool = False,
+) -> str:
+    with Progress(label, quiet=quiet) as progress:
         for told in client.admin_stream(asked, private.decoder(private.Told)):
             if told.id is not None:
                 return told.id

@@ -17,7 +17,7 @@ from cri_server.images.digests import is_digest
 from cri_server.images.model import ImageConfig
 from cri_server.images.platforms import Platform as Platform
 from cri_server.images.platforms import host_platform as host_platform
-from cri_server.images.platforms import host_processors, rank
+from cri_server.images.platforms import host_processors, processor, rank
 from pyrunc.errors import NotFound, PeerError, Unsupported
 
 LIMIT_BYTES = 4 << 20
@@ -221,18 +221,23 @@ def parse_config(data: bytes) -> Config:
     return Config(Platform(raw.architecture or "", raw.os or "", raw.variant), diff_ids, image)
 
 
-def choose(index: Index) -> Descriptor:
+def choose(index: Index, platform: Platform | None = None) -> Descriptor:
     """The index's image that suits this machine best; the first one of equals. Images that name no
-    platform come last.
+    platform come last. With `platform` the first image that names just this one.
 
     Raises NotFound that lists what there is.
     """
-    ranked = _ranked(index)
+    if platform is None:
+        ranked = _ranked(index)
+    else:
+        host = (processor(platform),)
+        ranked = [d for d in index.manifests if d.platform and rank(d.platform, host) == 0]
     if not ranked:
         there = sorted(
             {str(d.platform) for d in index.manifests if d.platform and d.platform.os != "unknown"}
         )
-        raise NotFound(f"no image for {_this_machine()}; there is {', '.join(there)[:300] or 'nothing'}")
+        target = platform or _this_machine()
+        raise NotFound(f"no image for {target}; there is {', '.join(there)[:300] or 'nothing'}")
     return ranked[0]
 
 
@@ -272,6 +277,12 @@ def foreign_platform(config: Config) -> str:
     if (found.os or "linux").lower() != "linux":
         raise NotFound(words)
     return words
+
+
+def check_platform(config: Config, platform: Platform) -> None:
+    """Raises NotFound when the configuration of an image without an index names another platform."""
+    if config.platform.architecture and rank(config.platform, (processor(platform),)) is None:
+        raise NotFound(f"no image for {platform}; there is {config.platform}")
 
 
 def _this_machine() -> str:

@@ -8,11 +8,14 @@ psABI for its levels; what containerd's `platforms` takes for the same.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import msgspec
+
+from pyrunc.errors import InvalidArgument
 
 # uname's machine -> OCI's (Go's) name
 _MACHINES = {
@@ -54,6 +57,7 @@ _SPELLINGS = {
     ("armhf", ""): ("arm", "v7"),
 }
 
+_PART = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 Processor = tuple[str, str]  # architecture and variant, as _SPELLINGS has them
 
 
@@ -67,6 +71,22 @@ class Platform(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         parts = (self.os or "linux", self.architecture, self.variant)
         return "/".join(part for part in parts if part)
+
+
+def parse(text: str) -> Platform:
+    """The platform that OS/ARCH or OS/ARCH/VARIANT names, in lower case. Raises InvalidArgument."""
+    parts = text.lower().split("/")
+    if len(parts) not in (2, 3) or not all(_PART.fullmatch(part) for part in parts):
+        raise InvalidArgument(f"platform {text[:100]!r} is not OS/ARCH or OS/ARCH/VARIANT")
+    if parts[0] != "linux":
+        raise InvalidArgument(f"platform {text[:100]!r}: only images for linux can be pulled")
+    return Platform(parts[1], parts[0], parts[2] if len(parts) == 3 else None)
+
+
+def processor(platform: Platform) -> Processor:
+    """The processor of a platform, for `rank`."""
+    words = platform.architecture.lower(), (platform.variant or "").lower()
+    return _SPELLINGS.get(words, words)
 
 
 def host_platform() -> Platform:
@@ -116,8 +136,7 @@ def _arm(version: int) -> tuple[Processor, ...]:
 def rank(platform: Platform, host: Sequence[Processor]) -> int | None:
     """The place of an image's platform in what the host runs, 0 for the best; None if it does
     not run."""
-    architecture, variant = platform.architecture.lower(), (platform.variant or "").lower()
-    processor = _SPELLINGS.get((architecture, variant), (architecture, variant))
-    if (platform.os or "linux").lower() != "linux" or processor not in host:
+    kind = processor(platform)
+    if (platform.os or "linux").lower() != "linux" or kind not in host:
         return None
-    return host.index(processor)
+    return host.index(kind)

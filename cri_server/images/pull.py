@@ -23,6 +23,7 @@ from cri_server.images.layer_maker import BlobSource
 from cri_server.images.layers import chain_ids
 from cri_server.images.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.model import Auth, Progress
+from cri_server.images.platforms import Platform
 from cri_server.images.reference import Reference
 from cri_server.images.registry import Registry
 from cri_server.images.ring import Interrupted
@@ -71,11 +72,12 @@ class Pull:
         self._fetched = self._total = self._unreported = 0
         self._downloaded: set[str] = set()  # digests of the blobs that this pull has got
 
-    async def run(self) -> str:
-        """The image id. Raises Error, whose message names the reference."""
+    async def run(self, platform: Platform | None = None) -> str:
+        """The image id; of the image for `platform`, which then has the name, instead of the one
+        that suits this machine. Raises Error, whose message names the reference."""
         try:
             with store_errors(self._store.root):
-                return await self._run()
+                return await self._run(platform)
         except Error as error:
             prefix = next((word for word in PREFIXES if error.message.startswith(word)), "")
             error.message = f"{prefix}pulling {self._reference}: {error.message.removeprefix(prefix)}"
@@ -84,19 +86,27 @@ class Pull:
         finally:
             self._session.close()
 
-    async def _run(self) -> str:
+    async def _run(self, platform: Platform | None) -> str:
         self._tell("resolving")
         rules = await self._thread(self._rules)
         hosts = await self._thread(lambda: hosts_for(self._reference.registry, self._certs_dirs))
         registry = Registry(self._session, self._reference, hosts, self._auth)
         target, data = await self._resolve(registry)
         blobs = {target.digest: data}
-        manifest = await self._manifest(registry, target, data, blobs)
+        manifest = await self._manifest(registry, target, data, blobs, platform)
+        is_index = len(blobs) > 1
+        if platform is not None and is_index:
+            # The name of an index means the image that suits this machine, if that is here, too.
+            digest, data = list(blobs.items())[-1]
+            media_type = manifests.media_type(data) or manifests.OCI_MANIFEST
+            target = Descriptor(media_type, digest, len(data))
         if rules is not None:
             await self._thread(lambda: self._check_signatures(rules, registry, list(blobs)))
         needed = [*blobs, manifest.config.digest, *(d.digest for d in manifest.layers)]
         async with self._store.holding(needed):
             config = await self._config(registry, manifest, blobs)
+            if platform is not None and not is_index:
+                manifests.check_platform(config, platform)
             async with self._store.holding([*chain_ids(config.diff_ids), *config.diff_ids]):
                 # The manifests reach the disk while the layers arrive.
                 await together(self._layers(registry, manifest, config), self._keep(blobs))
@@ -126,16 +136,22 @@ class Pull:
             return None
 
     async def _manifest(
-        self, registry: Registry, target: Descriptor, data: bytes, blobs: dict[str, bytes]
+        self,
+        registry: Registry,
+        target: Descriptor,
+        data: bytes,
+        blobs: dict[str, bytes],
+        platform: Platform | None,
     ) -> Manifest:
-        """This machine's manifest; the indexes on the way are added to `blobs`."""
+        """The manifest for the platform, or for this machine. It and the indexes on the way are
+        added to `blobs`, so that it is the last one."""
         found = manifests.parse(data, target.media_type)
         depth = 1
         while isinstance(found, Index):
             depth += 1
             if depth > manifests.DEPTH_LIMIT:
                 raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
-            chosen = manifests.choose(found)
+            chosen = manifests.choose(found, platform)
             if chosen.size > manifests.LIMIT_BYTES:
                 raise manifests.BadManifest(f"index: a manifest of {chosen.size} bytes")
             if chosen.digest in blobs:

@@ -28,6 +28,7 @@ from cri_server.images.layer_maker import BlobSource
 from cri_server.images.manifest import LIMIT_BYTES
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.places import Places
+from cri_server.images.platforms import Platform
 from cri_server.images.reference import Reference
 from cri_server.images.store import Store
 from cri_server.images.unused import Entry
@@ -116,19 +117,25 @@ class ImageService:
         await self._store.close()
 
     async def pull(
-        self, reference: str, auth: Auth | None = None, progress: Callable[[Progress], None] | None = None
+        self,
+        reference: str,
+        auth: Auth | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        platform: Platform | None = None,
     ) -> str:
-        """Fetch and unpack; the image id. Equal concurrent pulls are one, cancelled when nobody waits any more.
+        """Fetch and unpack; the image id, of the image for `platform` or for this machine. Equal concurrent pulls are one, cancelled when nobody waits any more.
 
         Raises InvalidArgument (reference), NotFound, PeerError (message begins with `RegistryUnavailable` when no host of
         the registry answered usefully), DeadlineExceeded (no progress), ResourceExhausted, Unsupported.
         """
         parsed = Reference.parse(reference)
-        key = _key(parsed, auth)
+        key = f"{_key(parsed, auth)} {platform or ''}"
         running = self._pulls.get(key)
         if running is None or running.given_up:
             running = self._pulls[key] = _Running()
-            running.task = asyncio.create_task(self._pull(parsed, auth, running), name=f"pull {parsed}")
+            running.task = asyncio.create_task(
+                self._pull(parsed, auth, running, platform), name=f"pull {parsed}"
+            )
             self._tasks.add(running.task)
             running.task.add_done_callback(lambda task: self._ended(key, task))
         return await running.join(progress)
@@ -138,12 +145,14 @@ class ImageService:
         if key in self._pulls and self._pulls[key].task is task:
             del self._pulls[key]
 
-    async def _pull(self, reference: Reference, auth: Auth | None, running: _Running) -> str:
+    async def _pull(
+        self, reference: Reference, auth: Auth | None, running: _Running, platform: Platform | None
+    ) -> str:
         watch = Watch(self._no_progress_timeout_s, f"pulling {reference}")
         puller = await in_thread(_puller)
         pull = puller(self._store, self._certs_dirs, reference, auth, watch, running.report, self.policy)
         try:
-            image_id = await watch.guard(asyncio.create_task(pull.run()))
+            image_id = await watch.guard(asyncio.create_task(pull.run(platform)))
         except BaseException:
             await self._store.collect()
             raise

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from cri_server.images import platforms
 from cri_server.images.model import Auth, Progress
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
@@ -29,6 +30,12 @@ class ImageAdmin:
     async def pull(self, asked: private.PullImage) -> AsyncGenerator[private.Told, None]:
         name, auth = _text(asked.image, "image"), _auth(asked.auth)
         async for message in _telling(lambda note: self._images.pull(name, auth, note)):
+            yield message
+
+    async def pull_platform(self, request: private.PullPlatform) -> AsyncGenerator[private.Told, None]:
+        name, auth = _text(request.image, "image"), _auth(request.auth)
+        platform = platforms.parse(request.platform)
+        async for message in _telling(lambda note: self._images.pull(name, auth, note, platform)):
             yield message
 
     async def push(self, asked: private.PushImage) -> AsyncGenerator[private.Told, None]:
@@ -55,6 +62,7 @@ class ImageAdmin:
         """What the gRPC server takes."""
         calls: list[tuple[type[Request], Callable[[Any], Any], Callable[[Any], bytes]]] = [
             (private.PullImage, self.pull, private.encode_record),
+            (private.PullPlatform, self.pull_platform, private.encode_record),
             (private.PushImage, self.push, private.encode_record),
             (private.TagImage, self.tag, private.encode_record),
             (private.SaveImages, self.save, bytes),

@@ -83,6 +83,16 @@ class PullImage(Request):
     auth: Message | None = None
 
 
+class PullPlatform(Request):
+    """As `PullImage`, of the image for `platform`, OS/ARCH or OS/ARCH/VARIANT. A call of its own:
+    an older server ignores a field and would pull for its own processor."""
+
+    call = "PullPlatform"
+    image: str
+    platform: str
+    auth: Message | None = None
+
+
 class PushImage(Request):
     """Send an image to the registry of `target`. Answered with `Told` again and again."""
 

@@ -17,10 +17,11 @@ import pytest
 from cri_server.cli import credentials
 from cri_server.cli.client import Client, ServerError
 from cri_server.images import build
+from cri_server.images.platforms import host_platform
 from cri_server.rpc import private
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.kernel.namespace import setns
-from tests.cri.client_verbs import call, cli, ended, ok, started
+from tests.cri.client_verbs import Said, call, cli, ended, ok, started
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 from tests.support.processes import wait_until
 from tests.support.registry import Registry
@@ -160,6 +161,46 @@ def test_pull_push_and_logins(server: Server, registry: Registry, logins: Path) 
     assert call(server, "logout", registry.host).error == f"not logged in at {registry.host}"
     assert "401" in call(server, "pull", f"{registry.host}/team/other:1").error
     assert ok(server, "pull", "--creds", "user:secret", name).lines == [identifier]
+
+
+def test_a_pull_for_another_platform(server: Server, registry: Registry) -> None:
+    """The name means that platform's image until it is pulled without the option."""
+    host, foreign = (
+        build.image([build.layer({"file": text.encode()})], {"Cmd": ["/file"]})
+        for text in ("host's", "foreign")
+    )
+    own = host_platform()
+    index = {(own.os, own.architecture, ""): host, ("linux", "s390x", ""): foreign}
+    registry.push_index("team/several:1", index)
+    registry.push("team/single:1", host)
+    name, single = (f"{registry.host}/team/{image}:1" for image in ("several", "single"))
+
+    def pull(*words: str) -> Said:
+        return ok(server, "pull", "--creds", "user:secret", *words)
+
+    (own_id,) = pull(name).lines
+    pulled = pull("--platform", "linux/s390x", name)
+    assert pulled.err.strip() == (
+        "pyrunc-cri: the processor does not run images for linux/s390x without binfmt_misc(5)"
+    )
+    (foreign_id,) = pulled.lines
+    assert foreign_id != own_id and ok(server, "images", "-q", name).lines == [foreign_id]
+    assert pull("--platform", str(own), name).lines == [own_id]
+    assert ok(server, "images", "-q", name).lines == [own_id]
+    pull("--platform", "linux/s390x", name)
+    assert pull(name).lines == [own_id]
+    assert pull("--platform", str(own), single).lines == [own_id]
+    for reference, there in ((name, f"{own}, linux/s390x"), (single, str(own))):
+        words = ("--creds", "user:secret", "--platform", "linux/riscv64", reference)
+        error = call(server, "pull", *words).error
+        assert f"no image for linux/riscv64; there is {there}" in error
+    ok(server, "rmi", name, single)
+
+
+@pytest.mark.parametrize("platform", ["", "linux", "linux/", "linux/a/b/c", "linux/a b", "windows/amd64"])
+def test_a_platform_that_cannot_be(server: Server, platform: str) -> None:
+    refused = call(server, "pull", "--platform", platform, "registry.test/app:1")
+    assert refused.code == 2 and f"platform '{platform}'" in refused.err
 
 
 def test_a_pull_shows_its_progress_on_a_terminal_only(server: Server, registry: Registry) -> None:

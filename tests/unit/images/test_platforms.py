@@ -8,9 +8,10 @@ import json
 import pytest
 
 from cri_server.images import manifest as manifests
+from cri_server.images import platforms
 from cri_server.images.manifest import Index
 from cri_server.images.platforms import Platform, Processor, host_processors, processors, rank
-from pyrunc.errors import NotFound
+from pyrunc.errors import InvalidArgument, NotFound
 
 V2 = {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"}
 V3 = {*V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
@@ -136,3 +137,42 @@ def test_what_is_here_is_chosen_before_what_is_better(monkeypatch: pytest.Monkey
         assert (
             manifests.choose_stored(both, lambda digest, here=here: digest[-1] in here).digest[-1] == expected
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("linux/amd64", "amd64"),
+        ("linux/x86_64", "amd64"),
+        ("Linux/AMD64/v3", "amd64/v3"),
+        ("linux/arm64/v8", "arm64/v8"),
+        ("linux/arm", "arm/v7"),
+    ],
+)
+def test_a_platform_that_is_named_takes_just_this_image(text: str, chosen: str) -> None:
+    """Whatever machine it is; an image without a platform is none of them."""
+    entries = [
+        manifests.Descriptor(manifests.OCI_MANIFEST, f"sha256:{number:064}", 1, platform)
+        for number, platform in enumerate(
+            [
+                None,
+                Platform("amd64", "windows"),
+                Platform("amd64", "linux", "v3"),
+                Platform("amd64", "linux"),
+                Platform("arm64", "linux", "v8"),
+                Platform("arm", "linux", "v7"),
+            ]
+        )
+    ]
+    found = manifests.choose(Index(entries), platforms.parse(text)).platform
+    assert str(found) == f"linux/{chosen}"
+    with pytest.raises(NotFound, match=r"no image for linux/386; there is linux/amd64, .*linux/arm/v7"):
+        manifests.choose(Index(entries), platforms.parse("linux/386"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/", "linux", "amd64", "linux/", "linux/a b", "linux/a/b/c", "linux/../x", "windows/amd64"]
+)
+def test_what_is_no_platform_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="platform "):
+        platforms.parse(text)
