@@ -33,7 +33,7 @@ def enforcing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         subprocess.run(["semodule", "-r", MODULE], check=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(enforcing: None) -> Iterator[Server]:
     with Server(network=False, prefix=("runcon", "-t", ENGINE)) as found:
         found.load_image()
