@@ -33,7 +33,7 @@ from pyrunc.errors import Error, NotFound
 from pyrunc.kernel.namespace import unshare
 
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 300.0  # as long as the server waits for its zygotes: emulated processors take a minute
 EXEC = ("sh", "-c", "echo this is $(hostname), process $$; id")
 NETWORK = {
     "cniVersion": "1.0.0",
@@ -146,13 +146,20 @@ def _wait(client: Client, folder: Path, server: subprocess.Popen[bytes]) -> None
         try:
             client.runtime("Version", api.VersionRequest(), 1.0)
         except Error:
-            if server.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
-                log = (folder / "server.log").read_text(errors="replace")[-2000:]
-                raise ServerError(f"the server did not start:\n{log}") from None
+            if server.poll() is not None:
+                raise _start_failed(f"exit code {server.returncode}", folder) from None
+            if time.monotonic() - began > START_TIMEOUT_S:
+                raise _start_failed(f"no answer in {START_TIMEOUT_S:g} s", folder) from None
             time.sleep(0.02)
         else:
             click.echo(f"server up in {(time.monotonic() - began) * 1e3:.0f} ms")
             return
+
+
+def _start_failed(reason: str, folder: Path) -> ServerError:
+    """The reason, and the end of the server's log."""
+    log = (folder / "server.log").read_text(errors="replace")[-2000:]
+    return ServerError(f"the server did not start: {reason}\n{log}")
 
 
 def _provide_busybox(client: Client, folder: Path, pod: manifest.Pod) -> None:

@@ -1,0 +1,36 @@
+"""What `pyrunc-cri demo` says of a server that does not start."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cri_server.cli import demo
+from cri_server.cli.client import Client, ServerError
+
+
+def wait(folder: Path, *command: str) -> str:
+    """The error of waiting for `command`, which opens no socket."""
+    (folder / "server.log").write_text("the last line\n")
+    with subprocess.Popen(command) as server, Client(f"unix://{folder}/cri.sock") as client:
+        try:
+            with pytest.raises(ServerError) as raised:
+                demo._wait(client, folder, server)
+        finally:
+            server.kill()
+    return str(raised.value)
+
+
+def test_a_server_that_ends_is_reported_at_once_with_its_log(tmp_path: Path) -> None:
+    error = wait(tmp_path, "sh", "-c", "exit 3")
+    assert error == "the server did not start: exit code 3\nthe last line\n"
+
+
+def test_a_server_that_does_not_answer_is_told_from_one_that_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "START_TIMEOUT_S", 0.1)
+    error = wait(tmp_path, "sleep", "60")
+    assert error == "the server did not start: no answer in 0.1 s\nthe last line\n"
