@@ -54,6 +54,8 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("vm/test_debian12", "tests.support.guest:build_bookworm"),
     ("vm/test_tasks", "tests.support.guest_disk:kubeadm"),
     ("vm/test_two_guests", "tests.support.guest_disk:flannel"),
+    ("vm/test_arm64", "tests.support.guest:build_arm64"),
+    ("vm/test_arm64", "tests.support.guest_disk:kubelet_arm64"),
     ("vm/", "tests.support.guest_disk:kubernetes"),
 )
 

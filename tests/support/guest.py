@@ -148,6 +148,11 @@ def build_selinux() -> Path:
     return build(variant=SELINUX)
 
 
+def build_arm64() -> Path:
+    """The disk of arm64."""
+    return build(variant=EMULATED_ARM64)
+
+
 def build(suite: str = "trixie", variant: Variant = PLAIN) -> Path:
     """Make disk, kernel and initrd, unless they are there. Returns their folder."""
     folder = disk_folder(suite, variant)

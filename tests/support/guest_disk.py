@@ -26,6 +26,11 @@ def kubernetes() -> Path:
     return of_files("kubernetes", {name: folder / name for name in CONTROL_PLANE})
 
 
+def kubelet_arm64() -> Path:
+    """The disk with arm64's kubelet."""
+    return of_files("kubelet", {"kubelet": toolchain.kubelet("arm64")})
+
+
 def flannel() -> Path:
     """The disk with flannel's daemon and plugin."""
     folder = flannel_programs()

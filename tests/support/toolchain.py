@@ -121,6 +121,14 @@ def kube_proxy() -> Path:
     return out / "kube-proxy"
 
 
+def kubelet(architecture: str) -> Path:
+    """The program kubelet for `architecture`, Go's name of one that this machine may not have."""
+    out = cache() / "kube" / f"{KUBERNETES}-{architecture}"
+    if not (out / "kubelet").exists():
+        _build_components(_kubernetes_module(), ["kubelet"], out, GOOS="linux", GOARCH=architecture)
+    return out / "kubelet"
+
+
 def kubectl(minor: int) -> Path:
     """The program kubectl of Kubernetes 1.`minor`; returns its path."""
     release = KUBECTL_RELEASES[minor]
@@ -209,7 +217,7 @@ def _download_kubernetes(folder: Path) -> dict[str, str]:
     return found
 
 
-def _build_components(source: Path, names: Sequence[str], out: Path) -> None:
+def _build_components(source: Path, names: Sequence[str], out: Path, **environment: str) -> None:
     """All in one go, so that one links while another compiles; without cgo, which would compile most packages twice."""
     out.mkdir(parents=True, exist_ok=True)
     packages = [_package(name) for name in names]
@@ -223,6 +231,7 @@ def _build_components(source: Path, names: Sequence[str], out: Path) -> None:
         f"{out}/",
         *packages,
         CGO_ENABLED="0",
+        **environment,
     )
 
 

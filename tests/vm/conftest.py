@@ -19,7 +19,7 @@ RELEASE, LATER = "trixie", "99.0-1"
 collect_ignore = (
     []
     if os.environ.get("PYRUNC_GUEST")
-    else ["inside", "kubelet", "oci", "linux_6_1", "images", "selinux", "suites", "peers"]
+    else ["inside", "kubelet", "oci", "linux_6_1", "images", "selinux", "suites", "peers", "standalone"]
 )
 
 

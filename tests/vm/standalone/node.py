@@ -1,0 +1,162 @@
+"""A node of one machine: the server's own unit and a kubelet in standalone mode, without API server, under systemd.
+
+In that mode kubelet runs the pods of its folder `staticPodPath` only; its own HTTPS API shows them, their logs and streams.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
+
+from cri_server.config import Network, Server
+from tests.support import images
+from tests.support.guest import PROJECT
+from tests.support.processes import installed, wait_until
+
+Json = dict[str, Any]
+Found = TypeVar("Found")
+DISK, PROGRAMS = Path("/dev/disk/by-label/kubelet"), Path("/opt/kubelet")
+BRIDGE = "pods0"
+NAME, API = "guest", "127.0.0.1:10250"
+UNIT = Path("/etc/systemd/system/pyrunc-cri.service")
+SETTINGS = Path("/etc/pyrunc/config.toml")
+NETWORK = Path(Network().conf_dir) / "10-pods.conflist"
+FOLDER = Path("/var/lib/standalone")
+MANIFESTS = FOLDER / "manifests"
+PATIENCE_S = 300.0  # of emulated processors
+CONFLIST: Json = {
+    "cniVersion": "1.0.0",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "bridge",
+            "bridge": BRIDGE,
+            "isDefaultGateway": True,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]},
+        }
+    ],
+}
+KUBELET: Json = {
+    "kind": "KubeletConfiguration",
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "containerRuntimeEndpoint": Server().listen,
+    "cgroupDriver": "systemd",
+    "cgroupsPerQOS": True,
+    "enforceNodeAllocatable": ["pods"],
+    "failSwapOn": False,
+    "address": "127.0.0.1",
+    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+    "makeIPTablesUtilChains": False,
+    "staticPodPath": str(MANIFESTS),
+    "fileCheckFrequency": "5s",
+}
+
+
+class Node:
+    """The machine itself, which becomes a node with `start` and is none after `stop`."""
+
+    def __init__(self) -> None:
+        self._tls = ssl.create_default_context()
+        self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # kubelet signs its own
+
+    def start(self) -> None:
+        """Start the server, load busybox and start kubelet, which answers when this returns."""
+        for folder in (SETTINGS.parent, NETWORK.parent, MANIFESTS, PROGRAMS):
+            folder.mkdir(parents=True, exist_ok=True)
+        SETTINGS.write_text('[cgroup]\ndriver = "systemd"\nmissing_controllers = "error"\n')
+        NETWORK.write_text(json.dumps(CONFLIST))
+        unit = (PROJECT / "cri_server/install/data/pyrunc-cri.service").read_text()
+        UNIT.write_text(unit.replace("@PROGRAM@", " ".join(installed("pyrunc-cri"))))
+        run("systemctl", "daemon-reload")
+        run("systemctl", "start", UNIT.name)
+        run(*installed("pyrunc-cri"), "image", "load", str(images.busybox()))
+        run("mount", "-o", "ro", str(DISK), str(PROGRAMS))
+        self._start_kubelet()
+
+    def _start_kubelet(self) -> None:
+        (FOLDER / "kubelet.yaml").write_text(json.dumps(KUBELET))
+        options = ("--unit=kubelet", "--property=KillMode=process", "--property=Delegate=yes")
+        program = (str(PROGRAMS / "kubelet"), f"--config={FOLDER}/kubelet.yaml")
+        places = (f"--root-dir={FOLDER}/kubelet", f"--cert-dir={FOLDER}/pki")
+        run("systemd-run", *options, *program, *places, f"--hostname-override={NAME}", "--v=2")
+        self.until(lambda: self.get("/healthz") == b"ok", "kubelet's healthz")
+
+    def stop(self) -> None:
+        """Remove the pods, end kubelet and the server, and remove their files."""
+        run("systemctl", "stop", "kubelet", check=False)
+        run(*installed("pyrunc-cri"), "rm", "--all", "--kubelet", "--force", check=False)
+        run("systemctl", "stop", UNIT.name, check=False)
+        run("ip", "link", "delete", BRIDGE, check=False)
+        for path in (UNIT, SETTINGS, NETWORK):
+            path.unlink(missing_ok=True)
+        run("systemctl", "daemon-reload")
+        run("umount", str(PROGRAMS), check=False)
+        shutil.rmtree(FOLDER, ignore_errors=True)
+
+    def until(self, condition: Callable[[], Found | None], what: str) -> Found:
+        """Wait until `condition()` is true, and return it. What the two units have logged is in the error."""
+        answers: list[Found] = []
+
+        def met() -> bool:
+            try:
+                answer = condition()
+            except OSError:  # urllib.error.URLError is one, too
+                return False
+            if answer:
+                answers.append(answer)
+            return bool(answer)
+
+        if not wait_until(met, PATIENCE_S, 1):
+            journal = run(
+                "journalctl", "--no-pager", "-n", "60", "-o", "cat", "-u", "kubelet", "-u", UNIT.name
+            )
+            raise AssertionError(f"no {what} in {PATIENCE_S:.0f} s\n{journal}")
+        return answers[-1]
+
+    def get(self, path: str) -> bytes:
+        """The body of kubelet's answer. Raises urllib.error.HTTPError for a status that is no success."""
+        with urllib.request.urlopen(f"https://{API}{path}", timeout=60, context=self._tls) as answer:
+            return bytes(answer.read())
+
+    def pod(self, name: str) -> Json | None:
+        """The pod as kubelet has it, None for one that it does not have. A static pod has the node's name in its own."""
+        for pod in json.loads(self.get("/pods"))["items"] or []:
+            if pod["metadata"]["name"] == f"{name}-{NAME}":
+                found: Json = pod
+                return found
+        return None
+
+    def execute(self, pod: str, container: str, *command: str) -> tuple[str, Json]:
+        """Run `command` by kubelet's /exec over WebSocket, v5.channel.k8s.io: its stdout and the final status."""
+        words = "&".join(f"command={quote(word)}" for word in command)
+        url = f"wss://{API}/exec/default/{pod}-{NAME}/{container}?output=1&error=1&{words}"
+        protocols = [Subprotocol("v5.channel.k8s.io")]
+        output, status = b"", b""
+        with connect(
+            url, ssl=self._tls, subprotocols=protocols, open_timeout=120, ping_timeout=None
+        ) as stream:
+            for message in stream:
+                assert isinstance(message, bytes)
+                output += message[1:] if message[0] == 1 else b""
+                status += message[1:] if message[0] == 3 else b""
+        return output.decode(), json.loads(status)
+
+
+def run(*command: str, check: bool = True) -> str:
+    """A command's output; both streams are in the error of one that fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        print(done.stdout, done.stderr, sep="\n")
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout

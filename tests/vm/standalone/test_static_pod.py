@@ -1,0 +1,85 @@
+"""A pod of a kubelet in standalone mode, where no control plane is: it runs, its log and exec work, and it ends."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vm.standalone.node import MANIFESTS, Json, Node
+
+MANIFEST: Json = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "static", "namespace": "default"},
+    "spec": {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [
+            {
+                "name": "c",
+                "image": "docker.io/library/busybox:latest",
+                "imagePullPolicy": "Never",
+                "command": ["sh", "-c", 'echo "$(uname -m) says hello"; exec sleep 3600'],
+                "resources": {"limits": {"memory": "64Mi", "cpu": "500m"}},
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    made = Node()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def static(node: Node) -> Json:
+    """The pod, which runs."""
+    (MANIFESTS / "static.json").write_text(json.dumps(MANIFEST))
+
+    def running() -> Json | None:
+        pod = node.pod("static")
+        statuses = pod["status"].get("containerStatuses", []) if pod else []
+        return pod if any("running" in status["state"] for status in statuses) else None
+
+    found: Json = node.until(running, "running container")
+    return found
+
+
+def test_the_pod_runs_in_the_cgroup_of_its_class(static: Json) -> None:
+    """Limits equal to requests: Guaranteed, whose pods are right below kubepods.slice."""
+    assert static["status"]["phase"] == "Running" and static["status"]["podIP"].startswith("10.244.0.")
+    uid = static["metadata"]["uid"].replace("-", "_")
+    group = Path(f"/sys/fs/cgroup/kubepods.slice/kubepods-pod{uid}.slice")
+    assert (group / "memory.max").read_text().strip() == str(64 << 20)
+    assert (group / "cpu.max").read_text().split() == ["50000", "100000"]
+
+
+def test_kubelet_serves_its_log(node: Node, static: Json) -> None:
+    log = node.until(lambda: node.get("/containerLogs/default/static-guest/c"), "line in the log")
+    assert log.decode() == f"{platform.machine()} says hello\n"
+
+
+def test_an_exec_runs_a_command_in_it(node: Node, static: Json) -> None:
+    output, status = node.execute("static", "c", "sh", "-c", "uname -m; cat /proc/1/comm")
+    assert (output, status["status"]) == (f"{platform.machine()}\nsleep\n", "Success")
+
+
+def test_an_exec_reports_the_exit_code(node: Node, static: Json) -> None:
+    _, status = node.execute("static", "c", "sh", "-c", "exit 7")
+    assert status["details"]["causes"] == [{"reason": "ExitCode", "message": "7"}]
+
+
+def test_the_pod_ends_with_its_manifest(node: Node, static: Json) -> None:
+    (MANIFESTS / "static.json").unlink()
+    uid = static["metadata"]["uid"].replace("-", "_")
+    group = Path(f"/sys/fs/cgroup/kubepods.slice/kubepods-pod{uid}.slice")
+    node.until(lambda: node.pod("static") is None and not group.exists(), "end of the pod")
