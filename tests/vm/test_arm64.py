@@ -16,7 +16,7 @@ from tests.vm.conftest import RELEASE, Boots
 pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(5400)]
 
 # Without network, which a guest of pods has by itself, and without what another folder's programs would need.
-KERNEL = " ".join(f"tests/kernel/{name}" for name in ("program", "seccomp", "container", "accelerate"))
+KERNEL = "tests/kernel/container"
 SYSTEM = "tests/system/test_life.py"
 SERVER = "tests/cri/rpc/test_start_container.py tests/cri/rpc/test_exec.py"
 KUBELET = "tests/vm/standalone"
