@@ -233,7 +233,7 @@ def _install_dependencies(root: Path, architecture: Architecture) -> None:
     """Fetched and unpacked by this machine's pip for the guest's interpreter: the guest's own would take an emulated one minutes."""
     python = next((root / "usr/lib").glob("python3.*"))
     version = python.name.removeprefix("python")
-    _run("chroot", str(root), "python3", "-m", "venv", "--without-pip", "/opt/venv")
+    _run("chroot", str(root), "python3", "-m", "venv", "/opt/venv")
     site = root / "opt/venv/lib" / python.name / "site-packages"
     with tempfile.TemporaryDirectory() as folder:
         wheels = Path(folder)
