@@ -88,7 +88,7 @@ def test_a_bad_value_ends_with_2(words: list[str]) -> None:
 
 
 def test_help_of_a_verb() -> None:
-    assert ok("unix:///x.sock", "help", "image", "prune").out == ok("unix:///x.sock", "image", "prune", "-h").out  # fmt: skip
+    assert ok("unix:///x.sock", "help", "image", "prune").out == ok("unix:///x.sock", "image", "prune", "--help").out  # fmt: skip
     assert "Pods and containers:" in ok("unix:///x.sock", "help").out
     assert call("unix:///x.sock", "help", "nope").code == 2
 
