@@ -133,7 +133,7 @@ EMULATED_ARM64 = Variant(architecture=ARM64)
 def disk_folder(suite: str, variant: Variant = PLAIN) -> Path:
     """The cache folder of the disk; another list of packages or another recipe is another disk."""
     packages = variant.all_packages(variant.architecture)
-    steps = "3" if variant.architecture.is_native else "4, unpacked over the native one"
+    steps = "5" if variant.architecture.is_native else "5, unpacked over the native one"
     recipe = "\n".join([*packages, *dependencies(), *INITRD_MODULES, INIT, steps])
     return toolchain.cache() / "vm" / f"{suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
