@@ -67,8 +67,11 @@ class Item:
 
 
 async def collect(services: Services, *, dry_run: bool, images: bool, force: bool = False) -> list[Item]:
-    """Remove what nobody needs, with `images` also images that no container uses, with `force` also addresses of lost pods whose
-    network plugins refuse to take them back; `dry_run`: only tell."""
+    """Remove files, cgroups and mounts that no record refers to.
+
+    `images`: also images that no container uses. `force`: also the addresses of lost pods whose
+    network plugins refuse DEL. `dry_run`: report only.
+    """
     collector = _Collector(services, dry_run)
     await collector.images(images)
     await collector.store()

@@ -160,9 +160,10 @@ class Unsupported(InvalidSpec):
 
 
 def resolve(pod: dict[str, Any], objects: Objects, *, lenient: bool = False) -> list[str]:
-    """Change the Pod's document; a line for each thing that is told and left out, with `lenient` also what is not supported.
+    """Replace the Pod's references to other objects by their content; returns a message for each
+    part that is left out.
 
-    Raises InvalidSpec.
+    `lenient`: also leaves out what is not supported. Raises InvalidSpec.
     """
     told: list[str] = []
     spec = pod.get("spec")

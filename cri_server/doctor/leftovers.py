@@ -65,7 +65,8 @@ def pods(host: Host) -> Iterator[Finding]:
 
 
 def mounts(host: Host) -> Iterator[Finding]:
-    """The server makes none below its folders: what is there is somebody else's, or an older version's."""
+    """Mounts below the server's folders. This version makes none there: another program or an
+    earlier version has made them."""
     folders = [os.path.realpath(path) for path in (host.config.root, host.config.state)]
     found = [m.path for m in mount_points() if any(m.path.startswith(f"{folder}/") for folder in folders)]
     if found:
