@@ -309,6 +309,8 @@ def test_mounts_of_a_runtime_beside_this_one_are_not_its_own(judge: Judge, tmp_p
         finally:
             other.stdin.write(b"end")
             other.stdin.close()
+            # Its stdout stays open until it ends: SIGPIPE would end it before it unmounts.
+            other.stdout.read()
 
 
 @pytest.mark.timeout(300)
