@@ -12,13 +12,13 @@ MACHINES = ("x86_64", "aarch64")
 class Arch:
     """One 64-bit architecture: `syscalls` name -> number, and the open flags whose value depends on it."""
 
-    __slots__ = ("audit", "machine", "o_direct", "o_directory", "o_nofollow", "syscalls")
+    __slots__ = ("audit", "machine", "o_directory", "o_nofollow", "syscalls")
 
     def __init__(
-        self, machine: str, syscalls: dict[str, int], audit: int, directory: int, nofollow: int, direct: int
+        self, machine: str, syscalls: dict[str, int], audit: int, directory: int, nofollow: int
     ) -> None:
         self.machine, self.syscalls, self.audit = machine, syscalls, audit
-        self.o_directory, self.o_nofollow, self.o_direct = directory, nofollow, direct
+        self.o_directory, self.o_nofollow = directory, nofollow
 
 
 _KNOWN: dict[str, Arch] = {}
@@ -32,11 +32,11 @@ def arch(machine: str = "") -> Arch:
         if name == "x86_64":
             from pyrunc.abi.syscalls_x86_64 import TABLE as x86_64
 
-            _KNOWN[name] = Arch(name, x86_64, 0xC000003E, 0o200000, 0o400000, 0o40000)
+            _KNOWN[name] = Arch(name, x86_64, 0xC000003E, 0o200000, 0o400000)
         elif name == "aarch64":
             from pyrunc.abi.syscalls_aarch64 import TABLE as aarch64
 
-            _KNOWN[name] = Arch(name, aarch64, 0xC00000B7, 0o40000, 0o100000, 0o200000)
+            _KNOWN[name] = Arch(name, aarch64, 0xC00000B7, 0o40000, 0o100000)
         else:
             raise Unsupported(f"architecture {name}: only {' and '.join(MACHINES)} are known")
     return _KNOWN[name]

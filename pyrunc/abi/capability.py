@@ -43,9 +43,7 @@ CAPABILITIES: dict[str, int] = {
     "CAP_BPF": 39,
     "CAP_CHECKPOINT_RESTORE": 40,
 }
-CAP_SETPCAP = 8
 CAP_SYS_ADMIN = 21
-CAP_SYS_RESOURCE = 24
 
 # struct __user_cap_header_struct {u32 version; int pid}, then two times {u32 effective, permitted, inheritable}
 LINUX_CAPABILITY_VERSION_3 = 0x20080522

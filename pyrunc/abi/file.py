@@ -1,6 +1,6 @@
 """open(2), openat2(2), statx(2), fcntl(2), memfd_create(2), *at flags: those equal on every architecture.
 
-`O_DIRECTORY`, `O_NOFOLLOW` and `O_DIRECT` differ between x86-64 and arm64 and live in `abi.arch`.
+`O_DIRECTORY` and `O_NOFOLLOW` differ between x86-64 and arm64 and live in `abi.arch`.
 """
 
 O_RDONLY = 0
@@ -9,9 +9,6 @@ O_RDWR = 0o2
 O_CREAT = 0o100
 O_EXCL = 0o200
 O_NOCTTY = 0o400
-O_TRUNC = 0o1000
-O_APPEND = 0o2000
-O_NONBLOCK = 0o4000
 O_CLOEXEC = 0o2000000
 O_PATH = 0o10000000
 
@@ -21,32 +18,21 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
-RESOLVE_CACHED = 0x20
 OPEN_HOW_SIZE = 24
 
 AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW = 0x100
 AT_EACCESS = 0x200
-AT_REMOVEDIR = 0x200
-AT_SYMLINK_FOLLOW = 0x400
-AT_NO_AUTOMOUNT = 0x800
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 AT_EXECVE_CHECK = 0x10000
 
 F_OK = 0
 X_OK = 1
-W_OK = 2
-R_OK = 4
 
-F_DUPFD = 0
-F_GETFD = 1
 F_SETFD = 2
-F_GETFL = 3
-F_SETFL = 4
 F_SETOWN = 8
 F_SETOWN_EX = 15
-F_DUPFD_CLOEXEC = 1030
 F_ADD_SEALS = 1033
 F_GET_SEALS = 1034
 FD_CLOEXEC = 1
@@ -62,15 +48,11 @@ MFD_ALLOW_SEALING = 0x2
 MFD_NOEXEC_SEAL = 0x8
 MFD_EXEC = 0x10
 
-CLOSE_RANGE_UNSHARE = 0x2
 CLOSE_RANGE_CLOEXEC = 0x4
 
 # statx(2): wanted fields, the buffer's size, and where its fields lie (name -> offset, width in bytes)
 STATX_TYPE = 0x1
-STATX_MODE = 0x2
-STATX_INO = 0x100
 STATX_BASIC_STATS = 0x7FF
-STATX_MNT_ID = 0x1000
 STATX_SIZE = 256
 STATX_FIELDS = {
     "mask": (0, 4),
@@ -88,7 +70,6 @@ STATX_FIELDS = {
 }
 
 S_IFMT = 0o170000
-S_IFSOCK = 0o140000
 S_IFLNK = 0o120000
 S_IFREG = 0o100000
 S_IFBLK = 0o060000

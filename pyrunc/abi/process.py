@@ -1,10 +1,4 @@
-"""waitid(2), prlimit(2), ioprio_set(2), sched_setattr(2): numbers that the standard library lacks or names otherwise."""
-
-P_ALL = 0
-P_PID = 1
-P_PGID = 2
-P_PIDFD = 3
-PIDFD_NONBLOCK = 0o4000
+"""prlimit(2), ioprio_set(2), sched_setattr(2): numbers that the standard library lacks or names otherwise."""
 
 RLIMITS: dict[str, int] = {
     "RLIMIT_CPU": 0,

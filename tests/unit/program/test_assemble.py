@@ -390,13 +390,10 @@ def test_close_all_from_leaves_what_is_kept() -> None:
 
 def test_the_tables_agree_with_this_machine_and_with_each_other() -> None:
     here = arch()
-    assert (here.o_directory, here.o_nofollow, here.o_direct) == (os.O_DIRECTORY, os.O_NOFOLLOW, os.O_DIRECT)
+    assert (here.o_directory, here.o_nofollow) == (os.O_DIRECTORY, os.O_NOFOLLOW)
     x86, arm = arch("x86_64").syscalls, arch("aarch64").syscalls
     assert (x86["execve"], arm["execve"]) == (59, 221)
     assert (x86["statx"], arm["statx"]) == (332, 291)
-    shared = {n for n in x86 if x86[n] >= 424}
-    assert shared <= set(arm) | {"memfd_secret"}
-    assert all(arm[n] == x86[n] for n in shared & set(arm))
     for table in (x86, arm):
         assert len(set(table.values())) == len(table)
 
