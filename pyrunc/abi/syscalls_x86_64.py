@@ -1,10 +1,10 @@
 """System calls of x86-64: name -> number.
 
-Generated from the kernel's own headers (uapi asm/unistd.h of Linux 6.1), continued by hand with the numbers 451 to 469
-that every architecture shares (kernel scripts/syscall.tbl up to Linux 6.17). Plain data: nothing here is computed.
+Generated from the kernel's own headers (uapi asm/unistd.h of Linux 6.1). The numbers from 424 on, which every
+architecture shares, are in `syscalls_recent`.
 """
 
-from pyrunc.abi.syscalls_recent import RECENT
+from pyrunc.abi.syscalls_recent import RECENT, SHARED
 
 TABLE: dict[str, int] = {
     "read": 0,
@@ -342,32 +342,6 @@ TABLE: dict[str, int] = {
     "statx": 332,
     "io_pgetevents": 333,
     "rseq": 334,
-    "pidfd_send_signal": 424,
-    "io_uring_setup": 425,
-    "io_uring_enter": 426,
-    "io_uring_register": 427,
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "fspick": 433,
-    "pidfd_open": 434,
-    "clone3": 435,
-    "close_range": 436,
-    "openat2": 437,
-    "pidfd_getfd": 438,
-    "faccessat2": 439,
-    "process_madvise": 440,
-    "epoll_pwait2": 441,
-    "mount_setattr": 442,
-    "quotactl_fd": 443,
-    "landlock_create_ruleset": 444,
-    "landlock_add_rule": 445,
-    "landlock_restrict_self": 446,
-    "memfd_secret": 447,
-    "process_mrelease": 448,
-    "futex_waitv": 449,
-    "set_mempolicy_home_node": 450,
+    **SHARED,
     **RECENT,
 }
