@@ -6,8 +6,7 @@ All containers of an image share one mount, and with it the page cache, where th
 
 from __future__ import annotations
 
-from pyrunc.abi.file import AT_EMPTY_PATH
-from pyrunc.abi.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, OPEN_TREE_CLONE
+from pyrunc.abi.mount import MS_PRIVATE
 from pyrunc.compile import host as facts
 from pyrunc.kernel import erofs
 from pyrunc.kernel import mount as kernel_mount
@@ -35,9 +34,7 @@ def open_image(image: Image, held: Mapping[str, int]) -> int:
     OSError."""
     shared = held.get(image.index)
     if shared is not None and facts.host().clones_detached:
-        tree = kernel_mount.open_tree(shared, image.folder, OPEN_TREE_CLONE | AT_EMPTY_PATH)
-        kernel_mount.mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY, propagation=MS_PRIVATE)
-        return tree
+        return kernel_mount.open_read_only_clone(image.folder, shared, propagation=MS_PRIVATE)
     own = erofs.open_paths(image.index, image.devices, image.digests)
     if not image.folder:
         return own

@@ -13,7 +13,6 @@ from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
 from pyrunc.abi.mount import (
     MOUNT_ATTR_NOEXEC,
     MOUNT_ATTR_NOSUID,
-    MOUNT_ATTR_RDONLY,
     MS_PRIVATE,
     OPEN_TREE_CLONE,
     TMPFS_MAGIC,
@@ -179,13 +178,7 @@ def _open_mapped_overlay(
 
 def _open_read_only(path: str) -> int:
     """A detached clone of the mount with this folder, read-only and nobody's peer."""
-    tree = kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE)
-    try:
-        kernel_mount.mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY, propagation=MS_PRIVATE)
-    except BaseException:
-        os.close(tree)
-        raise
-    return tree
+    return kernel_mount.open_read_only_clone(path, propagation=MS_PRIVATE)
 
 
 def overlay_of(mount: Mount) -> Overlay:

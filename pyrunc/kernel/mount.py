@@ -234,11 +234,13 @@ def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
         os.close(folder)
 
 
-def open_read_only_clone(path: Path) -> int:
-    """An O_PATH descriptor of a detached read-only mount of one file or directory."""
-    tree = open_tree(AT_FDCWD, path, OPEN_TREE_CLONE)
+def open_read_only_clone(path: Path, dir_fd: int = AT_FDCWD, *, propagation: int = 0) -> int:
+    """An O_PATH descriptor of a detached read-only mount of one file or directory; an empty path
+    below a descriptor is the descriptor itself. `propagation`: MS_PRIVATE, or 0 to leave it."""
+    flags = OPEN_TREE_CLONE | (0 if dir_fd == AT_FDCWD else AT_EMPTY_PATH)
+    tree = open_tree(dir_fd, path, flags)
     try:
-        mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY)
+        mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY, propagation=propagation)
     except BaseException:
         os.close(tree)
         raise

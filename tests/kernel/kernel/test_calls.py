@@ -15,6 +15,8 @@ import pytest
 from pyrunc.abi.clone import CLONE_NEWNET, CLONE_NEWUTS
 from pyrunc.abi.mount import (
     MOUNT_ATTR_RDONLY,
+    MS_PRIVATE,
+    MS_SHARED,
     OVERLAYFS_SUPER_MAGIC,
     TMPFS_MAGIC,
 )
@@ -148,6 +150,14 @@ class TestMounts:
             os.open(f"/proc/self/fd/{number}", os.O_WRONLY)
         assert caught.value.errno == errno.EROFS
         os.close(number)
+
+    def test_a_clone_that_cannot_be_made_read_only_is_closed(self, tmp_path: Path) -> None:
+        """One kind of propagation at most may be given."""
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(KernelError) as caught:
+            mount.open_read_only_clone(tmp_path, propagation=MS_PRIVATE | MS_SHARED)
+        assert caught.value.errno == errno.EINVAL
+        assert os.listdir("/proc/self/fd") == before
 
 
 class TestNamespaces:
