@@ -282,6 +282,29 @@ def test_prune(server: Server) -> None:
     assert ok(server, "rmi", "--prune", "-f").lines == []
 
 
+def test_image_prune_removes_images_only(server: Server) -> None:
+    """As in docker and podman: without `-a` those that have no name; pods and containers stay,
+    also those that have ended."""
+    archive = server.folder / "other.tar"
+    for name in ("registry.test/renamed:1", "registry.test/unused:1"):
+        archive.write_bytes(small(name, Labels={"for": name}))
+        ok(server, "load", str(archive))
+    archive.write_bytes(small("registry.test/renamed:1"))
+    ok(server, "load", str(archive))  # the earlier image of this name has none now
+    ended = server.run_pod(server.pod_config("ended"))
+    used = server.launch(ended)
+    server.stop_pod(ended)
+    images = ok(server, "images", "-o", "json").json["images"]
+    ((nameless,),) = [i["repoDigests"] for i in images if not i["repoTags"]]
+    assert f"remove image {nameless}: there is no terminal" in call(server, "image", "prune").error
+    shown = ok(server, "image", "prune", "-f").lines
+    assert shown[0] == f"image {nameless}" and shown[1].startswith("freed ") and len(shown) == 2
+    shown = ok(server, "image", "prune", "-a", "-f").lines
+    assert sorted(shown[:-1]) == ["image registry.test/renamed:1", "image registry.test/unused:1"]
+    assert ok(server, "images", "-q", IMAGE).lines, "a container is of it"
+    assert [p.id for p in server.pods()] == [ended] and [c.id for c in server.containers()] == [used]
+
+
 def test_an_interrupted_load_leaves_nothing(server: Server, tmp_path: Path) -> None:
     """Neither the pipe nor what the server had of the archive."""
     content = small("registry.test/small:1")
