@@ -147,7 +147,7 @@ class Registry(Table):
     no_progress_timeout_s: Annotated[
         PositiveSeconds,
         explained(
-            "A pull that makes no progress for so long fails. Less than 1 KiB/s on average is no progress."
+            "A pull or a push that makes no progress for so long fails. Of a pull less than 1 KiB/s on average is no progress."
         ),
     ] = 300.0
 

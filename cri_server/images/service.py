@@ -336,13 +336,15 @@ class ImageService:
     ) -> str:
         """Send an image to the registry that `target` names; the digest of its manifest.
 
-        Raises NotFound, InvalidArgument, PeerError.
+        Raises NotFound, InvalidArgument, PeerError, DeadlineExceeded (no progress).
         """
         _, name = self._named(source)
         reference = Reference.parse(target)
+        watch = Watch(self._no_progress_timeout_s, f"pushing {reference}")
         loop = asyncio.get_running_loop()
 
         def report(found: Progress) -> None:
+            watch.touch()
             loop.call_soon_threadsafe(progress, found)
 
         def send(registry: Registry, host: Host) -> str:
@@ -354,31 +356,33 @@ class ImageService:
             async with (
                 self._store.loading()
             ):  # blobs that are made on the way have digests that nobody knows yet
-                return await self._at_registry(reference, auth, send)
+                return await self._at_registry(reference, auth, watch, send)
         finally:
             await self._store.collect()
 
     async def check_login(self, domain: str, auth: Auth) -> None:
-        """Whether a registry takes this login. Raises PeerError, InvalidArgument."""
+        """Whether a registry takes this login. Raises PeerError, InvalidArgument, DeadlineExceeded."""
         reference = Reference.parse(f"{domain}/login")
-        await self._at_registry(reference, auth, lambda registry, host: registry.check(host))
+        watch = Watch(self._no_progress_timeout_s, f"logging in to {domain}")
+        await self._at_registry(reference, auth, watch, lambda registry, host: registry.check(host))
 
     async def _at_registry(
-        self, reference: Reference, auth: Auth | None, work: Callable[[Registry, Host], Outcome]
+        self, reference: Reference, auth: Auth | None, watch: Watch, work: Callable[[Registry, Host], Outcome]
     ) -> Outcome:
         """In a thread, at the registry itself; what fails names the reference."""
         from cri_server.images.client import Session
         from cri_server.images.hosts import hosts_for
+        from cri_server.images.pull import CONNECTION_READ_TIMEOUT_S
         from cri_server.images.registry import Registry
 
-        session = Session(self._no_progress_timeout_s)
+        session = Session(CONNECTION_READ_TIMEOUT_S, watch.touch)
 
         def run() -> Outcome:
             host = hosts_for(reference.registry, self._certs_dirs)[-1]
             return work(Registry(session, reference, [host], auth, actions="pull,push"), host)
 
         try:
-            return await in_thread(run, session.abort)
+            return await watch.guard(asyncio.create_task(in_thread(run, session.abort)))
         finally:
             session.close()
 

@@ -37,7 +37,8 @@ class Fault:
 
     `status` with `headers` and `body` replaces the answer. The others change a right one: `content` (other bytes),
     `media_type`, `length` (a false Content-Length), `cut_at` (close after so many bytes), `stall_at` (fall silent there),
-    `byte_delay_s` (one byte at a time), `ignore_range`.
+    `byte_delay_s` (one byte at a time), `ignore_range`. For a POST or PUT, `stall_at` is silence instead of the answer, and
+    with `byte_delay_s` the answer's head never ends.
     """
 
     match: str
@@ -268,9 +269,20 @@ class _Handler(BaseHTTPRequestHandler):
         elif not self._is_allowed():
             self._challenge()
         elif self.command in ("POST", "PUT"):
+            self._hesitate(fault)
             self._take(parts.path, parse_qs(parts.query), body)
         else:
             self._content(parts.path, fault)
+
+    def _hesitate(self, fault: Fault) -> None:
+        """Before the answer to a push: silent, or the status line and a header byte by byte."""
+        if fault.stall_at is not None:
+            self._stall()
+        if fault.byte_delay_s:
+            for byte in b"HTTP/1.1 201 Created\r\nX-Slow: " + bytes(_CHUNK):
+                self.wfile.write(bytes([byte]))
+                if self.owner.stopping.wait(fault.byte_delay_s):
+                    break
 
     def _take(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
         """A push: where a blob goes, the blob, a manifest."""

@@ -214,6 +214,30 @@ async def test_a_registry_that_stalls(tmp_path: Path, registry: Registry, fault:
     await service.close()
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("POST /v2/copy/blobs/uploads/", stall_at=0),
+        Fault("PUT /v2/copy/blobs/uploads/", stall_at=0),
+        Fault("PUT /v2/copy/blobs/uploads/", byte_delay_s=0.05),
+        Fault("PUT /v2/copy/manifests/", stall_at=0),
+    ],
+    ids=["before a blob", "after a blob", "a byte now and then", "manifest"],
+)
+async def test_a_registry_that_stalls_a_push(tmp_path: Path, registry: Registry, fault: Fault) -> None:
+    registry.push("app:v1", make())
+    service = ImageService(tmp_path / "images", no_progress_timeout_s=0.8)
+    await service.start()
+    name = f"{registry.host}/app:v1"
+    await service.pull(name)
+    with Registry(tmp_path / "other") as other:
+        other.faults.append(fault)
+        with pytest.raises(DeadlineExceeded) as caught:
+            await service.push(name, f"{other.host}/copy:v1", None, lambda progress: None)
+    assert caught.value.message == f"pushing {other.host}/copy:v1: no progress for 0.8 s"
+    await service.close()
+
+
 @only_erofs
 async def test_a_slow_blob_stalls_whatever_it_decodes_to(tmp_path: Path, registry: Registry) -> None:
     """4 MiB of zeros are 130 bytes of zstd: each time that they are decoded is no progress."""
