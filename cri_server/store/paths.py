@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyrunc.kernel.ext4 import spread_subfolders
+
 DEFAULT_STATE = "/run/pyrunc-cri"  # not the OCI runtime's root, where each folder is a container
 
 
@@ -92,3 +94,5 @@ class Paths:
             mode = 0o711 if path == self.state else 0o700
             path.mkdir(mode=mode, parents=True, exist_ok=True)
             os.chmod(path, mode)
+        for path in (self.sandbox_records, self.container_records):
+            spread_subfolders(path)

@@ -1,0 +1,85 @@
+"""The attribute `T` is set where it helps, an ext4 without a journal, and nowhere else; it hinders nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cri_server.store.paths import Paths
+from pyrunc.kernel.ext4 import spread_subfolders
+from tests.support.disks import make_ext4
+
+GROUPS_OF_1024_INODES = ("-b", "1024", "-g", "8192", "-N", "32768", "-O", "^flex_bg")
+
+
+@contextmanager
+def mounted(folder: Path, *what: str | Path) -> Iterator[Path]:
+    """`what` is what mount(8) mounts, and with which options."""
+    place = folder / "mounted"
+    place.mkdir()
+    subprocess.run(["mount", *what, place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def attributes(folder: Path) -> str:
+    """Letters, as lsattr(1) has them."""
+    return subprocess.check_output(["lsattr", "-d", folder], text=True).split()[0].replace("-", "")
+
+
+def group_of(path: Path, image: Path) -> int:
+    """The block group in which the inode lies."""
+    text = subprocess.check_output(["dumpe2fs", "-h", image], text=True, stderr=subprocess.DEVNULL)
+    (line,) = (line for line in text.splitlines() if line.startswith("Inodes per group:"))
+    return (path.stat().st_ino - 1) // int(line.split()[-1])
+
+
+def test_pods_and_containers_folders_get_it_on_an_ext4_without_a_journal(tmp_path: Path) -> None:
+    """An existing folder of an earlier version too, whose other attributes stay; all can be removed as ever."""
+    image = make_ext4(tmp_path / "disk", *GROUPS_OF_1024_INODES, "-O", "^has_journal")
+    with mounted(tmp_path, "-o", "loop", image) as disk:
+        (disk / "root/sandboxes").mkdir(parents=True)
+        subprocess.run(["chattr", "+A", disk / "root/sandboxes"], check=True)
+        paths = Paths(disk / "root", tmp_path / "state")
+        for _ in range(2):
+            paths.prepare()
+            assert {"A", "T"} <= set(attributes(paths.sandbox_records))
+            assert "T" in attributes(paths.container_records)
+        folders = [paths.sandbox_root(f"{number:064x}") for number in range(40)]
+        for folder in folders:
+            folder.mkdir()
+            (folder / "hosts").touch()
+            assert group_of(folder / "hosts", image) == group_of(folder, image)
+        assert len({group_of(folder, image) for folder in folders}) > 3
+        assert "T" not in attributes(folders[0])
+        shutil.rmtree(disk / "root")
+
+
+def test_it_is_left_alone_where_the_kernel_has_a_journal(tmp_path: Path) -> None:
+    image = make_ext4(tmp_path / "disk", "-O", "has_journal")
+    with mounted(tmp_path, "-o", "loop", image) as disk:
+        assert not spread_subfolders(disk)
+        assert "T" not in attributes(disk)
+
+
+@pytest.mark.parametrize("what", ["tmpfs", "overlay"])
+def test_another_file_system_is_none_of_its_business(what: str, tmp_path: Path) -> None:
+    layers = [tmp_path / name for name in ("lower", "upper", "work")]
+    for layer in layers:
+        layer.mkdir()
+    options = "lowerdir={},upperdir={},workdir={}".format(*layers) if what == "overlay" else "size=1m"
+    with mounted(tmp_path, "-t", what, "-o", options, what) as disk:
+        Paths(disk / "root", disk / "state").prepare()
+        assert not spread_subfolders(disk / "root/sandboxes")
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        spread_subfolders(tmp_path / "none")
