@@ -91,7 +91,7 @@ test-slow: build .venv/tested ## what takes too long for CI, Kubernetes' own sui
 
 .PHONY: clean
 clean: ## remove what was built here; the cache stays
-	rm -rf .venv build dist *.egg-info pause/build pyrunc/native/launcher pyrunc/native/pause pyrunc/native/pyrunc-* cri_server/api/*_pb2*
+	rm -rf .venv build dist *.egg-info pause/build pyrunc/native/launcher pyrunc/native/pause pyrunc/native/keeper pyrunc/native/pyrunc-* cri_server/api/*_pb2*
 
 .PHONY: kube kube-down
 kube: build .venv/tested ## build Kubernetes, start a one-node cluster on our server; `make kube-down` ends it

@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: the wheel's tag. Everything else is there.
 
-The wheel holds two programs and a library for one machine and no extension module: any Python 3, this architecture. They are
+The wheel holds three programs and a library for one machine and no extension module: any Python 3, this architecture. They are
 without a C library, so both families of Linux distributions can run them.
 """
 
@@ -17,6 +17,7 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 BUILT = [
     "pyrunc/native/launcher",
     "pyrunc/native/pause",
+    "pyrunc/native/keeper",
     "cri_server/api/api_pb2.py",
     "cri_server/api/api_pb2_grpc.py",
 ]

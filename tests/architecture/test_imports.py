@@ -51,7 +51,7 @@ PYRUNC_ROOMS = (
     ("errors", "debug", "undo", "parts"),
     ("abi", "jsontext"),
     ("atomic_file", "ipc"),
-    ("kernel", "peer"),
+    ("kernel", "peer", "keeper"),
     ("spec",),
     ("records",),
     ("record_file",),

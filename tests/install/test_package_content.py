@@ -47,6 +47,7 @@ def test_all_that_a_node_needs_is_there(tree: Path) -> None:
         "usr/lib/pyrunc/cni/portmap",
         "usr/lib/pyrunc/pyrunc/native/launcher",
         "usr/lib/pyrunc/pyrunc/native/pause",
+        "usr/lib/pyrunc/pyrunc/native/keeper",
         "usr/lib/pyrunc/pyrunc/native/pyrunc-script",
         "usr/lib/pyrunc/cri_server/api/api_pb2.py",
         "usr/lib/tmpfiles.d/pyrunc.conf",

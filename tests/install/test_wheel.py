@@ -32,6 +32,7 @@ def test_the_programs_lie_where_the_modules_look_for_them(wheel: Path) -> None:
         assert (
             archive.read("pyrunc/native/launcher")[:4]
             == archive.read("pyrunc/native/pause")[:4]
+            == archive.read("pyrunc/native/keeper")[:4]
             == b"\x7fELF"
         )
         assert archive.getinfo("pyrunc/native/launcher").external_attr >> 16 & 0o111

@@ -1,0 +1,1 @@
+"""The keeper from the other side: see pause/keeper.c."""

@@ -1,0 +1,279 @@
+"""The client of `pyrunc-keeper` (pause/keeper.c, which documents the messages), and its start. No asyncio: a call takes some 30 µs,
+and at most `TIMEOUT_S` when the keeper is stopped.
+
+A client connects when it is first used, and again when the keeper was replaced: what an earlier one has stored is gone then.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import time
+from _socket import (
+    AF_UNIX,
+    CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
+    MSG_NOSIGNAL,
+    SCM_RIGHTS,
+    SO_RCVTIMEO,
+    SO_SNDTIMEO,
+    SOCK_SEQPACKET,
+    SOL_SOCKET,
+    socket,
+)
+from errno import ECONNRESET, EMSGSIZE, ENOENT, EPROTO
+from struct import Struct
+
+from pyrunc.errors import KernelError, PeerError, Unavailable, Unsupported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "keeper")
+SOCKET, LOCK = "keeper.sock", "keeper.lock"
+VERSION = 1
+HELLO, PUT, GET, DROP, LIST, START, EXIT, NOTE = range(1, 9)
+MESSAGE = Struct("=HHIiiiIQQ")
+"""version, call, size of the name, errno, pid, wait status, count, start time, time in ns."""
+MESSAGE_LIMIT_BYTES = 128 * 1024
+MOST_FDS = 32
+TIMEOUT_S = 2.0
+ABSENT_S = 10.0
+"""So long a keeper that has not answered in time is taken for absent."""
+LOCKED = 3
+"""The program's exit code when another keeper has the folder."""
+_TRIES, _TRY_AGAIN_S = 100, 0.02
+_TIMEVAL = Struct("@ll")
+_CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)]
+
+
+class Stored:
+    """An entry's data and copies of its descriptors, the caller's to close."""
+
+    __slots__ = ("data", "fds")
+
+    def __init__(self, data: bytes, fds: list[int]) -> None:
+        self.data, self.fds = data, fds
+
+
+class Exit:
+    """How a process ended: `status` as of wait(2), `time_ns` of the wall clock."""
+
+    __slots__ = ("status", "time_ns")
+
+    def __init__(self, status: int, time_ns: int) -> None:
+        self.status, self.time_ns = status, time_ns
+
+
+class _Answer:
+    """Of a call; its descriptors are the caller's."""
+
+    __slots__ = ("count", "data", "fds", "pid", "status", "time_ns")
+
+    def __init__(self, head: tuple[int, ...], data: bytes, fds: list[int]) -> None:
+        self.pid, self.status, self.count, self.time_ns = head[4], head[5], head[6], head[8]
+        self.data, self.fds = data, fds
+
+
+class Keeper:
+    """A client of the keeper of a folder. Use from one thread.
+
+    Every method raises Unavailable when no keeper answers, Unsupported for one of another version, KernelError for what it refuses
+    (a store that is full).
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], timeout_s: float = TIMEOUT_S) -> None:
+        self.folder = os.fspath(folder)
+        self._timeout_s = timeout_s
+        self._socket: socket | None = None
+        self._absent_until = 0.0
+
+    def fileno(self) -> int:
+        """The connection, readable when the keeper has ended; -1 when there is none."""
+        return self._socket.fileno() if self._socket else -1
+
+    def close(self) -> None:
+        """Hang up. The next call connects again."""
+        if self._socket:
+            self._socket.close()
+            self._socket = None
+
+    def hello(self) -> int:
+        """The keeper's pid."""
+        return self._ask(HELLO).pid
+
+    def put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Store copies of the descriptors, in the place of what has this name. The caller keeps its own."""
+        self._ask(PUT, name, data, fds)
+
+    def get(self, name: str) -> Stored | None:
+        """The entry of this name, if there is one."""
+        try:
+            answer = self._ask(GET, name)
+        except KernelError as error:
+            if error.errno != ENOENT:
+                raise
+            return None
+        return Stored(answer.data, answer.fds)
+
+    def drop(self, name: str) -> None:
+        """Close an entry's descriptors; fine when there is no such entry."""
+        try:
+            self._ask(DROP, name)
+        except KernelError as error:
+            if error.errno != ENOENT:
+                raise
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of all entries that begin with `prefix`."""
+        names: list[str] = []
+        passed = 0
+        while True:
+            answer = self._ask(LIST, prefix, count=passed)
+            names += answer.data.decode().split("\0")[:-1]
+            passed = answer.count
+            if not passed:
+                return names
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int]
+    ) -> tuple[int, int]:
+        """Execute a program as the keeper's child, in a session of its own, with the descriptors `{number there: number here}`.
+
+        Its pid and a pidfd, which is the caller's to close. A program that cannot be executed ends with 127.
+        """
+        words = [*arguments, *(f"{name}={value}" for name, value in environment.items())]
+        strings = b"".join(os.fsencode(word) + b"\0" for word in words)
+        data = array.array("I", fds).tobytes() + strings
+        self.close()  # a request that was sent on a broken connection is not to be repeated
+        answer = self._ask(START, "", data, list(fds.values()), count=len(arguments))
+        return answer.pid, answer.fds[0]
+
+    def exit_of(self, pid: int, start_time: int) -> Exit | None:
+        """How an orphan ended that the keeper has reaped, or a process of `note`; None: it has not, or it was too long ago."""
+        try:
+            answer = self._ask(EXIT, process=(pid, start_time))
+        except KernelError as error:
+            if error.errno != ENOENT:
+                raise
+            return None
+        return Exit(answer.status, answer.time_ns)
+
+    def note(self, pid: int, start_time: int, status: int) -> None:
+        """Have it known how our child has ended, which is not reaped yet: whoever comes after us can ask."""
+        self._ask(NOTE, process=(pid, start_time), status=status)
+
+    def _ask(
+        self,
+        call: int,
+        name: str = "",
+        data: bytes = b"",
+        fds: Sequence[int] = (),
+        count: int = 0,
+        process: tuple[int, int] = (0, 0),
+        status: int = 0,
+    ) -> _Answer:
+        encoded = name.encode()
+        pid, start_time = process
+        head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
+        packet = head + encoded + data
+        if len(packet) > MESSAGE_LIMIT_BYTES or len(fds) > MOST_FDS:
+            raise KernelError(
+                "keeper", name, EMSGSIZE, f"{len(packet)} bytes and {len(fds)} descriptors are too much"
+            )
+        return self._checked(name, *self._exchange(packet, fds))
+
+    def _exchange(self, packet: bytes, fds: Sequence[int]) -> tuple[bytes, list[int]]:
+        is_old = self._socket is not None
+        if time.monotonic() < self._absent_until:
+            raise Unavailable(f"the keeper of {self.folder} does not answer")
+        try:
+            return self._exchange_once(packet, fds)
+        except BlockingIOError:
+            self.close()
+            self._absent_until = time.monotonic() + ABSENT_S
+            raise Unavailable(f"the keeper of {self.folder} does not answer") from None
+        except OSError as error:
+            self.close()
+            if is_old:  # it has made room for others, or was replaced
+                return self._exchange(packet, fds)
+            raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
+
+    def _exchange_once(self, packet: bytes, fds: Sequence[int]) -> tuple[bytes, list[int]]:
+        if self._socket is None:
+            self._socket = self._connected()
+        rights = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._socket.sendmsg([packet], rights, MSG_NOSIGNAL)
+        answer, control, _, _ = self._socket.recvmsg(
+            MESSAGE_LIMIT_BYTES, CMSG_SPACE(MOST_FDS * 4), MSG_CMSG_CLOEXEC
+        )
+        received = array.array("i")
+        for level, kind, content in control:
+            if (level, kind) == (SOL_SOCKET, SCM_RIGHTS):
+                received.frombytes(content[: len(content) // 4 * 4])
+        if not answer:
+            raise ConnectionResetError(ECONNRESET, "it has hung up")
+        return answer, list(received)
+
+    def _checked(self, name: str, answer: bytes, fds: list[int]) -> _Answer:
+        try:
+            if len(answer) < MESSAGE.size:
+                raise PeerError(f"the keeper has sent {len(answer)} bytes")
+            head = MESSAGE.unpack_from(answer)
+            if head[0] != VERSION or head[3] == EPROTO:
+                raise Unsupported(f"the keeper of {self.folder} has version {head[0]}, not {VERSION}")
+            if head[3]:
+                raise KernelError("keeper", name, head[3])
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return _Answer(head, answer[MESSAGE.size :], fds)
+
+    def _connected(self) -> socket:
+        connection = socket(AF_UNIX, SOCK_SEQPACKET)
+        try:
+            seconds, rest = divmod(self._timeout_s, 1)
+            limit = _TIMEVAL.pack(int(seconds), int(rest * 1_000_000))
+            for option in (SO_RCVTIMEO, SO_SNDTIMEO):
+                connection.setsockopt(SOL_SOCKET, option, limit)
+            folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # sun_path has room for 107 bytes only
+            finally:
+                os.close(folder)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def ensure(folder: str | os.PathLike[str]) -> Keeper:
+    """A client of the folder's keeper, connected; the keeper is started if none lives. Raises Unavailable, Unsupported, KernelError."""
+    keeper = Keeper(folder)
+    for _ in range(_TRIES):
+        try:
+            keeper.hello()
+            return keeper
+        except Unavailable:
+            if keeper._absent_until:  # it lives, but is stopped
+                raise
+        code = _spawn(os.fspath(folder))
+        if code == LOCKED:  # another one is at its start or its end
+            time.sleep(_TRY_AGAIN_S)
+        elif code:
+            raise Unavailable(f"{PROGRAM} {keeper.folder} has ended with {code}")
+    raise Unavailable(f"the keeper of {keeper.folder} does not listen")
+
+
+def _spawn(folder: str) -> int:
+    """Start the program, which goes on in the background; the exit code of its first process."""
+    try:
+        pid = os.posix_spawn(
+            PROGRAM, ["pyrunc-keeper", folder], os.environ, setsigmask=[], setsigdef=_CATCHABLE
+        )
+    except OSError as error:
+        raise KernelError("posix_spawn", PROGRAM, error.errno or 0) from None
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)

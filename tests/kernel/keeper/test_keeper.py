@@ -1,0 +1,375 @@
+"""The keeper with real processes: what it stores, what it starts and reaps, and whom it survives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from errno import EINVAL, EMSGSIZE, ENOENT, ENOSPC, ENOSYS, EPROTO
+from pathlib import Path
+
+import pytest
+
+from pyrunc.errors import KernelError, Unavailable, Unsupported
+from pyrunc.keeper import client
+from pyrunc.keeper.client import MESSAGE, Keeper, ensure
+from pyrunc.kernel.process import stat as stat_of
+from tests.support.keeper import end_keeper, is_gone, keeper_pid
+from tests.support.processes import wait_until
+
+
+@contextlib.contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe2(os.O_CLOEXEC)
+    try:
+        yield ends
+    finally:
+        for fd in ends:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def connected(folder: Path) -> socket.socket:
+    """A connection on which a test says what no client would."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(10)
+    connection.connect(str(folder / client.SOCKET))
+    return connection
+
+
+def message(call: int, name: bytes = b"", data: bytes = b"", version: int = client.VERSION) -> bytes:
+    return MESSAGE.pack(version, call, len(name), 0, 0, 0, 0, 0, 0) + name + data
+
+
+def error_of(connection: socket.socket, packet: bytes) -> int:
+    connection.send(packet)
+    return int(MESSAGE.unpack_from(connection.recv(client.MESSAGE_LIMIT_BYTES))[3])
+
+
+# -- the store
+
+
+def test_what_is_put_is_there_after_its_owner_is_gone(keeper: Keeper) -> None:
+    with pipe() as (reading, writing):
+        keeper.put("container/a", b"record", [reading, writing])
+        os.write(writing, b"kept")
+    keeper.close()
+    stored = Keeper(keeper.folder).get("container/a")
+    assert stored is not None and stored.data == b"record"
+    assert os.read(stored.fds[0], 10) == b"kept" and not os.get_inheritable(stored.fds[0])
+    for fd in stored.fds:
+        os.close(fd)
+
+
+def test_an_entry_is_replaced_and_dropped_with_its_descriptors(keeper: Keeper) -> None:
+    with pipe() as (reading, writing):
+        keeper.put("a", b"1", [writing])
+        os.close(writing)
+        assert not select.select([reading], [], [], 0)[0]
+        keeper.put("a", b"2")
+        assert select.select([reading], [], [], 10)[0] and os.read(reading, 1) == b""
+    stored = keeper.get("a")
+    assert stored is not None and (stored.data, stored.fds) == (b"2", [])
+    keeper.drop("a")
+    keeper.drop("a")
+    assert keeper.get("a") is None
+
+
+def test_entries_of_all_sizes_survive_their_neighbours_ends(keeper: Keeper) -> None:
+    contents = {f"e/{n}": bytes([n]) * (n * n) for n in range(60)}
+    for name, content in contents.items():
+        keeper.put(name, content)
+    for name in list(contents)[::3]:
+        keeper.drop(name)
+        del contents[name]
+    for name in list(contents)[::5]:
+        contents[name] = b"again" + contents[name]
+        keeper.put(name, contents[name])
+    assert sorted(keeper.names("e/")) == sorted(contents)
+    for name, content in contents.items():
+        stored = keeper.get(name)
+        assert stored is not None and stored.data == content
+
+
+def test_names_come_in_pages_and_by_their_beginning(keeper: Keeper) -> None:
+    names = [f"{kind}/{n:0100}" for kind in ("pod", "container") for n in range(1500)]
+    for name in names:
+        keeper.put(name, b"")
+    assert sorted(keeper.names()) == sorted(names)
+    assert sorted(keeper.names("pod/")) == sorted(names[:1500])
+    assert keeper.names("nothing") == []
+
+
+def test_a_full_store_refuses_and_works_on(keeper: Keeper) -> None:
+    stored = 0
+    with pytest.raises(KernelError) as refused:
+        for stored in range(100):
+            keeper.put(f"big/{stored}", b"x" * 120_000)
+    assert refused.value.errno == ENOSPC and stored > 50
+    keeper.drop("big/0")
+    keeper.put(f"big/{stored}", b"y" * 120_000)
+    with pytest.raises(KernelError):
+        keeper.put("big/0", b"x" * 120_000)
+
+
+def test_no_more_entries_than_it_has_room_for(keeper: Keeper) -> None:
+    with pytest.raises(KernelError) as refused:
+        for number in range(10_000):
+            keeper.put(f"{number}", b"")
+    assert refused.value.errno == ENOSPC and len(keeper.names()) == 8192
+    keeper.put("1", b"replaced")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n", "\0", "ä", "a" * 129])
+def test_names_that_are_refused(keeper: Keeper, name: str) -> None:
+    with pytest.raises(KernelError) as refused:
+        keeper.put(name, b"")
+    assert refused.value.errno == EINVAL and keeper.names() == []
+
+
+# -- what it starts and reaps
+
+
+def started(keeper: Keeper, script: str, **environment: str) -> tuple[int, int, int]:
+    """A shell under the keeper: pid, pidfd, a pipe from its descriptor 5."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid, pidfd = keeper.start(
+            ["/bin/sh", "-c", script], {"PATH": "/bin:/usr/bin", **environment}, {5: writing}
+        )
+    finally:
+        os.close(writing)
+    return pid, pidfd, reading
+
+
+def output(reading: int) -> str:
+    with open(reading, "rb") as file:
+        return file.read().decode()
+
+
+def test_a_started_program_has_what_it_is_given_and_no_more(keeper: Keeper) -> None:
+    keeper.put("other", b"", [0])
+    script = "ls /proc/self/fd >&5; grep -E '^Sig(Blk|Ign)' /proc/self/status >&5; echo $GIVEN $PWD >&5; ps -o sid= $$ >&5"
+    pid, pidfd, reading = started(keeper, script, GIVEN="this")
+    words = output(reading).split()
+    os.close(pidfd)
+    # 3 is the folder that ls reads
+    assert words == ["0", "1", "2", "3", "5", "SigBlk:", "0" * 16, "SigIgn:", "0" * 16, "this", "/", str(pid)]
+
+
+def test_descriptors_may_trade_places(keeper: Keeper) -> None:
+    with pipe() as (one_reading, one), pipe() as (other_reading, other):
+        _, pidfd = keeper.start(
+            ["/bin/sh", "-c", f"cd /proc/self/fd; echo one >{other}; echo other >{one}"],
+            {},
+            {one: other, other: one},
+        )
+        os.close(pidfd)
+        os.close(one)
+        os.close(other)
+        assert os.read(one_reading, 10) == b"one\n" and os.read(other_reading, 10) == b"other\n"
+
+
+def test_a_program_that_is_not_there_ends_with_127(keeper: Keeper) -> None:
+    _, pidfd = keeper.start(["/nothing/here"], {}, {})
+    assert select.select([pidfd], [], [], 10)[0]
+    os.close(pidfd)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 42", 42), ("exit 0", 0), ("kill -9 $$", -9), ("kill -6 $$", -6)]
+)
+def test_how_orphans_end_is_known_by_pid_and_start_time(keeper: Keeper, script: str, code: int) -> None:
+    """Of a program that is killed, as a shim would be, with a child in a session of its own."""
+    inner = f"setsid sh -c 'echo $$ >&5; read line <&6; {script}'"
+    with pipe() as (waiting, go):
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        _, pidfd = keeper.start(
+            ["/bin/sh", "-c", f"{inner} & wait"], {"PATH": "/bin:/usr/bin"}, {5: writing, 6: waiting}
+        )
+        os.close(writing)
+        orphan = int(os.read(reading, 20))
+        found = stat_of(orphan)
+        assert found is not None and keeper.exit_of(orphan, found.start_time) is None
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert wait_until(lambda: (now := stat_of(orphan)) is not None and now.parent == keeper.hello(), 10)
+        os.write(go, b"\n")
+        assert wait_until(lambda: stat_of(orphan) is None, 10)
+        ended = keeper.exit_of(orphan, found.start_time)
+        assert ended is not None and os.waitstatus_to_exitcode(ended.status) == code
+        assert abs(time.time_ns() - ended.time_ns) < 10**10
+        assert keeper.exit_of(orphan, found.start_time + 1) is None
+        os.close(reading)
+        os.close(pidfd)
+
+
+def test_records_are_a_ring(keeper: Keeper) -> None:
+    for number in range(1, 5000):
+        keeper.note(number, 7, number % 256 << 8)
+    assert keeper.exit_of(1, 7) is None
+    ended = keeper.exit_of(4999, 7)
+    assert ended is not None and os.waitstatus_to_exitcode(ended.status) == 4999 % 256
+    keeper.note(4999, 7, 0)
+    assert (again := keeper.exit_of(4999, 7)) is not None and again.status == ended.status
+
+
+# -- who may speak, and who cannot stop it
+
+
+def test_only_root_is_heard(keeper: Keeper, tmp_path: Path) -> None:
+    path = tmp_path / client.SOCKET
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o666)  # what is behind the mode
+    folder = os.open(tmp_path, os.O_PATH)
+    script = (
+        "import os, socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); os.setuid(65534);"
+        f"s.connect('/proc/self/fd/{folder}/{client.SOCKET}'); s.settimeout(5)\n"
+        "try:\n s.send(bytes(40)); print(s.recv(100))\nexcept OSError as error: print('refused', error.errno)"
+    )
+    for parent in [tmp_path, *tmp_path.parents]:
+        if str(parent).count("/") > 1 and parent.owner() == "root":
+            parent.chmod(0o711)
+    ended = subprocess.run(
+        ["python3", "-c", script], pass_fds=[folder], capture_output=True, text=True, check=False
+    )
+    os.close(folder)
+    assert "refused" in ended.stdout or ended.stdout == "b''\n", ended
+
+
+@pytest.mark.parametrize(
+    ("packet", "error"),
+    [
+        (message(99), ENOSYS),
+        (message(0), ENOSYS),
+        (message(client.HELLO, version=2), EPROTO),
+        (message(client.GET, b"unknown"), ENOENT),
+        (MESSAGE.pack(1, client.PUT, 2**32 - 1, 0, 0, 0, 0, 0, 0), EINVAL),
+        (MESSAGE.pack(1, client.PUT, 5, 0, 0, 0, 0, 0, 0) + b"abcd", EINVAL),
+        (message(client.START, b"", b"/bin/true"), EINVAL),
+        (message(client.START), EINVAL),
+        (message(client.PUT, b"a", bytes(client.MESSAGE_LIMIT_BYTES)), EMSGSIZE),
+    ],
+)
+def test_requests_that_are_refused(keeper: Keeper, tmp_path: Path, packet: bytes, error: int) -> None:
+    with connected(tmp_path) as connection:
+        assert error_of(connection, packet) == error
+        assert error_of(connection, message(client.HELLO)) == 0, "the connection goes on"
+
+
+def test_what_is_no_message_ends_the_connection_alone(keeper: Keeper, tmp_path: Path) -> None:
+    with connected(tmp_path) as connection:
+        connection.send(b"GET / HTTP/1.1\r\n")
+        assert connection.recv(100) == b""
+    assert keeper.hello() == keeper_pid(tmp_path)
+
+
+def test_too_many_descriptors_are_closed(keeper: Keeper, tmp_path: Path) -> None:
+    with pipe() as (reading, writing), connected(tmp_path) as connection:
+        socket.send_fds(connection, [message(client.PUT, b"a")], [writing] * 250)
+        os.close(writing)
+        assert MESSAGE.unpack_from(connection.recv(100))[3] == EINVAL
+        assert select.select([reading], [], [], 10)[0]
+
+
+def test_a_client_that_does_not_read_is_dropped(keeper: Keeper, tmp_path: Path) -> None:
+    keeper.put("big", b"x" * 100_000)
+    with connected(tmp_path) as connection, pytest.raises(OSError):
+        for _ in range(10_000):
+            connection.send(message(client.GET, b"big"))
+    started = time.monotonic()
+    keeper.hello()
+    assert time.monotonic() - started < 1
+
+
+def test_idle_clients_make_room_for_others(keeper: Keeper, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        pid = keeper.hello()
+        for _ in range(600):
+            connection = stack.enter_context(connected(tmp_path))
+            assert error_of(connection, message(client.HELLO)) == 0
+        assert keeper.hello() == pid, "it has connected again"
+
+
+def test_a_keeper_that_is_stopped_costs_a_bounded_wait(keeper: Keeper, tmp_path: Path) -> None:
+    pid, impatient = keeper.hello(), Keeper(tmp_path, timeout_s=0.1)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for _ in range(100):
+            with pytest.raises(Unavailable):
+                impatient.hello()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        impatient.close()
+    assert keeper.hello() == pid
+
+
+# -- its life
+
+
+def test_there_is_one(keeper: Keeper, tmp_path: Path) -> None:
+    assert client._spawn(str(tmp_path)) == client.LOCKED
+    other = ensure(tmp_path)
+    assert other.hello() == keeper.hello() == keeper_pid(tmp_path)
+    other.close()
+
+
+def test_a_terminals_signals_do_not_end_it(keeper: Keeper, tmp_path: Path) -> None:
+    pid = keeper.hello()
+    for number in (
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTSTP,
+        signal.SIGPIPE,
+        signal.SIGUSR1,
+    ):
+        os.kill(pid, number)
+    assert keeper.hello() == pid
+    assert Path(f"/proc/{pid}/comm").read_text() == "pyrunc-keeper\n" and os.getsid(pid) == pid
+    end_keeper(tmp_path)
+    assert not (tmp_path / client.SOCKET).exists()
+
+
+def test_a_killed_one_is_replaced(keeper: Keeper, tmp_path: Path) -> None:
+    pid = keeper.hello()
+    keeper.put("a", b"")
+    end_keeper(tmp_path, signal.SIGKILL)
+    with pytest.raises(Unavailable):
+        keeper.hello()
+    other = ensure(tmp_path)
+    assert keeper.hello() == other.hello() != pid
+    assert keeper.names() == []
+    other.close()
+
+
+def test_it_ends_when_nothing_is_left_to_keep(tmp_path: Path) -> None:
+    keeper = ensure(tmp_path)
+    pid, pidfd, reading = started(keeper, "exec sleep 100")
+    keeper.close()
+    time.sleep(5.5)
+    assert keeper.hello() == keeper_pid(tmp_path), "it has a child"
+    keeper.put("a", b"")
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    keeper.close()
+    time.sleep(5.5)
+    pid = keeper.hello()
+    assert pid == keeper_pid(tmp_path), "it stores something"
+    keeper.drop("a")
+    time.sleep(5.5)
+    assert keeper.hello() == pid, "it has a client"
+    keeper.close()
+    assert wait_until(lambda: is_gone(pid), 10)
+    os.close(pidfd)
+    os.close(reading)
+
+
+def test_another_version_is_said(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "VERSION", 2)
+    with pytest.raises(Unsupported, match="version 1, not 2"):
+        keeper.hello()
