@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pyrunc.atomic_file import write_bytes
 from pyrunc.errors import Error
+from pyrunc.kernel.mountinfo import mount_points
 
 
 def beneath(root: Path, path: str) -> Path:
@@ -88,7 +89,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A file or a link; a folder only when it is empty, or with all that is in it when `whole`."""
+    """A file or a link; a folder only when it is empty, or with all that is in it when `whole`. A
+    mount point stays, and with it what the file system itself has there."""
 
     path: str
     whole: bool = False
@@ -98,18 +100,32 @@ class Remove:
 
     def is_done(self, root: Path) -> bool:
         found = beneath(root, self.path)
-        if not found.is_symlink() and found.is_dir() and not self.whole:
-            return any(found.iterdir())
-        return not os.path.lexists(found)
+        if found.is_symlink() or not found.is_dir():
+            return not os.path.lexists(found)
+        if is_mounted(found):
+            return not self.whole or not _content(found)
+        return not self.whole and any(found.iterdir())
 
     def do(self, root: Path) -> None:
         found = beneath(root, self.path)
         if found.is_symlink() or not found.is_dir():
             found.unlink()
-        elif self.whole:
-            shutil.rmtree(found)
-        else:
+        elif not self.whole:
             found.rmdir()
+        elif is_mounted(found):
+            for entry in _content(found):
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        else:
+            shutil.rmtree(found)
+
+
+def is_mounted(folder: Path) -> bool:
+    """Whether something is mounted on the folder."""
+    return os.path.realpath(folder) in {mount.path for mount in mount_points()}
+
+
+def _content(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if entry.name != "lost+found"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from cri_server.install.actions import Action, Folder, Keep, Link, Remove, Run, 
 from cri_server.store import claim
 from cri_server.store.paths import Paths
 from pyrunc.errors import Error, WrongState
+from pyrunc.kernel.mountinfo import mount_points
 
 PODS = "/var/lib/pyrunc-pods"  # logs and volumes of the pods of `run` (cri_server.cli.folders)
 RECORD = "/var/lib/pyrunc/installed.json"
@@ -93,9 +94,11 @@ def install_actions(request: Request) -> list[Action]:
 
 def uninstall_actions(request: Request, purge: bool) -> list[Action]:
     """What takes an installation back; with `purge` also images, records and a changed configuration. Raises WrongState while
-    there are pods or a server that systemd does not stop, OSError, Error."""
+    there are pods or a server that systemd does not stop, and for a purge while there are mounts below; OSError, Error."""
     refuse_with_pods(request.root)
     refuse_with_server(request)
+    if purge:
+        refuse_with_mounts(request.root)
     record = _read_record(request.root)
     actions: list[Action] = []
     if request.is_live and request.scripts is not None:
@@ -132,6 +135,14 @@ def refuse_with_server(request: Request) -> None:
             raise WrongState(
                 f"a server that systemd has not started uses {folder}: stop `pyrunc-cri serve` first"
             )
+
+
+def refuse_with_mounts(root: Path) -> None:
+    """Raises WrongState while something is mounted below a folder that is to be removed: its files are not ours."""
+    folders = [os.path.realpath(beneath(root, path)) for path in _folders(_settings(root))]
+    for mount in mount_points():
+        if any(mount.path.startswith(f"{folder}/") for folder in folders):
+            raise WrongState(f"something is mounted on {mount.path}: umount it first")
 
 
 def _unit_runs() -> bool:
@@ -244,9 +255,13 @@ def _data(root: Path) -> list[Action]:
     """/run/pyrunc is the OCI runtime's root as well: it goes when nothing is in it but compiled filters."""
     settings = _settings(root)
     socket = str(settings.socket_path)
-    folders = (settings.server.state, settings.server.root, FILTERS, PODS)
-    whole = [Remove(path, whole=True) for path in folders]
+    whole = [Remove(path, whole=True) for path in _folders(settings)]
     return [*whole, Remove(socket), Remove(os.path.dirname(socket)), Remove(settings.network.netns_dir)]
+
+
+def _folders(settings: config.Config) -> Sequence[str]:
+    """What a purge removes with all that is in it."""
+    return settings.server.state, settings.server.root, FILTERS, PODS
 
 
 def _digest(content: bytes) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from cni_plugins.net import host_rules
 from cni_plugins.protocol import builtin
 from cri_server.config import Config
 from cri_server.install import config_file, node
+from pyrunc.abi.clone import CLONE_NEWNS
+from pyrunc.abi.mount import MS_BIND, MS_PRIVATE, MS_REC
+from pyrunc.kernel import mount, namespace
 from tests.support.tree import listing
 
 PROGRAM = Path(sys.executable).parent / "pyrunc-cri"
@@ -166,6 +171,51 @@ def test_nothing_is_taken_back_while_a_server_runs(root: Path, folder: str) -> N
     assert listing(root) == installed
     run(root, "--uninstall", "--purge")
     assert not (root / "var/lib/pyrunc").exists()
+
+
+@pytest.fixture
+def own_mounts() -> Iterator[None]:
+    """This thread in a mount namespace of its own, whose children inherit it."""
+    own = namespace.open_own("mnt")
+    folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    namespace.unshare(CLONE_NEWNS)
+    try:
+        mount.mount(None, "/", None, MS_REC | MS_PRIVATE)
+        yield
+    finally:
+        namespace.setns(own, CLONE_NEWNS)
+        os.fchdir(folder)
+        os.close(folder)
+        os.close(own)
+
+
+@pytest.mark.usefixtures("own_mounts")
+def test_a_purge_empties_a_disk_that_is_mounted_there(root: Path) -> None:
+    data = root / "var/lib/pyrunc"
+    data.mkdir()
+    mount.mount("disk", data, "tmpfs")
+    (data / "lost+found").mkdir()
+    run(root)
+    (data / "images").mkdir()
+    (data / "images/x").touch()
+    (data / "link").symlink_to(root / "etc")
+    run(root, "--uninstall", "--purge")
+    assert [path.name for path in data.iterdir()] == ["lost+found"] and (root / "etc").exists()
+    run(root, "--uninstall", "--purge")
+
+
+@pytest.mark.usefixtures("own_mounts")
+def test_a_purge_deletes_nothing_below_a_mount(root: Path, tmp_path: Path) -> None:
+    run(root)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/file").write_text("canary")
+    place = root / "var/lib/pyrunc/images"
+    place.mkdir()
+    mount.mount(tmp_path / "home", place, None, MS_BIND)
+    message = f"something is mounted on {place}: umount it first"
+    assert message in run(root, "--uninstall", "--purge", code=1)
+    assert (place / "file").read_text() == "canary" and (root / "etc/pyrunc/config.toml").exists()
+    run(root, "--uninstall")
 
 
 class TestKubelet:

@@ -30,11 +30,17 @@ class Installed:
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a maintainer script with all paths below the folder, and without what changes the machine."""
+        command = ["sh", "-c", self._text(script), script, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def run_with_mounts(self, mounts: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The same in a mount namespace of its own after the commands `mounts`."""
+        command = ["unshare", "--mount", "sh", "-ec", f"cd {self.root}; {mounts}\n{self._text(script)}"]
+        return subprocess.run([*command, script, *arguments], capture_output=True, text=True, check=False)
+
+    def _text(self, script: str) -> str:
         text = (DEBIAN / script).read_text()
-        text = "nft() { :; }\n" + re.sub(r"(?<![\w/.-])/(usr|run|etc|var)/", rf"{self.root}/\1/", text)
-        return subprocess.run(
-            ["sh", "-c", text, script, *arguments], capture_output=True, text=True, check=False
-        )
+        return "nft() { :; }\n" + re.sub(r"(?<![\w/.-])/(usr|run|etc|var)/", rf"{self.root}/\1/", text)
 
     def write(self, path: str, text: str = "") -> Path:
         """A file below the folder."""
@@ -156,6 +162,52 @@ def test_a_purge_deletes_nothing_under_a_server_that_runs(installed: Installed, 
     assert installed.files("var", "run", "etc") == before
     assert installed.run("postrm", "purge").returncode == 0
     assert installed.files("var", "run", "etc") == []
+
+
+# What Debian 12's packages do in their maintainer scripts, and what ours does.
+#   remove, server of the unit:   all four stop it (deb-systemd-invoke stop); so do we.
+#   remove, another server:       containerd, podman: nothing. docker.io: its init script. mariadb-server: its preinst
+#                                 refuses ("Stop it yourself and try again!"). We refuse.
+#   purge, data:                  containerd (/var/lib/containerd), podman (/var/lib/containers): stays.
+#                                 docker.io: all of /var/lib/docker, with a script that unmounts what is below.
+#                                 mariadb-server: asks, then all but lost+found. We remove images and records.
+#   purge, data on its own disk:  mariadb-server empties it and leaves the mount point (Debian bug 829491).
+#                                 So do we; `rm -rf` of a mount point fails, and dpkg with it, at each attempt.
+#   purge, a mount below:         docker.io unmounts it. We refuse: it may be a folder of the administrator's.
+#   purge, configuration:         conffiles go (dpkg). What the administrator has added stays in all four. We ask.
+MOUNTED = {
+    "a disk of its own": (
+        "mount -t tmpfs x var/lib/pyrunc; mkdir var/lib/pyrunc/lost+found; touch var/lib/pyrunc/.x var/lib/pyrunc/y",
+        "{root}/var/lib/pyrunc/lost+found {root}/var/lib/pyrunc",
+    ),
+    "the same without lost+found": (
+        "mount -t tmpfs x var/lib/pyrunc; mkdir -p var/lib/pyrunc/images/a",
+        "{root}/var/lib/pyrunc",
+    ),
+}
+
+
+@pytest.mark.parametrize("mounted", MOUNTED)
+def test_a_purge_empties_a_disk_that_is_mounted_there(installed: Installed, mounted: str) -> None:
+    commands, remaining = MOUNTED[mounted]
+    (installed.root / "var/lib/pyrunc").mkdir(parents=True)
+    show = "trap 'find \"$PWD/var/lib/pyrunc\" -depth' EXIT"
+    done = installed.run_with_mounts(f"{commands}; {show}", "postrm", "purge")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == remaining.format(root=installed.root).split()
+
+
+@pytest.mark.parametrize("folder", ["var/lib/pyrunc/images", "var/lib/pyrunc-pods/logs", "run/pyrunc-cri/a"])
+def test_a_purge_deletes_nothing_below_a_mount(installed: Installed, folder: str) -> None:
+    for path in DATA:
+        installed.write(path)
+    installed.write("home/file", "canary")
+    (installed.root / folder).mkdir(parents=True, exist_ok=True)
+    before = installed.files("var", "run", "home")
+    done = installed.run_with_mounts(f"mount --bind home {folder}", "postrm", "purge")
+    message = f"something is mounted on {installed.root / folder}: umount it, then purge again"
+    assert done.returncode == 1 and message in done.stderr
+    assert installed.files("var", "run", "home") == before
 
 
 def test_a_removal_keeps_data_and_settings(installed: Installed) -> None:
