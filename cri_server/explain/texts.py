@@ -30,6 +30,12 @@ TEXTS = (
         patterns=(r"executable file not found", r"exec: .*no such file or directory"),
     ),
     Page(
+        "arguments-too-long", "texts", "Arguments and environment are longer than the kernel takes",
+        "One string may have 128 KiB, all together a quarter of the stack limit, 2 MiB on most nodes. kubelet adds seven variables for each service of the pod's namespace: some thousands of services are too many.",
+        "With many services `enableServiceLinks: false` in the pod's spec. A long variable or script: mount it as a file (ConfigMap, Secret); the message names it.",
+        patterns=(r"[Aa]rgument list too long", r"E2BIG"),
+    ),
+    Page(
         "network-not-ready", "texts", "The node has no network for pods yet",
         "Pods cannot get an address: there is no usable file in [network] conf_dir. kubelet sets the node NotReady for it.",
         "Install the cluster's network add-on (flannel, Calico, Cilium, …), or set [network] builtin; `pyrunc-cri doctor` shows what is wrong with a file.",
