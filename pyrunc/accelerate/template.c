@@ -7,9 +7,9 @@
 #include "../../pause/call.h"
 
 #if defined(__x86_64__)
-enum { NR_MUNMAP = 11, NR_PREAD64 = 17, NR_PWRITE64 = 18, NR_MINCORE = 27, NR_MADVISE = 28 };
+enum { NR_MUNMAP = 11, NR_PREAD64 = 17, NR_MINCORE = 27, NR_MADVISE = 28 };
 #elif defined(__aarch64__)
-enum { NR_PREAD64 = 67, NR_PWRITE64 = 68, NR_MUNMAP = 215, NR_MINCORE = 232, NR_MADVISE = 233 };
+enum { NR_PREAD64 = 67, NR_MUNMAP = 215, NR_MINCORE = 232, NR_MADVISE = 233 };
 #endif
 
 enum {
