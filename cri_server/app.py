@@ -24,6 +24,7 @@ from cri_server.descriptor_store import DescriptorStore, receive
 from cri_server.events import Events
 from cri_server.images import layer_maker
 from cri_server.images.service import ImageService as Images
+from cri_server.keeper import KeeperWatch
 from cri_server.logs import fields
 from cri_server.network.service import Network
 from cri_server.recovery import live_networks, recover
@@ -136,6 +137,8 @@ def _begin(services: Services) -> None:
     that a kubelet asks first, and as early as this, since after those it asks for pods."""
     for zygote in services.zygotes.values():
         zygote.begin()
+    if services.keeper is not None:
+        services.keeper.begin()
     services.compilers.warm()
 
 
@@ -144,7 +147,7 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
     facts = node.probe(config)
-    zygote, errands = _open_zygotes(stack)
+    zygote, errands = _open_zygotes(paths, stack)
     index = Index()
     shims = Shims(zygote, paths, index, config.shim.pods_per_shim)
     stack.callback(shims.disconnect)
@@ -172,6 +175,8 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
         Events(),
     )
     services.zygotes = {"shims": zygote, "errands": errands}
+    services.keeper = KeeperWatch(paths.state, zygote.renew)
+    stack.push_async_callback(services.keeper.close)
     shims.moved = lambda sandbox: _moved(services, sandbox)
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
     if services.kept_launches:
@@ -186,9 +191,9 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
     return services
 
 
-def _open_zygotes(stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """For shims, which stay small, and for errands."""
-    zygote, errands = Zygote(SHIM_MODULES, keep=SHIM), Zygote(ERRAND_MODULES)
+def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
+    """For shims, which stay small and have the keeper above them, and for errands."""
+    zygote, errands = Zygote(SHIM_MODULES, keep=SHIM, keeper=str(paths.state)), Zygote(ERRAND_MODULES)
     stack.push_async_callback(zygote.close)
     stack.push_async_callback(errands.close)
     return zygote, errands

@@ -9,6 +9,7 @@ from cri_server.apparmor import DefaultProfile
 from cri_server.config import Config
 from cri_server.events import Events
 from cri_server.images.service import ImageService
+from cri_server.keeper import KeeperWatch
 from cri_server.locks import SingleFlight
 from cri_server.network.service import Network
 from cri_server.node import Node
@@ -52,6 +53,7 @@ class Services:
     compilers: Compilers
     events: Events
     zygotes: dict[str, Zygote] = field(default_factory=dict)  # by what they fork
+    keeper: KeeperWatch | None = None
     timeline: Ring = field(init=False)
     tracing: Exporter | None = None
     default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)

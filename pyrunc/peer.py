@@ -39,6 +39,11 @@ class Peer:
         self._unsent: list[tuple[bytes, list[int]]] = []
         self._loop.add_reader(sock, self._readable)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a question waits for its answer."""
+        return bool(self._waiting)
+
     def ask(self, question: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[int, asyncio.Future[Answer]]:
         """Queue a question; its id and the answer to come, for `answered`.
 

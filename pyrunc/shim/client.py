@@ -401,7 +401,9 @@ async def start_shim(
     (`module:class`) replaces the runtime library.
     """
     with _listener(sandbox_dir) as listener:
-        arguments = messages.Arguments(os.fspath(sandbox_dir), os.fspath(containers_dir), starter)
+        arguments = messages.Arguments(
+            os.fspath(sandbox_dir), os.fspath(containers_dir), starter, zygote.keeper
+        )
         forked = await zygote.fork(SHIM, arguments, [listener.fileno()])
     network = messages.Prepared.of(forked.prepared, PeerError).network
     return StartedShim(forked.pid, None if network is None else f"/proc/{forked.pid}/fd/{network}")

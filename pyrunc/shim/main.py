@@ -76,7 +76,7 @@ def main(arguments: Message, fds: list[int]) -> None:
     if not _begun:
         _begin()
     starter: Starter = _named(asked.starter) if asked.starter else LibraryStarter()
-    pods = Pods(starter)
+    pods = Pods(starter, asked.keeper)
     pods.add(asked.sandbox_dir, asked.containers_dir, fds[0], _network, log)
     try:
         from pyrunc.accelerate.template import give_back

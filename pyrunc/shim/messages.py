@@ -49,11 +49,13 @@ OOM_KILLED = "OOMKilled"
 
 
 class Arguments(Record):
-    """Of a new shim, with its listening socket. `starter` (`module:class`) replaces the runtime library."""
+    """Of a new shim, with its listening socket. `starter` (`module:class`) replaces the runtime library. `keeper`: the folder of the
+    keeper (`pyrunc.keeper.client`)."""
 
     sandbox_dir: AbsolutePath
     containers_dir: AbsolutePath
     starter: str | None = None
+    keeper: AbsolutePath | None = None
 
 
 class Prepared(Record):

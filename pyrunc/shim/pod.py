@@ -225,7 +225,7 @@ class Pod:
                 container.pid, container.start_time, container.started_at_ns, record, parts.noted
             )
             call.answer(started, copies)
-            self._reaper.expect(container.pid, container.ended)
+            self._reaper.expect(container.pid, container.ended, container.start_time)
 
         def failed(error: Exception) -> None:
             streams.close()

@@ -11,6 +11,7 @@ import os
 
 from pyrunc.errors import InvalidArgument
 from pyrunc.shim import messages, pod
+from pyrunc.shim.exits import Exits
 from pyrunc.shim.loop import Loop
 from pyrunc.shim.reaper import Reaper
 
@@ -23,12 +24,13 @@ _STDERR = 2
 
 
 class Pods:
-    """Those that live. They all start their processes by `starter`."""
+    """Those that live. They all start their processes by `starter`. `keeper`: the folder of the keeper, if there is one."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: Starter, keeper: str | None = None) -> None:
         self.starter = starter
         self.loop = Loop()
-        self.reaper = Reaper(self.loop)
+        self.exits = Exits(keeper)
+        self.reaper = Reaper(self.loop, self.exits)
         self._logs: dict[pod.Pod, int] = {}
 
     def add(

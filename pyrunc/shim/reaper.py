@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from pyrunc.kernel.process import wait_status
+from pyrunc.shim.exits import Exits
 from pyrunc.shim.loop import READABLE
 
 TYPE_CHECKING = False
@@ -37,9 +37,10 @@ class Reaper:
     process whose pid we have not heard yet stays a zombie until it is expected.
     """
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, loop: Loop, exits: Exits | None = None) -> None:
+        self._loop, self._exits = loop, exits or Exits(None)
         self._expected: dict[int, OnExit] = {}
+        self._noted: dict[int, int] = {}  # start times of those whose end is noted before they are reaped
         self._holds = 0
         self._notice, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, _nothing)
@@ -52,9 +53,12 @@ class Reaper:
         """Whether something is being started, or cleared away in a worker."""
         return self._holds > 0
 
-    def expect(self, pid: int, on_exit: OnExit) -> None:
-        """Call `on_exit` once when our child `pid` has ended; now if it has."""
+    def expect(self, pid: int, on_exit: OnExit, start_time: int = 0) -> None:
+        """Call `on_exit` once when our child `pid` has ended; now if it has. With a start time its end is known also when we are killed
+        before `on_exit` has written it down."""
         self._expected[pid] = on_exit
+        if start_time:
+            self._noted[pid] = start_time
         self._reap_one(pid)
 
     def expect_other(self, process: OfPod, on_exit: OnExit) -> None:
@@ -65,7 +69,7 @@ class Reaper:
     def _other_ended(self, process: OfPod, on_exit: OnExit, looks: int) -> None:
         assert process.pidfd is not None
         self._loop.unwatch(process.pidfd)
-        status = wait_status(process.pid, process.start_time, process.pidfd)
+        status = self._exits.status(process.pid, process.start_time, process.pidfd)
         if status is None and looks:
             self._loop.after(LOOK_AGAIN_S, lambda: self._other_ended(process, on_exit, looks - 1))
         elif status is None:
@@ -95,11 +99,11 @@ class Reaper:
             for pid in list(self._expected):
                 self._reap_one(pid)
             return
-        while ended := _wait(os.P_ALL, 0):
+        while ended := self._wait(os.P_ALL, 0):
             self._tell(ended)
 
     def _reap_one(self, pid: int) -> None:
-        ended = _wait(os.P_PID, pid)
+        ended = self._wait(os.P_PID, pid)
         if ended:
             self._tell(ended)
 
@@ -108,21 +112,25 @@ class Reaper:
         if on_exit is not None:
             on_exit(ended)
 
-
-def _wait(kind: int, pid: int) -> Ended | None:
-    """Reap one child that has ended; None if there is none."""
-    try:
-        found = os.waitid(kind, pid, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:
-        return None
-    if found is None:
-        return None
-    by_exit = found.si_code == os.CLD_EXITED
-    return Ended(
-        found.si_pid,
-        found.si_status if by_exit else 128 + found.si_status,
-        None if by_exit else found.si_status,
-    )
+    def _wait(self, kind: int, pid: int) -> Ended | None:
+        """Reap one child that has ended; None if there is none."""
+        try:
+            result = os.waitid(kind, pid, os.WEXITED | os.WNOHANG | (os.WNOWAIT if self._noted else 0))
+        except ChildProcessError:
+            return None
+        if result is None:
+            return None
+        by_exit = result.si_code == os.CLD_EXITED
+        if self._noted:
+            if start_time := self._noted.pop(result.si_pid, 0):
+                status = result.si_status << 8 if by_exit else result.si_status
+                self._exits.note(result.si_pid, start_time, status)
+            os.waitpid(result.si_pid, 0)
+        return Ended(
+            result.si_pid,
+            result.si_status if by_exit else 128 + result.si_status,
+            None if by_exit else result.si_status,
+        )
 
 
 def _nothing(number: int, frame: object) -> None:

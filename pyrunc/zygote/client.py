@@ -7,6 +7,7 @@ else is forked from the zygote, which has the needed modules imported and nothin
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -15,10 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyrunc import ipc
-from pyrunc.errors import DeadlineExceeded, PeerError, Unavailable, from_wire
+from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, from_wire
+from pyrunc.keeper.client import ensure
 from pyrunc.peer import Peer, answered_without_fds, fail
 from pyrunc.records import Record
 from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Keep, Outcome, Ready, Run
+
+log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 64 * 1024
@@ -26,6 +30,7 @@ _READ_BYTES = 64 * 1024
 _START_TIMEOUT_S = 300.0
 _BOOT = "import sys; sys.path[:] = sys.argv[2].split(':'); from pyrunc.zygote.__main__ import main; main()"
 _ZYGOTE_FD = 3
+_DRAIN_TIMEOUT_S, _DRAIN_INTERVAL_S = 10.0, 0.02
 _OUR_PARENT = os.path.dirname(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 )  # an editable install is a hook
@@ -48,10 +53,12 @@ class ErrandResult:
 class Zygote:
     """A zygote process, replaced by a new one when it is found dead. Use from one event loop."""
 
-    def __init__(self, preload: Sequence[str], keep: str = "") -> None:
+    def __init__(self, preload: Sequence[str], keep: str = "", keeper: str | None = None) -> None:
         """It is to import the modules `preload`, and always have a child ready for the next `fork` of `keep` (`module:function`): see
-        pyrunc.zygote.spare."""
+        pyrunc.zygote.spare. `keeper`: the folder of a keeper, which becomes the ancestor of all that is forked, and is started if it
+        does not live; where it cannot be, the server itself is the ancestor."""
         self._preload, self._keep = list(preload), keep
+        self.keeper = keeper
         self._process: _Process | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -162,17 +169,70 @@ class Zygote:
                 old, self._process = self._process, None
                 if old:  # reaped once, also when the caller that found it dead is cancelled meanwhile
                     await asyncio.shield(old.close())
-                self._process = await _Process.start(self._preload)
-                if self._keep:
-                    self._process.peer.tell({"id": UNANSWERED, **Keep(self._keep).to_message()})
+                self._process = await self._start()
             return self._process
+
+    async def _start(self) -> _Process:
+        process = await _Process.start(self._preload, self.keeper)
+        if self._keep:
+            process.peer.tell({"id": UNANSWERED, **Keep(self._keep).to_message()})
+        return process
+
+    async def renew(self) -> None:
+        """Replace a living zygote by a new one, which the keeper that lives now starts; the old one ends when it has answered what it
+        was asked. Raises PeerError."""
+        async with self._starting:
+            old = self._process
+            if self._closed or old is None or old.gone:
+                return
+            self._process = await self._start()
+        try:
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                while old.peer.busy:
+                    await asyncio.sleep(_DRAIN_INTERVAL_S)
+        except TimeoutError:
+            log.warning("the old zygote does not answer")
+        finally:
+            await asyncio.shield(old.close())
+
+
+class _Spawned:
+    """A process that was started: ours to reap if `is_child`, else the keeper's. Owns the pidfd."""
+
+    def __init__(self, pid: int, pidfd: int, is_child: bool) -> None:
+        self.pid, self.pidfd, self.is_child = pid, pidfd, is_child
+
+    def send_signal(self, number: int) -> None:
+        """Fine when it has ended."""
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except ProcessLookupError:
+            pass
+
+    async def ended(self) -> None:
+        """Wait for its end without blocking the loop; one that does not end is killed. Closes the pidfd."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        try:
+            loop.add_reader(self.pidfd, _settle, ended)
+            try:
+                async with asyncio.timeout(5.0):
+                    await asyncio.shield(ended)
+            except TimeoutError:
+                self.send_signal(signal.SIGKILL)
+                await ended
+            if self.is_child:
+                os.waitpid(self.pid, 0)
+        finally:
+            loop.remove_reader(self.pidfd)
+            os.close(self.pidfd)
 
 
 class _Process:
     """One living zygote."""
 
-    def __init__(self, pid: int, sock: socket.socket) -> None:
-        self.pid = pid
+    def __init__(self, spawned: _Spawned, sock: socket.socket) -> None:
+        self._spawned, self.pid = spawned, spawned.pid
         self.peer = Peer(sock, "the zygote", self._told, self._lost)
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
@@ -181,16 +241,16 @@ class _Process:
         return self.peer.lost
 
     @classmethod
-    async def start(cls, preload: Sequence[str]) -> _Process:
+    async def start(cls, preload: Sequence[str], keeper: str | None) -> _Process:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             ours.setblocking(False)
             try:
-                pid = _spawn(theirs.fileno(), preload)
+                spawned = await _spawn_below(keeper, theirs.fileno(), preload)
             except BaseException:
                 ours.close()
                 raise
-        process = cls(pid, ours)
+        process = cls(spawned, ours)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 answer = await process._ready
@@ -207,9 +267,9 @@ class _Process:
     async def close(self, *, kill: bool = False) -> None:
         """Hang up and wait until the process is reaped; `kill`: it is importing, and would see that only afterwards."""
         self.peer.close("the zygote was closed")
-        if kill:  # ours and not reaped yet: the number cannot mean another process
-            os.kill(self.pid, signal.SIGTERM)
-        await _reap(self.pid)
+        if kill:
+            self._spawned.send_signal(signal.SIGTERM)
+        await self._spawned.ended()
 
     def _told(self, message: ipc.Message) -> None:
         if not self._ready.done():
@@ -326,10 +386,47 @@ def _fields(arguments: Record | None) -> ipc.Message:
     return {} if arguments is None else arguments.to_fields()
 
 
-def _spawn(fd: int, preload: Sequence[str]) -> int:
-    """Start the interpreter with `fd` as its descriptor 3, no site packages but our own search path, default signals."""
+async def _spawn_below(keeper: str | None, fd: int, preload: Sequence[str]) -> _Spawned:
+    """Start a zygote with `fd` as its descriptor 3: below the keeper, or by ourselves where that is refused."""
+    if keeper is not None:
+        starting = asyncio.ensure_future(asyncio.to_thread(_start_below, keeper, os.dup(fd), preload))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_abandon)
+            raise
+        except Error as error:
+            log.warning("no keeper, so that killing a shim may cost the exit codes of its pods: %s", error)
+    pid = _spawn(fd, preload)
+    return _Spawned(pid, os.pidfd_open(pid), True)
+
+
+def _abandon(starting: asyncio.Future[_Spawned]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        os.close(starting.result().pidfd)
+
+
+def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
+    """In a thread: the keeper, if it is not there, and a zygote below it. Owns `fd`. Raises Error."""
+    try:
+        keeper = ensure(folder)
+        try:
+            pid, pidfd = keeper.start(_command(preload), os.environ, {1: 2, 2: 2, _ZYGOTE_FD: fd})
+        finally:
+            keeper.close()
+        return _Spawned(pid, pidfd, False)
+    finally:
+        os.close(fd)
+
+
+def _command(preload: Sequence[str]) -> list[str]:
+    """The interpreter without site packages but with our own search path."""
     path = ":".join([_OUR_PARENT, *(os.path.abspath(p) for p in sys.path if p)])
-    argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(_ZYGOTE_FD), path, *preload]
+    return [sys.executable, "-I", "-S", "-c", _BOOT, str(_ZYGOTE_FD), path, *preload]
+
+
+def _spawn(fd: int, preload: Sequence[str]) -> int:
+    """Start the zygote as our child, with `fd` as its descriptor 3 and default signals."""
     catchable = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
     source = os.dup(fd)  # never the number 3 itself: a dup2 onto itself would keep close-on-exec
     try:
@@ -338,7 +435,7 @@ def _spawn(fd: int, preload: Sequence[str]) -> int:
             os.close(lower)
         return os.posix_spawn(
             sys.executable,
-            argv,
+            _command(preload),
             os.environ,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -351,25 +448,6 @@ def _spawn(fd: int, preload: Sequence[str]) -> int:
         )
     finally:
         os.close(source)
-
-
-async def _reap(pid: int) -> None:
-    """Wait for our child's end without blocking the loop."""
-    loop = asyncio.get_running_loop()
-    pidfd = os.pidfd_open(pid)
-    ended: asyncio.Future[None] = loop.create_future()
-    try:
-        loop.add_reader(pidfd, _settle, ended)
-        try:
-            async with asyncio.timeout(5.0):
-                await asyncio.shield(ended)
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            await ended
-        os.waitpid(pid, 0)
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
 
 
 def _settle(future: asyncio.Future[None]) -> None:

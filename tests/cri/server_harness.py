@@ -28,7 +28,9 @@ from cri_server.network.names import remove as remove_name
 from cri_server.orphans import kill_process
 from cri_server.rpc import private
 from cri_server.store.facts import Process
+from pyrunc.zygote.descendants import below
 from tests.support import session
+from tests.support.keeper import end_keeper, keeper_pid
 from tests.support.processes import wait_until
 from tests.support.service_manager import ServiceManager
 
@@ -68,16 +70,17 @@ class Server:
         prefix: Sequence[str] = (),
         mount: Sequence[str] = (),
         manager: ServiceManager | None = None,
+        module: str = "cri_server.cli.main",
     ) -> None:
         """`mount`: what mount(8) is told to mount at the root directory; `disk_bytes`: a tmpfs of this size; `prefix`: a
-        command that runs the server's; `manager`: who hears its notifications and keeps its descriptors."""
+        command that runs the server's; `manager`: who hears its notifications and keeps its descriptors; `module`: the server's."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"{session.name('pyrunc')}-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"
         self.logs = self.folder / "logs"
         self.names = self.folder / "netns"
         self.socket = self.folder / "cri.sock"
         self.log = self.folder / "server.log"
-        self._prefix = prefix
+        self._prefix, self._module = prefix, module
         self._manager = manager
         self._network, self._settings = network, settings or {}
         self._mount = tuple(mount)
@@ -132,7 +135,7 @@ class Server:
     def start(self, **environment: str) -> None:
         """Start it and wait until it answers."""
         command = [
-            *self.in_its_network(*self._prefix, sys.executable, "-m", "cri_server.cli.main", "serve"),
+            *self.in_its_network(*self._prefix, sys.executable, "-m", self._module, "serve"),
             *("--config", str(self.folder / "config.toml")),
             *("--listen", f"unix://{self.socket}", "--root", str(self.root), "--state", str(self.state)),
             *("--cni-conf-dir", str(self.folder / "net.d"), "--cni-bin-dir", str(self.folder / "bin")),
@@ -202,6 +205,11 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
+    def processes(self) -> set[int]:
+        """All that descend from the server and from its keeper, whose child the zygote of the shims is."""
+        keeper = keeper_pid(self.state)
+        return below(self.pid) | (below(keeper) if keeper else set())
+
     def kill(self) -> None:
         """SIGKILL, as a crash."""
         assert self._process is not None
@@ -240,6 +248,7 @@ class Server:
                 self.kill()
             self._disconnect()
             self._end_orphans()
+            end_keeper(self.state)
             self._end_namespace()
             self._remove_cgroup()
             if self._mount:
@@ -288,6 +297,7 @@ class Server:
         """Everything of this boot ends at once, as when the power is cut; the root directory is the caller's to deal with."""
         self.kill()
         self._end_orphans()
+        end_keeper(self.state)
         shutil.rmtree(self.state)
 
     # -- words

@@ -21,7 +21,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.steps import FAILPOINT, Steps
 from pyrunc.kernel.process import alive_since
 from tests.cri.server_harness import Server, code_of, message_of
-from tests.support.processes import wait_until
+from tests.support.processes import comm, wait_until
 
 
 def all_points() -> list[str]:
@@ -225,12 +225,11 @@ def test_a_deleted_folder_ends_no_container(server: Server) -> None:
 def test_dead_zygotes_are_replaced(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    assert len(children) >= 2
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(child), signal.SIGKILL)
-    assert wait_until(lambda: not any(alive_since(int(child)) for child in children), 60)
+    zygotes = [pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"]
+    assert len(zygotes) == 2
+    for zygote in zygotes:
+        os.kill(zygote, signal.SIGKILL)
+    assert wait_until(lambda: not any(map(alive_since, zygotes)), 60)
     assert server.output(container, "echo", "alive") == "alive\n"
     other = server.launch(server.run_pod())
     assert server.status(other).state == api.CONTAINER_RUNNING

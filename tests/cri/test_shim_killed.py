@@ -170,7 +170,7 @@ def test_a_shim_killed_during_a_pods_start(
     config = server.pod_config("victim")
     folders = server.state / "sandboxes"
     with ThreadPoolExecutor(1) as pool:
-        with holding(below(server.pid), call, when):
+        with holding(server.processes(), call, when):
             starting = pool.submit(code_of, lambda: server.run_pod(config, host_network=True))
             assert wait_until(
                 lambda: any(
@@ -182,7 +182,7 @@ def test_a_shim_killed_during_a_pods_start(
             )
             (pod,) = os.listdir(folders)
             os.kill(shim_pid(server, pod), signal.SIGKILL)
-        assert starting.result(30) == grpc.StatusCode.UNAVAILABLE
+        assert starting.result(30) == grpc.StatusCode.UNAVAILABLE, server.tail()
     nothing_left(server)
 
 
@@ -198,7 +198,7 @@ def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
         os.kill(shim, signal.SIGKILL)
         assert executing.result(30) == grpc.StatusCode.UNAVAILABLE
     server.remove_all()
-    zygotes = [pid for pid in below(server.pid) if comm(pid) == "pyrunc-zygote"]
+    zygotes = [pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"]
     assert len(zygotes) == 2
     for zygote in zygotes:
         os.kill(zygote, signal.SIGSTOP)
