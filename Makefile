@@ -115,9 +115,17 @@ test-vm: build .venv/tested ## the tests that run in the guest; PYTEST="-m ''" f
 	@$(BIN)/python -m pytest -m 'not slow' tests/vm $(PYTEST)
 
 .PHONY: bench
-bench: build .venv/tested ## compare with containerd and runc in one run, and the gRPC server with grpcio's
+bench: build .venv/tested ## compare with containerd + runc and CRI-O + crun in one run, and the gRPC server with grpcio's
 	@$(BIN)/python -m tests.bench.compare $(BENCH)
 	@$(BIN)/python -m tests.bench.transport
+
+.PHONY: bench-kubelet
+bench-kubelet: build .venv/tested ## 40 pods posted at once to a real kubelet on each of the three; BENCH='--pods 40 --rounds 3'
+	@$(BIN)/python -m tests.bench.kubelet $(BENCH)
+
+.PHONY: figures
+figures: .venv/tested ## put the results of bench and bench-kubelet, in build/figures, into the README and its chart
+	@$(BIN)/python -m tests.bench.figures
 
 .PHONY: bench-images
 bench-images: build .venv/tested ## compare images with containerd's: pull, first start, removal, disk, page cache; BENCH='--tmpfs'

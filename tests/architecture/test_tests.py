@@ -7,6 +7,7 @@ import pytest
 from tests.architecture.test_imports import MAY_IMPORT, ROOT
 
 NOT_OF_A_PACKAGE = {
+    "bench": "the tables and the chart of `make bench`",
     "cni": "cni_plugins and the server's side of them, in one protocol",
     "conformance": "the report of Kubernetes' conformance suite",
     "proto": "proto/ against the interface's description",

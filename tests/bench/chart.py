@@ -1,30 +1,67 @@
-"""A bar for each step: how long ours takes where the peer takes 1. One self-contained SVG, without a script or a font of its own."""
+"""Bars of several servers, side by side for each figure. One self-contained SVG, without a script or a font of its own.
+
+It paints its own panel, dark where the reader prefers dark, so that it can be read on any page.
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
 
-ROW, LEFT, WIDTH, TOP, RIGHT = 24, 210, 460, 56, 90
-BAR, PEER, TEXT, GRID = "#2f6f9f", "#c9d3da", "#22303a", "#9aa7b0"
+from tests.bench.tables import Row, shown
+
+LEFT, WIDTH, RIGHT, TOP, BAR, GAP = 220, 400, 90, 62, 10, 12
+STYLE = """
+.panel { fill: #ffffff; stroke: #d0d7de } text { fill: #1f2328 } .quiet { fill: #57606a }
+.s0 { fill: #afb8c1 } .s1 { fill: #6e7781 } .ours { fill: #0969da }
+@media (prefers-color-scheme: dark) {
+.panel { fill: #0d1117; stroke: #30363d } text { fill: #e6edf3 } .quiet { fill: #9198a1 }
+.s0 { fill: #484f58 } .s1 { fill: #8b949e } .ours { fill: #4493f8 }
+}"""
 
 
-def svg(title: str, subtitle: str, rows: Sequence[tuple[str, float]]) -> str:
-    """`rows`: (step, our time divided by the peer's). A bar that is longer than the peer's is cut at twice its length."""
-    height = TOP + ROW * len(rows) + 16
+def svg(title: str, subtitle: str, names: Sequence[str], rows: Sequence[Row]) -> str:
+    """A chart of `rows`, whose values are those of the servers `names`, ours the last. Each row's longest bar has the whole width."""
+    step = BAR * len(names) + GAP
+    height = TOP + step * len(rows) + 8
+    width = LEFT + WIDTH + RIGHT
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + RIGHT}" height="{height}" '
-        f'font-family="sans-serif" font-size="13" fill="{TEXT}">',
-        f'<text x="8" y="20" font-size="15" font-weight="bold">{html.escape(title)}</text>',
-        f'<text x="8" y="38" fill="{GRID}" font-size="11">{html.escape(subtitle)}</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="sans-serif" font-size="12"><style>{STYLE}\n</style>',
+        f'<rect class="panel" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="6"/>',
+        f'<text x="12" y="22" font-size="14" font-weight="bold">{html.escape(title)}</text>',
+        f'<text class="quiet" x="12" y="39" font-size="11">{html.escape(subtitle)}</text>',
+        *_legend(names),
     ]
-    for number, (name, ratio) in enumerate(rows):
-        y = TOP + ROW * number
-        length = min(ratio, 2.0) * WIDTH / 2
-        lines += [
-            f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>',
-            f'<rect x="{LEFT}" y="{y + 3}" width="{WIDTH / 2}" height="{ROW - 8}" fill="{PEER}"/>',
-            f'<rect x="{LEFT}" y="{y + 3}" width="{length:.1f}" height="{ROW - 8}" fill="{BAR}"/>',
-            f'<text x="{LEFT + max(length, WIDTH / 2) + 6:.1f}" y="{y + 15}">{ratio:.2f}</text>',
-        ]
+    for number, row in enumerate(rows):
+        lines += _bars(row, TOP + step * number)
     return "\n".join([*lines, "</svg>", ""])
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    lines, x = [], LEFT
+    for number, name in enumerate(names):
+        lines += [
+            f'<rect class="{_style(number, len(names))}" x="{x}" y="46" width="{BAR}" height="{BAR}"/>',
+            f'<text x="{x + BAR + 4}" y="55" font-size="11">{html.escape(name)}</text>',
+        ]
+        x += BAR + 22 + 7 * len(name)
+    return lines
+
+
+def _bars(row: Row, y: int) -> list[str]:
+    middle = y + BAR * len(row.values) / 2 + 8
+    lines = [f'<text x="{LEFT - 10}" y="{middle:.0f}" text-anchor="end">{html.escape(row.step)}</text>']
+    longest = max(row.values) or 1
+    for number, value in enumerate(row.values):
+        length = max(value / longest * WIDTH, 1)
+        top = y + 4 + BAR * number
+        lines += [
+            f'<rect class="{_style(number, len(row.values))}" x="{LEFT}" y="{top}" width="{length:.1f}" height="{BAR - 1}"/>',
+            f'<text class="quiet" x="{LEFT + length + 5:.1f}" y="{top + 8}" font-size="10">{shown(value, row.unit)}</text>',
+        ]
+    return lines
+
+
+def _style(number: int, servers: int) -> str:
+    return "ours" if number == servers - 1 else f"s{number}"

@@ -14,6 +14,7 @@ import grpc
 
 from cri_server.api import api_pb2 as api
 from tests.bench import memory
+from tests.bench.servers import IMAGE, Server
 from tests.support import cri
 
 MASKED = (
@@ -44,14 +45,20 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
+def version(client: cri.Client, runtime: str) -> str:
+    """What a server says that it is, and its OCI `runtime`, if it has one."""
+    answer = client.runtime.Version(api.VersionRequest(), timeout=10)
+    own = f"{answer.runtime_name} {answer.runtime_version.removesuffix('+unknown')}"
+    return f"{own} + {runtime}" if runtime else own
+
+
 class Bench:
     """One server under measurement; `samples` maps a step to its durations in milliseconds, `rates` a rate to its values."""
 
-    def __init__(self, name: str, socket: Path, image: str, folder: Path) -> None:
-        self.name, self.socket, self.image, self.folder = name, socket, image, folder
-        self.client = cri.connect(socket)
-        version = self.client.runtime.Version(api.VersionRequest(), timeout=10)
-        self.version = f"{version.runtime_name} {version.runtime_version}"
+    def __init__(self, server: Server, folder: Path, image: str = IMAGE) -> None:
+        self.name, self.server, self.image, self.folder = server.name, server, image, folder
+        self.client = cri.connect(server.socket)
+        self.version = version(self.client, server.runtime)
         self.samples: dict[str, list[float]] = defaultdict(list)
         self.rates: dict[str, list[float]] = defaultdict(list)
         (folder / "serviceaccount").mkdir(parents=True)
@@ -66,7 +73,7 @@ class Bench:
     def round(self, label: str, pods: int, parallel: int) -> None:
         """`pods` pods up, listed, asked, probed and down again, `parallel` at once."""
         with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
-            before_kib = self._private_kib()
+            before_kib = self.private_kib()
             cpu, begin = busy_seconds(), time.perf_counter()
             running = list(pool.map(self.up, [f"{label}-{i}" for i in range(pods)]))
             self.rates["pods up per second"].append(pods / (time.perf_counter() - begin))
@@ -75,21 +82,21 @@ class Bench:
             for _ in range(MEASUREMENTS):
                 self.measure()
             list(pool.map(self.ask, running))
-            self.rates["private KiB per pod"].append((self._private_kib() - before_kib) / pods)
+            self.rates["private memory per pod"].append((self.private_kib() - before_kib) / pods)
             begin = time.perf_counter()
             list(pool.map(self.down, running))
             self.rates["pods down per second"].append(pods / (time.perf_counter() - begin))
-            self.rates["CPU ms per cycle"].append((busy_seconds() - cpu) * 1e3 / pods)
+            self.rates["CPU of the machine per cycle"].append((busy_seconds() - cpu) * 1e3 / pods)
 
     def rest(self, label: str, pods: int) -> None:
         """What pods cost that have had nothing to do for a while."""
         time.sleep(ENDED_S)
-        before_kib = self._private_kib()
+        before_kib = self.private_kib()
         running = [self.up(f"{label}-{i}") for i in range(pods)]
         for pair in running:
             self.ask(pair)
         time.sleep(QUIET_S)
-        self.rates["private KiB per quiet pod"].append((self._private_kib() - before_kib) / pods)
+        self.rates["private memory per quiet pod"].append((self.private_kib() - before_kib) / pods)
         for pair in running:
             self.down(pair)
 
@@ -106,7 +113,7 @@ class Bench:
         asked = api.ContainerStatusRequest(container_id=container)
         while (status := runtime.ContainerStatus(asked, timeout=120).status).state != api.CONTAINER_EXITED:
             time.sleep(0.05)
-        self.rates["CPU ms per 100,000 log lines"].append((busy_seconds() - cpu) * 1e8 / LINES)
+        self.rates["CPU per 100,000 log lines"].append((busy_seconds() - cpu) * 1e8 / LINES)
         self.rates["log lines per second"].append(LINES * 1e9 / (status.finished_at - status.started_at))
         self.down((pod, container))
         (self.folder / f"{name}.log").unlink()
@@ -143,8 +150,15 @@ class Bench:
         with contextlib.suppress(grpc.RpcError):
             self._timed("ListPodSandboxStats", runtime.ListPodSandboxStats, api.ListPodSandboxStatsRequest())
 
-    def _private_kib(self) -> int:
-        return memory.private_kib(memory.pids(memory.OF_A_POD[self.name]))
+    def idle(self) -> None:
+        """Measures what the server costs with all its helpers when it has no pod."""
+        self.rates["PSS of the idle server with its helpers"].append(
+            memory.pss_kib(self.server.processes()) / 1024
+        )
+
+    def private_kib(self) -> int:
+        """Private memory of the server's helpers, of which a pod's share is what it grows by."""
+        return memory.private_kib(self.server.helpers())
 
     def ask(self, pair: tuple[str, str]) -> None:
         """What probes and status loops do."""

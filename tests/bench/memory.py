@@ -1,4 +1,4 @@
-"""What processes cost: private memory by the name that the kernel has of them (proc(5), smaps_rollup)."""
+"""What processes cost: memory of the processes of a server (proc(5), smaps_rollup)."""
 
 from __future__ import annotations
 
@@ -6,31 +6,44 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-# What a pod costs beside the user's processes: each side's shim and the process that holds the namespaces.
-OF_A_POD = {"containerd + runc": ("containerd-shim", "pause"), "pyrunc": ("pyrunc-shim", "pause")}
 
-
-def pids(names: Collection[str]) -> list[int]:
-    """Processes of the machine with one of these names; a name has 15 bytes there."""
-    wanted, found = {name[:15] for name in names}, []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+def of_a_server(namespace: str) -> list[int]:
+    """Processes in the network namespace of this name, and the pause processes that are children of these: they hold the
+    namespace of a pod."""
+    file = os.stat(f"/run/netns/{namespace}")
+    parents: dict[int, int] = {}
+    inside: set[int] = set()
+    pauses: set[int] = set()
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() in wanted:
-                found.append(int(pid))
-        except (FileNotFoundError, ProcessLookupError):
+            network = os.stat(f"/proc/{pid}/ns/net")
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+        except OSError:  # it has ended, or is the host's own
             continue
-    return found
+        parents[pid] = int(rest.split()[1])
+        if (network.st_dev, network.st_ino) == (file.st_dev, file.st_ino):
+            inside.add(pid)
+        elif name.partition("(")[2] == "pause":
+            pauses.add(pid)
+    return sorted(inside | {pid for pid in pauses if parents[pid] in inside})
 
 
 def private_kib(processes: Collection[int]) -> int:
     """Private memory of these processes together, clean and dirty, in KiB; one that has ended counts nothing."""
+    return _kib(processes, ("Private_Clean:", "Private_Dirty:"))
+
+
+def pss_kib(processes: Collection[int]) -> int:
+    """Their proportional set size in KiB: what several processes share counts once."""
+    return _kib(processes, ("Pss:",))
+
+
+def _kib(processes: Collection[int], fields: tuple[str, ...]) -> int:
     total = 0
     for pid in processes:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        total += sum(
-            int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))
-        )
+        total += sum(int(line.split()[1]) for line in lines if line.startswith(fields))
     return total

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cri_server.images import build
 from tests.support import toolchain
@@ -17,9 +19,10 @@ PAUSE = "registry.k8s.io/pause:3.10"
 class Containerd:
     """containerd under `folder`; `socket` answers CRI after `start`."""
 
-    def __init__(self, folder: Path, namespace: str, plugins: Path | None = None) -> None:
-        """`plugins` is a folder of CNI plugins to use in place of the reference ones."""
-        self.folder, self.namespace = folder, namespace
+    def __init__(self, folder: Path, namespace: str, plugins: Path | None = None, mounts: str = "") -> None:
+        """`plugins` is a folder of CNI plugins to use in place of the reference ones, `mounts` the file of a mount namespace
+        to run in."""
+        self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "containerd.sock"
         self.program = Program("containerd", folder)
         self.built = toolchain.peer()
@@ -30,16 +33,11 @@ class Containerd:
         """Start it and do not wait."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_configuration()
-        command = [
-            "nsenter",
-            f"--net=/run/netns/{self.namespace}",
-            f"{self.built}/bin/containerd",
-            "-c",
-            f"{self.folder}/config.toml",
-        ]
-        self.program.start(command, environment={"PATH": f"{self.built}/bin:{os.environ['PATH']}"})
+        command = [f"{self.built}/bin/containerd", "-c", f"{self.folder}/config.toml"]
+        environment = {"PATH": f"{self.built}/bin:{os.environ['PATH']}"}
+        self.program.start([*enter(self.namespace, self.mounts), *command], environment=environment)
 
-    def start(self, images: list[Path], timeout_s: float = 30) -> None:
+    def start(self, images: Sequence[Path], timeout_s: float = 30) -> None:
         """Start it and import `images` (docker-archives), among them one named like PAUSE."""
         self.launch()
         if not wait_until(lambda: self._ctr("version").returncode == 0, timeout_s):
@@ -48,6 +46,10 @@ class Containerd:
             done = self._ctr("-n", "k8s.io", "images", "import", str(image))
             if done.returncode:
                 raise RuntimeError(f"containerd does not import {image}: {done.stderr}")
+
+    def runtime(self) -> str:
+        """The OCI runtime's name and version."""
+        return version_of(self.built / "bin/runc")
 
     def stop(self) -> None:
         """End it; its pods must have been removed. The group of all of them, which it leaves in each hierarchy, goes too."""
@@ -66,17 +68,8 @@ class Containerd:
     def _write_configuration(self) -> None:
         net = self.folder / "net.d"
         net.mkdir(exist_ok=True)
-        ipam = {
-            "type": "host-local",
-            "ranges": [[{"subnet": "10.88.0.0/16"}]],
-            "routes": [{"dst": "0.0.0.0/0"}],
-            "dataDir": f"{self.folder}/leases",
-        }
-        bridge = {"type": "bridge", "bridge": "peer0", "isGateway": True, "ipMasq": True, "ipam": ipam}
-        plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
-        (net / "10-peer.conflist").write_text(
-            json.dumps({"cniVersion": "1.0.0", "name": "peer", "plugins": plugins})
-        )
+        network = bridge_network("peer", "10.88.0.0/16", self.folder / "leases")
+        (net / "10-peer.conflist").write_text(json.dumps(network))
         runtime, images = "plugins.'io.containerd.cri.v1.runtime'", "plugins.'io.containerd.cri.v1.images'"
         (self.folder / "config.toml").write_text(
             f"""version = 3
@@ -100,6 +93,33 @@ state = "{self.folder}/state"
   sandbox = "{PAUSE}"
 """
         )
+
+
+def enter(namespace: str, mounts: str) -> list[str]:
+    """The beginning of a command that runs in the network namespace of this name, and in the mount namespace of this file if
+    one is given; nsenter leaves /sys as it is, `ip netns exec` would not."""
+    network = [f"--net=/run/netns/{namespace}"] if namespace else []
+    words = [*network, *([f"--mount={mounts}"] if mounts else [])]
+    return ["nsenter", *words] if words else []
+
+
+def version_of(program: Path) -> str:
+    """The name of an OCI runtime and its version, such as `crun 1.21`."""
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return shown.splitlines()[0].replace(" version ", " ")
+
+
+def bridge_network(name: str, subnet: str, leases: Path) -> dict[str, Any]:
+    """A peer's network: a bridge `name`0 with host-local addresses, and host ports."""
+    ipam = {
+        "type": "host-local",
+        "ranges": [[{"subnet": subnet}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dataDir": str(leases),
+    }
+    bridge = {"type": "bridge", "bridge": f"{name}0", "isGateway": True, "ipMasq": True, "ipam": ipam}
+    plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    return {"cniVersion": "1.0.0", "name": name, "plugins": plugins}
 
 
 def _groups() -> set[Path]:

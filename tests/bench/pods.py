@@ -9,21 +9,17 @@ import argparse
 import concurrent.futures
 import os
 import shutil
-import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 
 from cri_server.api import api_pb2 as api
-from tests.bench import memory
-from tests.bench.compare import IMAGE, servers, table, where
+from tests.bench import servers
 from tests.bench.load import QUIET_S, Bench, busy_seconds
-from tests.bench.peer import Containerd
-from tests.support.cluster import Node
+from tests.bench.tables import Row, table, where
 from tests.support.cri import Client
 
 PARALLEL, CALLS, PROBES = 8, 20, 200
@@ -31,41 +27,34 @@ Figures = dict[str, tuple[float, str]]
 """What was measured -> value, unit."""
 
 
-def measure(bench: Bench, pods: int, label: str, after_kill: Callable[[], None]) -> Figures:
+def measure(bench: Bench, pods: int, label: str) -> Figures:
     """`pods` pods up, measured, and down again."""
     with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
-        before_kib = memory.private_kib(memory.pids(memory.OF_A_POD[bench.name]))
+        before_kib = bench.private_kib()
         running = list(pool.map(bench.up, [f"{label}-{i}" for i in range(pods)]))
         try:
-            return _figures(bench, pods, running, before_kib, after_kill)
+            return _figures(bench, pods, running, before_kib)
         finally:
             list(pool.map(bench.down, running))
 
 
-def _figures(
-    bench: Bench,
-    pods: int,
-    running: list[tuple[str, str]],
-    before_kib: int,
-    after_kill: Callable[[], None],
-) -> Figures:
+def _figures(bench: Bench, pods: int, running: list[tuple[str, str]], before_kib: int) -> Figures:
     found: Figures = {}
     for _ in range(CALLS):
         bench.relist()
         bench.measure()
     for step in ("ListPodSandbox", "ListContainers", "ListContainerStats", "ListPodSandboxStats"):
         if bench.samples[step]:
-            found[step] = statistics.median(bench.samples[step]), " ms"
+            found[step] = statistics.median(bench.samples[step]), "ms"
     time.sleep(QUIET_S)
-    private_kib = memory.private_kib(memory.pids(memory.OF_A_POD[bench.name])) - before_kib
-    found["private memory per quiet pod"] = private_kib / pods, " KiB"
+    found["private memory per quiet pod"] = (bench.private_kib() - before_kib) / pods, "KiB"
     cpu = busy_seconds()
     for number in range(PROBES):
         bench.ask(running[number % pods])
-    found["CPU of an exec probe"] = (busy_seconds() - cpu) * 1e3 / PROBES, " ms"
+    found["CPU of an exec probe"] = (busy_seconds() - cpu) * 1e3 / PROBES, "ms"
     begin = time.perf_counter()
-    after_kill()
-    found["kill -9 to the first complete list"] = _until_listed(bench, pods, begin), " ms"
+    bench.server.kill_and_launch()
+    found["kill -9 to the first complete list"] = _until_listed(bench, pods, begin), "ms"
     return found
 
 
@@ -76,7 +65,7 @@ def _until_listed(bench: Bench, pods: int, begin: float) -> float:
     )
     while True:
         try:
-            with Client(bench.socket) as client:  # a channel that was refused would wait for a second
+            with Client(bench.server.socket) as client:  # a channel that was refused would wait for a second
                 if len(client.runtime.ListPodSandbox(wanted, timeout=10).items) >= pods:
                     return (time.perf_counter() - begin) * 1e3
         except grpc.RpcError:
@@ -92,31 +81,20 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
-        with servers(folder) as (containerd, node):
-            benches = [
-                Bench("containerd + runc", containerd.socket, IMAGE, folder / "p"),
-                Bench("pyrunc", node.socket, IMAGE, folder / "o"),
+        with servers.running(folder) as running:
+            benches = [Bench(server, folder / f"load-{server.namespace}") for server in running]
+            theirs, ours = (measure(bench, options.pods, f"n{os.getpid()}") for bench in benches)
+            rows = [
+                Row(what, (theirs[what][0], value), unit)
+                for what, (value, unit) in ours.items()
+                if what in theirs
             ]
-            label = f"n{os.getpid()}"
-            theirs = measure(benches[0], options.pods, label, lambda: _kill_and_start_peer(containerd))
-            ours = measure(benches[1], options.pods, label, lambda: _kill_and_start(node))
-            rows = [(what, theirs[what][0], *ours[what]) for what in ours if what in theirs]
-            print(f"{where(benches)}\n{options.pods} idle pods\n")
+            print(f"{where([bench.version for bench in benches])}\n{options.pods} idle pods\n")
             print("\n".join(table([b.name for b in benches], rows)))
             for what in ours.keys() - theirs.keys():
-                print(f"\n{what}: {ours[what][0]:.0f}{ours[what][1]}")
+                print(f"\n{what}: {ours[what][0]:.0f} {ours[what][1]}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _kill_and_start_peer(containerd: Containerd) -> None:
-    containerd.program.stop(signal.SIGKILL)
-    containerd.launch()
-
-
-def _kill_and_start(node: Node) -> None:
-    node.server.stop(signal.SIGKILL)
-    node.launch_server()
 
 
 if __name__ == "__main__":

@@ -27,8 +27,10 @@ from cri_server.images import build
 from cri_server.images.build import BuiltImage, Node
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.kernel.namespace import setns
-from tests.bench.compare import report, rows, servers
+from tests.bench import servers
 from tests.bench.load import Bench
+from tests.bench.servers import Server
+from tests.bench.tables import medians, table, where
 from tests.support.processes import wait_until
 from tests.support.registry import Registry
 
@@ -62,12 +64,12 @@ def image_of(contents: Sequence[bytes], layers: int) -> BuiltImage:
 class Side:
     """A server with a registry that it reaches, and where it keeps images."""
 
-    def __init__(self, name: str, socket: Path, namespace: str, store: Path, folder: Path) -> None:
-        self.bench = Bench(name, socket, "", folder)
-        self.store = store
-        self.registry = _in_namespace(namespace, lambda: Registry(folder / "registry"))
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.bench = Bench(server, folder, image="")
+        self.store = server.store
+        self.registry = _in_namespace(server.namespace, lambda: Registry(folder / "registry"))
         hosts = (
-            store.parent / "certs.d" / self.registry.host / "hosts.toml"
+            self.store.parent / "certs.d" / self.registry.host / "hosts.toml"
         )  # containerd's, else it asks for TLS
         hosts.parent.mkdir(parents=True)
         hosts.write_text(f'server = "{self.registry.url}"\n')
@@ -161,11 +163,8 @@ def cached(files: Sequence[Path]) -> int:
 
 @contextmanager
 def sides(folder: Path) -> Iterator[list[Side]]:
-    with servers(folder) as (peer, ours), ExitStack() as stack:
-        found = [
-            Side("containerd + runc", peer.socket, peer.namespace, folder / "peer/root", folder / "p"),
-            Side("pyrunc", ours.socket, ours.name, folder / "ours/root", folder / "o"),
-        ]
+    with servers.running(folder) as running, ExitStack() as stack:
+        found = [Side(server, folder / f"load-{server.namespace}") for server in running]
         for side in found:
             stack.enter_context(side.registry)
         yield found
@@ -247,11 +246,13 @@ def main() -> None:
             share(found, options.containers)
         benches = [side.bench for side in found]
         place = "a tmpfs" if options.tmpfs else "the disk"
-        report(
-            benches,
-            rows(benches),
-            f"{len(contents)} files, {sum(map(len, contents)) // 1000**2} MB, on {place}, {options.rounds} rounds",
-        )
+        rows = [
+            *medians([bench.samples for bench in benches], benches[0].samples, "ms"),
+            *medians([bench.rates for bench in benches], benches[0].rates, ""),
+        ]
+        size = f"{len(contents)} files, {sum(map(len, contents)) // 1000**2} MB"
+        print(f"{where([bench.version for bench in benches])}\n{size}, on {place}, {options.rounds} rounds\n")
+        print("\n".join(table([bench.name for bench in benches], rows)))
 
 
 if __name__ == "__main__":

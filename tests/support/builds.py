@@ -41,6 +41,8 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("cri/critest/", "tests.support.toolchain:critest"),
     ("cri/test_h2spec", "tests.support.toolchain:h2spec"),
     ("cri/network/test_under_containerd", "tests.support.toolchain:peer"),
+    ("cri/test_benchmarks", "tests.support.toolchain:peer"),
+    ("cri/test_benchmarks", "tests.support.crio:peer"),
     ("install/test_package", "tests.support.package:build"),
     ("system/test_runtime_tools", "tests.system.runtime_tools:build"),
     ("cri/test_runtime_handlers", "tests.support.toolchain:runc"),

@@ -38,12 +38,16 @@ class Cluster(Kubectl):
     """The control plane and `nodes` nodes, the first of which is `node` and runs the control plane too.
 
     `folder` holds everything; `kubeconfig` is usable from outside the nodes. A single node shares this machine's mounts.
+    `kinds` are the nodes' classes, where they have other servers than ours.
     """
 
-    def __init__(self, folder: Path, name: str = "pyrunc-kube", nodes: int = 1) -> None:
+    def __init__(
+        self, folder: Path, name: str = "pyrunc-kube", nodes: int = 1, kinds: Sequence[type[Node]] = ()
+    ) -> None:
         self.folder = folder
-        names = [name, *(f"{name}-{n}" for n in range(2, nodes + 1))]
-        self.nodes = [Node(folder / f"node{n}", names[n - 1], n) for n in range(1, nodes + 1)]
+        kinds = kinds or [Node] * nodes
+        names = [name, *(f"{name}-{n}" for n in range(2, len(kinds) + 1))]
+        self.nodes = [kind(folder / f"node{n}", names[n - 1], n) for n, kind in enumerate(kinds, 1)]
         for node in self.nodes:
             node.pods_group = f"/{node.name}"
         self.node = self.nodes[0]

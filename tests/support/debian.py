@@ -20,13 +20,13 @@ def suite() -> str:
     return dict(line.split("=", 1) for line in lines if "=" in line)["VERSION_CODENAME"]
 
 
-def unpacked(packages: str) -> bytes:
+def unpacked(packages: str, release: str = "") -> bytes:
     """A layer with the files of `packages` (commas between) and of all that they depend on, unpacked but not configured:
-    their scripts want a whole system.
+    their scripts want a whole system. `release` is the Debian that they are of, by default this machine's.
     """
     with tempfile.NamedTemporaryFile(suffix=".tar") as out:
-        command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={packages}", suite(), out.name]
-        subprocess.run(command, check=True, capture_output=True)
+        command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={packages}"]
+        subprocess.run([*command, release or suite(), out.name], check=True, capture_output=True)
         return Path(out.name).read_bytes()
 
 

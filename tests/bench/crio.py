@@ -1,0 +1,160 @@
+"""The second peer to measure against: CRI-O with crun, conmon and the reference CNI plugins, in a network namespace of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.bench.peer import PAUSE, bridge_network, enter, version_of
+from tests.support import crio, toolchain
+from tests.support.processes import Program, wait_until
+
+UNIFIED = "/sys/fs/cgroup/unified"
+CRUNS_DEFAULT = Path("/run/crun")
+"""crun makes it when CRI-O asks it for its features, which is without our folder for its state."""
+
+
+class Crio:
+    """CRI-O under `folder`; `socket` answers CRI after `start`.
+
+    crun refuses a host that has both cgroup trees, so that all of CRI-O runs in a mount namespace without the v2 tree, on
+    cgroup v1. A process that sleeps keeps this namespace.
+    """
+
+    def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:
+        """`mounts` is the file of a mount namespace, of which the one that CRI-O runs in is a copy."""
+        self.folder, self.namespace, self.mounts = folder, namespace, mounts
+        self.socket = folder / "state/crio.sock"
+        self.program = Program("crio", folder)
+        self._keeper = Program("crio-mounts", folder)
+        self._programs, self._plugins = crio.peer(), toolchain.peer() / "cni"
+        self._groups_before, self._had_default = _groups(), CRUNS_DEFAULT.exists()
+
+    def launch(self) -> None:
+        """Start it over the images that it has, and do not wait."""
+        self.socket.unlink(missing_ok=True)
+        environment = {"CONTAINERS_REGISTRIES_CONF": f"{self.folder}/registries.conf"}
+        command = [f"{self._programs}/crio", "-c", f"{self.folder}/crio.conf", "-d", ""]
+        self.program.start([*enter(self.namespace, self._own_mounts()), *command], environment=environment)
+
+    def start(self, images: Sequence[Path], timeout_s: float = 30) -> None:
+        """Import `images` (docker-archives), among them one named like PAUSE, and start it."""
+        self._write_configuration()
+        self._make_mounts()
+        for image in images:
+            self._import(image)
+        self.launch()
+        if not wait_until(self.socket.exists, timeout_s):
+            raise RuntimeError(f"CRI-O does not answer:\n{self.program.tail()}")
+
+    def runtime(self) -> str:
+        """The OCI runtime's name and version."""
+        return version_of(self._programs / "crun")
+
+    def stop(self) -> None:
+        """End it; its pods must have been removed. The group of all of them, which it leaves in each hierarchy, goes too."""
+        self.program.stop()
+        self._keeper.stop(signal.SIGKILL)
+        for group in sorted(_groups() - self._groups_before, reverse=True):
+            group.rmdir()
+        if not self._had_default:
+            with contextlib.suppress(OSError):  # another crun may use it by now
+                CRUNS_DEFAULT.rmdir()
+
+    def _make_mounts(self) -> None:
+        ready = self.folder / "mounted"
+        ready.unlink(missing_ok=True)
+        hide = f"umount {UNIFIED}; " if os.path.ismount(UNIFIED) else ""
+        script = f"{hide}echo >{ready}; exec sleep infinity"
+        unshare = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script]
+        self._keeper.start([*enter("", self.mounts), *unshare])
+        if not wait_until(ready.exists, 10):
+            raise RuntimeError(f"no mount namespace for CRI-O:\n{self._keeper.tail()}")
+
+    def _own_mounts(self) -> str:
+        return f"/proc/{self._keeper.pid}/ns/mnt"
+
+    def _import(self, image: Path) -> None:
+        with tarfile.open(image) as archive:
+            manifest = archive.extractfile("manifest.json")
+            assert manifest is not None
+            (name,) = json.load(manifest)[0]["RepoTags"]
+        store = f"overlay@{self.folder}/root+{self.folder}/state/runroot"
+        command = ["skopeo", "--policy", f"{self.folder}/policy.json", "copy", "-q"]
+        command += [f"docker-archive:{image}", f"containers-storage:[{store}]{name}"]
+        command = [*enter("", self._own_mounts()), *command]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"CRI-O does not import {image}: {done.stderr}")
+
+    def _write_configuration(self) -> None:
+        """What would be below /run is in `folder`/state. A policy of signatures is not named: with one CreateContainer
+        demands `user_specified_image` of its ImageSpec."""
+        net = self.folder / "net.d"
+        net.mkdir(parents=True, exist_ok=True)
+        (self.folder / "state").mkdir(exist_ok=True)
+        network = bridge_network("crio", "10.89.0.0/16", self.folder / "leases")
+        (net / "10-crio.conflist").write_text(json.dumps(network))
+        accept_all = {"default": [{"type": "insecureAcceptAnything"}]}
+        (self.folder / "policy.json").write_text(json.dumps(accept_all))
+        (self.folder / "registries.conf").write_text('short-name-mode = "permissive"\n')
+        (self.folder / "crio.conf").write_text(_toml(self._configuration(net)))
+
+    def _configuration(self, net: Path) -> dict[str, dict[str, Any]]:
+        folder, state = self.folder, self.folder / "state"
+        return {
+            "crio": {
+                "root": f"{folder}/root",
+                "runroot": f"{state}/runroot",
+                "storage_driver": "overlay",
+                "log_dir": f"{folder}/logs",
+                "version_file": f"{state}/version",
+                "clean_shutdown_file": f"{folder}/clean.shutdown",
+            },
+            "crio.api": {"listen": str(self.socket)},
+            "crio.runtime": {
+                "default_runtime": "crun",
+                "cgroup_manager": "cgroupfs",
+                "pinns_path": f"{self._programs}/pinns",
+                "namespaces_dir": f"{state}/namespaces",
+                "container_exits_dir": f"{state}/exits",
+                "container_attach_socket_dir": f"{state}/attach",
+                "hooks_dir": [],
+                "irqbalance_config_restore_file": "disable",
+            },
+            "crio.runtime.runtimes.crun": {
+                "runtime_path": f"{self._programs}/crun",
+                "runtime_root": f"{state}/crun",
+                "monitor_path": f"{self._programs}/conmon",
+                "monitor_cgroup": "pod",
+            },
+            "crio.image": {"pause_image": PAUSE, "signature_policy_dir": f"{folder}/policies"},
+            "crio.network": {"network_dir": str(net), "plugin_dirs": [str(self._plugins)]},
+            "crio.nri": {"nri_listen": f"{state}/nri.sock"},
+        }
+
+
+def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables of strings and lists of strings, which TOML writes as JSON does."""
+    lines = []
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _groups() -> set[Path]:
+    """The peer's cgroups at the top of the trees of both versions, and below its own."""
+    tops = {
+        group
+        for place in ("crio*", "*/crio*")
+        for group in Path("/sys/fs/cgroup").glob(place)
+        if group.is_dir()
+    }
+    return tops | {group for top in tops for group in top.rglob("*") if group.is_dir()}

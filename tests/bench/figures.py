@@ -1,0 +1,89 @@
+"""`make figures`: puts the results of `make bench` and `make bench-kubelet` into the README, and draws docs/bench.svg.
+
+Results are the JSON files of both; the README's table is between two marks and is written anew. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.bench import chart, compare, kubelet
+from tests.bench.tables import Result, Row, header, lines
+
+BEGIN, END = "<!-- figures: written by `make figures` -->", "<!-- end of figures -->"
+CHART = Path("docs/bench.svg")
+DRAWN = {
+    compare.ONE: (
+        "RunPodSandbox",
+        "CreateContainer",
+        "StartContainer",
+        "ExecSync",
+        "pod up",
+        "pod down",
+        "CPU of the machine per cycle",
+    ),
+    compare.MEMORY_TITLE: ("private memory per pod", "PSS of the idle server with its helpers"),
+}
+
+
+def block(results: Sequence[Result]) -> str:
+    """The README's part: a picture, where and when each result was made, and one table of all."""
+    first = results[0]
+    text = [BEGIN, f"![Time and cost of each step, side by side]({CHART})", ""]
+    text += [f"{result.where}; {result.what}." for result in results]
+    text += ["", *header(first.names)]
+    for result in results:
+        for title, rows in result.groups.items():
+            text += [f"| **{title}** {'| ' * (2 * len(first.names) - 1)}|", *lines(rows)]
+    return "\n".join([*text, END])
+
+
+def filled(readme: str, results: Sequence[Result]) -> str:
+    """The README with these results between its marks."""
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if len(pattern.findall(readme)) != 1:
+        raise ValueError(f"the README must have one block between {BEGIN} and {END}")
+    return pattern.sub(lambda _: block(results), readme)
+
+
+def drawing(results: Sequence[Result]) -> str:
+    """The chart: what one pod costs, and pods through a kubelet where there is a result of that."""
+    first = results[0]
+    rows = [row for title, rows in first.groups.items() for row in rows if row.step in DRAWN.get(title, ())]
+    for title, group in first.groups.items():
+        if title.endswith("at once"):
+            rows += [Row(f"pod up, {title}", row.values, row.unit) for row in group if row.step == "pod up"]
+    for result in results[1:]:
+        for title, group in result.groups.items():
+            pods = title.split()[0]
+            rows += [
+                Row(f"{pods} pods by kubelet, all Ready", row.values, row.unit)
+                for row in group
+                if row.step == "post to all Ready"
+            ]
+    subtitle = (
+        f"Shorter is better; each figure's longest bar has the whole width. {first.where.split(':')[0]}"
+    )
+    return chart.svg("What a pod costs on each runtime, p50", subtitle, first.names, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path, nargs="*", default=[compare.RESULT, kubelet.RESULT])
+    parser.add_argument("--readme", type=Path, default=Path("README.md"))
+    parser.add_argument("--svg", type=Path, default=CHART)
+    options = parser.parse_args()
+    results = [Result.read(path) for path in options.results]
+    if any(result.names != results[0].names for result in results):
+        parser.error(f"the results are of other servers: {[result.names for result in results]}")
+    options.readme.write_text(filled(options.readme.read_text(), results))
+    options.svg.write_text(drawing(results))
+
+
+if __name__ == "__main__":
+    main()

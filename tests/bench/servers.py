@@ -1,0 +1,120 @@
+"""The servers that a benchmark compares: containerd + runc, CRI-O + crun, ours, each in a network namespace of its own.
+
+All that runs in this namespace, but for the containers, which have others, belongs to the server: so its helpers are known
+whatever their names are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import memory
+from tests.bench.crio import Crio
+from tests.bench.peer import Containerd, pause_archive
+from tests.support import images, session
+from tests.support.cluster import Node
+from tests.support.processes import Program
+
+IMAGE = "docker.io/library/busybox:latest"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: what tables call it, where it answers, where its images are, and how it is started again.
+
+    `runtime` is the version of its OCI runtime, where that is another program.
+    """
+
+    name: str
+    runtime: str
+    socket: Path
+    namespace: str
+    store: Path
+    program: Program
+    launch: Callable[[], None]
+
+    def processes(self) -> list[int]:
+        """The server, its helpers, and what else a pod costs beside the user's processes: shims, monitors, pause."""
+        return memory.of_a_server(self.namespace)
+
+    def helpers(self) -> list[int]:
+        """The same without the server's own process."""
+        return [pid for pid in self.processes() if pid != self.program.pid]
+
+    def kill_and_launch(self) -> None:
+        """End it as `kill -9` does and start it again, without waiting."""
+        self.program.stop(signal.SIGKILL)
+        self.launch()
+
+
+def _containerd(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
+    peer = Containerd(folder, namespace)
+    server = Server(
+        "containerd + runc",
+        peer.runtime(),
+        peer.socket,
+        namespace,
+        folder / "root",
+        peer.program,
+        peer.launch,
+    )
+    try:
+        peer.start([images.busybox(), pause_archive(folder)])
+    except BaseException:
+        peer.stop()
+        raise
+    return server, peer.stop
+
+
+def _crio(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
+    peer = Crio(folder, namespace)
+    server = Server(
+        "CRI-O + crun", peer.runtime(), peer.socket, namespace, folder / "root", peer.program, peer.launch
+    )
+    try:
+        peer.start([images.busybox(), pause_archive(folder)])
+    except BaseException:
+        peer.stop()
+        raise
+    return server, peer.stop
+
+
+def _ours(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
+    node = Node(folder, namespace)
+    server = Server("pyrunc", "", node.socket, namespace, folder / "root", node.server, node.launch_server)
+    try:
+        node.write_configuration()
+        node.start_server()
+        node.load(images.busybox())
+    except BaseException:
+        node.server.stop()
+        raise
+    return server, node.server.stop
+
+
+KINDS = {"containerd": _containerd, "crio": _crio, "pyrunc": _ours}
+TWO, ALL = ("containerd", "pyrunc"), ("containerd", "crio", "pyrunc")
+
+
+@contextlib.contextmanager
+def running(folder: Path, kinds: Sequence[str] = TWO) -> Iterator[list[Server]]:
+    """These servers, ours the last; images on the disk that is there, state on a tmpfs, as /run is one."""
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for kind in kinds:
+            namespace, state = session.name(f"bench-{kind}"), folder / kind / "state"
+            subprocess.run(["ip", "netns", "add", namespace], check=True)
+            stack.callback(subprocess.run, ["ip", "netns", "del", namespace], check=False)
+            subprocess.run(["ip", "-n", namespace, "link", "set", "lo", "up"], check=True)
+            state.mkdir(parents=True)
+            subprocess.run(["mount", "-t", "tmpfs", "state", state], check=True)
+            stack.callback(subprocess.run, ["umount", "-l", str(state)], check=False)
+            server, stop = KINDS[kind](folder / kind, namespace)
+            stack.callback(stop)
+            servers.append(server)
+        yield servers

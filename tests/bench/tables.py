@@ -1,0 +1,91 @@
+"""Results of a benchmark: medians of the servers side by side, as JSON and as a table in Markdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured, each server's value, ours the last, and their unit; a rate is better when it is higher."""
+
+    step: str
+    values: Sequence[float]
+    unit: str = ""
+
+    def ratios(self) -> list[float]:
+        """Our value divided by each peer's."""
+        *peers, ours = self.values
+        return [ours / value if value else float("nan") for value in peers]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: which servers, where and when, and groups of rows by their title."""
+
+    names: Sequence[str]
+    versions: Sequence[str]
+    where: str
+    what: str
+    groups: Mapping[str, Sequence[Row]]
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """Read what `write` has written."""
+        fields = json.loads(path.read_text())
+        groups = {title: [Row(**row) for row in rows] for title, rows in fields.pop("groups").items()}
+        return cls(**fields, groups=groups)
+
+
+def medians(samples: Sequence[Mapping[str, Sequence[float]]], steps: Iterable[str], unit: str) -> list[Row]:
+    """A row for each of `steps` of which every server has samples."""
+    return [
+        Row(step, [statistics.median(of_server[step]) for of_server in samples], unit)
+        for step in steps
+        if all(of_server.get(step) for of_server in samples)
+    ]
+
+
+def header(names: Sequence[str], title: str = "p50") -> list[str]:
+    """The first lines of a table: title, servers, and ratios to each but the last."""
+    *peers, _ = names
+    ratios = [f"÷ {peer}" for peer in peers] if len(peers) > 1 else ["ratio"]
+    cells = [title, *names, *ratios]
+    return [f"| {' | '.join(cells)} |", "|---" * len(cells) + "|"]
+
+
+def lines(rows: Iterable[Row]) -> list[str]:
+    """A line of a table for each row."""
+    return [
+        f"| {' | '.join([row.step, *(shown(v, row.unit) for v in row.values), *(f'{r:.3f}' for r in row.ratios())])} |"
+        for row in rows
+    ]
+
+
+def shown(value: float, unit: str) -> str:
+    """A value with three digits or more, and its unit."""
+    digits = 0 if value >= 1000 else 1 if value >= 100 else 2
+    return f"{value:,.{digits}f}{' ' if unit else ''}{unit}"
+
+
+def table(names: Sequence[str], rows: Iterable[Row]) -> list[str]:
+    """A whole table."""
+    return [*header(names), *lines(rows)]
+
+
+def where(versions: Iterable[str]) -> str:
+    """When, on what and with which servers a benchmark is run."""
+    machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    return f"{time.strftime('%Y-%m-%d')}, {machine}: {', '.join(versions)}"
