@@ -42,7 +42,7 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
     pause = images.pause(User="65535:65535")
     (web,) = archive_images(nginx.archive()).values()
     agnhost = _agnhost(shell, pause)
-    program = (toolchain.e2e() / "nonewprivs").read_bytes()
+    program = (toolchain.e2e_helpers() / "nonewprivs").read_bytes()
     return {
         f"{E2E}/agnhost:2.63.0": agnhost,
         f"{E2E}/agnhost:2.55": agnhost,

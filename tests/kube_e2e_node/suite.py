@@ -130,7 +130,7 @@ class SuiteNode(Node):
         program.symlink_to(toolchain.e2e_node())
         skipped = [f"--skip={pattern}" for pattern in skip]
         command = [
-            str(toolchain.e2e() / "ginkgo"), f"--procs={processes}", f"--timeout={timeout_s}s", "--no-color",
+            str(toolchain.e2e_helpers() / "ginkgo"), f"--procs={processes}", f"--timeout={timeout_s}s", "--no-color",
             f"--focus={focus}", *skipped, "--json-report=report.json", f"--output-dir={reports}",
             str(program), "--",
             f"--k8s-bin-dir={toolchain.kubernetes()}", f"--report-dir={reports}", "--node-name=node1",

@@ -23,6 +23,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("kube_e2e/", "tests.support.toolchain:e2e"),
     ("kube_e2e/", "tests.kube_e2e.images:archive"),
     ("kube_e2e_node/", "tests.support.toolchain:kubernetes"),
+    ("kube_e2e_node/", "tests.support.toolchain:e2e_helpers"),
     ("kube_e2e_node/", "tests.support.toolchain:e2e_node"),
     ("kube_e2e_node/", "tests.kube_e2e_node.images:archives"),
     ("kube_nodes/", "tests.support.toolchain:kubernetes"),

@@ -151,19 +151,25 @@ def kubeadm() -> Path:
 
 
 def e2e() -> Path:
-    """The folder with Kubernetes' own end-to-end tests, `e2e.test`, with `ginkgo`, which runs specs of it in parallel, and
-    with `nonewprivs`, which one of their images holds.
-    """
-    out = cache() / "kube" / f"{KUBERNETES}-e2e"
+    """The folder with Kubernetes' own end-to-end tests, `e2e.test`, and with what `e2e_helpers` builds."""
+    out = e2e_helpers()
     if not (out / "e2e.test").exists():
         suite = "k8s.io/kubernetes/test/e2e"
-        helpers = ["github.com/onsi/ginkgo/v2/ginkgo", "k8s.io/kubernetes/test/images/nonewprivs"]
-        source = _kubernetes_module("kubernetes-e2e", [suite, *helpers])
+        source = _kubernetes_module("kubernetes-e2e", [suite])
+        command = ["test", "-c", "-vet=off", "-trimpath", "-ldflags", _version_flags()]
+        run_go(source, *command, "-o", f"{out}/e2e.test", suite, CGO_ENABLED="0")
+    return out
+
+
+def e2e_helpers() -> Path:
+    """The folder with `ginkgo`, which runs a suite's specs in parallel, and with `nonewprivs`, which one of the images of both
+    suites holds."""
+    out = cache() / "kube" / f"{KUBERNETES}-e2e"
+    helpers = ["github.com/onsi/ginkgo/v2/ginkgo", "k8s.io/kubernetes/test/images/nonewprivs"]
+    if not all((out / Path(helper).name).exists() for helper in helpers):
+        source = _kubernetes_module("kubernetes-e2e-helpers", helpers)
         out.mkdir(parents=True, exist_ok=True)
         run_go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", f"{out}/", *helpers, CGO_ENABLED="0")
-        run_go(
-            source, "test", "-c", "-vet=off", "-trimpath", "-ldflags", _version_flags(), "-o", f"{out}/e2e.test", suite, CGO_ENABLED="0"
-        )  # fmt: skip
     return out
 
 
