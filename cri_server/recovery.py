@@ -75,13 +75,17 @@ def _load(folder: Path, read: Callable[[Path], Thing]) -> list[Thing]:
                 raise atomic_file.DamagedRecord(f"{path}: not the record of {identifier}")
             found.append(thing)
         except (Error, OSError) as error:
-            log.error("record of %s put aside: %s", identifier, error)
-            _put_aside(path)
+            _put_aside(path, error)
     return found
 
 
-def _put_aside(path: Path) -> None:
+def _put_aside(path: Path, reason: Exception) -> None:
     try:
+        if atomic_file.is_unwritten(path):
+            log.info("%s is dropped: the power was cut before the call that made it was answered", path)
+            path.unlink()
+            return
+        log.error("record of %s put aside: %s", path.stem, reason)
         path.rename(path.with_suffix(".damaged"))
     except OSError as error:
         log.error("%s: %s", path, error)

@@ -16,7 +16,7 @@ from typing import Any
 from cni_plugins.protocol.config import NetworkList, parse_list_object
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
-from pyrunc.atomic_file import DamagedRecord, read_json, remove_leftovers, write_json
+from pyrunc.atomic_file import DamagedRecord, is_unwritten, read_json, remove_leftovers, write_json
 from pyrunc.errors import Error, NotFound
 
 _ENDING = ".json"
@@ -53,6 +53,7 @@ class Attachments:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._written: dict[str, Attachment] = {}  # by this server: what their files say
+        self._unsynced: set[str] = set()  # ids whose record a power cut may take
         if os.path.isdir(folder):
             remove_leftovers(folder)
 
@@ -68,6 +69,7 @@ class Attachments:
         """Raises OSError."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         result = attachment.result
+        may_be_lost = attachment.sandbox_id in self._unsynced
         write_json(
             self._path(attachment.sandbox_id),
             {
@@ -81,8 +83,13 @@ class Attachments:
                 "begun": attachment.begun,
             },
             durable=durable,
+            named_first=may_be_lost,
         )
         self._written[attachment.sandbox_id] = attachment
+        if durable:
+            self._unsynced.discard(attachment.sandbox_id)
+        else:
+            self._unsynced.add(attachment.sandbox_id)
 
     def read(self, sandbox_id: str) -> Attachment | None:
         """None for a sandbox that is not attached. Raises DamagedRecord.
@@ -95,7 +102,7 @@ class Attachments:
         except NotFound:
             return None
         except DamagedRecord:
-            if os.path.getsize(path):
+            if not is_unwritten(path):
                 raise
             self.forget(sandbox_id)
             return None
@@ -120,6 +127,7 @@ class Attachments:
     def forget(self, sandbox_id: str) -> None:
         """Fine when there is nothing. Raises OSError."""
         self._written.pop(sandbox_id, None)
+        self._unsynced.discard(sandbox_id)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(sandbox_id))
 

@@ -60,10 +60,16 @@ async def _save(path: Path, thing: Sandbox | Container, version: int, *, named: 
         if thing.removed:
             raise NotFound(f"{thing.id} was removed meanwhile")
         content = thing.to_record().to_fields()
-        await write_in_thread(
-            lambda: atomic_file.write_json(str(path), content, version=version, durable=True, named=named),
-            path,
-        )
+
+        def write() -> None:
+            is_new = (
+                not path.exists()
+            )  # whose caller has not been answered: recovery drops one that is not whole
+            atomic_file.write_json(
+                str(path), content, version=version, durable=True, named=named, named_first=is_new
+            )
+
+        await write_in_thread(write, path)
 
 
 async def remove_sandbox_record(paths: Paths, sandbox: Sandbox) -> None:

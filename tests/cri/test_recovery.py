@@ -287,6 +287,21 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
     assert not (server.state / "sandboxes" / pod).exists(), "what had no record is ended"
 
 
+def test_a_record_without_content_is_of_a_call_that_was_not_answered(server: Server) -> None:
+    """As a power cut leaves it: pod and container go, and nothing is put aside."""
+    pod, other = server.run_pod(), server.run_pod()
+    container = server.create(other)
+    server.kill()
+    records = [server.root / "sandboxes" / f"{pod}.json", server.root / "containers" / f"{container}.json"]
+    for record in records:
+        record.write_bytes(b"")
+    server.start()
+    assert {p.id for p in server.pods()} == {other} and not server.containers()
+    left = [path for record in records for path in record.parent.glob(f"{record.stem}*")]
+    assert not left
+    assert "put aside" not in server.tail(200)
+
+
 @contextlib.contextmanager
 def second(server: Server, **folders: Path) -> Iterator[Server]:
     """Another server, which is to be refused, with its own log and socket and these folders."""

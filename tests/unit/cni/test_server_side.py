@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,25 @@ def test_a_damaged_record_is_reported_and_the_others_are_read(tmp_path: Path, co
     with pytest.raises(DamagedRecord):
         kept.read("s0")
     assert kept.has("s0")
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_only_a_record_that_a_power_cut_may_take_is_named_before_it_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    kept = Attachments(str(tmp_path))
+    kept.write(attachment(), durable=durable)
+    fsync, names = os.fsync, list[list[str]]()
+
+    def noted(descriptor: int) -> None:
+        names.append(os.listdir(tmp_path))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    kept.write(attachment())
+    assert (names[0] == ["s1.json"]) != durable
+    kept.write(attachment())
+    assert len(names[2]) == 2, "what is on the disk is replaced by what is"
 
 
 def test_a_record_whose_content_a_power_cut_took_is_no_attachment(tmp_path: Path) -> None:
