@@ -25,7 +25,7 @@ WORKS = (
     "pyrunc.container.start", "pyrunc.container.kill", "pyrunc.container.delete", "pyrunc.container.exec",
     "pyrunc.container.list", "pyrunc.spec.check", "pyrunc.spec.parse", "pyrunc.cgroups.group", "pyrunc.cgroups.naming",
     "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf", "pyrunc.kernel.reaper",
-    "pyrunc.seccomp.compiler",
+    "pyrunc.seccomp.compiler", "pyrunc.launch.steps", "pyrunc.cli.process",
 )  # fmt: skip
 REHEARSALS = 20
 STREAMS = ("stdin", "stdout", "stderr")

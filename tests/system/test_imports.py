@@ -1,0 +1,48 @@
+"""What a verb imports is in the program's snapshot (pyrunc/cli/front.c): a search for a module costs half a millisecond."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.system.harness import Runtime
+
+
+def compiled_modules(runtime: Runtime, trace: Path, *words: str) -> list[str]:
+    """The compiled Python modules that this command, which must succeed, opens."""
+    command = [
+        "strace",
+        "-qq",
+        "-o",
+        str(trace),
+        "-e",
+        "trace=openat",
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+        *words,
+    ]
+    with open(trace.with_suffix(".out"), "wb") as output:
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)
+    return [line.split('"')[1] for line in trace.read_text().splitlines() if ".pyc" in line]
+
+
+def test_the_verbs_of_a_containers_life_search_for_no_module(runtime: Runtime, tmp_path: Path) -> None:
+    if not runtime.is_pyrunc or not Path(runtime.program[0]).read_bytes().startswith(b"\x7fELF"):
+        pytest.skip("only the program has a snapshot")
+    box, short = runtime.box("sleep", "3600"), runtime.box("true")
+    commands = (
+        ("create", "--bundle", str(box.folder), box.id),
+        ("start", box.id),
+        ("exec", box.id, "true"),
+        ("state", box.id),
+        ("kill", box.id, "KILL"),
+        ("delete", "--force", box.id),
+        ("run", "--bundle", str(short.folder), short.id),
+    )
+    opened = {
+        words[0]: compiled_modules(runtime, tmp_path / f"{words[0]}.trace", *words) for words in commands
+    }
+    assert opened == {words[0]: [] for words in commands}
