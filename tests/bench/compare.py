@@ -42,7 +42,7 @@ UNITS = {
     "CPU of the machine per cycle": "ms",
     "private memory per pod": "KiB",
     "private memory per quiet pod": "KiB",
-    "PSS of the idle server with its helpers": "MiB",
+    "idle server and helpers, PSS": "MiB",
     "CPU per 100,000 log lines": "ms",
     "log lines per second": "",
 }
@@ -50,7 +50,7 @@ THROUGHPUT = ("pods up per second", "pods down per second", "CPU of the machine 
 MEMORY = (
     "private memory per pod",
     "private memory per quiet pod",
-    "PSS of the idle server with its helpers",
+    "idle server and helpers, PSS",
 )
 LOGS = ("log lines per second", "CPU per 100,000 log lines")
 ONE, MEMORY_TITLE, REST = "one at a time", "memory", "lists and logs"
@@ -62,15 +62,17 @@ def main() -> None:
     try:
         with servers.running(folder, options.servers.split(",")) as running:
             groups: dict[str, Sequence[Row]] = {}
+            extra: dict[str, Sequence[Row]] = {}
             for parallel in dict.fromkeys((1, options.parallel)):
                 benches = [
                     Bench(server, folder / f"load-{server.namespace}-{parallel}") for server in running
                 ]
                 alternate(benches, options.pods, options.rounds, parallel)
-                groups |= alone(benches) if parallel == 1 else {f"{parallel} at once": pods(benches)}
+                groups[ONE if parallel == 1 else f"{parallel} at once"] = pods(benches)
+                extra = extra or others(benches)
             what = f"{options.pods} pods x {options.rounds} rounds, requests like kubelet's"
             names, versions = [b.name for b in benches], [b.version for b in benches]
-            result = Result(names, versions, where(versions), what, groups)
+            result = Result(names, versions, where(versions), what, groups | extra)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     result.write(options.json)
@@ -110,11 +112,10 @@ def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> No
                 bench.log(f"log-{os.getpid()}-{number}")
 
 
-def alone(benches: list[Bench]) -> dict[str, Sequence[Row]]:
-    """The groups of the first half, in which each pod goes up alone."""
+def others(benches: list[Bench]) -> dict[str, Sequence[Row]]:
+    """What is measured with one pod at a time only."""
     samples = [bench.samples for bench in benches]
     return {
-        ONE: pods(benches),
         MEMORY_TITLE: rates(benches, MEMORY),
         REST: [*medians(samples, LISTS, "ms"), *rates(benches, LOGS)],
     }

@@ -24,8 +24,9 @@ CRUNS_DEFAULT = Path("/run/crun")
 class Crio:
     """CRI-O under `folder`; `socket` answers CRI after `start`.
 
-    crun refuses a host that has both cgroup trees, so that all of CRI-O runs in a mount namespace without the v2 tree, on
-    cgroup v1. A process that sleeps keeps this namespace.
+    crun refuses a host that has both cgroup trees, so that there all of CRI-O runs in a mount namespace without the v2 tree, on
+    cgroup v1. Controllers of the v2 tree are off in its /proc/cgroups: CRI-O would have crun set kubelet's limits of huge pages.
+    A process that sleeps keeps this namespace.
     """
 
     def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:
@@ -33,7 +34,7 @@ class Crio:
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "state/crio.sock"
         self.program = Program("crio", folder)
-        self._keeper = Program("crio-mounts", folder)
+        self._sleeper = Program("crio-mounts", folder)
         self._programs, self._plugins = crio.peer(), toolchain.peer() / "cni"
         self._groups_before, self._had_default = _groups(), CRUNS_DEFAULT.exists()
 
@@ -61,7 +62,7 @@ class Crio:
     def stop(self) -> None:
         """End it; its pods must have been removed. The group of all of them, which it leaves in each hierarchy, goes too."""
         self.program.stop()
-        self._keeper.stop(signal.SIGKILL)
+        self._sleeper.stop(signal.SIGKILL)
         for group in sorted(_groups() - self._groups_before, reverse=True):
             group.rmdir()
         if not self._had_default:
@@ -71,15 +72,18 @@ class Crio:
     def _make_mounts(self) -> None:
         ready = self.folder / "mounted"
         ready.unlink(missing_ok=True)
-        hide = f"umount {UNIFIED}; " if os.path.ismount(UNIFIED) else ""
-        script = f"{hide}echo >{ready}; exec sleep infinity"
+        hide = "true"
+        if os.path.ismount(UNIFIED):
+            (self.folder / "cgroups").write_text(_without_v2(Path("/proc/cgroups").read_text()))
+            hide = f"umount {UNIFIED} && mount --bind {self.folder}/cgroups /proc/cgroups"
+        script = f"{hide} && echo >{ready} && exec sleep infinity"
         unshare = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script]
-        self._keeper.start([*enter("", self.mounts), *unshare])
+        self._sleeper.start([*enter("", self.mounts), *unshare])
         if not wait_until(ready.exists, 10):
-            raise RuntimeError(f"no mount namespace for CRI-O:\n{self._keeper.tail()}")
+            raise RuntimeError(f"no mount namespace for CRI-O:\n{self._sleeper.tail()}")
 
     def _own_mounts(self) -> str:
-        return f"/proc/{self._keeper.pid}/ns/mnt"
+        return f"/proc/{self._sleeper.pid}/ns/mnt"
 
     def _import(self, image: Path) -> None:
         with tarfile.open(image) as archive:
@@ -139,6 +143,12 @@ class Crio:
             "crio.network": {"network_dir": str(net), "plugin_dirs": [str(self._plugins)]},
             "crio.nri": {"nri_listen": f"{state}/nri.sock"},
         }
+
+
+def _without_v2(text: str) -> str:
+    """/proc/cgroups (cgroups(7)) with those controllers off that are in no hierarchy of version 1."""
+    rows = [line.split() for line in text.splitlines()]
+    return "".join("\t".join([*row[:3], "0"] if row[1] == "0" else row) + "\n" for row in rows)
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -25,7 +25,7 @@ DRAWN = {
         "pod down",
         "CPU of the machine per cycle",
     ),
-    compare.MEMORY_TITLE: ("private memory per pod", "PSS of the idle server with its helpers"),
+    compare.MEMORY_TITLE: ("private memory per pod", "idle server and helpers, PSS"),
 }
 
 
@@ -33,7 +33,10 @@ def block(results: Sequence[Result]) -> str:
     """The README's part: a picture, where and when each result was made, and one table of all."""
     first = results[0]
     text = [BEGIN, f"![Time and cost of each step, side by side]({CHART})", ""]
-    text += [f"{result.where}; {result.what}." for result in results]
+    if all(result.where == first.where for result in results):
+        text += [f"{first.where}. {'; '.join(result.what for result in results)}."]
+    else:
+        text += [f"{result.where}. {result.what}." for result in results]
     text += ["", *header(first.names)]
     for result in results:
         for title, rows in result.groups.items():

@@ -152,9 +152,7 @@ class Bench:
 
     def idle(self) -> None:
         """Measures what the server costs with all its helpers when it has no pod."""
-        self.rates["PSS of the idle server with its helpers"].append(
-            memory.pss_kib(self.server.processes()) / 1024
-        )
+        self.rates["idle server and helpers, PSS"].append(memory.pss_kib(self.server.processes()) / 1024)
 
     def private_kib(self) -> int:
         """Private memory of the server's helpers, of which a pod's share is what it grows by."""

@@ -18,7 +18,7 @@ from tests.bench.crio import Crio
 from tests.bench.peer import Containerd, pause_archive
 from tests.support import images, session
 from tests.support.cluster import Node
-from tests.support.processes import Program
+from tests.support.processes import Program, clean_up_on_signals
 
 IMAGE = "docker.io/library/busybox:latest"
 
@@ -92,9 +92,9 @@ def _ours(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
         node.start_server()
         node.load(images.busybox())
     except BaseException:
-        node.server.stop()
+        node.stop_server()
         raise
-    return server, node.server.stop
+    return server, node.stop_server
 
 
 KINDS = {"containerd": _containerd, "crio": _crio, "pyrunc": _ours}
@@ -103,7 +103,11 @@ TWO, ALL = ("containerd", "pyrunc"), ("containerd", "crio", "pyrunc")
 
 @contextlib.contextmanager
 def running(folder: Path, kinds: Sequence[str] = TWO) -> Iterator[list[Server]]:
-    """These servers, ours the last; images on the disk that is there, state on a tmpfs, as /run is one."""
+    """These servers, ours the last; images on the disk that is there, state on a tmpfs, as /run is one.
+
+    They end when this program gets a signal, too.
+    """
+    clean_up_on_signals()
     with contextlib.ExitStack() as stack:
         servers = []
         for kind in kinds:

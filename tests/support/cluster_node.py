@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import ledger
+from tests.support.keeper import end_keeper
 from tests.support.processes import Program, installed, wait_until
 
 NODE_IP, OUTSIDE_IP = (
@@ -196,6 +197,11 @@ class Node:
         if not answered or not self.server.pid:
             raise RuntimeError(f"the CRI server does not answer:\n{self.server.tail()}")
 
+    def stop_server(self) -> None:
+        """End the server, and its keeper, which outlives servers."""
+        self.server.stop()
+        end_keeper(self.folder / "state")
+
     def answers(self) -> bool:
         """Whether the CRI socket answers `Version`."""
         import grpc
@@ -290,7 +296,7 @@ class Node:
         if self.server.pid:
             if self.answers():
                 self.remove_everything()
-            self.server.stop()
+            self.stop_server()
         self._remove_pods_group()
         self._unmount_kubelet()
         self.mounts.stop(signal.SIGKILL)

@@ -64,6 +64,15 @@ class Program:
             return ""
 
 
+def clean_up_on_signals() -> None:
+    """Has SIGINT and SIGTERM end this program as exceptions do, so that it takes back what it has made.
+
+    In the background of a shell without jobs SIGINT is ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+
 def installed(program: str) -> list[str]:
     """The command line of one of our programs: the script beside this interpreter, or its module where none is installed."""
     script = Path(sys.executable).parent / program
