@@ -13,6 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +41,7 @@ Thing = TypeVar("Thing", Sandbox, Container)
 async def recover(services: Services) -> None:
     """Fill the index. Nothing that is wrong with one object concerns another."""
     paths = services.paths
-    for sandbox in _load(paths.sandbox_records, disk.read_sandbox):
+    for sandbox in _load(paths.sandbox_records, partial(disk.read_sandbox, paths=paths)):
         services.index.sandboxes.add(sandbox)
     orphans = []
     for container in _load(paths.container_records, disk.read_container):

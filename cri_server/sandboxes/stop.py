@@ -142,7 +142,7 @@ async def save(work: Work) -> None:
     work.sandbox.phase = "stopped"
     if not was_stopped and work.services.paths.sandbox_record(work.sandbox.id).exists():
         try:
-            await disk.save_sandbox(work.services.paths, work.sandbox)
+            await disk.save_stopped(work.services.paths, work.sandbox)
         except Error as error:
             log.warning("sandbox %s: %s", work.sandbox.id, error)
     if work.was_ready:

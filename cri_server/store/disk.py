@@ -40,18 +40,35 @@ async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
     await _save(paths.sandbox_record(sandbox.id), sandbox, SANDBOX_VERSION, named=named)
 
 
+async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
+    """Write that the sandbox was stopped and its network released. Raises as `save_sandbox`.
+
+    Where it was made in this boot an empty file on the state directory's tmpfs says so, which waits for no disk: a power cut
+    takes that file and stops all pods. Else, or when the tmpfs is full, the record does.
+    """
+    try:
+        paths.sandbox_stopped(sandbox.id).touch(mode=0o600)
+    except OSError as error:
+        log.debug("%s", error)
+        await save_sandbox(paths, sandbox)
+
+
 async def save_container(paths: Paths, container: Container) -> None:
     """As `save_sandbox`."""
     await _save(paths.container_record(container.id), container, CONTAINER_VERSION)
 
 
-def read_sandbox(path: Path) -> Sandbox:
-    """The sandbox whose record this is. Raises NotFound, DamagedRecord, OSError."""
-    return Sandbox.from_record(SandboxRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
+def read_sandbox(path: Path, paths: Paths) -> Sandbox:
+    """The sandbox whose record this is, `stopped` if that was saved since. Raises NotFound, DamagedRecord, OSError."""
+    sandbox = Sandbox.from_record(SandboxRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
+    if paths.sandbox_stopped(sandbox.id).exists():
+        sandbox.phase = "stopped"
+        sandbox.network = "host" if sandbox.host_network else "released"
+    return sandbox
 
 
 def read_container(path: Path) -> Container:
-    """As `read_sandbox`."""
+    """The container whose record this is. Raises NotFound, DamagedRecord, OSError."""
     return Container.from_record(ContainerRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
 
 

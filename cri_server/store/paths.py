@@ -50,8 +50,12 @@ class Paths:
         return self.sandbox_records / f"{sandbox_id}.json"
 
     def sandbox_state(self, sandbox_id: str) -> Path:
-        """Holds shim.sock and holder.json."""
+        """Holds shim.sock, holder.json and, of a sandbox that was stopped in this boot, `stopped`."""
         return self.sandbox_states / sandbox_id
+
+    def sandbox_stopped(self, sandbox_id: str) -> Path:
+        """An empty file: the sandbox was stopped since its record was written."""
+        return self.sandbox_state(sandbox_id) / "stopped"
 
     def sandbox_root(self, sandbox_id: str) -> Path:
         """Holds the files that containers see (resolv.conf, hostname, hosts). They may write to them without end: on the disk

@@ -5,6 +5,7 @@ The root is an ext4 whose journal is not committed by time (commit=300), so that
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,6 +67,16 @@ def test_pods_that_were_answered_are_known_after_a_power_cut(
     server.output(server.launch(server.run_pod()), "true")
     server.remove_all()
     nothing_left(server)
+
+
+def test_a_pod_of_another_boot_has_its_stop_in_its_record(
+    server: Server, cut_power: Callable[[], None]
+) -> None:
+    pod = server.run_pod()
+    cut_power()
+    server.stop_pod(pod)
+    assert json.loads((server.root / "sandboxes" / f"{pod}.json").read_text())["phase"] == "stopped"
+    server.remove_pod(pod)
 
 
 def test_a_pod_that_was_being_removed_goes_after_a_power_cut(

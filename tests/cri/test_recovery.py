@@ -287,6 +287,28 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
     assert not (server.state / "sandboxes" / pod).exists(), "what had no record is ended"
 
 
+def test_a_stop_is_remembered_without_the_disk(server: Server) -> None:
+    """Its record is as it was: a stopped pod is not made ready again, and another boot ends it anyway."""
+    pod, other = server.run_pod(), server.run_pod(host_network=True)
+    records = [server.root / "sandboxes" / f"{each}.json" for each in (pod, other)]
+    before = [record.stat().st_ino for record in records]
+    for each in (pod, other):
+        server.stop_pod(each)
+    said = [info(server, each) for each in (pod, other)]
+    assert [each["phase"] for each in said] == ["stopped"] * 2
+    assert [record.stat().st_ino for record in records] == before
+    server.restart()
+    assert [info(server, each) for each in (pod, other)] == said
+    server.remove_all()
+    assert not list((server.state / "sandboxes").iterdir())
+
+
+def info(server: Server, pod: str) -> dict[str, object]:
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
+    said = json.loads(server.runtime.PodSandboxStatus(request, timeout=60).info["info"])
+    return {name: said[name] for name in ("phase", "network")}
+
+
 def test_a_record_without_content_is_of_a_call_that_was_not_answered(server: Server) -> None:
     """As a power cut leaves it: pod and container go, and nothing is put aside."""
     pod, other = server.run_pod(), server.run_pod()
