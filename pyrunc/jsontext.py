@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
     from typing import Any
 
     Scan = Callable[[str, int], tuple[Any, int]]
@@ -33,13 +34,19 @@ class _Scanning:
 _halves: tuple[Scan, Encode] | None = None
 
 
+def load() -> ModuleType:
+    """Import the C module; the snapshot's way to it is shorter (accelerate/snapshot.py)."""
+    import _json
+
+    return _json
+
+
 def _load() -> tuple[Scan, Encode]:
     """Not before it is needed: a shared object cannot be in the snapshot from which `pyrunc` starts (cli/front.c)."""
     global _halves
-    import _json
-
+    _json = load()
     _halves = (
-        _json.make_scanner(_Scanning),  # type: ignore[arg-type]
+        _json.make_scanner(_Scanning),
         _json.make_encoder(None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, False),
     )
     return _halves

@@ -6,6 +6,7 @@ So nothing that differs between two processes may have been looked at before: no
 
 from __future__ import annotations
 
+import _imp
 import _signal  # type: ignore[import-not-found]
 import gc
 import io
@@ -16,6 +17,8 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
     from typing import NoReturn
 
 # The works of callers; their imports come along. Modules that load a shared object cannot be among them.
@@ -27,42 +30,60 @@ WORKS = (
     "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf", "pyrunc.kernel.reaper",
     "pyrunc.seccomp.compiler", "pyrunc.launch.steps", "pyrunc.cli.process",
 )  # fmt: skip
-REHEARSALS = 20
+# As CPython 3.10 and later have them: a pool, its header, the sizes of objects in pools that a bytes object can have.
+POOL, POOL_HEADER, GRAIN, SMALLEST, LARGEST = 16384, 48, 16, 48, 512
+EMPTY = sys.getsizeof(b"")
+MOST_FREE = 1 << 14
+filling: list[list[bytes]] = []
 STREAMS = ("stdin", "stdout", "stderr")
 
 
-def prepare() -> bytes:
+def prepare(path: str) -> bytes:
     """Import it all; the stamps of what it was made from: mtime in ns and size as signed 64 bits, the path, a zero byte.
 
-    Raises ImportError when a module lies in a shared object.
+    `path`: of the snapshot to be. Raises ImportError when a module lies in a shared object.
     """
     for name in WORKS:
         __import__(name)
-    _rehearse()
+    from pyrunc import jsontext
+    from pyrunc.accelerate.command_rehearsal import rehearse
+
+    jsontext.load = _load_without_search("_json")
+    rehearse(f"{os.path.abspath(path)}.rehearsal")
     files = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
     sources = [sys.executable, *(file for file in files if file is not None)]
     if shared := [source for source in sources if source.endswith(".so")]:
         raise ImportError(f"shared objects cannot be in a snapshot: {', '.join(shared)}")
     gc.collect()
     gc.disable()  # a command ends before circles could matter
-    return b"".join(map(_stamp, dict.fromkeys(sources)))
+    stamps = b"".join(map(_stamp, dict.fromkeys(sources)))
+    _fill_pools()
+    return stamps
 
 
-def _rehearse() -> None:
-    """What is pure is done a few times: CPython adapts code to what passes through it (PEP 659), and names to their places."""
-    from pyrunc.cli.parse import parse as parse_words
-    from pyrunc.plan.build import build
-    from pyrunc.plan.lower import lower
-    from pyrunc.plan.model import Findings, Host
-    from pyrunc.spec.check import check
-    from pyrunc.spec.default import default
-    from pyrunc.spec.parse import parse
+def _load_without_search(name: str) -> Callable[[], ModuleType]:
+    """What loads the C module `name` from where it lies now: a command need not go through the folders of sys.path."""
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+    spec = next(spec for spec in specs if spec is not None)
 
-    for _ in range(REHEARSALS):
-        parse_words(("--root", "/run/pyrunc", "run", "--bundle", ".", "x"))
-        spec = parse(default())
-        check(spec)
-        lower(build(spec, Host((1 << 41) - 1, 40), Findings())).program.encode()
+    def load() -> ModuleType:
+        module: ModuleType = _imp.create_dynamic(spec)
+        _imp.exec_dynamic(module)
+        return module
+
+    return load
+
+
+def _fill_pools() -> None:
+    """Use up the room for objects that is free here and there, so that a command's come to lie side by side, in fewer pages.
+
+    An object at the start of one of pymalloc's pools (Objects/obmalloc.c) says that the others of its size are full.
+    """
+    for size in range(SMALLEST, LARGEST + 1, GRAIN):
+        objects = [bytes(size - EMPTY)]
+        while id(objects[-1]) % POOL != POOL_HEADER and len(objects) < MOST_FREE:
+            objects.append(bytes(size - EMPTY))
+        filling.append(objects)
 
 
 def _stamp(source: str) -> bytes:

@@ -420,7 +420,7 @@ static int write_snapshot(const char *path)
 	if (PyStatus_Exception(status))
 		Py_ExitStatusException(status);
 	PyObject *module = PyImport_ImportModule("pyrunc.accelerate.snapshot");
-	PyObject *stamps = module != NULL ? PyObject_CallMethod(module, "prepare", NULL) : NULL;
+	PyObject *stamps = module != NULL ? PyObject_CallMethod(module, "prepare", "s", path) : NULL;
 	head.resume = stamps != NULL ? PyObject_GetAttrString(module, "resume") : NULL;
 	if (head.resume == NULL) {
 		PyErr_Print();

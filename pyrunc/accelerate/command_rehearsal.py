@@ -1,0 +1,93 @@
+"""Commands are carried out on a container that is nothing but a record, before the snapshot of the interpreter is taken.
+
+CPython adapts code to what passes through it (PEP 659), fills its table of types' attributes and modules their tables of kinds:
+in a command each of these costs time, and the copy of a page. No container is made, no process started, and what modules have
+learned of this process is forgotten again.
+"""
+
+from __future__ import annotations
+
+import io
+import marshal
+import os
+import sys
+
+from pyrunc import jsontext
+from pyrunc.cli.fast import run
+from pyrunc.container import state as states
+from pyrunc.container.bundle import CreateOptions, load, make
+from pyrunc.container.create import Created
+from pyrunc.kernel.process import alive_since
+from pyrunc.plan.build import build
+from pyrunc.plan.lower import lower
+from pyrunc.plan.model import Findings, Host
+from pyrunc.spec.default import default
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyrunc.container.bundle import Bundle
+
+ROUNDS = 20
+NAME = "rehearsal"
+HOST = Host((1 << 41) - 1, 40)
+NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
+
+
+def rehearse(folder: str) -> list[int]:
+    """Do it all a few times with files in `folder`, which is made and removed; the exit codes of the commands."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("pyrunc.")]
+    before = [(module, name, value) for module in modules for name, value in vars(module).items()]
+    streams = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = io.StringIO()
+    _use_marshal()
+    _remove(folder)
+    try:
+        return [code for _ in range(ROUNDS) for code in _round(folder)]
+    finally:
+        sys.stdout, sys.stderr = streams
+        for module, name, value in before:
+            if getattr(module, name) is not value:
+                setattr(module, name, value)
+        _remove(folder)
+
+
+def _use_marshal() -> None:
+    """JSON's place is taken by a builtin module: a shared object cannot be in the snapshot."""
+
+    def scan(text: str, start: int) -> tuple[Any, int]:
+        return marshal.loads(bytes.fromhex(text)), len(text)
+
+    def encode(value: Any, depth: int) -> tuple[str]:
+        return (marshal.dumps(value).hex(),)
+
+    jsontext._halves = scan, encode
+
+
+def _remove(folder: str) -> None:
+    states.remove(states.State(folder, NAME))
+
+
+def _round(folder: str) -> list[int]:
+    os.makedirs(f"{folder}/bundle")
+    with open(f"{folder}/bundle/{states.CONFIG}", "w") as file:
+        file.write(jsontext.dumps(default()))
+    bundle = load(f"{folder}/bundle")
+    lower(build(bundle.spec, HOST, Findings())).program.encode()
+    root = f"{folder}/root"
+    state, _ = make(root, NAME, bundle, CreateOptions(with_cgroup=False), lambda *_: None, _this_process)
+    state.cgroup_record = NO_GROUP
+    state.save()
+    codes = [run(["--root", root, "state", NAME])]
+    state.cgroup_record, state.pid = None, 0
+    state.save()
+    codes.append(run(["--root", root, "delete", NAME]))
+    _remove(folder)
+    return codes
+
+
+def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> Created:
+    """In place of a container's process."""
+    state.pid, state.start_time = os.getpid(), alive_since(os.getpid()) or 0
+    return Created(state.pid, -1, state.start_time, None, None, ())
