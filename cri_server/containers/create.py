@@ -16,7 +16,14 @@ from cri_server.api import api_pb2 as api
 from cri_server.checkpoints.read import Checkpoint
 from cri_server.config import handlers
 from cri_server.config.model import Containers, Runtime
-from cri_server.containers import anonymous_volumes, image_volumes, launch, restore, stand_ins
+from cri_server.containers import (
+    anonymous_volumes,
+    host_paths,
+    image_volumes,
+    launch,
+    restore,
+    stand_ins,
+)
 from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.images.waiting import Abandoned, in_thread
@@ -29,12 +36,15 @@ from cri_server.spec import (
     external_runtime,
     groups,
     hooks,
+    host_binds,
     mounts,
     namespaces,
     path_length,
     signals,
     sources,
 )
+from cri_server.spec.host_binds import HostBind
+from cri_server.spec.open_sources import OpenSources
 from cri_server.spec.security import DEFAULT, apparmor_profile
 from cri_server.spec.sources import Device
 from cri_server.spec.user import Accounts
@@ -70,6 +80,8 @@ class Work:
     rootfs: Rootfs | None = None
     accounts: Accounts = field(default_factory=Accounts)
     wanted: list[mounts.Asked] = field(default_factory=list)
+    opened: OpenSources = field(default_factory=OpenSources)
+    binds: list[HostBind] = field(default_factory=list)
     mounted_images: dict[str, Rootfs] = field(default_factory=dict)
     devices: list[Device] = field(default_factory=list)
     edits: list[cdi.Edits] = field(default_factory=list)
@@ -122,7 +134,8 @@ async def _create(services: Services, sandbox: Sandbox, config: api.ContainerCon
     with sandbox.gate:
         work = _work(services, sandbox, config)
         work.archive = archive
-        await STEPS.run(work)
+        with work.opened:
+            await STEPS.run(work)
         assert work.container is not None
         if sandbox.state != api.SANDBOX_READY:
             await _take_back(work)
@@ -209,8 +222,8 @@ async def find_sources(work: Work) -> None:
         root = services.paths.container_root(work.id)
         work.stand_ins = stand_ins.declared(work.checkpoint.binds, [*work.wanted, *work.volumes], root)
     if any(not m.source for m in work.wanted):
-        paths = ", ".join(m.request.host_path for m in work.wanted if m.request.host_path)
-        await sources.in_time(timeout_s, paths, sources.find, work.wanted)
+        opened = work.opened
+        await sources.in_time(timeout_s, opened.subject, sources.find, work.wanted, opened)
     named = cdi.names([device.name for device in config.CDI_devices], config.annotations)
     if named:
         folders = services.config.containers.cdi_dirs
@@ -474,8 +487,9 @@ async def write_bundle(work: Work) -> None:
         restore=restored,
         places=places,
     )
+    work.binds = host_binds.of(spec, launch_file, host_paths.own_folders(work.services))
     try:
-        atomic_file.write_json(str(folder / "config.json"), spec)
+        atomic_file.write_json(str(folder / host_binds.CONFIG), spec)
         launch_file.write(folder)
     except OSError as error:
         raise disk.worded(error, "write", str(folder)) from None
@@ -498,7 +512,7 @@ async def unsave(work: Work) -> None:
 
 async def prepare_launch(work: Work) -> None:
     assert work.container is not None
-    await launch.prepare(work.services, work.container)
+    await launch.prepare(work.services, work.container, work.opened, work.binds)
 
 
 async def drop_launch(work: Work) -> None:

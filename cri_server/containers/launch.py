@@ -7,10 +7,13 @@ one that is lost with this server, or does not fit any more since the limits wer
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cri_server import orphans
+from cri_server.containers import host_paths
 from cri_server.services import Services
+from cri_server.spec.host_binds import HostBind
+from cri_server.spec.open_sources import OpenSources
 from cri_server.store.model import Container
 from cri_server.timeline.trace import graft, span
 from pyrunc.cgroups.limits import CANNOT_SET, NOT_ON_THE_TREE
@@ -36,13 +39,23 @@ def limits_named(container: Container) -> Iterator[None]:
         raise Unsupported(text) from None
 
 
-async def prepare(services: Services, container: Container) -> None:
-    """Make the launch, and with it the container's cgroup. Raises Error."""
-    folder = str(services.paths.container_state(container.id))
+async def prepare(
+    services: Services,
+    container: Container,
+    opened: OpenSources,
+    binds: Sequence[HostBind] | None = None,
+) -> None:
+    """Make the launch, and with it the container's cgroup. `opened`: the host paths that are open; those of `binds` that are not are
+    opened, and belong to it. Raises Error."""
+    folder = services.paths.container_state(container.id)
     mounts = await services.images.mounts([container.image_id, *container.mounted_images.values()])
     images = {mount.index: mount.fd for mount in mounts}
+    binds = await host_paths.open_all(services, folder, opened, binds)
+    source_fds = host_paths.descriptors(binds, opened)
     with span("compile"), limits_named(container):
-        container.launch = await services.compilers.container(container.id, folder, TIMEOUT_S, images)
+        container.launch = await services.compilers.container(
+            container.id, str(folder), TIMEOUT_S, images, opened.known, source_fds
+        )
         graft(container.launch.parts)
 
 
@@ -56,7 +69,8 @@ async def take(services: Services, container: Container) -> CompiledLaunch:
         if not group or group.exists():
             return launch
         launch.close()
-    await prepare(services, container)
+    with OpenSources() as opened:
+        await prepare(services, container, opened)
     launch, container.launch = container.launch, None
     assert launch is not None
     return launch

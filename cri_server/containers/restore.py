@@ -55,7 +55,7 @@ async def take(
     root = services.paths.container_root(identifier)
     if reference.startswith("/"):
         timeout_s = services.config.containers.foreign_path_timeout_s
-        archive = await sources.in_time(timeout_s, reference, _open_archive, reference)
+        archive = await sources.in_time(timeout_s, reference, _open_archive, reference, discard=os.close)
         try:
             require_criu()
             await asyncio.to_thread(_make_folders, root, root / ARCHIVE)

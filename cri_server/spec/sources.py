@@ -19,9 +19,11 @@ from typing import Any, TypeVar
 from cri_server.api import api_pb2 as api
 from cri_server.spec import path_length
 from cri_server.spec.mounts import Asked
+from cri_server.spec.open_sources import OpenSources
+from pyrunc.compile.bind_source import open_source
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError
-from pyrunc.kernel.mountinfo import MountPoint, mount_points
-from pyrunc.kernel.path import open_folder_at
+from pyrunc.kernel.mountinfo import MountPoint, mount_of, mount_points
+from pyrunc.kernel.path import clean, open_folder_at
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +44,15 @@ class Device:
     access: str = "rwm"
 
 
-async def in_time(timeout_s: float, what: str, function: Callable[..., Result], *arguments: Any) -> Result:
+async def in_time(
+    timeout_s: float,
+    what: str | Callable[[], str],
+    function: Callable[..., Result],
+    *arguments: Any,
+    discard: Callable[[Result], object] | None = None,
+) -> Result:
     """`function(*arguments)` in a daemon thread of its own. Raises DeadlineExceeded naming `what`; the thread is then left
-    to the kernel, which cannot interrupt it either."""
+    to the kernel, which cannot interrupt it either. `discard` gets a result that comes too late, in that thread."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # from here on a cancelled waiter cannot cancel it
 
@@ -54,17 +62,23 @@ async def in_time(timeout_s: float, what: str, function: Callable[..., Result], 
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=f"path {what[:60]}", daemon=True).start()
+    name = what if isinstance(what, str) else function.__name__
+    threading.Thread(target=run, name=f"path {name[:60]}", daemon=True).start()
     try:
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(future)
-    except TimeoutError:
-        log.warning("%s does not answer after %g s; its thread is abandoned", what, timeout_s)
-        raise DeadlineExceeded(f"{what} does not answer after {timeout_s:g} s") from None
+    except BaseException as error:
+        if discard is not None:
+            future.add_done_callback(lambda late: late.exception() or discard(late.result()))
+        if not isinstance(error, TimeoutError):
+            raise
+        subject = what if isinstance(what, str) else what()
+        log.warning("%s does not answer after %g s; its thread is abandoned", subject, timeout_s)
+        raise DeadlineExceeded(f"{subject} does not answer after {timeout_s:g} s") from None
 
 
-def find(wanted: list[Asked]) -> None:
-    """Fill in the real source of each bind mount; a missing one becomes a directory, as everywhere.
+def find(wanted: list[Asked], opened: OpenSources) -> None:
+    """Open the source of each bind mount and fill in its real path; a missing one becomes a directory, as everywhere.
 
     Raises InvalidArgument for a propagation that the source's mount does not offer, KernelError.
     """
@@ -72,10 +86,22 @@ def find(wanted: list[Asked]) -> None:
     for mount in wanted:
         if mount.source:
             continue
-        mount.source = real_path(mount.request.host_path)
+        mount.source = open_real(mount.request.host_path, mount.destination, opened)
         if mount.request.propagation != api.PROPAGATION_PRIVATE:
             table = table if table is not None else list(mount_points())
             _check_propagation(mount, table)
+
+
+def open_real(path: str, destination: str, opened: OpenSources) -> str:
+    """The path without symlinks, as `real_path` has it; what is there is in `opened`. Raises KernelError."""
+    opened.begin(path)
+    try:
+        number, real = open_source(path, destination, links=False), clean(path)
+    except KernelError:  # there are links, or it is missing
+        real = real_path(path)
+        number = open_source(real, destination, links=False)
+    opened.add(real, destination, number, real)
+    return real
 
 
 def real_path(path: str) -> str:
@@ -109,12 +135,8 @@ def make_folders(resolved: str) -> None:
 
 
 def _check_propagation(mount: Asked, table: list[MountPoint]) -> None:
-    tags: set[str] = set()
-    longest = -1
-    for point in table:
-        beneath = point.path == "/" or f"{mount.source}/".startswith(f"{point.path}/")
-        if beneath and len(point.path) >= longest:
-            tags, longest = point.propagation, len(point.path)
+    covering = mount_of(mount.source, table)
+    tags = covering.propagation if covering is not None else set()
     needed = (
         {"shared"} if mount.request.propagation == api.PROPAGATION_BIDIRECTIONAL else {"shared", "master"}
     )

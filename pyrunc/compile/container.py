@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pyrunc.compile.image_mount import Image
     from pyrunc.compile.sources import Directory, Overlay
     from pyrunc.launch.run import ChildProcess
+    from pyrunc.plan.bind_source import BindSource
     from pyrunc.plan.model import Findings, LoadFilter, Plan
     from pyrunc.spec.model import Spec
     from pyrunc.undo import Undo
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 _NO_MOUNTS: Mapping[str, int] = {}
 _NO_IMAGES: Mapping[str, Image | Overlay] = {}
+_NO_SOURCES: Mapping[str, BindSource] = {}
 
 
 class CreateRequest(Value):
@@ -57,7 +59,8 @@ class CreateRequest(Value):
 
     `stdio` stay the caller's. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that detached mount.
     `pinned`: names of those that whoever launches adds (`Launch.pinned`); `stdio` None: so are the pipes, and `nulls` says which
-    of them will be null devices. `settled`: sources of binds that the caller has looked up, so that a link in their paths now is an error.
+    of them will be null devices. `sources`: what the caller knows of binds' sources, by their paths in `spec`, and `source_fds`, O_PATH, which
+    stay its own: their paths are not looked up again. Those of binds that the container's process makes need no descriptor.
     `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `record`: puts the process
     into the container's state on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the
     caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder` attached
@@ -81,7 +84,8 @@ class CreateRequest(Value):
     mount_namespace: str = ""
     images: Mapping[str, int] = _NO_MOUNTS
     image_volumes: Mapping[str, Image | Overlay] = _NO_IMAGES
-    settled: tuple[str, ...] = ()
+    sources: Mapping[str, BindSource] = _NO_SOURCES
+    source_fds: Mapping[str, int] = _NO_MOUNTS
     start_immediately: bool = True
     record: Callable[[ChildProcess], object] | None = None
     attached: bool = False
@@ -154,7 +158,7 @@ def _look(request: CreateRequest, descriptors: Descriptors) -> Findings:
     """Open the root and the sources, and look at what is there."""
     spec = request.spec
     open_root(request, descriptors)
-    inside = findings.inside(spec, request.settled)
+    inside = findings.inside(spec, request.sources)
     open_sources(request, descriptors, inside)
     open_devices(spec, descriptors)
     if spec.linux.sysctl:
@@ -163,7 +167,13 @@ def _look(request: CreateRequest, descriptors: Descriptors) -> Findings:
     if request.stdio is not None:
         nulls = tuple(n for n, number in enumerate(request.stdio) if is_null(number))
     return findings.look(
-        spec, descriptors.numbers, nulls, inside, pinned_trees(request).keys(), request.pivot
+        spec,
+        descriptors.numbers,
+        nulls,
+        inside,
+        request.sources,
+        pinned_trees(request).keys(),
+        request.pivot,
     )
 
 

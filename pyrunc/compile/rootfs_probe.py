@@ -7,19 +7,19 @@ user's home; and who owns its stdio and its cgroup.
 from __future__ import annotations
 
 import os
-from errno import ELOOP, ENOTDIR
 from stat import S_ISDIR
 
-from pyrunc.abi.file import AT_FDCWD, O_CLOEXEC, O_PATH, RESOLVE_NO_SYMLINKS
+from pyrunc.compile.bind_source import bind_failed, look_at, open_source
 from pyrunc.errors import KernelError
-from pyrunc.kernel.path import O_DIRECTORY, open_in_root, openat2, read_in_root, resolve
-from pyrunc.plan.model import LINK_CAME, Findings
+from pyrunc.kernel.path import open_in_root, read_in_root, resolve
+from pyrunc.plan.model import Findings
 from pyrunc.plan.mounts import may_be_opened_inside, normal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from pyrunc.plan.bind_source import BindSource
     from pyrunc.spec.model import IdMap, Mount, Process, Spec
 
 # Places that every image has as plain directories, or that lie in mounts of ours; others are looked at.
@@ -29,63 +29,38 @@ DEVICE_NAME = "device:"  # and the path: how descriptors of device files are cal
 KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
-def inside(spec: Spec, settled: Collection[str] = ()) -> dict[int, tuple[str, bool]]:
+def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
+    """Whether the container's process makes this bind itself, if its source `is_in_every_namespace`."""
+    if spec.linux.namespace("mount") is None or spec.hooks.create_container:
+        return False
+    return may_be_opened_inside(mount, spec.linux)
+
+
+def inside(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tuple[str, bool]]:
     """Which binds the container's process makes itself: index of the mount -> its source's real path, and whether that is a
     directory.
 
     Links are followed here and never again: the process opens the real path and refuses to follow any, so that nobody can put
-    something else there meanwhile. `settled` sources have none by their caller's word. The ids of these mounts, by which they are
-    listed, are in the order of the configuration. Our own `/` is not among them: the container's root is attached on top of
-    it before, and would be part of the clone.
+    something else there meanwhile. What is in `sources` was looked up by the caller, and is not looked at again. The ids of these
+    mounts, by which they are listed, are in the order of the configuration.
     """
-    found: dict[int, tuple[str, bool]] = {}
-    if spec.linux.namespace("mount") is None or spec.hooks.create_container:
-        return found
-    own = os.stat("/")
+    made: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):
-        if may_be_opened_inside(mount, spec.linux):
-            path, status = _real(mount, settled)
-            theirs = not path.startswith("/") or path.startswith("/proc/")  # a pipe, or somebody else's there
-            if not theirs and (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino):
-                found[i] = path, S_ISDIR(status.st_mode)
-    return found
+        if may_be_made_inside(mount, spec):
+            source = sources.get(mount.source) or _look_up(mount)
+            if source.is_in_every_namespace:
+                made[i] = source.path, source.is_directory
+    return made
 
 
-def _real(mount: Mount, settled: Collection[str]) -> tuple[str, os.stat_result]:
-    """The source's path without links, and what is there."""
-    if mount.source in settled:
-        try:
-            return mount.source, os.stat(mount.source)
-        except OSError as error:
-            raise bind_failed(mount, mount.source, error.errno or 0) from None
-    number = open_source(mount, mount.source, settled)
+def _look_up(mount: Mount) -> BindSource:
+    number = open_source(mount.source, mount.destination, links=True)
     try:
-        return os.readlink(f"/proc/self/fd/{number}"), os.fstat(number)
+        return look_at(number)
+    except OSError as error:
+        raise bind_failed(mount.source, mount.destination, error.errno or 0) from None
     finally:
         os.close(number)
-
-
-def open_source(mount: Mount, source: str, settled: Collection[str]) -> int:
-    """O_PATH of a bind's source on the host; a link in one of the `settled` is an error. Raises KernelError."""
-    resolve = RESOLVE_NO_SYMLINKS if mount.source in settled else 0
-    number = 0
-    for flags in (O_PATH | O_DIRECTORY, O_PATH):  # the first mounts what is automounted there
-        try:
-            return openat2(AT_FDCWD, source, flags, resolve=resolve) if resolve else _open(source, flags)
-        except (KernelError, OSError) as error:
-            number = error.errno or 0
-            if number != ENOTDIR:
-                break
-    raise bind_failed(mount, source, number, LINK_CAME if resolve and number == ELOOP else "")
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | O_CLOEXEC)  # a third of what openat2 costs
-
-
-def bind_failed(mount: Mount, source: str, number: int, note: str = "") -> KernelError:
-    """In the words of the plan's line."""
-    return KernelError("bind", f"'{source}' on '{mount.destination}'", number, note)
 
 
 def look(
@@ -93,17 +68,21 @@ def look(
     descriptors: Mapping[str, int],
     nulls: tuple[int, ...],
     inside: Mapping[int, tuple[str, bool]],
+    sources: Mapping[str, BindSource],
     pinned: Collection[str] = (),
     pivot: bool = True,
 ) -> Findings:
     """The findings. `descriptors` has the detached root and the trees of the other bind mounts by their plan names; `pinned` are
-    the names of those, folders all, that come later. `nulls`: which of stdio are null devices."""
+    the names of those, folders all, that come later. `nulls`: which of stdio are null devices. `sources`: what is known of binds'
+    sources, whose storage may not answer a second time."""
     root = descriptors["root"]
     directories, destinations, modes = {i: is_folder for i, (_, is_folder) in inside.items()}, {}, {}
     for i, mount in enumerate(spec.mounts):
         tree = descriptors.get(f"tree:{i}")
         if f"tree:{i}" in pinned:
             directories[i] = True
+        elif tree is not None and mount.source in sources:
+            directories[i] = sources[mount.source].is_directory
         elif tree is not None:
             directories[i] = S_ISDIR(os.fstat(tree).st_mode)
         destination = normal(mount.destination)

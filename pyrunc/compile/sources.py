@@ -15,10 +15,10 @@ from pyrunc.abi.mount import (
     MOUNT_ATTR_NOSUID,
     MS_PRIVATE,
     OPEN_TREE_CLONE,
-    TMPFS_MAGIC,
 )
 from pyrunc.compile import host as facts
 from pyrunc.compile import rootfs_probe as findings
+from pyrunc.compile.bind_source import bind_failed, open_source
 from pyrunc.compile.copyup import open_copy
 from pyrunc.compile.idmaps import open_user_namespace
 from pyrunc.compile.image_mount import Image, open_image, open_overlay_of
@@ -238,13 +238,17 @@ def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
         kernel_mount.idmap(tree, owner, recursive=recursive)
     except KernelError as error:
         raise KernelError(
-            "idmap", f"'{what}'", error.errno, _why_not(tree) if error.errno == EINVAL else ""
+            "idmap", f"'{what}'", error.errno, _why_not(what) if error.errno == EINVAL else ""
         ) from None
 
 
-def _why_not(tree: int) -> str:
-    """Kubernetes' tokens, secrets and volumes in memory are on a tmpfs."""
-    if kernel_mount.fstatfs_type(tree) == TMPFS_MAGIC:
+def _why_not(path: str) -> str:
+    """Kubernetes' tokens, secrets and volumes in memory are on a tmpfs. By the list of mounts: statfs(2) asks the storage, which
+    may not answer."""
+    from pyrunc.kernel.mountinfo import mount_of, mount_points
+
+    mount = mount_of(path, mount_points())
+    if mount is not None and mount.kind == "tmpfs":
         return "a tmpfs takes no idmapped mounts before Linux 6.3"
     return "the filesystem may not support idmapped mounts"
 
@@ -270,7 +274,7 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Colle
             else:
                 number = _open_clone(mount.source, request, f"mounts[{i}].source")
         else:
-            number = open_bind(mount, os.path.join(request.bundle, mount.source), request.settled)
+            number = _open_bind(mount, request)
         descriptors.take(f"tree:{i}", number)
         # Overlays of layers and image volumes are mapped already.
         if mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
@@ -308,17 +312,28 @@ def open_devices(spec: Spec, descriptors: Descriptors) -> None:
         os.close(folder)
 
 
-def open_bind(mount: Mount, source: str, settled: Collection[str]) -> int:
-    """A clone of what is at `source`, with what is mounted below it for `rbind`. Raises KernelError, for a link in one of the `settled`
-    too."""
-    flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
-    place = findings.open_source(mount, source, settled)
+def _open_bind(mount: Mount, request: CreateRequest) -> int:
+    """A clone of what the caller has opened, or else of what is at the source's path. Raises KernelError, InvalidSpec."""
+    if mount.source in request.sources:
+        number = request.source_fds.get(mount.source)
+        if number is None:
+            raise InvalidSpec("mounts", f"no descriptor of {mount.source} came along")
+        return clone_bind(mount, number)
+    number = open_source(os.path.join(request.bundle, mount.source), mount.destination, links=True)
     try:
-        return kernel_mount.open_tree(place, "", flags)
-    except KernelError as error:
-        raise findings.bind_failed(mount, source, error.errno) from None
+        return clone_bind(mount, number)
     finally:
-        os.close(place)
+        os.close(number)
+
+
+def clone_bind(mount: Mount, source: int) -> int:
+    """A detached clone of an open source, with what is mounted below it for `rbind`. Does not ask its storage. Raises
+    KernelError."""
+    flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
+    try:
+        return kernel_mount.open_tree(source, "", flags)
+    except KernelError as error:
+        raise bind_failed(mount.source, mount.destination, error.errno) from None
 
 
 def pinned_trees(request: CreateRequest) -> dict[str, str]:

@@ -8,12 +8,19 @@ from typing import Any
 
 from pyrunc import ipc
 from pyrunc.compiler.messages import CompileContainer, CompileExec, CompilePause
+from pyrunc.errors import ResourceExhausted
+from pyrunc.plan.bind_source import BindSource
 from pyrunc.records import Request
 from pyrunc.zygote.workers import Errands, Workers
 
+MOST_FDS = ipc.MOST_FDS - 1
+"""One is left for a message that travels in a memfd."""
 SERVE = "pyrunc.compiler.service:serve"
 KEPT = max(2, min(os.cpu_count() or 1, 8))
 """So many are at work at a time, and stay: they use the processor, and a fresh one is slow."""
+
+_NOTHING: Mapping[str, int] = {}
+_NO_SOURCES: Mapping[str, BindSource] = {}
 
 
 class CompiledLaunch:
@@ -58,13 +65,26 @@ class Compilers:
         self._workers.close()
 
     async def container(
-        self, container: str, directory: str, timeout_s: float, images: Mapping[str, int] | None = None
+        self,
+        container: str,
+        directory: str,
+        timeout_s: float,
+        images: Mapping[str, int] = _NOTHING,
+        sources: Mapping[str, BindSource] = _NO_SOURCES,
+        source_fds: Mapping[str, int] = _NOTHING,
     ) -> CompiledLaunch:
         """The launch of the container whose configuration is in `directory`; its cgroup exists from here on. `images`: mounts of
-        images by the paths of their indexes, which stay the caller's. Raises Error."""
-        held = images or {}
-        wanted = CompileContainer(container, directory, list(held), self.timed)
-        return await self._ask(wanted, timeout_s, list(held.values()))
+        images by the paths of their indexes; `sources`, `source_fds`: see `compile.container.CreateRequest`. The descriptors stay
+        the caller's. Raises Error, ResourceExhausted for more of them than fit a message."""
+        fds = [*images.values(), *source_fds.values()]
+        if len(fds) > MOST_FDS:
+            raise ResourceExhausted(
+                f"{len(fds)} images and sources of mounts to open for the container, of which {MOST_FDS} fit a message"
+            )
+        request = CompileContainer(
+            container, directory, list(images), self.timed, dict(sources), list(source_fds)
+        )
+        return await self._ask(request, timeout_s, fds)
 
     async def pause(self, sandbox_dir: str, timeout_s: float) -> CompiledLaunch:
         """The launch of the pause process that `sandbox_dir` describes; its cgroup exists from here on. Raises Error."""

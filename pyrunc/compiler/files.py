@@ -41,7 +41,7 @@ class RestoreFolders(Record):
 class LaunchFile(RecordFile):
     """How a container is launched, beside its specification. `image_volumes`, `layer_volumes`: mounted and unpacked images by
     the names that binds have as sources; `settled`:
-    sources that the server has looked up, over no link; `runtime` or `restore`: who does it in place of us, with `places`."""
+    sources whose real paths the server has looked up: a link there is an error when they are opened again; `runtime` or `restore`: who does it in place of us, with `places`."""
 
     name = "launch.json"
     rootfs: Overlay

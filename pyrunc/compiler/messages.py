@@ -7,6 +7,7 @@ or `restore` says who does it, `attached` names the places of the mounts that co
 
 from __future__ import annotations
 
+from pyrunc.plan.bind_source import BindSource
 from pyrunc.records import Record, Request
 
 TYPE_CHECKING = False
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class CompileContainer(Request):
-    """Of the container whose config.json and launch.json are in `directory`. `images`: paths of the indexes whose mounts come along.
+    """Of the container whose config.json and launch.json are in `directory`. `images`: paths of the indexes whose mounts come along;
+    `sources`: what the server knows of the host paths that are bound, `opened`: those whose descriptors come after the images'.
     Answered with a `CompiledContainer`."""
 
     call = "container"
@@ -26,6 +28,8 @@ class CompileContainer(Request):
     directory: str
     images: Sequence[str] = ()
     timed: bool = False
+    sources: dict[str, BindSource] | None = None
+    opened: Sequence[str] = ()
 
 
 class CompilePause(Request):

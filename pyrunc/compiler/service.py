@@ -1,7 +1,7 @@
 """One compiler: an errand of a zygote that stays, and makes launches, one at a time. What it makes is carried out by a shim.
 
 A process that has parsed, planned and lowered before does it again in a millisecond or two; a fresh fork needs ten, most of them
-page faults. Paths of others are opened here: a compiler that hangs on one is killed, and takes nothing with it.
+page faults. Host paths of mounts are not looked up here: their storage may not answer. The server has opened them.
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": fields} + descriptors, or {"id": n, "error": …}, as between server and shim.
 
@@ -14,7 +14,6 @@ import os
 import select
 import sys
 from _socket import socket
-from stat import S_ISDIR
 
 from pyrunc import ipc, jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
@@ -24,7 +23,7 @@ from pyrunc.compile.container import CreateRequest, compile_container
 from pyrunc.compile.descriptors import Descriptors
 from pyrunc.compile.exec import ExecRequest, compile_exec, merged
 from pyrunc.compile.pause import PauseRequest, compile_pause
-from pyrunc.compile.sources import Overlay, open_bind, open_image_volume, open_overlay, open_root
+from pyrunc.compile.sources import Overlay, clone_bind, open_image_volume, open_overlay, open_root
 from pyrunc.compiler.files import HolderFile, LaunchFile
 from pyrunc.compiler.messages import (
     CompileContainer,
@@ -132,9 +131,20 @@ def _container(request: CompileContainer, given: Sequence[int]) -> Answer:
     if asked.rootfs.volatile:
         _forget_earlier_mount(asked.rootfs.work)
     parts.end("read and parse")
+    images = dict(zip(request.images, given, strict=False))
+    sources = request.sources or {}
+    source_fds = dict(zip(request.opened, given[len(images) :], strict=False))
     if asked.runtime or asked.restore:
-        images = dict(zip(request.images, given, strict=False))
-        return _with_places(identifier, directory, spec, asked, images, parts)
+        with_root = CreateRequest(
+            id=identifier,
+            bundle=directory,
+            spec=spec,
+            rootfs=asked.rootfs,
+            images=images,
+            sources=sources,
+            source_fds=source_fds,
+        )
+        return _with_places(with_root, asked, parts)
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_container(
             CreateRequest(
@@ -147,9 +157,10 @@ def _container(request: CompileContainer, given: Sequence[int]) -> Answer:
                 state_dir=directory,
                 cgroup=asked.cgroup,
                 pinned=("shm",),
-                settled=tuple(asked.settled),
+                sources=sources,
+                source_fds=source_fds,
                 timed=request.timed,
-                images=dict(zip(request.images, given, strict=False)),
+                images=images,
                 image_volumes={**(asked.image_volumes or {}), **(asked.layer_volumes or {})},
             ),
             descriptors,
@@ -181,27 +192,20 @@ def _outlives_its_processes(spec: Spec) -> bool:
     return outlives(spec.linux.intel_rdt)
 
 
-def _with_places(
-    identifier: str,
-    directory: str,
-    spec: Spec,
-    asked: LaunchFile,
-    images: Mapping[str, int],
-    parts: Parts,
-) -> Answer:
+def _with_places(request: CreateRequest, asked: LaunchFile, parts: Parts) -> Answer:
     """No launch: the mounts that the shim attaches where the specification says, before it runs the other runtime, or CRIU."""
+    identifier, directory, spec, images = request.id, request.bundle, request.spec, request.images
     check(spec)
     cgroup = naming.place(spec.linux.cgroups_path, identifier, asked.cgroup.driver)
     places = [place for place in asked.places if place.pinned is None]
-    root = CreateRequest(id=identifier, bundle=directory, spec=spec, rootfs=asked.rootfs, images=images)
     fds: list[int] = []
     try:
         with Descriptors() as descriptors:
-            open_root(root, descriptors)
+            open_root(request, descriptors)
             fds.append(os.dup(descriptors.numbers["root"]))
             for place in places:
                 if place.source:
-                    fds.append(_open_source(place, directory, spec))
+                    fds.append(_clone_source(place, request))
                 elif place.image is not None:
                     fds.append(open_image_volume(place.image, spec.linux, images, descriptors))
                 else:
@@ -228,20 +232,19 @@ def _with_places(
     return answer, fds
 
 
-def _open_source(place: Place, directory: str, spec: Spec) -> int:
-    """A clone of a source on the host. Its place becomes what that is: a folder, or a file. Raises KernelError, OSError."""
-    path = f"{directory}/{place.place}"
-    mount = next(mount for mount in spec.mounts if mount.source == path)
-    number = open_bind(mount.replace(source=place.source), place.source, (place.source,))
-    try:
-        if S_ISDIR(os.fstat(number).st_mode):
-            os.makedirs(path, mode=0o700, exist_ok=True)
-        else:
-            os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    except BaseException:
-        os.close(number)
-        raise
-    return number
+def _clone_source(place: Place, request: CreateRequest) -> int:
+    """A clone of a source on the host. Its place becomes what that is: a folder, or a file. Raises KernelError, OSError,
+    InvalidArgument (the source did not come along)."""
+    path = f"{request.bundle}/{place.place}"
+    source, number = request.sources.get(place.source), request.source_fds.get(place.source)
+    if source is None or number is None:
+        raise InvalidArgument(f"no descriptor of {place.source} came along")
+    if source.is_directory:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    else:
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    mount = next(mount for mount in request.spec.mounts if mount.source == path)
+    return clone_bind(mount.replace(source=place.source), number)
 
 
 def _forget_earlier_mount(work: str) -> None:

@@ -10,7 +10,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class MountPoint:
@@ -36,6 +36,16 @@ def mount_points() -> Iterator[MountPoint]:
     for line in content.split(b"\n"):
         if line:
             yield MountPoint(line)
+
+
+def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
+    """The mount that an absolute path without links lies on, by its text: the last one mounted of those with the longest path."""
+    covering = None
+    for point in table:
+        beneath = point.path == "/" or f"{path}/".startswith(f"{point.path}/")
+        if beneath and (covering is None or len(point.path) >= len(covering.path)):
+            covering = point
+    return covering
 
 
 def _unescaped(place: bytes) -> str:

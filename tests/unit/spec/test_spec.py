@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from cri_server.api import api_pb2 as api
 from cri_server.config.model import Pods
 from cri_server.sandboxes import sysctls
 from cri_server.spec import capabilities, groups, mounts, namespaces, resources, security, signals, sources
-from pyrunc.errors import DeadlineExceeded, InvalidArgument, Unsupported
+from cri_server.spec.open_sources import OpenSources
+from pyrunc.errors import DeadlineExceeded, InvalidArgument, Unsupported, WrongState
 
 EVERYTHING = 2**41 - 1
 
@@ -381,7 +383,12 @@ def test_missing_sources_become_directories(tmp_path: Path) -> None:
             api.Mount(container_path="/b", host_path=str(tmp_path / "link")),
         ]
     )
-    sources.find(wanted)
+    with OpenSources() as opened:
+        sources.find(wanted, opened)
+        assert {path: os.readlink(f"/proc/self/fd/{number}") for path, number in opened.fds.items()} == {
+            path: path for path in (str(tmp_path / "made/deep"), str(target))
+        }
+    assert not opened.fds
     assert (tmp_path / "made" / "deep").is_dir() and wanted[1].source == str(target)
 
 
@@ -392,6 +399,32 @@ async def test_a_path_that_does_not_answer_is_given_up() -> None:
     with pytest.raises(DeadlineExceeded, match="/nfs"):
         await sources.in_time(0.05, "/nfs", never.wait)
     never.set()
+
+
+async def test_what_a_path_gives_too_late_is_discarded() -> None:
+    import threading
+
+    late, discarded = threading.Event(), threading.Event()
+    with pytest.raises(DeadlineExceeded, match="/nfs"):
+        await sources.in_time(0.05, lambda: "/nfs", late.wait, discard=lambda result: discarded.set())
+    assert not discarded.is_set()
+    late.set()
+    assert discarded.wait(30)
+
+
+def test_sources_that_come_after_they_were_given_up_are_closed(tmp_path: Path) -> None:
+    opened = OpenSources()
+    opened.open(str(tmp_path), "/v", links=False)
+    (held,) = opened.fds.values()
+    number = os.open(tmp_path, os.O_PATH)
+    opened.close()
+    with pytest.raises(WrongState):
+        opened.add("/late", "/v", number, "/late")
+    with pytest.raises(WrongState):
+        opened.open(str(tmp_path), "/v", links=False)
+    for each in (held, number):
+        with pytest.raises(OSError):
+            os.fstat(each)
 
 
 def test_devices() -> None:

@@ -1,0 +1,204 @@
+"""Host paths on storage that does not answer, at first or later: one call waits for it, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server, code_of, message_of
+from tests.cri.test_transport import open_files
+from tests.support import fuse
+from tests.support.processes import wait_until
+
+TIMEOUT_S = 3.0
+SOON_S = 2.0
+MAPPING = [api.IDMapping(host_id=0, container_id=0, length=1)]
+MANY = 300  # more than a message has descriptors
+
+
+@contextlib.contextmanager
+def started(cdi: Path) -> Iterator[Server]:
+    settings = {"foreign_path_timeout_s": TIMEOUT_S, "cdi_dirs": [str(cdi)]}
+    with Server(settings={"containers": settings}) as server:
+        server.load_image()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cdi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cdi")
+
+
+@pytest.fixture(scope="module")
+def module_server(cdi: Path) -> Iterator[Server]:
+    with started(cdi) as server:
+        yield server
+
+
+@pytest.fixture
+def volume(server: Server, tmp_path: Path) -> Iterator[fuse.Volume]:
+    with mounted(server, tmp_path) as volume:
+        yield volume
+
+
+@contextlib.contextmanager
+def mounted(server: Server, tmp_path: Path) -> Iterator[fuse.Volume]:
+    """A volume on a shared mount; the server's pods end before it does."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "shared", shared], check=True)
+    subprocess.run(["mount", "--make-shared", shared], check=True)
+    try:
+        with fuse.Volume(shared / "volume") as volume:
+            yield volume
+            volume.answer()
+            server.remove_all()
+    finally:
+        subprocess.run(["umount", "--lazy", shared], check=True)
+
+
+def asked(server: Server, *mounts: api.Mount, name: str = "c") -> api.ContainerConfig:
+    return server.container_config(mounts=mounts, metadata=api.ContainerMetadata(name=name))
+
+
+def of(volume: fuse.Volume, **changes: object) -> api.Mount:
+    return api.Mount(container_path="/v", host_path=str(volume.path), **changes)  # type: ignore[arg-type]
+
+
+def is_open(server: Server, volume: fuse.Volume) -> bool:
+    return str(volume.path) in open_files(server)
+
+
+def test_one_that_never_answers_is_named_in_time(server: Server, volume: fuse.Volume, tmp_path: Path) -> None:
+    """Another container is created meanwhile; nothing of the attempt stays, also when the volume answers late."""
+    pod, other = server.run_pod(), api.Mount(container_path="/other", host_path=str(tmp_path))
+    server.remove_container(server.create(pod, asked(server, other)))
+    volume.hang()
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        waits = pool.submit(code_and_message, server, pod, asked(server, other, of(volume)))
+        assert wait_until(lambda: volume.held, 30)
+        second = time.monotonic()
+        server.launch(pod, asked(server, other, name="second"))
+        assert time.monotonic() - second < SOON_S and not waits.done()
+        code, message = waits.result(60)
+    assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + SOON_S
+    assert code == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert f"path '{volume.path}' does not answer after 3 s" in message and f"'{tmp_path}'" not in message
+    assert [c.metadata.name for c in server.containers()] == ["second"]
+    assert (
+        len(list(server.state.glob("containers/*"))) == 1 == len(list(server.root.glob("containers/*.json")))
+    )
+    assert is_open(server, volume)  # by the thread that waits
+    volume.answer()
+    assert wait_until(lambda: not is_open(server, volume), 30), open_files(server)
+    container = server.launch(pod, asked(server, of(volume)))
+    assert server.output(container, "cat", "/v/file") == "mine\n"
+
+
+def code_and_message(server: Server, pod: str, config: api.ContainerConfig) -> tuple[grpc.StatusCode, str]:
+    try:
+        server.create(pod, config)
+    except grpc.RpcError as error:
+        return error.code(), str(error.details())  # type: ignore[attr-defined]
+    raise AssertionError("the call succeeded")
+
+
+@pytest.mark.parametrize("propagation", [api.PROPAGATION_PRIVATE, api.PROPAGATION_BIDIRECTIONAL])
+def test_only_the_servers_look_asks_the_volume(server: Server, volume: fuse.Volume, propagation: int) -> None:
+    """It answers one question and no other: what compiles and launches the container asks none, whether its process makes the mount,
+    or a clone of the descriptor is made for it. No descriptor stays."""
+    pod = server.run_pod()
+    volume.hang(after_looks=1)
+    container = server.create(pod, asked(server, of(volume, propagation=propagation)))
+    server.start_container(container)
+    assert volume.requests == [fuse.GETATTR] and not volume.held
+    assert not is_open(server, volume)
+    volume.answer()
+    assert server.output(container, "cat", "/v/file") == "mine\n"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_a_device_brings_along(server: Server, volume: fuse.Volume, cdi: Path, answers: bool) -> None:
+    """A CDI file names the volume, over a link, which is followed."""
+    link = volume.path.with_name("link")
+    link.symlink_to(volume.path)
+    edits = {"mounts": [{"hostPath": str(link), "containerPath": "/v", "options": ["bind", "ro"]}]}
+    device = {
+        "cdiVersion": "0.6.0",
+        "kind": "example.org/volume",
+        "devices": [{"name": "one", "containerEdits": edits}],
+    }
+    (cdi / "volume.json").write_text(json.dumps(device))
+    config = server.container_config(CDI_devices=[api.CDIDevice(name="example.org/volume=one")])
+    pod = server.run_pod()
+    volume.hang(after_looks=1 if answers else 0)
+    if not answers:
+        assert f"path '{link}' does not answer after 3 s" in message_of(lambda: server.create(pod, config))
+        return
+    container = server.launch(pod, config)
+    assert volume.requests == [fuse.GETATTR] and not is_open(server, volume)
+    volume.answer()
+    assert server.output(container, "cat", "/v/file") == "mine\n"
+
+
+def test_the_reason_why_it_is_not_mapped_is_not_asked_of_the_volume(
+    server: Server, volume: fuse.Volume
+) -> None:
+    pod = server.run_pod()
+    volume.hang(after_looks=1)
+    mount = of(volume, uidMappings=MAPPING, gidMappings=MAPPING)
+    assert "the filesystem may not support idmapped mounts" in message_of(
+        lambda: server.create(pod, asked(server, mount))
+    )
+    assert volume.requests == [fuse.GETATTR]
+    assert not is_open(server, volume)
+
+
+def test_a_start_after_a_restart_opens_it_again(tmp_path: Path) -> None:
+    """The launch is lost with the server: the volume is asked again, once, and within the same time."""
+    with started(tmp_path) as server, mounted(server, tmp_path) as volume:
+        starts_again(server, volume)
+
+
+def starts_again(server: Server, volume: fuse.Volume) -> None:
+    pod = server.run_pod()
+    mount = of(volume, propagation=api.PROPAGATION_BIDIRECTIONAL)
+    first, second = (server.create(pod, asked(server, mount, name=name)) for name in ("first", "second"))
+    server.restart()
+    volume.hang(after_looks=1)
+    server.start_container(first)
+    assert volume.requests == [fuse.GETATTR] and not is_open(server, volume)
+    volume.hang()
+    message = message_of(lambda: server.start_container(second))
+    assert f"path '{volume.path}' does not answer after 3 s" in message
+    volume.answer()
+    assert server.output(first, "cat", "/v/file") == "mine\n"
+    assert wait_until(lambda: not is_open(server, volume), 30)
+
+
+def test_more_mounts_than_descriptors_of_a_message(server: Server, tmp_path: Path) -> None:
+    """Those that the container's process makes need none; of the others the error says how many there may be."""
+    pod, mounts = server.run_pod(), []
+    for number in range(MANY):
+        (tmp_path / str(number)).mkdir()
+        mounts.append(api.Mount(container_path=f"/v/{number}", host_path=str(tmp_path / str(number))))
+    container = server.launch(pod, asked(server, *mounts))
+    assert len(server.output(container, "ls", "/v").split()) == MANY
+    for mount in mounts:
+        mount.uidMappings.extend(MAPPING)
+        mount.gidMappings.extend(MAPPING)
+    before = sorted(open_files(server))
+    mapped = asked(server, *mounts, name="mapped")
+    assert "of which 249 fit a message" in message_of(lambda: server.create(pod, mapped))
+    assert code_of(lambda: server.create(pod, mapped)) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert wait_until(lambda: sorted(open_files(server)) == before, 30)
