@@ -1,4 +1,4 @@
-"""The server's watch over the keeper (`pyrunc.keeper.client`): one that has died is replaced.
+"""The server's side of the keeper (`pyrunc.keeper.client`): what it stores of pods, and a watch that replaces one that has died.
 
 The shims fill a new one again; the zygote is replaced, so that the next shims are below it. The orphans of shims from before have
 another ancestor: how they end is known from Linux 6.15 on.
@@ -8,15 +8,80 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from pyrunc.errors import Error
+from pyrunc import ipc, jsontext
+from pyrunc.errors import Error, PeerError, Unavailable
 from pyrunc.keeper.client import Keeper, ensure
+from pyrunc.shim.kept import container_name, holder_name
+from pyrunc.shim.messages import KeptHolder
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0  # after one could not be started
+TRIES, TRY_AGAIN_S = 5, 0.2  # of one that is stopped, or being replaced
+
+
+class StoredPods:
+    """What shims have put into the keeper of `folder`, by the ids of sandboxes (their pause processes) and of containers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def ids(self) -> set[str]:
+        """All of them; none when there is no keeper."""
+        return await asyncio.to_thread(self._ids)
+
+    async def drop(self, *ids: str) -> None:
+        """Close what is stored of these; fine when nothing is, or there is no keeper."""
+        if ids:
+            await asyncio.to_thread(self._drop, ids)
+
+    async def open_holder(self, sandbox_id: str) -> tuple[KeptHolder, list[int]]:
+        """What is stored of a pod's pause process: the record, and its descriptors, the caller's to close. Raises Unavailable, Error."""
+        return await asyncio.to_thread(self._open_holder, sandbox_id)
+
+    def _open_holder(self, sandbox_id: str) -> tuple[KeptHolder, list[int]]:
+        keeper = Keeper(self._folder)
+        try:
+            stored = keeper.get(holder_name(sandbox_id))
+        finally:
+            keeper.close()
+        if stored is None:
+            raise Unavailable(f"the keeper has nothing of sandbox {sandbox_id}")
+        try:
+            return KeptHolder.of(jsontext.loads(stored.data), PeerError), stored.fds
+        except BaseException:
+            ipc.close_all(stored.fds)
+            raise
+
+    def _ids(self) -> set[str]:
+        for number in range(TRIES):
+            time.sleep(TRY_AGAIN_S if number else 0)
+            keeper = Keeper(self._folder)
+            try:
+                return {name.partition("/")[2] for name in keeper.names()}
+            except Unavailable as error:
+                log.info("%s", error)
+            except Error as error:
+                log.error("%s", error)
+                break
+            finally:
+                keeper.close()
+        return set()
+
+    def _drop(self, ids: tuple[str, ...]) -> None:
+        keeper = Keeper(self._folder)
+        try:
+            for identifier in ids:
+                keeper.drop(holder_name(identifier))
+                keeper.drop(container_name(identifier))
+        except Error as error:
+            log.info("%s", error)
+        finally:
+            keeper.close()
 
 
 class KeeperWatch:

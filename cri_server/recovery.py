@@ -52,6 +52,7 @@ async def recover(services: Services) -> None:
     await asyncio.gather(
         *(_guarded(drop_container, services, i) for i in {*orphans, *half_made_containers(services)})
     )
+    await services.shims.drop_unknown()
     log.info(
         "recovered %d sandboxes and %d containers",
         len(services.index.sandboxes),

@@ -1,5 +1,5 @@
 """The server's shims: one connection per living sandbox, what they tell goes into the index. When one dies, another takes over
-what is kept of its pod (`kept`); what cannot be taken over is ended. A container is never said to run when nobody holds its exit
+what the keeper has of its pod (`keeper`); what cannot be taken over is ended. A container is never said to run when nobody holds its exit
 any more.
 
 A shim that lives but does not answer (stopped, starved, waiting for a disk) is waited for as long as it lives. Until then its
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from cri_server import orphans
-from cri_server.kept import Keeper
+from cri_server.keeper import StoredPods
 from cri_server.network.names import after_take_over
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
@@ -52,7 +52,7 @@ class Shims:
         self._placed: dict[str, Sandbox] = {}
         self._placing = asyncio.Lock()
         self._lost_sessions: dict[str, list[ExecSession]] = {}
-        self.keeper = Keeper()
+        self.stored = StoredPods(paths.state)
         self.told: Told = lambda sandbox, container: None
         self.moved: Moved = _nobody_is_told
 
@@ -211,22 +211,20 @@ class Shims:
             except BaseException:
                 client.close()
                 raise
+            state = await self._adopt_rest(sandbox, client, state)
             self._learn(sandbox, state)
             self._take(sandbox, client)
             self._lost_sessions.pop(sandbox.id, None)  # it has ended them
             await self._finish_take_over(sandbox, state)
-            self.keeper.ask(sandbox, self._index.containers_of(sandbox), client)
             return
 
     async def _taken_over(self, sandbox: Sandbox) -> bool:
-        """Whether another shim goes on with the pod of a dead one, for which something must have been kept."""
+        """Whether another shim goes on with the pod of a dead one, of which the keeper must have something."""
+        if sandbox.phase != "ready":
+            return False
+        stored = await self.stored.ids()
         living = [c for c in self._index.containers_of(sandbox) if c.exit is None]
-        kept = [
-            identifier
-            for identifier in (sandbox.id, *(c.id for c in living))
-            if self.keeper.holds(identifier)
-        ]
-        if not kept or sandbox.phase != "ready":
+        if stored.isdisjoint((sandbox.id, *(c.id for c in living))):
             return False
         sessions = self._lost_sessions.pop(sandbox.id, [])
         with sandbox.gate:
@@ -260,15 +258,45 @@ class Shims:
     async def _hand_over(
         self, sandbox: Sandbox, living: Sequence[Container], sessions: Sequence[ExecSession]
     ) -> None:
+        stored = await self.stored.ids()
         for container in living:
-            if not self.keeper.holds(container.id) and (container.running or container.starting):
+            if container.id not in stored and (container.running or orphans.was_started(container)):
                 await self._end_orphan(sandbox, container)
         await to_the_end(self.start(sandbox))  # a shim that is being forked is nobody's yet
         client = self._still_connected(sandbox)
-        await self.keeper.hand_over(sandbox, living, client, sessions)
+        if sandbox.id in stored:
+            await self._adopt_holder(sandbox, client)
+        for container in living:
+            if container.id in stored:
+                lost = [one for one in sessions if one.container == container.id]
+                await client.adopt_container(container.id, lost)
         self._learn(sandbox, await client.state())
         await self._write_move(sandbox)
         self._still_connected(sandbox)
+
+    async def _adopt_holder(self, sandbox: Sandbox, client: ShimClient) -> None:
+        path = await client.adopt_holder()
+        sandbox.netns_path = after_take_over(sandbox.netns_path, path or "")
+
+    async def _adopt_rest(self, sandbox: Sandbox, client: ShimClient, state: ShimState) -> ShimState:
+        """What the shim knows after it was given what a server that was killed during a take-over has left to do."""
+        known = {entry.id for entry in state.containers}
+        containers = self._index.containers_of(sandbox)
+        rest = [c for c in containers if c.exit is None and c.process is not None and c.id not in known]
+        is_without_holder = state.holder is None and sandbox.holder is not None
+        if sandbox.phase != "ready" or not (rest or is_without_holder):
+            return state
+        try:
+            stored = await self.stored.ids()
+            if is_without_holder and sandbox.id in stored:
+                await self._adopt_holder(sandbox, client)
+            for container in rest:
+                if container.id in stored:
+                    await client.adopt_container(container.id)
+            return await client.state()
+        except Error as error:
+            log.error("sandbox %s: its shim cannot take over the rest: %s", sandbox.id, error)
+            return state
 
     def _still_connected(self, sandbox: Sandbox) -> ShimClient:
         """The next shim may be killed, too, while it takes over, which nobody else would notice. Raises Unavailable."""
@@ -285,8 +313,8 @@ class Shims:
             log.error("sandbox %s: who its shim is now is not on the disk: %s", sandbox.id, error)
 
     async def _finish_take_over(self, sandbox: Sandbox, state: ShimState) -> None:
-        """A server that was killed while this shim took over has not written that, and what it had not handed over died with it:
-        nobody hears of that container's end any more."""
+        """A server that was killed while this shim took over has not written that; a container that the keeper does not have is
+        ended, for nobody hears of its end any more."""
         known = {entry.id for entry in state.containers}
         for container in self._index.containers_of(sandbox):
             if container.exit is None and container.process is not None and container.id not in known:
@@ -382,7 +410,6 @@ class Shims:
             sandbox.shim = None  # it may live on for other pods
         await self.settle(sandbox)
         self._forget(sandbox)
-        self.keeper.let_go(sandbox.id)
         sandbox.reachable = False
 
     def drop(self, sandbox: Sandbox) -> None:
@@ -404,7 +431,6 @@ class Shims:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
-        self.keeper.close()
 
     async def settle(self, sandbox: Sandbox | None = None) -> None:
         """Wait for what is being done about a lost shim, this sandbox's or any."""
@@ -416,10 +442,8 @@ class Shims:
     def _event(self, sandbox: Sandbox, event: messages.Event) -> None:
         if isinstance(event, messages.HolderExited):
             sandbox.holder_alive = False
-            self.keeper.let_go(sandbox.id)
             self.told(sandbox, None)
         elif isinstance(event, messages.Exited):
-            self.keeper.let_go(event.container)
             container = self._index.containers.find(event.container)
             if container is not None and container.exit is None:
                 container.ended(Exit.of_shim(event.exit))
@@ -434,6 +458,12 @@ class Shims:
         task = asyncio.get_running_loop().create_task(self.reach(sandbox))
         self._meeting[sandbox.id] = task
         task.add_done_callback(lambda task: self._meeting.pop(sandbox.id, None))
+
+    async def drop_unknown(self) -> None:
+        """Have the keeper close what belongs to no pod: left by what was killed between the end of a process and its last word."""
+        known = {sandbox.id for sandbox in self._index.sandboxes}
+        known |= {container.id for container in self._index.containers if container.exit is None}
+        await self.stored.drop(*(await self.stored.ids() - known))
 
     async def _end_once(self, sandbox: Sandbox) -> None:
         """`end_orphans`, also when it is under way already."""
@@ -453,7 +483,7 @@ class Shims:
         sandbox.holder_alive = False
         self._lost_sessions.pop(sandbox.id, None)
         await self._end_rest_of_shim(sandbox)
-        self.keeper.let_go(sandbox.id)
+        await self.stored.drop(sandbox.id)
         for container in self._index.containers_of(sandbox):
             await self._end_orphan(sandbox, container)
         if sandbox.holder is not None:
@@ -470,7 +500,7 @@ class Shims:
         await orphans.wait_for_forks(self._paths, sandbox.id)
 
     async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:
-        self.keeper.let_go(container.id)
+        await self.stored.drop(container.id)
         if container.exit is not None:  # its group may be left: of a start that failed, or not removed yet
             await orphans.kill_group(container.cgroups_path, container.id)
             return

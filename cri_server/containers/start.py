@@ -106,7 +106,6 @@ async def execute(work: Work) -> None:
         if isinstance(error, NotFound) or files.is_bad_log_path(error) or is_bad_place(error):
             raise InvalidArgument(error.message) from None
         raise
-    work.services.shims.keeper.keep_container(container, started.kept)
     container.process = Process(started.pid, started.start_time)
     container.started_at_ns = started.started_at_ns
     if CompiledContainer.of(taken.compiled).restore is not None:

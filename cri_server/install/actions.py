@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pyrunc.atomic_file import write_bytes
 from pyrunc.errors import Error
+from pyrunc.keeper.client import Keeper, end
 from pyrunc.kernel.mountinfo import mount_points
 
 
@@ -119,6 +120,29 @@ class Remove:
             shutil.rmtree(found)
 
 
+@dataclass(frozen=True, slots=True)
+class EndKeeper:
+    """The keeper of a state directory, which outlives its server as long as it has something."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"end pyrunc-keeper of {self.path}"
+
+    def is_done(self, root: Path) -> bool:
+        keeper = Keeper(beneath(root, self.path))
+        try:
+            keeper.hello()
+        except Error:
+            return True
+        finally:
+            keeper.close()
+        return False
+
+    def do(self, root: Path) -> None:
+        end(beneath(root, self.path))
+
+
 def is_mounted(folder: Path) -> bool:
     """Whether something is mounted on the folder."""
     return os.path.realpath(folder) in {mount.path for mount in mount_points()}
@@ -164,4 +188,4 @@ class Keep:
         pass
 
 
-Action = Folder | Write | Link | Remove | Run | Keep
+Action = Folder | Write | Link | Remove | Run | Keep | EndKeeper

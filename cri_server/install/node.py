@@ -21,7 +21,18 @@ import msgspec
 from cni_plugins.protocol import builtin
 from cri_server import config
 from cri_server.install import files, kubelet
-from cri_server.install.actions import Action, Folder, Keep, Link, Remove, Run, Write, beneath, read
+from cri_server.install.actions import (
+    Action,
+    EndKeeper,
+    Folder,
+    Keep,
+    Link,
+    Remove,
+    Run,
+    Write,
+    beneath,
+    read,
+)
 from cri_server.store import claim
 from cri_server.store.paths import Paths
 from pyrunc.errors import Error, WrongState
@@ -103,6 +114,8 @@ def uninstall_actions(request: Request, purge: bool) -> list[Action]:
     actions: list[Action] = []
     if request.is_live and request.scripts is not None:
         actions.append(Run(("systemctl", "disable", "--now", files.UNIT), may_fail=True))
+    if request.scripts is not None:  # a package's scripts do that when its server is stopped
+        actions.append(EndKeeper(_settings(request.root).server.state))
     for path, digest in record.files.items():
         actions.append(_take_back(request.root, path, digest, path in record.keep and not purge))
     actions.append(Remove(RECORD))

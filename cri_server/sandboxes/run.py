@@ -289,8 +289,6 @@ async def start_holder(work: Work) -> None:
     work.sandbox.holder = Process(started.pid, started.start_time)
     work.namespace = started.netns_path or ""
     work.sandbox.holder_alive = True
-    assert started.kept is not None
-    work.services.shims.keeper.keep_holder(work.sandbox, started.kept)
 
 
 async def end_holder(work: Work) -> None:

@@ -1,4 +1,4 @@
-"""The /dev/shm that a pod's containers share: a mount that the pod's shim holds, and that is attached nowhere on the host."""
+"""The /dev/shm that a pod's containers share: a mount that the pod's shim and the keeper hold, and that is attached nowhere on the host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.services import Services
 from cri_server.spec.mounts import OUR_MOUNTS, POD_SHM
 from cri_server.store.model import Sandbox
+from pyrunc import ipc
 
 
 @contextlib.asynccontextmanager
@@ -17,10 +18,10 @@ async def opened(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int
     if sandbox.options.ipc == api.NODE:
         yield []
         return
-    kept = await services.shims.get(sandbox).keep_holder()
+    record, fds = await services.shims.stored.open_holder(sandbox.id)
     try:
-        mounts = dict(zip(reversed(kept.record.mounts), reversed(kept.fds), strict=False))
+        mounts = dict(zip(reversed(record.mounts), reversed(fds), strict=False))
         name = POD_SHM.removeprefix(OUR_MOUNTS)
         yield [mounts[name]] if name in mounts else []
     finally:
-        kept.close()
+        ipc.close_all(fds)

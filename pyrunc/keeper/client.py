@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import os
 import time
+from _signal import SIGTERM, pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 from _socket import (
     AF_UNIX,
     CMSG_SPACE,
@@ -22,13 +23,14 @@ from _socket import (
     socket,
 )
 from errno import ECONNRESET, EMSGSIZE, ENOENT, EPROTO
+from select import select
 from struct import Struct
 
 from pyrunc.errors import KernelError, PeerError, Unavailable, Unsupported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "keeper")
 SOCKET, LOCK = "keeper.sock", "keeper.lock"
@@ -83,9 +85,16 @@ class Keeper:
     (a store that is full).
     """
 
-    def __init__(self, folder: str | os.PathLike[str], timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        timeout_s: float = TIMEOUT_S,
+        on_close: Callable[[int], object] | None = None,
+    ) -> None:
+        """`on_close` is called with the connection's number before it is closed; the caller then reconnects itself: a call on a broken
+        connection raises Unavailable, where it is repeated otherwise."""
         self.folder = os.fspath(folder)
-        self._timeout_s = timeout_s
+        self._timeout_s, self._on_close = timeout_s, on_close
         self._socket: socket | None = None
         self._absent_until = 0.0
 
@@ -96,6 +105,8 @@ class Keeper:
     def close(self) -> None:
         """Hang up. The next call connects again."""
         if self._socket:
+            if self._on_close:
+                self._on_close(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
@@ -196,7 +207,7 @@ class Keeper:
             raise Unavailable(f"the keeper of {self.folder} does not answer") from None
         except OSError as error:
             self.close()
-            if is_old:  # it has made room for others, or was replaced
+            if is_old and self._on_close is None:  # it has made room for others, or was replaced
                 return self._exchange(packet, fds)
             raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
 
@@ -265,6 +276,22 @@ def ensure(folder: str | os.PathLike[str]) -> Keeper:
         elif code:
             raise Unavailable(f"{PROGRAM} {keeper.folder} has ended with {code}")
     raise Unavailable(f"the keeper of {keeper.folder} does not listen")
+
+
+def end(folder: str | os.PathLike[str]) -> None:
+    """End the folder's keeper, if one answers, and wait for it. What it stores is closed."""
+    keeper = Keeper(folder)
+    try:
+        pidfd = os.pidfd_open(keeper.hello())
+    except (Unavailable, ProcessLookupError):
+        return
+    finally:
+        keeper.close()
+    try:
+        pidfd_send_signal(pidfd, SIGTERM)
+        select([pidfd], [], [], TIMEOUT_S)
+    finally:
+        os.close(pidfd)
 
 
 def _spawn(folder: str) -> int:

@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pyrunc import ipc
 from pyrunc.compiler.client import CompiledLaunch
@@ -25,14 +25,11 @@ from pyrunc.shim.messages import (
     Event,
     ExecExited,
     Exit,
-    KeptContainer,
-    KeptHolder,
     event_of,
 )
 from pyrunc.zygote.client import Zygote
 
 EventHandler = Callable[[Event], None]
-KeptOf = TypeVar("KeptOf", KeptHolder, KeptContainer)
 Answered = TypeVar("Answered", bound=Record)
 log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 2.0
@@ -48,22 +45,6 @@ class StartedShim:
     netns_path: str | None
 
 
-class Kept(Generic[KeptOf]):
-    """What another shim would need to go on with a holder or a container: see `pyrunc.shim.kept`."""
-
-    __slots__ = ("fds", "record")
-
-    def __init__(self, record: KeptOf, fds: list[int]) -> None:
-        """Owns the descriptors."""
-        self.record: KeptOf = record
-        self.fds = fds
-
-    def close(self) -> None:
-        """It has ended, or another server keeps it."""
-        ipc.close_all(self.fds)
-        self.fds = []
-
-
 @dataclass(frozen=True)
 class Started:
     """A process that runs. `start_time` is field 22 of /proc/PID/stat; `started_at_ns` is wall-clock time.
@@ -74,7 +55,6 @@ class Started:
     pid: int
     start_time: int
     started_at_ns: int
-    kept: Kept[KeptContainer] = field(compare=False)
     parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
 
 
@@ -85,7 +65,6 @@ class StartedHolder:
     pid: int
     start_time: int
     netns_path: str | None
-    kept: Kept[KeptHolder] | None = field(default=None, compare=False)
     parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
 
 
@@ -185,47 +164,24 @@ class ShimClient:
 
     async def start_holder(self, launch: CompiledLaunch) -> StartedHolder:
         """Start the pod's pause process. The launch is closed, unless this raises before it is sent; here and below."""
-        answer, fds = await self._call(messages.StartHolder(launch.compiled), messages.HolderStarted, launch)
-        kept = Kept(answer.kept, fds)
-        return StartedHolder(answer.pid, answer.start_time, answer.netns_path, kept, answer.parts)
+        answer = await self._launch(messages.StartHolder(launch.compiled), messages.HolderStarted, launch)
+        return StartedHolder(answer.pid, answer.start_time, answer.netns_path, answer.parts)
 
     async def start_container(self, container: str, launch: CompiledLaunch) -> Started:
         """Start the container; on failure its exit record is written and its cgroup removed."""
-        answer, fds = await self._call(
-            messages.StartContainer(container, launch.compiled), messages.ContainerStarted, launch
-        )
-        kept = Kept(answer.kept, fds)
-        return Started(answer.pid, answer.start_time, answer.started_at_ns, kept, answer.parts)
+        request = messages.StartContainer(container, launch.compiled)
+        answer = await self._launch(request, messages.ContainerStarted, launch)
+        return Started(answer.pid, answer.start_time, answer.started_at_ns, answer.parts)
 
-    async def keep_holder(self) -> Kept[KeptHolder]:
-        """What another shim would need to go on with the holder, which runs. The caller's to close. Raises WrongState, Unsupported (an
-        older shim); here and below."""
-        return await self._keep(None, KeptHolder)
+    async def adopt_holder(self) -> str | None:
+        """Go on with the pause process of a shim that was lost, which the keeper has; the path of the network namespace that this shim
+        pins from now on. Raises NotFound, Unavailable (no keeper); here and below."""
+        return (await self._ask(messages.AdoptHolder(), messages.Network)).netns_path
 
-    async def keep_container(self, container: str) -> Kept[KeptContainer]:
-        """The same of a container."""
-        return await self._keep(container, KeptContainer)
-
-    async def _keep(self, container: str | None, kind: type[KeptOf]) -> Kept[KeptOf]:
-        answer, fds = await self._call(messages.Keep(container), messages.KeptAnswer)
-        try:
-            return Kept(kind.of(answer.kept, PeerError), fds)
-        except PeerError:
-            ipc.close_all(fds)
-            raise
-
-    async def adopt_holder(self, kept: Kept[KeptHolder]) -> str | None:
-        """Go on with the holder of a shim that was lost; the path of the network namespace that this shim pins from now on. `kept`
-        stays the caller's, here and below."""
-        answer = await self._ask(messages.AdoptHolder(kept.record), messages.Network, kept.fds)
-        return answer.netns_path
-
-    async def adopt_container(
-        self, container: str, kept: Kept[KeptContainer], sessions: Sequence[ExecSession] = ()
-    ) -> None:
-        """Go on with a container of a shim that was lost; `sessions`, which nobody holds, are ended."""
+    async def adopt_container(self, container: str, sessions: Sequence[ExecSession] = ()) -> None:
+        """Go on with a container of a shim that was lost, which the keeper has; `sessions`, whose shim is gone, are ended."""
         ended = [[session.pid, session.start_time] for session in sessions]
-        await self._ask(messages.AdoptContainer(container, kept.record, ended), messages.Nothing, kept.fds)
+        await self._ask(messages.AdoptContainer(container, ended), messages.Nothing)
 
     async def exec(
         self,
@@ -344,6 +300,12 @@ class ShimClient:
         """The answer to a request that gets no descriptors; `fds` stay the caller's. Raises Error, PeerError for a bad answer."""
         _, answering = self._peer.ask(request.to_message(), fds)
         return kind.of(await answered_without_fds(answering), PeerError)
+
+    async def _launch(self, request: Request, kind: type[Answered], launch: CompiledLaunch) -> Answered:
+        """The answer to a launch, which has no descriptors."""
+        answer, fds = await self._call(request, kind, launch)
+        ipc.close_all(fds)
+        return answer
 
     async def _call(
         self, request: Request, kind: type[Answered], launch: CompiledLaunch | None = None

@@ -1,9 +1,8 @@
-"""What the server keeps of a pod, so that another shim can go on with it when its own was killed.
+"""What the keeper stores of a pod, so that another shim can go on with it when its own was killed: a record, and descriptors.
 
-`kept` is a record and descriptors that only shims use. Of the holder: its pidfd, the pod's network namespace and
-pinned mounts. Of a container: the pidfd of its first process and what its output is read from, pipes or a terminal's master; they
-stay open with the server, so that nothing breaks and nothing that is written is lost while no shim lives. A pipe's writing end
-is never kept: its reader would wait for an end that does not come.
+Of the pause process: its pidfd, the pod's network namespace and pinned mounts. Of a container: the pidfd of its first process and
+what its output is read from, pipes or a terminal's master; they stay open in the keeper, so that nothing breaks and nothing that is
+written is lost while no shim lives. A pipe's writing end is never stored: its reader would wait for an end that does not come.
 
 What a killed shim takes along: exec sessions, attached clients, the stdin of a container without a terminal, and what it had read
 of the output but not written: the beginning of an unfinished line, or what came in the 50 microseconds between the two calls.
@@ -24,6 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyrunc.shim.session import Container
+
+
+def holder_name(sandbox_id: str) -> str:
+    """What it is called there, here and below."""
+    return f"pod/{sandbox_id}"
+
+
+def container_name(container_id: str) -> str:
+    return f"container/{container_id}"
 
 
 def of_holder(holder: Holder) -> tuple[KeptHolder, list[int]]:

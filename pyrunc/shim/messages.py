@@ -5,8 +5,7 @@ Events {"event": …} go to every connected client, after the fact is on disk. A
 unknown fields are ignored, an unknown call is `unsupported`, and `state` tells the shim's protocol version.
 
 A call is a `Request`, `pyrunc.shim.serve` reads it and `pyrunc.shim.client` sends it. `parts` are where the time of a start went
-(`pyrunc.parts`). `compiled` is what a compiler has answered (`compiler.messages`), with its descriptors. `kept` is for a server
-that outlives this shim: see `pyrunc.shim.kept`.
+(`pyrunc.parts`). `compiled` is what a compiler has answered (`compiler.messages`), with its descriptors.
 
 Files. `shim.sock` and `shim.json` {pid, start_time} in the sandbox's folder. In a container's folder `state.json` is written when
 it runs (`container.state`, with started_at_ns), `exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?}
@@ -142,7 +141,7 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
     return None if kind is None else kind.of(message)
 
 
-# ---- what a server keeps
+# ---- what the keeper stores (`pyrunc.shim.kept`)
 
 
 class KeptHolder(Record):
@@ -198,11 +197,10 @@ class StartHolder(Request):
 
 
 class HolderStarted(Record):
-    """With the descriptors of `kept`."""
+    """A pause process."""
 
     pid: int
     start_time: int
-    kept: KeptHolder
     netns_path: str | None = None
     parts: Sequence[Any] = ()
 
@@ -216,42 +214,26 @@ class StartContainer(Request):
 
 
 class ContainerStarted(Record):
-    """With the descriptors of `kept`."""
+    """A container's first process."""
 
     pid: int
     start_time: int
     started_at_ns: int
-    kept: KeptContainer
     parts: Sequence[Any] = ()
 
 
-class Keep(Request):
-    """Give what another shim would need to go on with the container, or, without one, with the holder."""
-
-    call = "keep"
-    container: Id | None = None
-
-
-class KeptAnswer(Record):
-    """`kept`: a `KeptContainer` or a `KeptHolder`, as was asked, with its descriptors."""
-
-    kept: Message
-
-
 class AdoptHolder(Request):
-    """Go on with the holder of a shim that was lost, with the descriptors of `kept`. The answer is a `Network`."""
+    """Go on with the pause process of a shim that was lost, which the keeper has. The answer is a `Network`."""
 
     call = "adopt_holder"
-    kept: KeptHolder
 
 
 class AdoptContainer(Request):
-    """Go on with a container of a shim that was lost, with the descriptors of `kept`. `sessions`: pid and start time of each exec
-    session, which are ended."""
+    """Go on with a container of a shim that was lost, which the keeper has. `sessions`: pid and start time of each exec session, which
+    are ended."""
 
     call = "adopt_container"
     container: Id
-    kept: KeptContainer
     sessions: Sequence[Sequence[int]] = ()
 
 

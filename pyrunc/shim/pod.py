@@ -89,7 +89,6 @@ class Pod:
             handler(messages.Forget, self._forget),
             handler(messages.Shutdown, self._shutdown),
             handler(messages.TakePod, self._pods.take),
-            handler(messages.Keep, self._keep),
             handler(messages.AdoptHolder, self._adopt_holder),
             handler(messages.AdoptContainer, self._adopt_container),
         ]
@@ -125,11 +124,9 @@ class Pod:
 
         def done(holder: Holder) -> None:
             self._holder_starting, self._holder_running, self._holder = False, True, holder
-            record, copies = kept.of_holder(holder)
+            self._store_holder(holder)
             path = holder.netns_path()
-            call.answer(
-                messages.HolderStarted(holder.pid, holder.start_time, record, path, holder.parts), copies
-            )
+            call.answer(messages.HolderStarted(holder.pid, holder.start_time, path, holder.parts))
             self._reaper.expect(holder.pid, self._holder_ended)
             if self._holder_waiting:
                 self._kill_holder()
@@ -160,7 +157,9 @@ class Pod:
         """The holder of a shim that was lost, with the pod's network namespace."""
         if self._holder or self._holder_starting:
             raise AlreadyExists("the pod has a holder")
-        self._holder = kept.holder(asked.kept, call.take_fds())
+        record, fds = self._pods.keeper.get(self._holder_name, messages.KeptHolder)
+        self._holder = kept.holder(record, fds)
+        self._store_holder(self._holder)
         self._holder_running = True
         self._drop_network()
         self._network = self._holder.netns_fd
@@ -169,6 +168,14 @@ class Pod:
             self._kill_counts.watch(self._holder.group)
         self._reaper.expect_other(self._holder, self._holder_ended)
 
+    def _store_holder(self, holder: Holder) -> None:
+        """For another shim, should this one be killed."""
+        self._pods.keeper.put(self._holder_name, lambda: kept.of_holder(holder))
+
+    @property
+    def _holder_name(self) -> str:
+        return kept.holder_name(os.path.basename(self._sandbox_dir))
+
     def _kill_holder(self) -> None:
         if self._holder and self._holder_running:
             self._holder.send_signal(signal.SIGKILL)
@@ -176,6 +183,7 @@ class Pod:
     def _holder_ended(self, ended: Ended) -> None:
         self._holder_running = False
         assert self._holder is not None
+        self._pods.keeper.drop(self._holder_name)
         self._holder.ended()
         self._holder.close_pidfd()
         if self._holder.group:
@@ -220,11 +228,11 @@ class Pod:
             container.started(process, streams, stdin=stdin, once=once)
             _record(container, compiled.state)
             parts.end("record")
-            record, copies = container.keep()
+            self._pods.keeper.put(kept.container_name(container.id), container.keep)
             started = messages.ContainerStarted(
-                container.pid, container.start_time, container.started_at_ns, record, parts.noted
+                container.pid, container.start_time, container.started_at_ns, parts.noted
             )
-            call.answer(started, copies)
+            call.answer(started)
             self._reaper.expect(container.pid, container.ended, container.start_time)
 
         def failed(error: Exception) -> None:
@@ -250,27 +258,17 @@ class Pod:
         directory = f"{self._containers_dir}/{container_id}"
         container = Container(self.loop, container_id, directory, self._kill_counts, self._container_exited)
         container.signal_by_runtime = self._signal_by_runtime
-        fds = call.take_fds()
+        record, fds = self._pods.keeper.get(kept.container_name(container_id), messages.KeptContainer)
         try:
-            process = container.adopt(asked.kept, fds)
+            process = container.adopt(record, fds)
         except BaseException:
             ipc.close_all(fds)
             raise
         self._containers[container_id] = container
+        self._pods.keeper.put(kept.container_name(container_id), container.keep)
         call.answer()
         self._reaper.expect_other(process, container.ended)
         container.kill_sessions(asked.sessions)
-
-    def _keep(self, call: Call, asked: messages.Keep) -> None:
-        """Copies for a server that was started again."""
-        record: messages.KeptContainer | messages.KeptHolder
-        if asked.container is not None:
-            record, fds = self._running(asked.container).keep()
-        elif self._holder and self._holder_running:
-            record, fds = kept.of_holder(self._holder)
-        else:
-            raise WrongState("the pod's holder is not running")
-        call.answer(messages.KeptAnswer(record.to_fields()), fds)
 
     def _clear_away(self, group: Cgroup | None) -> None:
         """A start has failed: its cgroup was made for it, and what may be left of it is in there."""
@@ -283,6 +281,7 @@ class Pod:
             print(f"pyrunc-shim: what a failed start left: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
+        self._pods.keeper.drop(kept.container_name(container.id))
         self._server.event(messages.Exited.with_exit(container.id, container.exited()))
         if container.of_other_runtime:
             self._delete(container)

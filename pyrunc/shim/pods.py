@@ -11,7 +11,7 @@ import os
 
 from pyrunc.errors import InvalidArgument
 from pyrunc.shim import messages, pod
-from pyrunc.shim.exits import Exits
+from pyrunc.shim.keeper_link import KeeperLink
 from pyrunc.shim.loop import Loop
 from pyrunc.shim.reaper import Reaper
 
@@ -29,8 +29,8 @@ class Pods:
     def __init__(self, starter: Starter, keeper: str | None = None) -> None:
         self.starter = starter
         self.loop = Loop()
-        self.exits = Exits(keeper)
-        self.reaper = Reaper(self.loop, self.exits)
+        self.keeper = KeeperLink(self.loop, keeper)
+        self.reaper = Reaper(self.loop, self.keeper)
         self._logs: dict[pod.Pod, int] = {}
 
     def add(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from pyrunc.shim.exits import Exits
+from pyrunc.shim.keeper_link import KeeperLink
 from pyrunc.shim.loop import READABLE
 
 TYPE_CHECKING = False
@@ -37,8 +37,8 @@ class Reaper:
     process whose pid we have not heard yet stays a zombie until it is expected.
     """
 
-    def __init__(self, loop: Loop, exits: Exits | None = None) -> None:
-        self._loop, self._exits = loop, exits or Exits(None)
+    def __init__(self, loop: Loop, keeper: KeeperLink | None = None) -> None:
+        self._loop, self._keeper = loop, keeper or KeeperLink(loop, None)
         self._expected: dict[int, OnExit] = {}
         self._noted: dict[int, int] = {}  # start times of those whose end is noted before they are reaped
         self._holds = 0
@@ -69,7 +69,7 @@ class Reaper:
     def _other_ended(self, process: OfPod, on_exit: OnExit, looks: int) -> None:
         assert process.pidfd is not None
         self._loop.unwatch(process.pidfd)
-        status = self._exits.status(process.pid, process.start_time, process.pidfd)
+        status = self._keeper.exit_status(process.pid, process.start_time, process.pidfd)
         if status is None and looks:
             self._loop.after(LOOK_AGAIN_S, lambda: self._other_ended(process, on_exit, looks - 1))
         elif status is None:
@@ -124,7 +124,7 @@ class Reaper:
         if self._noted:
             if start_time := self._noted.pop(result.si_pid, 0):
                 status = result.si_status << 8 if by_exit else result.si_status
-                self._exits.note(result.si_pid, start_time, status)
+                self._keeper.note_exit(result.si_pid, start_time, status)
             os.waitpid(result.si_pid, 0)
         return Ended(
             result.si_pid,

@@ -109,6 +109,10 @@ class Container:
             found = tree.stat(pid)
             if found is not None and found.start_time == start_time:
                 tree.kill_session(pid, False, self.processes)
+        for pid in tree.orphaned_sessions(
+            self.pid, self.processes()
+        ):  # a server that was killed, too, cannot name them
+            tree.kill_session(pid, False, self.processes)
 
     def _take(self, process: Process, started_at_ns: int, outputs: Mapping[str, int]) -> None:
         self._process = process

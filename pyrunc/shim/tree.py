@@ -43,6 +43,27 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
     raise Error(f"processes of the session of {leader} appear faster than they can be killed")
 
 
+def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
+    """Leaders of exec sessions whose shim was lost, in a container with a pid namespace of its own: those of its `processes` whose parent
+    is outside, and not this shim. In the host's, where an orphan of the container has such a parent as well, none is told apart."""
+    own = _pid_namespace(os.getpid())
+    if _pid_namespace(first) in (own, ""):
+        return []
+    facts = {pid: found for pid in processes if pid != first and (found := stat(pid))}
+    return [
+        pid
+        for pid, fact in facts.items()
+        if fact.parent not in (0, os.getpid()) and _pid_namespace(fact.parent) == own
+    ]
+
+
+def _pid_namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
 def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, Stat]:
     """Those of `pids` that are in the session, below a member or in a member's own session, without the dead.
 

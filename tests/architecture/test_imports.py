@@ -73,7 +73,7 @@ CRI_SERVER_ROOMS = (
     ("store",),
     ("config", "network", "checkpoints"),
     ("node",),
-    ("spec", "apparmor", "doctor", "kept", "keeper"),
+    ("spec", "apparmor", "doctor", "keeper"),
     ("orphans",),
     ("pod_files", "shims", "node_check", "oci_features"),
     ("services",),

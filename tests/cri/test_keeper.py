@@ -1,21 +1,30 @@
-"""What the keeper (pause/keeper.c) is for: exit codes after a shim was killed, on every kernel."""
+"""What the keeper (pause/keeper.c) is for: any and all of the other processes are killed, and pods go on, on every kernel."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from pyrunc.errors import Unavailable
+from pyrunc.keeper.client import Keeper
 from pyrunc.kernel.process import alive_since, stat
 from tests.cri.server_harness import Server
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
-from tests.cri.test_takeover import at_the_end, lose_shim
+from tests.cri.test_takeover import at_the_end, life_of, lose_shim
 from tests.support.keeper import end_keeper, keeper_pid
 from tests.support.processes import comm, wait_until
 
+KILLS = 10
 MODULE = "tests.cri.without_exit_info"
 
 
@@ -96,3 +105,191 @@ def test_a_keeper_survives_the_server_and_its_zygote_does_not(server: Server) ->
     nothing_left(server)
     server.stop()
     assert wait_until(lambda: not keeper_pid(server.state), 30), "nothing is left to keep"
+
+
+COUNTS = ["sh", "-c", "trap 'exit 42' TERM; i=0; while true; do echo $i; i=$((i+1)); usleep 2000; done"]
+
+
+def shims(server: Server) -> set[int]:
+    """All of the pods that are listed."""
+    return {shim_pid(server, pod.id) for pod in server.pods()}
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def stored(server: Server) -> set[str]:
+    keeper = Keeper(server.state)
+    try:
+        return set(keeper.names())
+    except Unavailable:
+        return set()
+    finally:
+        keeper.close()
+
+
+def answers(server: Server, container: str) -> bool:
+    try:
+        return server.output(container, "echo", "here") == "here\n"
+    except grpc.RpcError:
+        return False
+
+
+def counted_on(server: Server, container: str, kills: int) -> None:
+    """Ends a container that counts: with its code, and its lines in order, each once, but for one that a killed shim had read."""
+    server.stop_container(container, 30)
+    assert server.status(container).exit_code == 42
+    numbers = [int(line) for line in server.log_lines(container)]
+    assert numbers == sorted(set(numbers)) and numbers[-1] + 1 - len(numbers) <= kills
+
+
+def launch_counting(server: Server) -> tuple[str, str]:
+    pod = server.run_pod()
+    container = server.launch(pod, server.container_config(COUNTS))
+    server.wait_logged(container, "20")
+    return pod, container
+
+
+def test_all_killed_at_once_but_the_keeper(server: Server) -> None:
+    """Meanwhile a container ends and another one writes."""
+    pods = dict(launch_counting(server) for _ in range(3))
+    pod, *_ = pods
+    ending = server.launch(
+        pod,
+        server.container_config(at_the_end("echo last; exit 9"), log_path="e.log", metadata={"name": "e"}),
+    )
+    server.wait_logged(ending, "ready")
+    process, lost = pid_of(server, ending), shims(server)
+    zygotes = {pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"}
+    os.kill(server.pid, signal.SIGSTOP)  # so that nothing is done about the first ones
+    kill(*lost, *zygotes)
+    server.kill()
+    os.kill(process, signal.SIGTERM)
+    assert wait_until(lambda: alive_since(process) is None, 30)
+    time.sleep(0.5)
+    server.start()
+    status = server.wait_exit(ending)
+    assert (status.exit_code, server.log_lines(ending)) == (9, ["ready", "last"])
+    assert not lost & shims(server)
+    for pod, container in pods.items():
+        assert server.pod_status(pod).state == api.SANDBOX_READY
+        assert server.output(container, "echo", "here") == "here\n"
+        counted_on(server, container, 1)
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_sessions_of_killed_shims_are_ended_by_the_next_server(server: Server) -> None:
+    pod, container = launch_counting(server)
+    with ThreadPoolExecutor(1) as pool:
+        executing = pool.submit(answers_nothing, server, container)
+        assert wait_until(lambda: "1006" in server.output(container, "ps"), 30)
+        shim = shim_pid(server, pod)
+        server.kill()
+        kill(shim)
+        executing.result(60)
+    server.start()
+    assert wait_until(lambda: "1006" not in server.output(container, "ps"), 30)
+    counted_on(server, container, 1)
+    server.remove_all()
+
+
+def answers_nothing(server: Server, container: str) -> None:
+    with contextlib.suppress(grpc.RpcError):
+        server.exec(container, "sh", "-c", "sleep 1006 & wait", timeout_s=30)
+
+
+def test_a_new_keeper_is_filled_again(server: Server) -> None:
+    pod, container = launch_counting(server)
+    before = stored(server)
+    assert before == {f"pod/{pod}", f"container/{container}"}
+    end_keeper(server.state, signal.SIGKILL)
+    assert wait_until(lambda: stored(server) == before, 30)
+    lose_shim(server, pod)
+    assert server.output(container, "echo", "here") == "here\n"
+    server.stop_container(container)
+    assert stored(server) == {f"pod/{pod}"}
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_keeper_and_shims_killed_at_once_leave_nothing(server: Server) -> None:
+    """What nobody can go on with ends."""
+    pod, container = launch_counting(server)
+    process = pid_of(server, container)
+    kill(keeper_pid(server.state), *shims(server))
+    assert server.wait_exit(container).reason == "Unknown"
+    assert wait_until(lambda: alive_since(process) is None, 30)
+    assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
+    assert wait_until(lambda: keeper_pid(server.state), 30)
+    launch_counting(server)
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_entries_of_no_pod_are_dropped_by_the_next_server(server: Server) -> None:
+    pod, container = launch_counting(server)
+    before = stored(server)
+    keeper = Keeper(server.state)
+    keeper.put(f"container/{64 * 'a'}", b"{}")
+    keeper.close()
+    server.restart()
+    assert stored(server) == before
+    counted_on(server, container, 0)
+    server.remove_pod(pod)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_of_all_kinds(seed: int) -> None:
+    """With lives of other containers meanwhile, of which a call that meets the moment fails. The keeper is killed alone: two that go
+    within a second take what only they have along."""
+    chance = random.Random(seed)
+    with Server() as server:
+        server.load_image()
+        pods = dict(launch_counting(server) for _ in range(3))
+        done = threading.Event()
+        kinds = ("shim", "shims", "server", "server and shims", "keeper", "zygotes")
+        with ThreadPoolExecutor(1) as pool:
+            others = pool.submit(live_until, done, server, next(iter(pods)))
+            try:
+                for _ in range(KILLS):
+                    kill_some(server, chance.choice(kinds), chance)
+                    time.sleep(chance.random())
+                    assert wait_until(lambda: all(answers(server, c) for c in pods.values()), 60), (
+                        server.tail()
+                    )
+            finally:
+                done.set()
+            others.result(60)
+        for pod, container in pods.items():
+            assert server.pod_status(pod).state == api.SANDBOX_READY
+            counted_on(server, container, KILLS)
+        server.remove_all()
+        nothing_left(server)
+
+
+def kill_some(server: Server, kind: str, chance: random.Random) -> None:
+    lost = shims(server) if "shim" in kind else set()
+    if kind == "shim":
+        lost = {chance.choice(sorted(lost))}
+    if kind == "keeper":
+        before = {name for name in stored(server) if name.startswith("pod/")}
+        end_keeper(server.state, signal.SIGKILL)
+        assert wait_until(lambda: before <= stored(server), 30), server.tail()
+    elif kind == "zygotes":
+        kill(*(pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"))
+    kill(*lost)
+    if "server" in kind:
+        server.kill()
+        server.start()
+
+
+def live_until(done: threading.Event, server: Server, pod: str) -> None:
+    number = 0
+    while not done.wait(0.1):
+        number += 1
+        with contextlib.suppress(grpc.RpcError, ValueError):  # a channel that was closed
+            life_of(server, pod, f"other{number}")

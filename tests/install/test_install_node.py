@@ -17,7 +17,9 @@ from cri_server.config import Config
 from cri_server.install import config_file, node
 from pyrunc.abi.clone import CLONE_NEWNS
 from pyrunc.abi.mount import MS_BIND, MS_PRIVATE, MS_REC
+from pyrunc.keeper.client import ensure
 from pyrunc.kernel import mount, namespace
+from tests.support.keeper import is_gone
 from tests.support.tree import listing
 
 PROGRAM = Path(sys.executable).parent / "pyrunc-cri"
@@ -148,6 +150,18 @@ def test_the_table_that_a_purge_removes_is_that_of_our_plugins() -> None:
     assert names == Path("/var/run/netns") and " /run/netns " in script, (
         "the empty folder of names goes as well"
     )
+
+
+def test_the_keeper_is_ended(root: Path) -> None:
+    run(root)
+    state = root / "run/pyrunc-cri"
+    state.mkdir(parents=True)
+    keeper = ensure(state)
+    pid = keeper.hello()
+    keeper.put("pod/left", b"")
+    keeper.close()
+    assert "end pyrunc-keeper of /run/pyrunc-cri" in run(root, "--uninstall")
+    assert is_gone(pid)
 
 
 def test_nothing_is_taken_back_while_there_are_pods(root: Path) -> None:

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.keeper.client import ensure
+from tests.support.keeper import is_gone
+from tests.support.processes import wait_until
+
 DEBIAN = Path(__file__).parents[2] / "debian"
 WRITES_SNAPSHOT = '[ "$1" != --write-snapshot ] || { echo taken >"$2"; exit 0; }\n'
 
@@ -148,6 +152,18 @@ def test_a_purge_asks_nothing_when_there_is_nothing_to_ask_about(installed: Inst
     done = installed.run("postrm", "purge")
     assert (done.returncode, done.stderr) == (0, "")
     assert installed.files("var", "run") == [] and not (installed.root / "etc/pyrunc").exists()
+
+
+def test_a_purge_ends_the_keeper(installed: Installed) -> None:
+    state = installed.root / "run/pyrunc-cri"
+    state.mkdir(parents=True)
+    keeper = ensure(state)
+    pid = keeper.hello()
+    keeper.put("pod/left", b"")
+    keeper.close()
+    done = installed.run("postrm", "purge")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert wait_until(lambda: is_gone(pid), 10) and not state.exists()
 
 
 @pytest.mark.parametrize("folder", ["var/lib/pyrunc", "run/pyrunc-cri"])

@@ -25,7 +25,7 @@ from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPa
 from pyrunc.errors import Error, NotFound
 from pyrunc.kernel.cgroup import root as cgroup_root
 from pyrunc.shim import messages, tree
-from pyrunc.shim.client import SHIM, ExecSession, Exit, Kept, ShimClient, Started, StartedHolder, start_shim
+from pyrunc.shim.client import SHIM, ExecSession, Exit, ShimClient, Started, StartedHolder, start_shim
 from pyrunc.spec.default import default
 from pyrunc.zygote.client import Zygote
 from tests.support import session
@@ -78,7 +78,6 @@ class TestPod:
         self.pid = 0
         self.netns_path: str | None = None
         self.group = f"/{session.name('shim')}-{time.monotonic_ns()}"
-        self.kept: list[Kept] = []
         self._client: ShimClient | None = None
         self._zygote, self._given = zygote, zygote is not None
         self._errands: Zygote | None = None
@@ -144,9 +143,7 @@ class TestPod:
     async def start(self, name: str, client: ShimClient | None = None) -> Started:
         """Start a container whose files are written."""
         with await self.compiled(name) as launch:
-            started = await (client or self.client).start_container(name, launch)
-        self.kept.append(started.kept)
-        return started
+            return await (client or self.client).start_container(name, launch)
 
     async def compiled(self, name: str) -> CompiledLaunch:
         """A container's launch."""
@@ -165,9 +162,7 @@ class TestPod:
     async def hold(self) -> StartedHolder:
         """Start the pause process that holder.json describes."""
         with await self.compiled_holder() as launch:
-            held = await self.client.start_holder(launch)
-        self.kept += [held.kept] if held.kept else []
-        return held
+            return await self.client.start_holder(launch)
 
     async def compiled_holder(self) -> CompiledLaunch:
         """The launch of the pause process."""
@@ -227,8 +222,6 @@ class TestPod:
         """Kill the shim if it is still there, then everything in its cgroups."""
         if self._client:
             self._client.close()
-        for kept in self.kept:
-            kept.close()
         await self.close_zygote()
         if self.pid and not gone(self.pid):
             with contextlib.suppress(ProcessLookupError):  # it may be leaving by itself

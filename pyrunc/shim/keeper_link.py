@@ -1,0 +1,172 @@
+"""A shim's connection to the keeper: what another shim would need to go on with the pods is stored there (`kept`), and how processes
+have ended that are not, or will not be, children of this shim.
+
+A keeper that was killed is replaced by the server; its successor is filled again from here. Without one pods run, but end with
+their shim.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyrunc import ipc, jsontext
+from pyrunc.errors import Error, KernelError, NotFound, PeerError, Unavailable, Unsupported, WrongState
+from pyrunc.keeper.client import Keeper
+from pyrunc.kernel.process import wait_status
+from pyrunc.shim.loop import READABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from pyrunc.records import Record
+    from pyrunc.shim.loop import Loop, Timer
+
+    Source = Callable[[], tuple[Record, list[int]]]
+    Result = TypeVar("Result")
+    Stored = TypeVar("Stored", bound=Record)
+
+TIMEOUT_S = 0.5
+AGAIN_S, LONGEST_AGAIN_S = 0.1, 30.0
+"""After the connection was lost; twice as long after each attempt that fails."""
+
+
+class KeeperLink:
+    """Of the keeper in `folder`, if there is one."""
+
+    def __init__(self, loop: Loop, folder: str | None) -> None:
+        self._loop = loop
+        self._keeper = None if folder is None else Keeper(folder, TIMEOUT_S, on_close=loop.unwatch)
+        self._pid = 0
+        self._sources: dict[str, Source] = {}
+        self._unsent: set[str] = set()
+        self._undropped: set[str] = set()
+        self._again: Timer | None = None
+        self._again_s = AGAIN_S
+
+    # -- descriptors
+
+    def put(self, name: str, source: Source) -> None:
+        """Store a record and descriptors under `name`, and again in every new keeper until `drop`. `source` makes them, the descriptors
+        to be closed here, or raises WrongState. A keeper that does not answer gets them later."""
+        self._sources[name] = source
+        self._unsent.add(name)
+        self._undropped.discard(name)
+        self._send()
+
+    def drop(self, name: str) -> None:
+        """Store it no longer; fine when it was not stored."""
+        if self._sources.pop(name, None) is not None:
+            self._unsent.discard(name)
+            self._undropped.add(name)
+            self._send()
+
+    def get(self, name: str, kind: type[Stored]) -> tuple[Stored, list[int]]:
+        """What another shim has put there; the descriptors are the caller's. Raises NotFound, Unavailable, Error."""
+        stored = self._call(lambda keeper: keeper.get(name))
+        if stored is None:
+            raise NotFound(f"the keeper has no {name}")
+        try:
+            return kind.of(jsontext.loads(stored.data), PeerError), stored.fds
+        except BaseException:
+            ipc.close_all(stored.fds)
+            raise
+
+    # -- exits
+
+    def exit_status(self, pid: int, start_time: int, pidfd: int) -> int | None:
+        """How a process that is no child of ours has ended, as of wait(2): what the kernel tells, from Linux 6.15 on, else the keeper.
+        None: it runs, or that is not known."""
+        status = wait_status(pid, start_time, pidfd)
+        if status is not None:
+            return status
+        try:
+            record = self._call(lambda keeper: keeper.exit_of(pid, start_time))
+        except Error:
+            return None
+        return None if record is None else record.status
+
+    def note_exit(self, pid: int, start_time: int, status: int) -> None:
+        """For the shim after this one, should it be killed before it has written this down."""
+        try:
+            self._call(lambda keeper: keeper.note(pid, start_time, status))
+        except Error:  # the kernel may tell
+            pass
+
+    # -- the connection
+
+    def _send(self) -> None:
+        """Carry out what is to be put and dropped; later, if the keeper does not answer."""
+        if self._keeper is None:
+            return
+        try:
+            self._connect()  # to a new keeper all is to be put
+            for name in list(self._undropped):
+                self._drop(name)
+            while self._unsent:
+                self._put(next(iter(self._unsent)))
+        except Unavailable:
+            self._send_later()
+        except Unsupported as error:
+            print(f"pyrunc-shim: {error}", file=sys.stderr)
+        else:
+            self._again_s = AGAIN_S
+
+    def _drop(self, name: str) -> None:
+        self._call(lambda keeper: keeper.drop(name))
+        self._undropped.discard(name)
+
+    def _put(self, name: str) -> None:
+        try:
+            record, fds = self._sources[name]()
+        except WrongState:  # it has ended, and is dropped soon
+            self._unsent.discard(name)
+            return
+        try:
+            data = ipc.encode(record.to_fields())
+            self._call(lambda keeper: keeper.put(name, data, fds))
+        except KernelError as error:
+            print(
+                f"pyrunc-shim: not stored, so that it ends with this shim: {name}: {error}", file=sys.stderr
+            )
+        finally:
+            ipc.close_all(fds)
+        self._unsent.discard(name)
+
+    def _call(self, operation: Callable[[Keeper], Result]) -> Result:
+        """Repeats an operation on a connection that has broken once: it can be evicted by others. Raises Unavailable, Error."""
+        if self._keeper is None:
+            raise Unavailable("there is no keeper")
+        try:
+            self._connect()
+            return operation(self._keeper)
+        except Unavailable:
+            self._connect()
+            return operation(self._keeper)
+
+    def _connect(self) -> None:
+        assert self._keeper is not None
+        if self._keeper.fileno() >= 0:
+            return
+        pid = self._keeper.hello()
+        if pid != self._pid:
+            self._pid, self._unsent = pid, set(self._sources)
+            if self._unsent:
+                self._send_later()
+        self._loop.watch(self._keeper.fileno(), READABLE, self._lost)
+
+    def _lost(self, events: int) -> None:
+        """It has been killed, or has made room for others."""
+        assert self._keeper is not None
+        self._keeper.close()
+        self._send_later()
+
+    def _send_later(self) -> None:
+        if self._again is None:
+            self._again = self._loop.after(self._again_s, self._send_again)
+            self._again_s = min(self._again_s * 2, LONGEST_AGAIN_S)
+
+    def _send_again(self) -> None:
+        self._again = None
+        self._send()
