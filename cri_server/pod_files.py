@@ -90,7 +90,7 @@ def make_log_directory(path: str) -> None:
     except OSError as error:
         if error.errno in FAULTS_OF_A_PATH:
             raise InvalidArgument(f"log_directory {path[:200]!r}: {os.strerror(error.errno)}") from None
-        raise KernelError("mkdir", repr(path), error.errno or 0) from None
+        raise KernelError.of(error, "mkdir", repr(path)) from None
 
 
 def is_bad_log_path(error: Error) -> bool:

@@ -93,6 +93,11 @@ class KernelError(Error):
         self.call, self.subject, self.errno, self.note = call, subject, errno, note
         super().__init__(self._words())
 
+    @classmethod
+    def of(cls, error: OSError, call: str, subject: str, note: str = "") -> KernelError:
+        """An OSError of the standard library, which knows neither call nor subject."""
+        return cls(call, subject, error.errno or 0, note)
+
     def _words(self) -> str:
         where = f"{self.call} {self.subject}" if self.subject else self.call
         return f"{where}: {self.symbol}" + (f" ({self.note})" if self.note else "")
@@ -121,6 +126,22 @@ class KernelError(Error):
             "errno": self.errno,
             "note": self.note,
         }
+
+
+class kernel_errors:
+    """A block whose OSError is raised as a KernelError of `call` on `subject`."""
+
+    __slots__ = ("_call", "_note", "_subject")
+
+    def __init__(self, call: str, subject: str, note: str = "") -> None:
+        self._call, self._subject, self._note = call, subject, note
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise KernelError.of(error, self._call, self._subject, self._note) from None
 
 
 class ResourceExhausted(Error):

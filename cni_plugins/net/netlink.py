@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, kernel_errors
 
 NLM_F_REQUEST, NLM_F_ACK = 0x1, 0x4
 NLM_F_DUMP = 0x300
@@ -82,10 +82,8 @@ class NetlinkSocket:
     """A netlink socket of the namespace that the process is in when it is made. Close it, or use it in `with`."""
 
     def __init__(self, protocol: int) -> None:
-        try:
+        with kernel_errors("socket", f"AF_NETLINK protocol {protocol}"):
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
-        except OSError as error:
-            raise KernelError("socket", f"AF_NETLINK protocol {protocol}", error.errno or 0) from None
         # Python's own timeout is a poll(2) before every send and receive.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
@@ -174,10 +172,8 @@ class NetlinkSocket:
         return [outcomes[i] for i in range(len(requests))]
 
     def _send(self, frames: bytes, request: Request) -> None:
-        try:
+        with kernel_errors(request.name, request.subject):
             self._socket.send(frames)
-        except OSError as error:
-            raise KernelError(request.name, request.subject, error.errno or 0) from None
 
     def _receive(self, request: Request) -> Iterator[tuple[int, int, int, bytes]]:
         try:
@@ -185,7 +181,7 @@ class NetlinkSocket:
         except BlockingIOError:
             raise KernelError(request.name, request.subject, errno.ETIMEDOUT) from None
         except OSError as error:
-            raise KernelError(request.name, request.subject, error.errno or 0) from None
+            raise KernelError.of(error, request.name, request.subject) from None
         offset = 0
         while offset + 16 <= len(packet):
             length, kind, flags, sequence, _ = _HEADER.unpack_from(packet, offset)

@@ -11,7 +11,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, stop
 from cri_server.cli.client import Client
-from pyrunc.errors import AlreadyExists, KernelError, WrongState
+from pyrunc.errors import AlreadyExists, WrongState, kernel_errors
 
 SECONDS = click.IntRange(0, (1 << 31) - 1)
 
@@ -68,10 +68,8 @@ def _pod(client: Client, target: stop.Target, place: Path, timeout: int) -> None
     request = api.CheckpointPodRequest(
         pod_sandbox_id=target.id, output_path=str(place), container_ids=[c.id for c in target.running]
     )
-    try:
+    with kernel_errors("mkdir", repr(str(place))):
         place.mkdir(mode=0o700)
-    except OSError as error:
-        raise KernelError("mkdir", repr(str(place)), error.errno or 0) from None
     try:
         client.runtime("CheckpointPod", request, timeout or None)
     except BaseException:

@@ -17,7 +17,7 @@ from cri_server.cli.complaint import complain
 from cri_server.cli.container_root import ContainerRoot
 from cri_server.cli.file_copy import FOLDER, Copy
 from cri_server.cli.progress import Progress
-from pyrunc.errors import InvalidArgument, KernelError, WrongState
+from pyrunc.errors import InvalidArgument, KernelError, WrongState, kernel_errors
 from pyrunc.kernel.path import open_in_root, resolve
 
 
@@ -127,7 +127,5 @@ def _folder_at(root: int | None, path: str) -> Iterator[int]:
 
 
 def _status(folder: int, name: str, path: str) -> os.stat_result:
-    try:
+    with kernel_errors("open", repr(path)):
         return os.lstat(name, dir_fd=folder)
-    except OSError as error:
-        raise KernelError("open", repr(path), error.errno or 0) from None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cri_server.cli import manifest
-from pyrunc.errors import KernelError, NotFound, WrongState
+from pyrunc.errors import KernelError, NotFound, WrongState, kernel_errors
 from pyrunc.kernel.path import open_beneath
 
 # hostPath.type -> what must be there, and its name for people. `OrCreate` makes what is missing.
@@ -93,7 +93,7 @@ def _check_host_path(asked: manifest.HostPath, where: str) -> None:
             raise NotFound(f"{where}: {asked.path!r} does not exist, its type is {asked.type}") from None
         return _create(asked)
     except OSError as error:
-        raise KernelError("stat", repr(asked.path), error.errno or 0) from None
+        raise KernelError.of(error, "stat", repr(asked.path)) from None
     if not matches(mode):
         raise WrongState(f"{where}: {asked.path!r} is not a {name}")
 
@@ -107,7 +107,7 @@ def _create(asked: manifest.HostPath) -> None:
         else:
             os.close(os.open(asked.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
     except OSError as error:
-        raise KernelError("create", repr(asked.path), error.errno or 0) from None
+        raise KernelError.of(error, "create", repr(asked.path)) from None
     finally:
         os.umask(before)
 
@@ -130,7 +130,7 @@ def _make_folder(parent: int, name: str, mode: int) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise KernelError("mkdir", repr(name), error.errno or 0) from None
+        raise KernelError.of(error, "mkdir", repr(name)) from None
     made = open_beneath(parent, name)
     try:
         os.chmod(f"/proc/self/fd/{made}", mode)
@@ -139,10 +139,8 @@ def _make_folder(parent: int, name: str, mode: int) -> None:
 
 
 def _open(path: Path) -> int:
-    try:
+    with kernel_errors("open", repr(str(path))):
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError as error:
-        raise KernelError("open", repr(str(path)), error.errno or 0) from None
 
 
 def _open_beneath(root: int, path: str) -> int:

@@ -31,7 +31,7 @@ from cri_server.spec.mounts import Asked
 from cri_server.store import disk
 from pyrunc.checkpoint import file_images
 from pyrunc.compiler.files import RestoreFolders
-from pyrunc.errors import InvalidArgument, KernelError, NotFound, WrongState
+from pyrunc.errors import InvalidArgument, NotFound, WrongState, kernel_errors
 from pyrunc.kernel.tree import remove_path
 
 ARCHIVE, LAYER = "archive", "layer"
@@ -121,11 +121,8 @@ async def _take(services: Services, root: Path, layers: Sequence[Path]) -> None:
 
 @contextlib.contextmanager
 def _opened(layers: Sequence[Path]) -> Iterator[int]:
-    try:
-        with merged(layers) as root:
-            yield root
-    except OSError as error:
-        raise KernelError("open", repr(str(layers[0])), error.errno or 0) from None
+    with kernel_errors("open", repr(str(layers[0]))), merged(layers) as root:
+        yield root
 
 
 async def find_image(services: Services, checkpoint: Checkpoint) -> Image:

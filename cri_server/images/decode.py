@@ -48,5 +48,5 @@ def errand(arguments: Message, fds: list[int]) -> int:
     except Interrupted:  # what the other process failed with says more
         return 1
     except OSError as error:
-        raise KernelError("read", limits.subject, error.errno or 0) from None
+        raise KernelError.of(error, "read", limits.subject) from None
     return 0

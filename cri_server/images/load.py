@@ -23,7 +23,7 @@ from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Stream
 from cri_server.images.manifest import Descriptor, Index, Manifest
 from cri_server.images.reference import Reference
 from cri_server.images.waiting import Abandoned
-from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, Unavailable
+from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, Unavailable, kernel_errors
 
 log = logging.getLogger(__name__)
 
@@ -109,12 +109,10 @@ class _Parsed:
 def opened(path: Path) -> Iterator[int]:
     """A descriptor of the archive, for a block whose errors about its content get its name. Raises InvalidArgument (not an archive, or
     a damaged one), KernelError."""
-    try:
+    with kernel_errors("open", f"'{path}'"):
         # of a named pipe: without waiting for somebody who writes
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(fd, True)
-    except OSError as error:
-        raise KernelError("open", f"'{path}'", error.errno or 0) from None
     try:
         yield fd
     except Unavailable:
@@ -126,7 +124,7 @@ def opened(path: Path) -> Iterator[int]:
             error.filename is not None
         ):  # one of the store's files: only the archive is read by descriptor alone
             raise
-        raise KernelError("read", f"'{path}'", error.errno or 0) from None
+        raise KernelError.of(error, "read", f"'{path}'") from None
     finally:
         os.close(fd)
 

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import Self
 
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.path import open_beneath
 
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -53,9 +53,7 @@ class Folders:
         return self._fd
 
     def _move(self, name: bytes) -> None:
-        try:
+        with kernel_errors("open", repr(name)):
             there = os.open(name, _PLACE, dir_fd=self._fd)
-        except OSError as error:
-            raise KernelError("open", repr(name), error.errno or 0) from None
         os.close(self._fd)
         self._fd = there

@@ -17,7 +17,7 @@ import errno
 import os
 
 from pyrunc.abi.mount import MNT_DETACH, MS_BIND, UMOUNT_NOFOLLOW
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.mount import mount, umount2
 
 FOLDER_MODE, FILE_MODE = 0o755, 0o444
@@ -50,12 +50,8 @@ class NamespaceNames:
     def make(self, sandbox_id: str, namespace: str) -> str:
         """Name the namespace that is at the path `namespace`. Raises KernelError, leaving nothing behind."""
         path = self.path_of(sandbox_id)
-        try:
+        with kernel_errors("open", f"{path!r}, the name of a network namespace"):
             self._make_file(path)
-        except OSError as error:
-            raise KernelError(
-                "open", f"{path!r}, the name of a network namespace", error.errno or 0
-            ) from None
         try:
             mount(namespace, path, None, MS_BIND)
         except KernelError:
@@ -93,4 +89,4 @@ def remove(path: str) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise KernelError("unlink", f"{path!r}, the name of a network namespace", error.errno or 0) from None
+        raise KernelError.of(error, "unlink", f"{path!r}, the name of a network namespace") from None

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Sequence
 
 from pyrunc.abi.file import AT_FDCWD, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV
-from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.errors import InvalidArgument, KernelError, kernel_errors
 from pyrunc.kernel.path import openat2
 from pyrunc.kernel.tree import FOLDER, identity, open_folder
 from pyrunc.records import Record
@@ -76,10 +76,8 @@ def relabel_tree(path: str, label: bytes) -> None:
 
 def _reopen(folder: int, path: str) -> int:
     """The folder as one that can be read; other users' folders on NFS refuse that (EACCES)."""
-    try:
+    with kernel_errors("open", repr(path)):
         return os.open(".", FOLDER, dir_fd=folder)
-    except OSError as error:
-        raise KernelError("open", repr(path), error.errno or 0) from None
 
 
 class _Level:
@@ -119,7 +117,7 @@ def _relabel_below(current: int, label: bytes, path: str) -> None:
                 if identity(current) != way[-1].identity:
                     raise KernelError("open", f"'..' below {path!r}", errno.ESTALE, "folders are moved")
     except OSError as error:
-        raise KernelError("open", f"a folder below {path!r}", error.errno or 0) from None
+        raise KernelError.of(error, "open", f"a folder below {path!r}") from None
     finally:
         os.close(current)
 
@@ -175,6 +173,4 @@ def _set(path: str, label: bytes, named: str, *, follow: bool) -> bool:
     except OSError as error:
         if error.errno in NO_LABELS:
             return False
-        raise KernelError(
-            "setxattr", f"{ATTRIBUTE}={label.decode()} of {named!r}", error.errno or 0
-        ) from None
+        raise KernelError.of(error, "setxattr", f"{ATTRIBUTE}={label.decode()} of {named!r}") from None

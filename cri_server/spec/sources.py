@@ -119,7 +119,7 @@ def real_path(path: str) -> str:
         return resolved
     except OSError as error:
         note = f"{there!r} is a link that leads nowhere" if os.path.islink(there) else ""
-        raise KernelError("mkdir", repr(path), error.errno or 0, note) from None
+        raise KernelError.of(error, "mkdir", repr(path), note) from None
 
 
 def make_folders(resolved: str) -> None:

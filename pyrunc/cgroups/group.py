@@ -184,7 +184,7 @@ class Cgroup:
             except OSError as error:
                 if error.errno == errno.EINVAL:
                     return
-                raise KernelError("chown", repr(path), error.errno or 0) from None
+                raise KernelError.of(error, "chown", repr(path)) from None
 
     # -- limits
 
@@ -316,7 +316,7 @@ class Cgroup:
         except OSError as error:
             if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # gone, or a thread now
                 return False
-            raise KernelError("pidfd_open", str(pid), error.errno or 0) from None
+            raise KernelError.of(error, "pidfd_open", str(pid)) from None
         try:
             if not self._has(pid):
                 return False
@@ -324,7 +324,7 @@ class Cgroup:
         except ProcessLookupError:
             return False
         except OSError as error:
-            raise KernelError("pidfd_send_signal", f"{number} to {pid}", error.errno or 0) from None
+            raise KernelError.of(error, "pidfd_send_signal", f"{number} to {pid}") from None
         finally:
             os.close(process)
         return True

@@ -74,7 +74,7 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
         debug.say("sending %s to %s", name.decode(), path)
         connection.sendmsg([name], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))])
     except OSError as error:
-        raise KernelError("connect", f"to the socket '{path}'", error.errno or 0) from None
+        raise KernelError.of(error, "connect", f"to the socket '{path}'") from None
     finally:
         connection.close()
         os.close(there)

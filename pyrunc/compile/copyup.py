@@ -43,7 +43,7 @@ def open_copy(mount: Mount, root: int) -> int:
                 os.close(target)
         except OSError as error:
             os.close(made)
-            raise KernelError("tmpcopyup", f"'{mount.destination}'", error.errno or 0) from None
+            raise KernelError.of(error, "tmpcopyup", f"'{mount.destination}'") from None
         return made
     finally:
         os.close(source)

@@ -127,7 +127,7 @@ def open_start_socket(state_dir: str, undo: Undo) -> int:
             return listening.detach()
         except OSError as error:
             listening.close()
-            raise KernelError("bind", f"'{state_dir}/{START_SOCKET}'", error.errno or 0) from None
+            raise KernelError.of(error, "bind", f"'{state_dir}/{START_SOCKET}'") from None
     finally:
         os.close(folder)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from pyrunc.abi.clone import CLONE_NEWUSER
-from pyrunc.errors import KernelError
+from pyrunc.errors import kernel_errors
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch.idmaps import write_maps
 from pyrunc.program import macros
@@ -50,11 +50,9 @@ def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
 
 
 def _map_of(pid: int, name: str) -> tuple[IdMap, ...]:
-    try:
-        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
-            rows = [[int(word) for word in line.split()] for line in (file.readall() or b"").splitlines()]
-    except OSError as error:
-        raise KernelError("open", f"'/proc/{pid}/{name}'", error.errno or 0) from None
+    path = f"/proc/{pid}/{name}"
+    with kernel_errors("open", f"'{path}'"), open(path, "rb", buffering=0) as file:
+        rows = [[int(word) for word in line.split()] for line in (file.readall() or b"").splitlines()]
     return tuple([IdMap(*row) for row in rows])
 
 

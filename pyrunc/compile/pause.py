@@ -170,6 +170,4 @@ def _label(descriptor: int, label: str) -> None:
         os.setxattr(f"/proc/self/fd/{descriptor}", "security.selinux", label.encode())
     except OSError as error:
         os.close(descriptor)
-        raise KernelError(
-            "setxattr", f"security.selinux={label} of the pause program", error.errno or 0
-        ) from None
+        raise KernelError.of(error, "setxattr", f"security.selinux={label} of the pause program") from None

@@ -307,7 +307,7 @@ def open_devices(spec: Spec, descriptors: Descriptors) -> None:
             descriptors.take(f"{findings.DEVICE_NAME}{op.path}", node)
             kernel_mount.mount_setattr(node, attr_set=MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
     except OSError as error:
-        raise KernelError("mknod", f"'{op.path}'", error.errno or 0) from None
+        raise KernelError.of(error, "mknod", f"'{op.path}'") from None
     finally:
         os.close(folder)
 

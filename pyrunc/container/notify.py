@@ -12,7 +12,7 @@ import os
 import select
 from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_DGRAM, SOL_SOCKET, socket
 
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.spec.model import Mount
 
 TYPE_CHECKING = False
@@ -29,11 +29,9 @@ def with_socket(spec: Spec, state_dir: str) -> Spec:
     """The specification with the folder bound into it; the folder is made in the container's state."""
     assert spec.process is not None
     source = f"{state_dir}/{FOLDER}"
-    try:
+    with kernel_errors("mkdir", f"'{source}'"):
         os.mkdir(source)
         os.chmod(source, 0o755)
-    except OSError as error:
-        raise KernelError("mkdir", f"'{source}'", error.errno or 0) from None
     options = ("bind", "nosuid", "noexec", "nodev", "ro")
     mount = Mount(INSIDE, "bind", source, options)
     env = (*spec.process.env, f"{VARIABLE}={INSIDE}/{NAME}")
@@ -54,7 +52,7 @@ class Proxy:
             os.chmod(path, 0o777)
         except OSError as error:
             self._socket.close()
-            raise KernelError("bind", f"'{state_dir}/{FOLDER}/{NAME}'", error.errno or 0) from None
+            raise KernelError.of(error, "bind", f"'{state_dir}/{FOLDER}/{NAME}'") from None
         finally:
             os.close(folder)
 
@@ -104,7 +102,7 @@ def _tell(host: str, ready: bytes, main_pid: int) -> None:
             BARRIER_TIMEOUT_S * 1000
         )  # the manager closes its end when it has handled what came before
     except OSError as error:
-        raise KernelError("notify", f"'{host}'", error.errno or 0) from None
+        raise KernelError.of(error, "notify", f"'{host}'") from None
     finally:
         connection.close()
         os.close(reading)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from pyrunc.abi.clone import CLONE_NEWNS, CLONE_NEWUSER
-from pyrunc.errors import InvalidSpec, KernelError, NotFound, PeerError
+from pyrunc.errors import InvalidSpec, NotFound, PeerError, kernel_errors
 from pyrunc.kernel.call import syscall
 from pyrunc.kernel.credential import become_root
 from pyrunc.kernel.namespace import open_namespace, setns, unshare
@@ -118,11 +118,8 @@ def _join(path: str) -> None:
 def _make_with_own_ids(linux: Linux) -> None:
     """Without a group map from outside groups must be given up: they might be what keeps the user out of files."""
     unshare(CLONE_NEWUSER)
-    try:
-        with open("/proc/self/setgroups", "wb", buffering=0) as file:
-            file.write(b"deny")
-    except OSError as error:
-        raise KernelError("write", "setgroups", error.errno or 0) from None
+    with kernel_errors("write", "setgroups"), open("/proc/self/setgroups", "wb", buffering=0) as file:
+        file.write(b"deny")
     write_maps(os.getpid(), linux.uid_mappings, linux.gid_mappings)
 
 

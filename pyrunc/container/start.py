@@ -13,7 +13,7 @@ from errno import ECONNREFUSED, ENOENT
 
 from pyrunc import debug
 from pyrunc.container.state import START_SOCKET
-from pyrunc.errors import Error, KernelError, WrongState
+from pyrunc.errors import Error, KernelError, WrongState, kernel_errors
 
 WORDS_BYTES = 4096
 MESSAGE_BYTES = 24  # the launcher's, when a hook failed; an errno has four
@@ -57,10 +57,8 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
 
 
 def _connect(state_dir: str, path: str) -> _Socket:
-    try:
+    with kernel_errors("open", f"'{state_dir}'"):
         folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise KernelError("open", f"'{state_dir}'", error.errno or 0) from None
     connection = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     try:
         connection.connect(f"/proc/self/fd/{folder}/{START_SOCKET}")
@@ -71,7 +69,7 @@ def _connect(state_dir: str, path: str) -> _Socket:
             raise WrongState("cannot start an already running container") from None
         if error.errno == ECONNREFUSED:
             raise WrongState("cannot start a container that has stopped") from None
-        raise KernelError("connect", f"'{path}'", error.errno or 0) from None
+        raise KernelError.of(error, "connect", f"'{path}'") from None
     finally:
         os.close(folder)
 

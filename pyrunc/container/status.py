@@ -53,7 +53,7 @@ def open_process(state: State) -> int | None:
     except ProcessLookupError:
         return None
     except OSError as error:
-        raise KernelError("pidfd_open", str(state.pid), error.errno or 0) from None
+        raise KernelError.of(error, "pidfd_open", str(state.pid)) from None
     if not alive(state.pid, state.start_time):
         os.close(descriptor)
         return None
@@ -71,7 +71,7 @@ def signal(state: State, number: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError as error:
-        raise KernelError("pidfd_send_signal", f"{number} to {state.pid}", error.errno or 0) from None
+        raise KernelError.of(error, "pidfd_send_signal", f"{number} to {state.pid}") from None
     finally:
         os.close(descriptor)
     return True

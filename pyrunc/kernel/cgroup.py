@@ -13,7 +13,7 @@ import os
 import select
 import time
 
-from pyrunc.errors import InvalidArgument, KernelError, Unsupported
+from pyrunc.errors import InvalidArgument, KernelError, Unsupported, kernel_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def read(directory: str | int, file: str) -> str | None:
     except OSError as error:
         if error.errno in GONE:
             return None
-        raise KernelError("read", repr(path), error.errno or 0) from None
+        raise KernelError.of(error, "read", repr(path)) from None
     return b"".join(parts).decode("utf-8", "surrogateescape")
 
 
@@ -146,10 +146,8 @@ def delegated_files() -> list[str]:
 
 def open_group(directory: str) -> int:
     """A descriptor of the group, good for CLONE_INTO_CGROUP and for bpf(2). The caller closes it."""
-    try:
+    with kernel_errors("open", repr(directory)):
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise KernelError("open", repr(directory), error.errno or 0) from None
 
 
 def make(directory: str) -> bool:
@@ -159,7 +157,7 @@ def make(directory: str) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        raise KernelError("mkdir", repr(directory), error.errno or 0) from None
+        raise KernelError.of(error, "mkdir", repr(directory)) from None
     try:
         os.setxattr(directory, MARK, b"1")
     except OSError:
@@ -184,7 +182,7 @@ def remove(directory: str) -> bool:
     except OSError as error:
         if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
             return False
-        raise KernelError("rmdir", repr(directory), error.errno or 0) from None
+        raise KernelError.of(error, "rmdir", repr(directory)) from None
     return True
 
 
@@ -196,7 +194,7 @@ def children(directory: str) -> list[str]:
     except OSError as error:
         if error.errno in GONE:
             return []
-        raise KernelError("open", repr(directory), error.errno or 0) from None
+        raise KernelError.of(error, "open", repr(directory)) from None
 
 
 def walk(directory: str) -> Iterator[tuple[int, str]]:
@@ -210,7 +208,7 @@ def walk(directory: str) -> Iterator[tuple[int, str]]:
     except OSError as error:
         if error.errno in GONE:
             return
-        raise KernelError("open", repr(directory), error.errno or 0) from None
+        raise KernelError.of(error, "open", repr(directory)) from None
     try:
         way = [("", _names(current))]
         yield current, ""
@@ -236,7 +234,7 @@ def walk(directory: str) -> Iterator[tuple[int, str]]:
                 return
     except OSError as error:
         if error.errno not in GONE:
-            raise KernelError("open", repr(directory), error.errno or 0) from None
+            raise KernelError.of(error, "open", repr(directory)) from None
     finally:
         os.close(current)
 
@@ -257,7 +255,7 @@ def remove_below(directory: str) -> bool:
                 continue
             except OSError as error:
                 if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
-                    raise KernelError("rmdir", repr(name), error.errno or 0) from None
+                    raise KernelError.of(error, "rmdir", repr(name)) from None
                 all_gone = False
     return all_gone
 
@@ -270,7 +268,7 @@ def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
     except OSError as error:
         if error.errno in GONE:
             return True
-        raise KernelError("open", repr(f"{directory}/cgroup.events"), error.errno or 0) from None
+        raise KernelError.of(error, "open", repr(f"{directory}/cgroup.events")) from None
     try:
         waiter = select.poll()
         waiter.register(descriptor, select.POLLPRI)

@@ -18,7 +18,7 @@ from pyrunc.abi.file import (
     MFD_NOEXEC_SEAL,
     SYNC_FILE_RANGE_WRITE,
 )
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.call import raw
 
 TYPE_CHECKING = False
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 EINVAL = 22
 UNCHANGED = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
-
-
-def kernel_error(call: str, subject: str, error: OSError) -> KernelError:
-    """An OSError of the standard library in our words."""
-    return KernelError(call, subject, error.errno or 0)
 
 
 def write_once(path: str, content: bytes) -> None:
@@ -76,16 +71,14 @@ def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> 
             view = view[os.pwrite(number, view, len(content) - len(view)) :]
     except OSError as error:
         os.close(number)
-        raise kernel_error("write", f"memfd '{name}'", error) from None
+        raise KernelError.of(error, "write", f"memfd '{name}'") from None
     return number
 
 
 def add_seals(number: int, seals: int) -> None:
     """fcntl(F_ADD_SEALS)."""
-    try:
+    with kernel_errors("fcntl", f"F_ADD_SEALS {seals:#x}"):
         fcntl.fcntl(number, F_ADD_SEALS, seals)
-    except OSError as error:
-        raise kernel_error("fcntl", f"F_ADD_SEALS {seals:#x}", error) from None
 
 
 def open_sealed_executable(name: str, content: bytes) -> int:
@@ -104,14 +97,12 @@ def open_sealed_executable(name: str, content: bytes) -> int:
         # As long as a writable descriptor exists execve answers ETXTBSY, so the only one left is read-only.
         return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise kernel_error("memfd", f"'{name}'", error) from None
+        raise KernelError.of(error, "memfd", f"'{name}'") from None
     finally:
         os.close(number)
 
 
 def duplicate(number: int, lowest: int = 3) -> int:
     """fcntl(F_DUPFD_CLOEXEC): a copy whose number is at least `lowest`."""
-    try:
+    with kernel_errors("fcntl", f"F_DUPFD_CLOEXEC of {number}"):
         return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)
-    except OSError as error:
-        raise kernel_error("fcntl", f"F_DUPFD_CLOEXEC of {number}", error) from None

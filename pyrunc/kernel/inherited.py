@@ -19,9 +19,9 @@ from pyrunc.abi.prctl import (
     PR_SET_TIMERSLACK,
 )
 from pyrunc.abi.process import IOPRIO_WHO_PROCESS
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.call import syscall
-from pyrunc.kernel.fd import kernel_error, write_once
+from pyrunc.kernel.fd import write_once
 
 TIMER_SLACK_NS = 50_000  # init/init_task.c
 COREDUMP_FILTER = "/proc/{}/coredump_filter"
@@ -29,11 +29,9 @@ COREDUMP_FILTER = "/proc/{}/coredump_filter"
 
 def reset_scheduling() -> None:
     """SCHED_OTHER with nice value 0, without SCHED_RESET_ON_FORK; no I/O priority of its own: sched(7), ioprio_set(2)."""
-    try:
+    with kernel_errors("sched_setscheduler", "SCHED_OTHER, nice 0"):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-    except OSError as error:
-        raise kernel_error("sched_setscheduler", "SCHED_OTHER, nice 0", error) from None
     syscall("ioprio_set", "none", IOPRIO_WHO_PROCESS, 0, 0)
 
 
@@ -84,7 +82,7 @@ def reset_core_dumps() -> None:
             machines = file.read(16) or b""
         write_once(COREDUMP_FILTER.format("self"), b"0x" + machines.strip())
     except OSError as error:
-        raise KernelError("open", f"'{error.filename}'", error.errno or 0) from None
+        raise KernelError.of(error, "open", f"'{error.filename}'") from None
 
 
 def leave_session_keyring() -> None:

@@ -9,7 +9,7 @@ import os
 from pyrunc.abi.clone import NAMESPACES
 from pyrunc.abi.ioctl import NS_GET_NSTYPE
 from pyrunc.abi.mount import NSFS_MAGIC
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.call import quoted, syscall
 from pyrunc.kernel.mount import fstatfs_type
 
@@ -38,10 +38,8 @@ def kind_of(fd: int) -> str:
 
 def open_namespace(path: str, kind: str) -> int:
     """A descriptor of the namespace at `path`; EINVAL when it is something else than a namespace of that kind."""
-    try:
+    with kernel_errors("open", quoted(path)):
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        raise KernelError("open", quoted(path), error.errno or 0) from None
     try:
         found = kind_of(number)
     except KernelError:

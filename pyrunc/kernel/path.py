@@ -24,7 +24,7 @@ from pyrunc.abi.file import (
     S_IFMT,
     S_IFREG,
 )
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.call import path_bytes, quoted, raw
 
 TYPE_CHECKING = False
@@ -147,7 +147,7 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
             raise KernelError("open", quoted(path), errno.EINVAL, "not a regular file")
         return os.open(f"/proc/self/fd/{place}", O_RDONLY | O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        raise KernelError("open", quoted(path), error.errno or 0) from None
+        raise KernelError.of(error, "open", quoted(path)) from None
     finally:
         os.close(place)
 
@@ -177,10 +177,8 @@ def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
 
 def readlinkat(dir_fd: int, name: Path) -> str:
     """readlinkat(2); an empty name reads the O_PATH descriptor of a link itself."""
-    try:
+    with kernel_errors("readlinkat", quoted(name)):
         return os.fsdecode(os.readlink(path_bytes(name), dir_fd=dir_fd))
-    except OSError as error:
-        raise KernelError("readlinkat", quoted(name), error.errno or 0) from None
 
 
 LEVELS_AT_ONCE = 50

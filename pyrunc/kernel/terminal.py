@@ -7,25 +7,21 @@ import os
 import struct
 import termios
 
-from pyrunc.errors import KernelError
+from pyrunc.errors import KernelError, kernel_errors
 
 _WINSIZE = struct.Struct("HHHH")  # rows, columns, two pixel sizes that nobody uses
 
 
 def open_terminal() -> tuple[int, int]:
     """(master, slave) of a new pty in the caller's /dev/pts, both close-on-exec."""
-    try:
+    with kernel_errors("openpty", ""):
         return os.openpty()
-    except OSError as error:
-        raise KernelError("openpty", "", error.errno or 0) from None
 
 
 def set_size(fd: int, width: int, height: int) -> None:
     """Tell the terminal, and by SIGWINCH its foreground process group, its size in characters (TIOCSWINSZ)."""
-    try:
+    with kernel_errors("ioctl", "TIOCSWINSZ"):
         fcntl.ioctl(fd, termios.TIOCSWINSZ, _WINSIZE.pack(height & 0xFFFF, width & 0xFFFF, 0, 0))
-    except OSError as error:
-        raise KernelError("ioctl", "TIOCSWINSZ", error.errno or 0) from None
 
 
 def clear_onlcr(fd: int) -> None:
@@ -40,8 +36,6 @@ def clear_onlcr(fd: int) -> None:
 
 def size(fd: int) -> tuple[int, int]:
     """(width, height) in characters (TIOCGWINSZ)."""
-    try:
+    with kernel_errors("ioctl", "TIOCGWINSZ"):
         height, width, _, _ = _WINSIZE.unpack(fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(_WINSIZE.size)))
-    except OSError as error:
-        raise KernelError("ioctl", "TIOCGWINSZ", error.errno or 0) from None
     return width, height

@@ -32,7 +32,7 @@ def enable(fd: int) -> bool:
         if error.errno in (*_NONE_HERE, errno.EINVAL):
             return False
         if error.errno != errno.EEXIST:
-            raise KernelError("ioctl", f"FS_IOC_ENABLE_VERITY of fd {fd}", error.errno or 0) from None
+            raise KernelError.of(error, "ioctl", f"FS_IOC_ENABLE_VERITY of fd {fd}") from None
     return True
 
 
@@ -45,7 +45,7 @@ def measure(fd: int) -> str:
     except OSError as error:
         if error.errno in _NONE_HERE:
             return ""
-        raise KernelError("ioctl", f"FS_IOC_MEASURE_VERITY of fd {fd}", error.errno or 0) from None
+        raise KernelError.of(error, "ioctl", f"FS_IOC_MEASURE_VERITY of fd {fd}") from None
     algorithm, size = _DIGEST.unpack_from(found)
     name = "sha256" if algorithm == SHA256 else f"algorithm-{algorithm}"
     return f"{name}:{found[_DIGEST.size : _DIGEST.size + size].hex()}"

@@ -11,7 +11,7 @@ import select
 from _signal import pidfd_send_signal, valid_signals  # type: ignore[import-not-found]
 
 from pyrunc import debug, jsontext
-from pyrunc.errors import DeadlineExceeded, Error, KernelError, PeerError
+from pyrunc.errors import DeadlineExceeded, Error, KernelError, PeerError, kernel_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> No
 def _spawn(hook: Hook, files: list[int]) -> int:
     environment = dict(entry.partition("=")[::2] for entry in hook.env or ())
     actions = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(files)]
-    try:
+    with kernel_errors("execve", repr(hook.path)):
         return os.posix_spawn(
             hook.path,
             list(hook.args) or [hook.path],
@@ -80,8 +80,6 @@ def _spawn(hook: Hook, files: list[int]) -> int:
             setsigmask=[],
             setsigdef=valid_signals(),
         )
-    except OSError as error:
-        raise KernelError("execve", repr(hook.path), error.errno or 0) from None
 
 
 def _wait(pid: int, hook: Hook) -> int:

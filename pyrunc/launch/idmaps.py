@@ -19,4 +19,4 @@ def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
         try:
             write_once(f"/proc/{pid}/{name}", text.encode())
         except OSError as error:
-            raise KernelError("write", f"{name} {text.split()}", error.errno or 0) from None
+            raise KernelError.of(error, "write", f"{name} {text.split()}") from None

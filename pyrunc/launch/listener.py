@@ -35,7 +35,7 @@ def send(process: ChildProcess, step: SendListener, oci_version: str, state: dic
             [jsontext.dumps({**message, "state": state}).encode("ascii")], [(SOL_SOCKET, SCM_RIGHTS, rights)]
         )
     except OSError as error:
-        raise KernelError("connect", f"to the seccomp listener '{step.path}'", error.errno or 0) from None
+        raise KernelError.of(error, "connect", f"to the seccomp listener '{step.path}'") from None
     finally:
         connection.close()
     os.close(process.listener_fd)

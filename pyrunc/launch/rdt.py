@@ -139,7 +139,7 @@ def _make(group: str) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise KernelError("mkdir", f"'{group}'", error.errno or 0, _said(group)) from None
+        raise KernelError.of(error, "mkdir", f"'{group}'", _said(group)) from None
 
 
 def _remove(group: str) -> None:
@@ -148,16 +148,14 @@ def _remove(group: str) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise KernelError("rmdir", f"'{group}'", error.errno or 0) from None
+        raise KernelError.of(error, "rmdir", f"'{group}'") from None
 
 
 def _write(group: str, name: str, text: str) -> None:
     try:
         write_once(f"{group}/{name}", text.encode())
     except OSError as error:
-        raise KernelError(
-            "write", f"{text.strip()!r} to '{group}/{name}'", error.errno or 0, _said(group)
-        ) from None
+        raise KernelError.of(error, "write", f"{text.strip()!r} to '{group}/{name}'", _said(group)) from None
 
 
 def _said(group: str) -> str:

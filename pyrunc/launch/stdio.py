@@ -36,4 +36,4 @@ def give_to(owner: int, stdio: Sequence[int]) -> None:
         except OSError as error:
             # EINVAL: an id that is not mapped, which setresuid will tell.
             if error.errno not in (EINVAL, EPERM, EROFS):
-                raise KernelError("fchown", f"stdio {number}", error.errno or 0) from None
+                raise KernelError.of(error, "fchown", f"stdio {number}") from None

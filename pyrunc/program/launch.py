@@ -257,7 +257,7 @@ def launch(
     except BaseException as error:
         ours.close()
         if isinstance(error, OSError):
-            raise _fd.kernel_error("posix_spawn", "launcher", error) from None
+            raise KernelError.of(error, "posix_spawn", "launcher") from None
         raise
     finally:
         theirs.close()
