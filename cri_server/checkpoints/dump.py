@@ -21,8 +21,8 @@ from pyrunc.compile.image_mount import open_image
 from pyrunc.compile.sources import Overlay, open_overlay
 from pyrunc.compiler.files import LaunchFile
 from pyrunc.container import state as states
-from pyrunc.errors import Error, KernelError, ResourceExhausted, Unsupported
-from pyrunc.kernel.full import FULL, reason
+from pyrunc.errors import Unsupported
+from pyrunc.kernel.full import disk_errors
 from pyrunc.records import Record
 from pyrunc.spec.model import Linux
 
@@ -69,7 +69,7 @@ def dump(arguments: Message, fds: list[int]) -> int:
     wanted = TakeDump.of(arguments)
     directory, work = wanted.directory, wanted.work
     held = dict(zip(wanted.images, fds, strict=True))
-    with _worded(work):
+    with disk_errors("checkpoint", work):
         document = atomic_file.read_json(f"{directory}/{states.CONFIG}")
         asked = LaunchFile.read(directory)
         root, _, container = directory.rpartition("/")
@@ -95,7 +95,7 @@ def pack(arguments: Message, fds: list[int]) -> int:
     """A `Pack`: the content of `work` as the new file `target`, synced. Raises Error; the file is gone then."""
     wanted = Pack.of(arguments)
     work, target = wanted.work, wanted.target
-    with _worded(target):
+    with disk_errors("checkpoint", target):
         number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with open(number, "wb") as file:
@@ -111,7 +111,7 @@ def pack(arguments: Message, fds: list[int]) -> int:
 def write_tree(arguments: Message, fds: list[int]) -> int:
     """A `WriteTree` + a folder: its files as the new tar `target`. Raises Error."""
     target = WriteTree.of(arguments).target
-    with _worded(target):
+    with disk_errors("checkpoint", target):
         layer.write(f"/proc/self/fd/{fds[0]}", target, _refuse_opaque)
     return 0
 
@@ -174,21 +174,3 @@ def _open_lower(rootfs: Overlay, held: Mapping[str, int]) -> int:
 def _write(folder: str, name: str, content: object) -> None:
     with open(f"{folder}/{name}", "x", encoding="utf-8", errors="surrogateescape") as file:
         json.dump(content, file)
-
-
-class _worded:
-    """OSError on our own files, in our words."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, OSError) or isinstance(error, Error):
-            return
-        number, place = error.errno or 0, str(error.filename or self._folder)
-        if number in FULL:
-            raise ResourceExhausted(f"checkpoint: {reason(number, place)}") from None
-        raise KernelError("checkpoint", repr(place), number) from None

@@ -21,9 +21,9 @@ from cri_server.images.inflate import BadLayer, Limits, Stream
 from cri_server.images.layers import make_devices, refuse_links
 from cri_server.images.trees import open_folder
 from cri_server.images.unpack import TREE, Layer, unpack
-from pyrunc.errors import InvalidArgument, KernelError, ResourceExhausted
+from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel.copy_tree import copy_data, copy_tree
-from pyrunc.kernel.full import FULL, reason
+from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.path import open_beneath, open_regular_in_root
 from pyrunc.records import Record
 
@@ -146,24 +146,21 @@ def unpack_archive(arguments: Message, fds: list[int]) -> int:
     """An `Unpack` + the archive: its files in TREE of the folder. Raises InvalidArgument, ResourceExhausted."""
     wanted = Unpack.of(arguments)
     folder = wanted.folder
-    try:
-        unpack(Stream(fds[0], wanted.limits), jail.enter(folder), None, wanted.limits)
-    except BadLayer as error:
-        raise InvalidArgument(f"the checkpoint's archive: {error.message}") from None
-    except OSError as error:
-        raise _in_our_words(error, folder) from None
+    with disk_errors("unpack a checkpoint", folder):
+        try:
+            unpack(Stream(fds[0], wanted.limits), jail.enter(folder), None, wanted.limits)
+        except BadLayer as error:
+            raise InvalidArgument(f"the checkpoint's archive: {error.message}") from None
     return 0
 
 
 def take(arguments: Message, fds: list[int]) -> int:
     """A `Take` + a folder with an archive's files, of which the known ones are copied. Raises Error."""
     target = Take.of(arguments).target
-    try:
+    with disk_errors("unpack a checkpoint", target):
         for name in TAKEN:
             _copy(fds[0], name, f"{target}/{name}", required=name in (names.CONFIG, names.SPEC))
         _copy_images(fds[0], f"{target}/{names.IMAGES}")
-    except OSError as error:
-        raise _in_our_words(error, target) from None
     return 0
 
 
@@ -207,11 +204,9 @@ def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
 def fill(arguments: Message, fds: list[int]) -> int:
     """A `Fill` + an empty folder, a pod's /dev/shm: the files go there. Raises Error."""
     target = f"/proc/self/fd/{fds[0]}"
-    try:
+    with disk_errors("unpack a checkpoint", target):
         source = os.open(Fill.of(arguments).source, _FOLDER | os.O_NOFOLLOW)
         copy_tree(source, os.open(target, _FOLDER))
-    except OSError as error:
-        raise _in_our_words(error, target) from None
     return 0
 
 
@@ -284,10 +279,3 @@ def _white_out(root: int, path: str) -> None:
         ) from None
     finally:
         os.close(folder)
-
-
-def _in_our_words(error: OSError, folder: str) -> Exception:
-    number = error.errno or 0
-    if number in FULL:
-        return ResourceExhausted(f"unpacking a checkpoint: {reason(number, folder)}")
-    return KernelError("unpack", str(error.filename or folder), number)

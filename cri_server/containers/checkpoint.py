@@ -25,13 +25,13 @@ from cri_server.containers import anonymous_volumes
 from cri_server.containers.pause import refuse_paused
 from cri_server.services import Services
 from cri_server.spec import groups, namespaces
-from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
 from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.checkpoint import criu
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError, NotFound, PeerError, WrongState
 from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel.full import disk_error, disk_errors
 from pyrunc.kernel.tree import remove_path
 from pyrunc.records import Record
 
@@ -150,17 +150,15 @@ def _publish(job: Job, target: str, location: str) -> None:
         os.rename(target, location)
     except OSError as error:
         os.unlink(target)
-        raise disk.worded(error, "rename", location) from None
+        raise disk_error(error, "rename", location) from None
 
 
 def make_work(work: Path, target: str) -> None:
     """The folder of a checkpoint's parts. What a server that was killed has left goes first. Raises ResourceExhausted, KernelError."""
-    try:
+    with disk_errors("mkdir", str(work)):
         remove_path(work)
         work.mkdir(mode=0o700)
         (work / UNFINISHED).write_bytes(os.fsencode(target))
-    except OSError as error:
-        raise disk.worded(error, "mkdir", str(work)) from None
 
 
 def require_running(container: Container) -> None:
@@ -218,11 +216,9 @@ def _volumes(services: Services, container: Container) -> dict[str, str]:
 
 
 def _write(folder: Path, documents: dict[str, str]) -> None:
-    try:
+    with disk_errors("write", str(folder)):
         for name, content in documents.items():
             (folder / name).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise disk.worded(error, "write", str(folder)) from None
 
 
 async def pack(job: Job, target: str) -> None:

@@ -58,6 +58,7 @@ from pyrunc.compile.sources import Overlay
 from pyrunc.compiler.files import LaunchFile, Place
 from pyrunc.compiler.messages import OtherRuntime
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
+from pyrunc.kernel.full import disk_error
 from pyrunc.kernel.tree import remove_path
 
 RELABEL_TIMEOUT_S = 100.0  # kubelet gives a call two minutes
@@ -401,7 +402,7 @@ async def make_folders(work: Work) -> None:
         if work.labels.mount:
             await asyncio.to_thread(_label, [*work.volumes, *work.stand_ins], work.labels.mount)
     except OSError as error:
-        raise disk.worded(error, "mkdir", str(paths.container_root(work.id))) from None
+        raise disk_error(error, "mkdir", str(paths.container_root(work.id))) from None
 
 
 def _label(volumes: list[mounts.Asked], label: str) -> None:
@@ -492,7 +493,7 @@ async def write_bundle(work: Work) -> None:
         atomic_file.write_json(str(folder / host_binds.CONFIG), spec)
         launch_file.write(folder)
     except OSError as error:
-        raise disk.worded(error, "write", str(folder)) from None
+        raise disk_error(error, "write", str(folder)) from None
 
 
 def _overlay(rootfs: Rootfs, root: Path, *, volatile: bool) -> Overlay:

@@ -28,10 +28,10 @@ from cri_server.images.unpack import TREE
 from cri_server.services import Services
 from cri_server.spec import sources
 from cri_server.spec.mounts import Asked
-from cri_server.store import disk
 from pyrunc.checkpoint import file_images
 from pyrunc.compiler.files import RestoreFolders
 from pyrunc.errors import InvalidArgument, NotFound, WrongState, kernel_errors
+from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.tree import remove_path
 
 ARCHIVE, LAYER = "archive", "layer"
@@ -101,11 +101,9 @@ def _open_archive(path: str) -> int:
 
 
 def _make_folders(*folders: Path) -> None:
-    try:
+    with disk_errors("mkdir", str(folders[-1])):
         for folder in folders:
             folder.mkdir(mode=0o700)
-    except OSError as error:
-        raise disk.worded(error, "mkdir", str(folders[-1])) from None
 
 
 async def _unpack(services: Services, folder: Path, archive: int) -> None:
@@ -194,26 +192,22 @@ def _install(root: Path, deleted: Sequence[str], volumes: Sequence[Asked]) -> No
     """The unpacked layer takes the place of the empty one. Blocking."""
     layer = read.finish_layer(str(root / LAYER), deleted)
     tree, upper = root / LAYER / TREE, root / "upper"
-    try:
+    with disk_errors("rename", str(upper)):
         if "" in layer.implicit:  # the root is the image's, as `upper` has it
             found = os.stat(upper)
             os.chown(tree, found.st_uid, found.st_gid)
             os.chmod(tree, stat.S_IMODE(found.st_mode))
         upper.rmdir()
         tree.rename(upper)
-    except OSError as error:
-        raise disk.worded(error, "rename", str(upper)) from None
     anonymous_volumes.take_from(volumes, upper)
 
 
 def _set_root_mode(upper: Path, images: Path) -> None:
     """As the container had it: CRIU takes no other, and an image that does not say it has another one under each engine. Blocking."""
-    try:
+    with disk_errors("chmod", str(upper)):
         mode = file_images.root_mode(str(images))
         if mode is not None:
             upper.chmod(mode)
-    except OSError as error:
-        raise disk.worded(error, "chmod", str(upper)) from None
 
 
 def bundle(services: Services, identifier: str) -> RestoreFolders:

@@ -17,6 +17,7 @@ from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel.full import disk_errors
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ async def restore_spec(work: Work) -> None:
 
 def _change_spec(work: Work, limits: api.LinuxContainerResources) -> None:
     path = str(work.services.paths.container_state(work.container.id) / "config.json")
-    try:
+    with disk_errors("write", path):
         spec: dict[str, Any] = atomic_file.read_json(path)
         found = resources.without_hugepages(resources.to_oci(limits), work.services.node.cgroup_controllers)
         found["devices"] = spec["linux"]["resources"].get("devices", [])
@@ -105,8 +106,6 @@ def _change_spec(work: Work, limits: api.LinuxContainerResources) -> None:
             limits.oom_score_adj, work.services.node.oom_score_adj_floor
         )
         atomic_file.write_json(path, spec)
-    except OSError as error:
-        raise disk.worded(error, "write", path) from None
 
 
 async def save(work: Work) -> None:

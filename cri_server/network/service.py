@@ -33,10 +33,10 @@ from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readine
 from cri_server.network.names import NamespaceNames, is_name
 from cri_server.network.names import remove as remove_name
 from cri_server.network.pod_ranges import PodRanges
-from cri_server.store.disk import worded
 from cri_server.together import together
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
+from pyrunc.kernel.full import disk_error, disk_errors
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +91,8 @@ class Network:
         Raises InvalidArgument, ResourceExhausted, KernelError.
         """
         given = list(subnets)
-        try:
+        with disk_errors("write", "the node's pod CIDRs"):
             await asyncio.to_thread(self._pod_ranges.replace, given)
-        except OSError as error:
-            raise worded(error, "write", "the node's pod CIDRs") from None
 
     def reconfigure(self, conf_dir: str, bin_dir: str, default: dict[str, Any] | None) -> None:
         """Another folder of configurations, of executables, another embedded network, for the calls to come."""
@@ -340,7 +338,7 @@ class Network:
             await _unless_cancelled(writing)
             raise
         except OSError as error:
-            raise worded(error, "write", "the network's record") from None
+            raise disk_error(error, "write", "the network's record") from None
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
         """DEL of what was ADDed. Where that fails the attachment stays, with how far ADD had come, for `detach`."""

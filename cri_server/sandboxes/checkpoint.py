@@ -26,11 +26,11 @@ from cri_server.checkpoints.dump import WRITE_TREE, WriteTree
 from cri_server.containers import checkpoint as containers
 from cri_server.sandboxes import shm
 from cri_server.services import Services
-from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
 from cri_server.together import together
 from pyrunc import atomic_file
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, WrongState
+from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.tree import remove_path
 
 
@@ -165,11 +165,9 @@ def _describe(job: Job) -> None:
             "org.criu.checkpoint.pod.id": job.sandbox.id,
         },
     )
-    try:
+    with disk_errors("write", job.folder):
         for name, content in ((pods.DUMP, json.dumps(config).encode()), (pods.OPTIONS, options.encode())):
             atomic_file.write_bytes(job.place(name), content, durable=True)
-    except OSError as error:
-        raise disk.worded(error, "write", job.folder) from None
 
 
 def _remove(paths: Sequence[str]) -> None:

@@ -20,9 +20,9 @@ from cri_server.containers import create
 from cri_server.images.unpack import TREE
 from cri_server.sandboxes import remove, run, shm
 from cri_server.services import Services
-from cri_server.store import disk
 from cri_server.store.model import sandbox_name
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound
+from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,5 @@ async def _fill_shm(services: Services, sandbox_id: str, archive: str) -> None:
 
 
 def _make(folder: Path) -> None:
-    try:
+    with disk_errors("mkdir", str(folder)):
         folder.mkdir(mode=0o700)
-    except OSError as error:
-        raise disk.worded(error, "mkdir", str(folder)) from None

@@ -33,6 +33,7 @@ from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.compiler.files import HolderFile
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
+from pyrunc.kernel.full import disk_errors
 from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
@@ -153,10 +154,8 @@ def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
 async def make_state(work: Work) -> None:
     """The state folder is the intent: without a record beside it the sandbox was never finished."""
     folder = work.services.paths.sandbox_state(work.sandbox.id)
-    try:
+    with disk_errors("mkdir", str(folder)):
         folder.mkdir(mode=0o700)  # on a tmpfs, as the socket that is bound there next: no thread has to wait
-    except OSError as error:
-        raise disk.worded(error, "mkdir", str(folder)) from None
 
 
 async def write_files(work: Work) -> None:
@@ -169,7 +168,7 @@ async def write_files(work: Work) -> None:
 def _write_files(work: Work, holder_file: HolderFile) -> None:
     paths = work.services.paths
     folder, root = paths.sandbox_state(work.sandbox.id), paths.sandbox_root(work.sandbox.id)
-    try:
+    with disk_errors("write", str(folder)):
         root.mkdir(mode=0o700)
         files.write(
             root,
@@ -179,8 +178,6 @@ def _write_files(work: Work, holder_file: HolderFile) -> None:
             work.sandbox.selinux.mount,
         )
         holder_file.write(folder)
-    except OSError as error:
-        raise disk.worded(error, "write", str(folder)) from None
     if work.config.log_directory:
         files.make_log_directory(work.config.log_directory)
 

@@ -21,6 +21,7 @@ from cri_server.store import disk
 from cri_server.store.facts import boot_id, entries
 from cri_server.store.paths import DEFAULT_STATE, Paths
 from pyrunc.errors import Error, NotFound, WrongState
+from pyrunc.kernel.full import disk_error, disk_errors
 from pyrunc.record_file import RecordFile
 
 log = logging.getLogger(__name__)
@@ -114,31 +115,25 @@ def _remember(paths: Paths) -> None:
         try:
             record.write(folder, durable=folder == paths.root)
         except OSError as error:
-            log.warning("%s", disk.worded(error, "write", str(folder / record.name)))
+            log.warning("%s", disk_error(error, "write", str(folder / record.name)))
 
 
 def _prepare(paths: Paths) -> None:
-    try:
+    with disk_errors("mkdir", str(paths.root)):
         paths.prepare()
-    except OSError as error:
-        raise disk.worded(error, "mkdir", error.filename or str(paths.root)) from None
 
 
 def _make(folder: Path, mode: int) -> None:
-    try:
+    with disk_errors("mkdir", str(folder)):
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
-    except OSError as error:
-        raise disk.worded(error, "mkdir", str(folder)) from None
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder` while inside. Raises WrongState, KernelError, ResourceExhausted."""
     path = folder / LOCK
-    try:
+    with disk_errors("open", str(path)):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise disk.worded(error, "open", str(path)) from None
     try:
         os.fchmod(descriptor, 0o600)  # earlier versions made it 0644
         try:
@@ -157,7 +152,7 @@ def is_locked(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise disk.worded(error, "open", str(folder / LOCK)) from None
+        raise disk_error(error, "open", str(folder / LOCK)) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from cri_server.store.trash import Trash
 from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.atomic_file import DamagedRecord
-from pyrunc.errors import KernelError, NotFound, ResourceExhausted
-from pyrunc.kernel.full import FULL, reason
+from pyrunc.errors import NotFound
+from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
@@ -106,20 +105,9 @@ async def _remove(path: Path, thing: Sandbox | Container) -> None:
 
 
 async def write_in_thread(work: Callable[[], object], path: Path) -> None:
-    """Run `work` in a thread, to its end. Raises what `worded` says of an OSError."""
-    try:
+    """Run `work` in a thread, to its end. Raises ResourceExhausted, KernelError for an OSError."""
+    with disk_errors("write", str(path)):
         await to_the_end(asyncio.to_thread(work))
-    except OSError as error:
-        raise worded(error, "write", str(path)) from None
-
-
-def worded(error: OSError, call: str, path: str) -> ResourceExhausted | KernelError:
-    """An OSError on one of our own files as an error of ours, about the file that the error names, else `path`."""
-    named = error.filename
-    place = named if isinstance(named, str) and os.path.isabs(named) else path
-    if error.errno in FULL:
-        return ResourceExhausted(f"{call}: {reason(error.errno, place)}")
-    return KernelError(call, repr(place), error.errno or 0)
 
 
 async def forget(path: Path) -> None:
@@ -141,20 +129,16 @@ async def delete_container_folders(paths: Paths, trash: Trash, identifier: str) 
 
 
 def _delete_container(root: Path, state: Path, trash: Trash) -> None:
-    try:
+    with disk_errors("rmdir", str(root)):
         trash.take(root)
-    except OSError as error:
-        raise worded(error, "rmdir", str(root)) from None
     _delete_trees(state)
 
 
 def _delete_trees(*folders: Path) -> None:
     """In this order; fine when they are gone."""
     for folder in folders:
-        try:
+        with disk_errors("rmdir", str(folder)):
             remove_path(folder)
-        except OSError as error:
-            raise worded(error, "rmdir", str(folder)) from None
 
 
 def records_in(folder: Path) -> list[str]:

@@ -15,12 +15,11 @@ import socket
 from pathlib import Path
 from struct import Struct
 
-from cri_server.store import disk
 from cri_server.store.paths import Paths
 from pyrunc.compile.sources import open_layers
 from pyrunc.errors import KernelError, ResourceExhausted, Unsupported, WrongState
 from pyrunc.kernel.call import buffer, syscall
-from pyrunc.kernel.full import FULL, reason
+from pyrunc.kernel.full import FULL, disk_error, disk_errors, reason
 from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ def _check_owner(folder: Path) -> None:
 
 def _check_state(state: Path) -> None:
     probe = state / PROBE
-    try:
+    with disk_errors("bind a socket in", str(state)):
         remove_path(probe)
         probe.mkdir(mode=0o700)
         folder = os.open(probe, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -67,8 +66,6 @@ def _check_state(state: Path) -> None:
         finally:
             os.close(folder)
         remove_path(probe)
-    except OSError as error:
-        raise disk.worded(error, "bind a socket in", str(state)) from None
 
 
 def _check_root(root: Path) -> None:
@@ -81,7 +78,7 @@ def _check_root(root: Path) -> None:
         _check_types(root, probe / "lower")
         _check_overlay(root, probe)
     except OSError as error:
-        raise disk.worded(error, "write", str(probe)) from None
+        raise disk_error(error, "write", str(probe)) from None
     finally:
         _clear(probe)
 
@@ -90,7 +87,7 @@ def _clear(probe: Path) -> None:
     try:
         remove_path(probe)
     except OSError as error:
-        log.warning("%s", disk.worded(error, "rmdir", str(probe)))
+        log.warning("%s", disk_error(error, "rmdir", str(probe)))
 
 
 def _check_types(root: Path, folder: Path) -> None:
